@@ -1,8 +1,8 @@
 //! Compiles each `*.bpf.c` of this folder with clang.
 //!
-//! clang and the headers of libbpf are not on every machine, and nothing in the library needs eBPF to
-//! work: without them the crate builds with no programs, says so once, and every user of a program
-//! reports the same reason at run time.
+//! clang and the headers of libbpf are not on every machine, and nothing in the library needs eBPF
+//! to work: without them the crate builds with no programs, says so once, and every user of a
+//! program reports the same reason at run time.
 
 #![allow(clippy::expect_used, reason = "a build script reports by panicking")]
 
@@ -49,7 +49,8 @@ fn main() {
 }
 
 fn compile(clang: &str, source: &Path, object: &Path) -> Result<(), String> {
-    // The multiarch folder holds asm/types.h on Debian and Ubuntu; elsewhere it does not exist and is ignored.
+    // The multiarch folder holds asm/types.h on Debian and Ubuntu; elsewhere it does not exist and
+    // is ignored.
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     let include = format!("-I/usr/include/{arch}-linux-gnu");
     let run = Command::new(clang)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What no compiler checks: length of files, SPDX lines, the server of the README.
+# What no compiler checks: length of files and of comments, SPDX lines, the server of the README.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -24,6 +24,12 @@ while IFS= read -r file; do
   head -n 3 "$file" | grep -q 'SPDX-License-Identifier:' ||
     complain "$file has no SPDX-License-Identifier in its first lines"
 done < <(git ls-files '*.c' '*.h' '*.sh' .ci/run Makefile)
+
+# Comments end before column 100; tables and drawings cannot be wrapped.
+while IFS= read -r found; do
+  complain "$(cut -d: -f1,2 <<<"$found"): the comment goes past column 100"
+done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
+  LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
 
 # The README shows the example, not something like it.
 example=crates/manylane/examples/echo.rs

@@ -49,11 +49,13 @@ pub const MAX_QUEUES: u32 = 128;
 /// Sockets that may share a device.
 pub const MAX_SOCKETS: u32 = 16;
 
-/// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network order, zeroes.
+/// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network
+/// order, zeroes.
 pub type PortKey = [u8; 20];
 /// An address (`struct ml_addr`); IPv4 is mapped.
 pub type AddrKey = [u8; 16];
-/// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest frame in bytes.
+/// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest
+/// frame in bytes.
 pub type DeviceBytes = [u8; 12];
 
 /// Limits that one socket may have at a time.
@@ -115,7 +117,8 @@ impl FilterEntry {
     }
 }
 
-/// The data of a rule's key (`struct ml_rule` behind its number of bits): socket, family, zeroes, address.
+/// The data of a rule's key (`struct ml_rule` behind its number of bits): socket, family, zeroes,
+/// address.
 pub type RuleKey = [u8; 20];
 /// What of a socket's was dropped (`struct ml_filter_drops`): denied, limited.
 pub type Refused = [u64; 2];
@@ -126,8 +129,9 @@ const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * MAX_LIMITS);
 const _: () = assert!(offset_of!(FilterEntry, limit) == 8);
 const _: () = assert!(size_of::<FilterWords>() == size_of::<FilterEntry>());
 
-/// What the XDP program says of a frame (`enum ml_rx_hint_kind`): that it says something; how many bytes of it are before the
-/// payload, by which IPv4 is told from IPv6; that its checksum is unfinished.
+/// What the XDP program says of a frame (`enum ml_rx_hint_kind`): that it says something; how many
+/// bytes of it are before the payload, by which IPv4 is told from IPv6; that its checksum is
+/// unfinished.
 pub const RX_HINT: u8 = 1;
 /// See [`RX_HINT`].
 pub const RX_HINT_V4: u8 = 42;
@@ -142,7 +146,8 @@ pub const RX_HINT_LEN: usize = 4;
 /// The longest UDP datagram, with its header, of which something is said.
 pub const RX_HINT_UDP_MAX: u16 = 72;
 
-/// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of its counters.
+/// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of
+/// its counters.
 pub const XDP_COUNTS: [&str; 11] = [
     "redirected",
     "other_mac",

@@ -1,5 +1,5 @@
-//! Control messages as the kernel hands them over: whatever the bytes, parsing ends, does not panic, and finds
-//! nothing that is not there.
+//! Control messages as the kernel hands them over: whatever the bytes, parsing ends, does not
+//! panic, and finds nothing that is not there.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,7 +11,8 @@ fuzz_target!(|bytes: &[u8]| {
     if bytes.len() < 16 {
         assert_eq!(found, Ancillary::default());
     }
-    // What is found once is found in a longer buffer too, unless the rest says otherwise: an empty rest cannot.
+    // What is found once is found in a longer buffer too, unless the rest says otherwise: an empty
+    // rest cannot.
     assert_eq!(control::parse(bytes), found);
     if let Some(source) = found.local {
         let octets = match source.ip {

@@ -1,5 +1,5 @@
-//! Any bytes as a frame: no panic, and the same that etherparse sees. What has to agree is in the tests of
-//! the crate, which run it on the corpus too.
+//! Any bytes as a frame: no panic, and the same that etherparse sees. What has to agree is in the
+//! tests of the crate, which run it on the corpus too.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! The other side: connected sockets, which take datagrams from nowhere but the address that they sent to.
+//! The other side: connected sockets, which take datagrams from nowhere but the address that they
+//! sent to.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,8 +11,8 @@ use manylane_sys::{cpu, sock};
 
 use crate::{TEST_TIMEOUT, test_env};
 
-/// Datagrams that the other side of a veth pair has queued at most, for each of its queues, over those that the kernel
-/// takes from there at a time; and some more.
+/// Datagrams that the other side of a veth pair has queued at most, for each of its queues, over
+/// those that the kernel takes from there at a time; and some more.
 const ROUNDS: usize = 256 / 64 + 4;
 
 /// A peer: a connected socket.
@@ -28,8 +29,8 @@ impl Client {
         Self::between(from.parse().unwrap(), server)
     }
 
-    /// A client at `from`. Addresses of loopback stand for others where the test is over a testbed: see
-    /// [`map_addr`](crate::map_addr).
+    /// A client at `from`. Addresses of loopback stand for others where the test is over a testbed:
+    /// see [`map_addr`](crate::map_addr).
     #[must_use]
     pub fn between(from: SocketAddr, server: SocketAddr) -> Self {
         let socket = test_env::bind_peer(from);
@@ -51,7 +52,8 @@ impl Client {
         assert_eq!(self.socket.send(payload).unwrap(), payload.len());
     }
 
-    /// Sends `payload` as a train of datagrams of `segment` bytes, of which the last may be shorter.
+    /// Sends `payload` as a train of datagrams of `segment` bytes, of which the last may be
+    /// shorter.
     pub fn send_gso(&self, payload: &[u8], segment: u16) {
         send_gso(&self.socket, payload, segment);
     }
@@ -117,9 +119,10 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
 
 /// Runs `send` and returns when everything that it sent has been queued or dropped.
 ///
-/// The kernel may do the receiving side of loopback a moment later, but does it in order on each CPU: when a
-/// datagram arrives that the same CPU sent afterwards, what was sent before has arrived. A veth pair is served in
-/// turns, with so many frames a turn; it may be on any CPU's list that sent over it before.
+/// The kernel may do the receiving side of loopback a moment later, but does it in order on each
+/// CPU: when a datagram arrives that the same CPU sent afterwards, what was sent before has
+/// arrived. A veth pair is served in turns, with so many frames a turn; it may be on any CPU's list
+/// that sent over it before.
 pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
     let testbed = test_env::is_testbed();
     thread::scope(|scope| {
@@ -143,9 +146,9 @@ pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// What `receive` brings. A thread that is stopped for a while (by a debugger, a signal, the freezer of its control group), or
-/// that the kernel tells of the end of a ring of io_uring that it once made, comes back from a receive with a timeout by
-/// `EINTR`, and not with an answer.
+/// What `receive` brings. A thread that is stopped for a while (by a debugger, a signal, the
+/// freezer of its control group), or that the kernel tells of the end of a ring of io_uring that it
+/// once made, comes back from a receive with a timeout by `EINTR`, and not with an answer.
 pub fn retry_eintr<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {

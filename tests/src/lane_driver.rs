@@ -1,4 +1,5 @@
-//! Lanes driven by hand, all by one thread, through an epoll: readiness of lanes is tested by the way.
+//! Lanes driven by hand, all by one thread, through an epoll: readiness of lanes is tested by the
+//! way.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -64,8 +65,8 @@ impl LaneDriver {
     /// Takes one more lane.
     pub fn add(&mut self, lane: Lane) {
         self.lanes.push(lane);
-        // A new epoll, since under classic BPF the socket of a lane that left may come back as that of a new
-        // one, and is then still in the old epoll.
+        // A new epoll, since under classic BPF the socket of a lane that left may come back as that
+        // of a new one, and is then still in the old epoll.
         self.epoll = Epoll::new(300).unwrap();
         for lane in &self.lanes {
             self.epoll.add(lane, token(lane)).unwrap();
@@ -86,7 +87,8 @@ impl LaneDriver {
         self.lanes[0].local_addr()
     }
 
-    /// Receives until `count` datagrams have come, and gives each to `each` with the means to answer.
+    /// Receives until `count` datagrams have come, and gives each to `each` with the means to
+    /// answer.
     ///
     /// # Panics
     /// If they do not come, or more do.
@@ -96,7 +98,8 @@ impl LaneDriver {
     {
         let (mut seen, mut in_vain) = (0, 0);
         while seen < count {
-            // A process that was stopped for a while comes back from its wait with nothing, and waits again.
+            // A process that was stopped for a while comes back from its wait with nothing, and
+            // waits again.
             let mut wait = || self.epoll.wait(TEST_TIMEOUT).unwrap().collect::<Vec<u64>>();
             let ready = Some(wait()).filter(|ready| !ready.is_empty()).unwrap_or_else(wait);
             assert!(!ready.is_empty(), "{seen} of {count} datagrams came: {:?}", self.handle.counters());
@@ -134,7 +137,8 @@ impl LaneDriver {
         id.unwrap()
     }
 
-    /// Takes what is there without waiting, on all lanes, until there is nothing; tells how much it was.
+    /// Takes what is there without waiting, on all lanes, until there is nothing; tells how much it
+    /// was.
     pub fn drain(&mut self) -> usize {
         let mut all = 0;
         loop {

@@ -1,5 +1,5 @@
-//! What the tests of the functional suite share: the variants that every test runs on, a driver for lanes by
-//! hand, a server in a thread, clients.
+//! What the tests of the functional suite share: the variants that every test runs on, a driver for
+//! lanes by hand, a server in a thread, clients.
 //!
 //! Everything that waits does so for an event, with [`TEST_TIMEOUT`] as the bound against hanging;
 //! no test depends on how long something takes.

@@ -1,4 +1,5 @@
-//! What a process holds, and sockets that come and go in each way that there is: afterwards it holds what it did before.
+//! What a process holds, and sockets that come and go in each way that there is: afterwards it
+//! holds what it did before.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -18,7 +19,8 @@ pub fn open_files() -> Vec<String> {
     links
 }
 
-/// Two sockets that are dropped as they are; `check` looks at what is held while they are there, and after them.
+/// Two sockets that are dropped as they are; `check` looks at what is held while they are there,
+/// and after them.
 pub fn drop_unused(one: Socket, two: Socket, mut check: impl FnMut(bool)) {
     let addrs = [one.local_addr(), two.local_addr()];
     assert_ne!(addrs[0], addrs[1]);

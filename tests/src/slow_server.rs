@@ -6,7 +6,8 @@ use manylane::{Batch, LaneId, Outbox, Socket};
 
 use crate::{Serving, TEST_TIMEOUT};
 
-/// A server of which one lane stays in its first call until it is released, and what all its lanes handle.
+/// A server of which one lane stays in its first call until it is released, and what all its lanes
+/// handle.
 pub struct SlowServer<T> {
     /// The server.
     pub serving: Serving,

@@ -1,8 +1,10 @@
-//! Where a test happens: over loopback, or in a testbed with the server on one host and its clients on the other.
+//! Where a test happens: over loopback, or in a testbed with the server on one host and its clients
+//! on the other.
 //!
-//! Tests write the addresses of loopback. Over a testbed these stand for addresses of the two hosts, so that the
-//! datagrams of one and the same test cross a device, and XDP gets to see them. A place is found by the network
-//! namespace of the thread that asks: whatever thread a test starts is at the place of the test.
+//! Tests write the addresses of loopback. Over a testbed these stand for addresses of the two
+//! hosts, so that the datagrams of one and the same test cross a device, and XDP gets to see them.
+//! A place is found by the network namespace of the thread that asks: whatever thread a test starts
+//! is at the place of the test.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -29,8 +31,8 @@ pub(crate) struct TestEnv {
 }
 
 impl TestEnv {
-    /// Runs `test` at a place of its own, whose devices have so many queues, and with `wire` get frames as over a
-    /// wire; returns how many datagrams came past the stack.
+    /// Runs `test` at a place of its own, whose devices have so many queues, and with `wire` get
+    /// frames as over a wire; returns how many datagrams came past the stack.
     pub(crate) fn run(queues: u32, wire: bool, test: impl FnOnce() + Send) -> u64 {
         let testbed = Testbed::new(&Layout { queues, ..Layout::default() }).unwrap();
         let (client, server) = (testbed.host(0).clone(), testbed.host(1).clone());
@@ -91,7 +93,8 @@ fn extra_addr(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, 100 + number)
 }
 
-/// What an address of loopback stands for where the test is, on the server's side. Any other is what it is.
+/// What an address of loopback stands for where the test is, on the server's side. Any other is
+/// what it is.
 #[must_use]
 pub fn map_addr(addr: SocketAddr) -> SocketAddr {
     let Some(place) = TestEnv::current() else { return addr };
@@ -126,15 +129,15 @@ pub fn bind_peer(from: SocketAddr) -> UdpSocket {
     place.client.run(|| UdpSocket::bind((ip, from.port())).unwrap())
 }
 
-/// An address on the clients' side with nobody behind it. On loopback another process may take the port at any time,
-/// and would then get a datagram: nothing breaks.
+/// An address on the clients' side with nobody behind it. On loopback another process may take the
+/// port at any time, and would then get a datagram: nothing breaks.
 #[must_use]
 pub fn unused_addr(ip: &str) -> SocketAddr {
     bind_peer(SocketAddr::new(ip.parse().unwrap(), 0)).local_addr().unwrap()
 }
 
-/// Tells what a socket has counted when a test is done with it: whether anything came past the stack is looked at in
-/// the end.
+/// Tells what a socket has counted when a test is done with it: whether anything came past the
+/// stack is looked at in the end.
 pub fn record_counters(total: &LaneCounters) {
     if let Some(place) = TestEnv::current() {
         place.by_xdp.fetch_add(total.delivered_by_xdp, Ordering::Relaxed);

@@ -29,8 +29,8 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// A builder with the options of this variant; two lanes unless the test says otherwise. An address of loopback
-    /// stands for one of the server's device where the test is over a testbed.
+    /// A builder with the options of this variant; two lanes unless the test says otherwise. An
+    /// address of loopback stands for one of the server's device where the test is over a testbed.
     #[must_use]
     pub fn builder(&self, addr: impl ToSocketAddrs) -> Builder {
         let addr = addr.to_socket_addrs().unwrap().next().unwrap();
@@ -74,7 +74,8 @@ impl Variant {
         }
     }
 
-    /// As [`run`](Self::run), for a test in which nothing has to come by XDP: one that only sends, or fails.
+    /// As [`run`](Self::run), for a test in which nothing has to come by XDP: one that only sends,
+    /// or fails.
     pub fn run_without_traffic(self, check: fn(&Variant)) {
         if self.is_xdp() { _ = self.run_in_testbed(check) } else { self.run(check) }
     }
@@ -82,18 +83,19 @@ impl Variant {
     fn run_in_testbed(self, check: fn(&Variant)) -> Option<u64> {
         let possible = skip::need_root(self.test) && need_ebpf(self.test);
         possible.then(|| {
-            // Behind the driver a train of a sender on this machine is not cut, and left to the kernel.
+            // Behind the driver a train of a sender on this machine is not cut, and left to the
+            // kernel.
             TestEnv::run(self.queues, self.generic, || check(&self))
         })
     }
 }
 
-/// Makes tests out of each function: one for each [`Variant`], named by what it forces, in modules named by tier and
-/// engine.
+/// Makes tests out of each function: one for each [`Variant`], named by what it forces, in modules
+/// named by tier and engine.
 ///
-/// With `(variant, 1 queue)` the device of engine `xdp` has one queue: what arrives together is then one batch of one
-/// lane, as over a socket. With `(variant, no traffic)` nothing has to come by XDP. An engine that is added later
-/// joins by one module here.
+/// With `(variant, 1 queue)` the device of engine `xdp` has one queue: what arrives together is
+/// then one batch of one lane, as over a socket. With `(variant, no traffic)` nothing has to come
+/// by XDP. An engine that is added later joins by one module here.
 #[macro_export]
 macro_rules! on_every_variant {
     ($($(#[$meta:meta])* fn $name:ident($variant:ident $(, $queues:literal queue)? $(, no $how:ident)?) $body:block)*) => {
@@ -134,7 +136,8 @@ macro_rules! on_every_variant {
             }
         )*}
 
-        // Between two hosts, over a device with one queue: what arrives together is then one batch, as over loopback.
+        // Between two hosts, over a device with one queue: what arrives together is then one batch,
+        // as over loopback.
         mod netns_uring {$(
             mod $name {
                 $crate::on_every_variant!(@tests $name, Uring, ("netns_uring", run, 1, false),
@@ -143,7 +146,8 @@ macro_rules! on_every_variant {
             }
         )*}
 
-        // What is steered, comes as trains and leaves as such is the companions', which the engine above has tested.
+        // What is steered, comes as trains and leaves as such is the companions', which the engine
+        // above has tested.
         mod netns_xdp {$(
             mod $name {
                 $crate::on_every_variant!(@run $name, $($queues)? $(no $how)?,
@@ -184,7 +188,8 @@ macro_rules! on_every_variant {
     )*};
 }
 
-/// Makes one test for each engine out of each function, which is given a [`Variant`] with the defaults of that engine.
+/// Makes one test for each engine out of each function, which is given a [`Variant`] with the
+/// defaults of that engine.
 #[macro_export]
 macro_rules! on_every_engine {
     ($($(#[$meta:meta])* fn $name:ident($variant:ident $(, $queues:literal queue)?) $body:block)*) => {

@@ -1,4 +1,5 @@
-//! Limits of the process: descriptors, memory, threads. Each is an error that names it; nothing leaks.
+//! Limits of the process: descriptors, memory, threads. Each is an error that names it; nothing
+//! leaks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -11,7 +12,8 @@ use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBackend};
 use manylane_testbed::skip;
 use manylane_tests::{Client, LaneDriver, Serving, backends, need_uring};
 
-/// With an engine that is named: `auto` might take another one where there is less, and need less of it.
+/// With an engine that is named: `auto` might take another one where there is less, and need less
+/// of it.
 fn open_by(engine: Engine, lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
     Builder::new("127.0.0.1:0").unwrap().engine(engine).lanes(lanes).steering_backend(by).open()
 }
@@ -191,7 +193,8 @@ fn child_has_few_threads() {
         let socket = open(lanes, SteeringBackend::ClassicBpf).unwrap();
         let (before, addr) = (open_fds() - lanes, socket.local_addr());
         let handle = socket.handle();
-        // Room for three lanes: the limit counts every thread of the user, which has no other process.
+        // Room for three lanes: the limit counts every thread of the user, which has no other
+        // process.
         set_limit(Resource::Nproc, Some(status("Threads") + 3));
         if lanes == 8 {
             let err = socket.serve(|_, _| {}).unwrap_err();

@@ -48,7 +48,8 @@ fn loopback_addr() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// The child that has a port: `MANYLANE_TEST_HOLD` is the address, with "joinable " before it if others may join.
+/// The child that has a port: `MANYLANE_TEST_HOLD` is the address, with "joinable " before it if
+/// others may join.
 #[test]
 #[ignore = "started by other tests"]
 fn child_has_a_port() {
@@ -73,7 +74,8 @@ fn child_has_a_joinable_port() {
     wait_for_parent();
 }
 
-/// The child that wants the port which its first argument line names: it is told by the environment.
+/// The child that wants the port which its first argument line names: it is told by the
+/// environment.
 #[test]
 #[ignore = "started by other tests"]
 fn child_wants_a_port() {
@@ -136,7 +138,8 @@ fn child_meets_a_port_of_no_process() {
     let addr = socket.local_addr().unwrap();
     let on_its_way = in_flight(&socket);
     drop(socket);
-    // Nobody gives it up while it is waited for: the kernel has it, or a process that cannot be seen.
+    // Nobody gives it up while it is waited for: the kernel has it, or a process that cannot be
+    // seen.
     let text = open_error(addr);
     assert!(text.ends_with("by a socket of user 0 that no process has which can be seen here"), "{text}");
     let (told, tid) = std::sync::mpsc::channel();
@@ -154,7 +157,8 @@ fn child_meets_a_port_of_no_process() {
     next.join().unwrap().unwrap();
 }
 
-/// Sends a socket to somebody who does not take it: the kernel has it as long as there is what is returned.
+/// Sends a socket to somebody who does not take it: the kernel has it as long as there is what is
+/// returned.
 fn in_flight(socket: &UdpSocket) -> (UnixStream, UnixStream) {
     let (from, to) = UnixStream::pair().unwrap();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -302,7 +306,8 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
         let socket = Builder::new(loopback_addr()).unwrap().lanes(2).steering_backend(by).open().unwrap();
         let mut hands = LaneDriver::new(socket);
         let addr = hands.addr();
-        // The kernel lets a socket of the same user in, and that cannot be prevented; steering passes it by.
+        // The kernel lets a socket of the same user in, and that cannot be prevented; steering
+        // passes it by.
         let intruder = UdpSocket::from(open_reuse_port(addr).unwrap());
         intruder.set_nonblocking(true).unwrap();
         let all_come = |hands: &mut LaneDriver| {
@@ -311,8 +316,8 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
             assert!(intruder.recv(&mut [0; 8]).is_err(), "{by}");
         };
         all_come(&mut hands);
-        // A lane that comes after it has another number in the kernel's group than its slot, by which classic BPF
-        // goes: there it is refused, and says because of whom.
+        // A lane that comes after it has another number in the kernel's group than its slot, by
+        // which classic BPF goes: there it is refused, and says because of whom.
         if by == SteeringBackend::ClassicBpf {
             let err = hands.handle.open_lane().map(drop).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::InUse);

@@ -119,7 +119,8 @@ fn loopback_fault_root_gets_a_buffer_above_the_sysctl() {
     if !skip::need("loopback_fault_root_gets_a_buffer_above_the_sysctl", is_root(), "needs CAP_NET_ADMIN") {
         return;
     }
-    // What is more than the sysctl allows is queued, not only granted: each byte counts more than once.
+    // What is more than the sysctl allows is queued, not only granted: each byte counts more than
+    // once.
     let bytes = buffer_max("rmem_max") + (1 << 20);
     let datagrams = bytes / 65_507;
     let socket = builder().recv_buffer(bytes).send_buffer(buffer_max("wmem_max") + 1).open().unwrap();

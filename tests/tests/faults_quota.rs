@@ -100,7 +100,8 @@ fn lock(path: &Path) -> Option<File> {
     path.exists().then_some(directory)
 }
 
-/// Removes groups of earlier runs that were killed: those that have no process in them and no owner.
+/// Removes groups of earlier runs that were killed: those that have no process in them and no
+/// owner.
 fn remove_leftovers(at: &Path) {
     for entry in fs::read_dir(at).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
@@ -110,7 +111,8 @@ fn remove_leftovers(at: &Path) {
     }
 }
 
-/// A group that two runs could give each other's name, or take for a leftover, would move between them.
+/// A group that two runs could give each other's name, or take for a leftover, would move between
+/// them.
 #[test]
 fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
     let name = "netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed";
@@ -123,7 +125,8 @@ fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
         return;
     }
     let group = group.unwrap();
-    // Of a run in another PID namespace, whose process has a number that is nobody's here, and crashed.
+    // Of a run in another PID namespace, whose process has a number that is nobody's here, and
+    // crashed.
     let leftover = group.path.with_file_name(format!("{PREFIX}{}", u32::MAX));
     fs::create_dir(&leftover).unwrap();
     let other = Cgroup::new().unwrap();

@@ -87,8 +87,8 @@ fn loopback_fault_signals_do_not_disturb_serving() {
     child.finish();
 }
 
-/// Sends `count` datagrams of `size` bytes as fast as it goes to lanes with small queues, and checks that each
-/// was delivered or counted as dropped.
+/// Sends `count` datagrams of `size` bytes as fast as it goes to lanes with small queues, and
+/// checks that each was delivered or counted as dropped.
 fn flood(size: usize, count: u64, by: SteeringBackend) {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
     let socket =
@@ -175,7 +175,8 @@ fn loopback_fault_answers_larger_than_a_datagram_are_lost_by_name() {
     assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (3, 1, 2, 2));
 }
 
-/// The header of IPv6 does not count: 20 bytes more than over IPv4, but not for an IPv4 peer of the same socket.
+/// The header of IPv6 does not count: 20 bytes more than over IPv4, but not for an IPv4 peer of the
+/// same socket.
 #[test]
 fn loopback_fault_the_largest_datagram_is_the_familys() {
     if !manylane_tests::need_ipv6("loopback_fault_the_largest_datagram_is_the_familys") {

@@ -1,5 +1,5 @@
-//! No allocation on the path of a datagram: receive, reply and send, on every variant. The counter counts the
-//! calling thread alone.
+//! No allocation on the path of a datagram: receive, reply and send, on every variant. The counter
+//! counts the calling thread alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -32,7 +32,8 @@ impl Rig {
         Self { lane, handle, client, payload: vec![7; 1000], replies: [0; 2048] }
     }
 
-    /// Sends single datagrams, an empty one and a train, answers in every way, and takes the answers.
+    /// Sends single datagrams, an empty one and a train, answers in every way, and takes the
+    /// answers.
     fn round(&mut self) {
         self.client.send(&self.payload[..50]);
         self.client.send(b"");

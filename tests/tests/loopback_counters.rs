@@ -1,5 +1,5 @@
-//! The sums close: whatever is sent to a socket is delivered, dropped by the kernel, or discarded, and counted
-//! once.
+//! The sums close: whatever is sent to a socket is delivered, dropped by the kernel, or discarded,
+//! and counted once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -79,7 +79,8 @@ on_every_variant! {
         }
     }
 
-    /// A train that is dropped on a lane with GRO counts once, as told; without GRO each datagram counts.
+    /// A train that is dropped on a lane with GRO counts once, as told; without GRO each datagram
+    /// counts.
     fn dropped_trains_are_counted(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
         let mut hands = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
@@ -89,7 +90,8 @@ on_every_variant! {
         let total = hands.handle.counters().total();
         assert!(received > 0 && total.delivered == received);
         if variant.is_xdp() {
-            // A device that XDP looks at takes no trains: the sender cuts them, and each frame is one datagram.
+            // A device that XDP looks at takes no trains: the sender cuts them, and each frame is
+            // one datagram.
             assert!(total.xsk_dropped > 0 && total.delivered_by_xdp == received, "{received}: {total:?}");
             assert_eq!((total.arrived(), total.gro_messages, total.kernel_dropped), (1000, 0, 0), "{total:?}");
             return;
@@ -97,11 +99,13 @@ on_every_variant! {
         assert!(total.kernel_dropped > 0);
         let sent = if variant.gro { total.delivered / 20 + total.kernel_dropped } else { total.arrived() };
         assert_eq!(sent, if variant.gro { 50 } else { 1000 }, "{total:?}");
-        // The kernel picks the lane for the whole train, also if it cuts it up for a lane without GRO.
+        // The kernel picks the lane for the whole train, also if it cuts it up for a lane without
+        // GRO.
         assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(50));
     }
 
-    /// What is queued on a lane that is closed without being drained is discarded, one datagram at a time.
+    /// What is queued on a lane that is closed without being drained is discarded, one datagram at
+    /// a time.
     fn sums_close_when_lanes_are_dropped(variant) {
         let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
         let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
@@ -126,7 +130,8 @@ on_every_variant! {
         }
     }
 
-    /// Another thread reads the counters while lanes work: no count goes back, and in the end they agree.
+    /// Another thread reads the counters while lanes work: no count goes back, and in the end they
+    /// agree.
     fn counters_only_grow_while_lanes_run(variant) {
         let serving = Serving::echo(variant.builder("127.0.0.1:0").open().unwrap());
         let stop = AtomicBool::new(false);

@@ -1,5 +1,5 @@
-//! A socket that is dropped leaves nothing open. A program of its own with one test, since descriptors belong to
-//! the process.
+//! A socket that is dropped leaves nothing open. A program of its own with one test, since
+//! descriptors belong to the process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

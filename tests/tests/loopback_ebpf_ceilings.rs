@@ -1,7 +1,8 @@
-//! The verifier's view of the eBPF programs: how much it has to check, and that it accepts every policy.
+//! The verifier's view of the eBPF programs: how much it has to check, and that it accepts every
+//! policy.
 //!
-//! A program that grows past its ceiling is looked at by a person before the ceiling is raised: what the
-//! verifier finds hard, old kernels refuse.
+//! A program that grows past its ceiling is looked at by a person before the ceiling is raised:
+//! what the verifier finds hard, old kernels refuse.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

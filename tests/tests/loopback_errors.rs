@@ -54,8 +54,8 @@ on_every_variant! {
         assert_eq!((total.sent, total.lost(), total.recv_errors), (200, 0, 0));
     }
 
-    /// Port 0, a broadcast that was not allowed, no route, too large: each in its own counter, and the datagrams
-    /// around them, to the same lane's good peer, arrive.
+    /// Port 0, a broadcast that was not allowed, no route, too large: each in its own counter, and
+    /// the datagrams around them, to the same lane's good peer, arrive.
     fn each_loss_has_its_counter(variant, no traffic) {
         let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).batch(80).open().unwrap());
         let handle = hands.handle.clone();
@@ -79,8 +79,8 @@ on_every_variant! {
         for times in [1, 3, 64, 70] {
             assert_eq!(offer(SocketAddr::new(client.addr().ip(), 0), times), (times, 0, 0, times));
             assert_eq!(offer(map_ip("127.255.255.255", 9), times), (0, times, 0, times));
-            // From a loopback address nothing leaves the machine: with a route to there the kernel calls this
-            // invalid, without one unreachable.
+            // From a loopback address nothing leaves the machine: with a route to there the kernel
+            // calls this invalid, without one unreachable.
             let (other, denied, unreachable, all) = offer("240.0.0.1:9".parse().unwrap(), times);
             assert_eq!((other + unreachable, denied, all), (times, 0, times));
         }
@@ -88,7 +88,8 @@ on_every_variant! {
         assert!(client.is_idle());
     }
 
-    /// A destination for which there is no route: an address that needs the loopback device and is not on it.
+    /// A destination for which there is no route: an address that needs the loopback device and is
+    /// not on it.
     fn no_route_counts_as_unreachable(variant, no traffic) {
         if !need_ipv6(variant.test) {
             return;
@@ -125,7 +126,8 @@ on_every_variant! {
 }
 
 on_every_engine! {
-    /// A peer that does not read: its own queue overflows, which is not the lane's business; the lane goes on.
+    /// A peer that does not read: its own queue overflows, which is not the lane's business; the
+    /// lane goes on.
     fn a_peer_that_does_not_read_stops_nobody(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
         let mut hands = LaneDriver::new(builder.lanes(1).send_buffer(8192).open().unwrap());

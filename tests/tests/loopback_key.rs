@@ -1,4 +1,5 @@
-//! Steering by key: the lane of a datagram follows from `key_hash`, and is the same under eBPF and classic BPF.
+//! Steering by key: the lane of a datagram follows from `key_hash`, and is the same under eBPF and
+//! classic BPF.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -57,7 +58,8 @@ fn loopback_key_lanes_share_the_buckets_evenly_and_alike() {
     }
 }
 
-/// Keys of every length that is handled in its own way, at offsets even and odd, in datagrams of any size.
+/// Keys of every length that is handled in its own way, at offsets even and odd, in datagrams of
+/// any size.
 #[test]
 fn loopback_key_predicts_the_lane() {
     let test = "loopback_key_predicts_the_lane";

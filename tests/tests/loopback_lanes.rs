@@ -1,4 +1,5 @@
-//! Lanes that come and go: nothing is lost, flows that need not move stay, ids and counters outlive the lane.
+//! Lanes that come and go: nothing is lost, flows that need not move stay, ids and counters outlive
+//! the lane.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -111,7 +112,8 @@ fn loopback_groups_form_around_a_single_lane() {
 }
 
 on_every_engine! {
-    /// Lanes come and go while clients talk: every datagram is answered, once, and every one is counted.
+    /// Lanes come and go while clients talk: every datagram is answered, once, and every one is
+    /// counted.
     fn lanes_come_and_go_without_loss(variant) {
         let test = variant.test;
         for by in backends(test, &[Ebpf, ClassicBpf]) {
@@ -260,7 +262,8 @@ on_every_engine! {
                 if let Some(mut lane) = gone {
                     left -= drain(&mut lane, &mut in_order);
                 }
-                // The lanes that were there first have what is older than what a lane that came has.
+                // The lanes that were there first have what is older than what a lane that came
+                // has.
                 for lane in &mut hands.lanes {
                     left -= drain(lane, &mut in_order);
                 }
@@ -269,7 +272,8 @@ on_every_engine! {
         }
     }
 
-    /// When every lane is gone the port is free, also while somebody still has a handle, and stays so.
+    /// When every lane is gone the port is free, also while somebody still has a handle, and stays
+    /// so.
     fn when_all_lanes_are_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
@@ -285,7 +289,8 @@ on_every_engine! {
         }
     }
 
-    /// A socket with one lane has no group to steer in; its port is as free, whether the lane served or was used by hand.
+    /// A socket with one lane has no group to steer in; its port is as free, whether the lane
+    /// served or was used by hand.
     fn when_the_only_lane_is_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let mut hands = LaneDriver::new(builder(variant, 1, Steering::Flow, by).open().unwrap());

@@ -9,7 +9,8 @@ const BATCH: usize = 8;
 /// More than the queue holds: of a kernel socket some hundreds, of a ring its entries.
 const TOO_MANY: u32 = 3000;
 
-/// What a lane handles, by number, that was at work with number 0 while 1 to `sent` came, then one more; and what it counts.
+/// What a lane handles, by number, that was at work with number 0 while 1 to `sent` came, then one
+/// more; and what it counts.
 fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, LaneCounters) {
     let mut builder = variant.builder("127.0.0.1:0");
     builder.lanes(1).batch(BATCH).recv_buffer(200_000).xdp_ring(64).drop_policy(overload);

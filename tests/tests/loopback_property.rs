@@ -1,5 +1,5 @@
-//! Random sequences of datagrams and trains through an echo by hand, against a model: each peer gets back what
-//! it sent, in order.
+//! Random sequences of datagrams and trains through an echo by hand, against a model: each peer
+//! gets back what it sent, in order.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -71,7 +71,8 @@ on_every_variant! {
                 for (client, due) in clients.iter().zip(&mut model) {
                     let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
                     if variant.is_xdp() {
-                        // What is in one frame goes past the kernel, what is in several through it, in no order.
+                        // What is in one frame goes past the kernel, what is in several through it,
+                        // in no order.
                         got.sort();
                         due.sort();
                     }

@@ -1,4 +1,5 @@
-//! Other buffers while lanes run: larger ones, more of them, for lanes by hand and for those that serve.
+//! Other buffers while lanes run: larger ones, more of them, for lanes by hand and for those that
+//! serve.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

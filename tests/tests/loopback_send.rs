@@ -1,4 +1,5 @@
-//! Sending: replies of every kind, alone and as trains, from the smallest to more than the ring holds.
+//! Sending: replies of every kind, alone and as trains, from the smallest to more than the ring
+//! holds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -41,8 +42,9 @@ fn send_reply<'a>(
     }
 }
 
-/// Sends the replies of `script` in one batch of a lane with a ring of `ring` messages, in each way. Each client
-/// must get its own, in order. `trains` is how many messages of more than one datagram a lane with GSO makes.
+/// Sends the replies of `script` in one batch of a lane with a ring of `ring` messages, in each
+/// way. Each client must get its own, in order. `trains` is how many messages of more than one
+/// datagram a lane with GSO makes.
 fn check_replies(variant: &Variant, ring: usize, request: usize, script: &[Reply], trains: u64) {
     check_replies_with(variant, ring, request, script, |_| trains);
 }
@@ -82,7 +84,8 @@ fn check_replies_with(
         assert_eq!((total.offered, total.sent, total.lost()), (replies, replies, 0), "{how:?}");
         assert_eq!(total.sent_bytes, rounds * bytes as u64, "{how:?}");
         sent_trains += if variant.gso { trains(how) } else { 0 };
-        // By XDP each is a frame of its own; which of the first ones are the companion's, nobody knows.
+        // By XDP each is a frame of its own; which of the first ones are the companion's, nobody
+        // knows.
         if !variant.is_xdp() {
             assert_eq!(total.gso_messages, sent_trains, "{how:?}");
         }
@@ -100,7 +103,8 @@ on_every_variant! {
     }
 
     fn the_last_datagram_of_a_train_may_be_shorter(variant) {
-        // Four of 100, one of 30 that closes the train; then 100 starts a new one, which a longer one does not join.
+        // Four of 100, one of 30 that closes the train; then 100 starts a new one, which a longer
+        // one does not join.
         let sizes = [100, 100, 100, 100, 30, 100, 100, 101, 101, 7];
         let script: Vec<Reply> = sizes.iter().map(|size| (0, 200..200 + size)).collect();
         check_replies(variant, 64, 500, &script, 3);
@@ -133,8 +137,8 @@ on_every_variant! {
         check_replies(variant, 4, 400, &turns, 0);
         // Growing from 0 to 6, again and again: none joins the one before.
         check_replies(variant, 4, 400, &sizes, 0);
-        // 220 is 64 + 64 + 64 + 28. Pieces that are borrowed do not follow each other in memory: 1024 of them, in
-        // the middle of a train, is what the ring holds.
+        // 220 is 64 + 64 + 64 + 28. Pieces that are borrowed do not follow each other in memory:
+        // 1024 of them, in the middle of a train, is what the ring holds.
         check_replies_with(variant, 64, 400, &runs, |how| if how == ReplyMode::Borrowed { 21 } else { 20 });
     }
 
@@ -143,7 +147,8 @@ on_every_variant! {
             let script: Vec<Reply> = (0..2).map(|_| (0, 0..size)).collect();
             check_replies(variant, 64, 65_507, &script, 0);
         }
-        // 1472 is the largest that joins a train; 44 of them are as many bytes as a datagram may have.
+        // 1472 is the largest that joins a train; 44 of them are as many bytes as a datagram may
+        // have.
         let full: Vec<Reply> = (0..45).map(|at| (0, at..at + 1472)).collect();
         check_replies(variant, 64, 1600, &full, 1);
         // More than the space for copies.

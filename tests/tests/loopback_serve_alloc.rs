@@ -1,5 +1,6 @@
-//! The loop of `serve` allocates nothing: not per datagram, not per batch. The counter counts the whole process,
-//! so that here is one test, and what it does itself while it counts allocates nothing either.
+//! The loop of `serve` allocates nothing: not per datagram, not per batch. The counter counts the
+//! whole process, so that here is one test, and what it does itself while it counts allocates
+//! nothing either.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -22,8 +23,8 @@ fn loopback_the_loop_of_serve_allocates_nothing() {
     let mut answers = [0; 2048];
     for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
         for (gro, batch) in [(true, 64), (false, 64), (false, 3)] {
-            // With a pause, every sixteenth batch at the latest is followed by one. A lane that may steal looks for
-            // something whenever it is idle.
+            // With a pause, every sixteenth batch at the latest is followed by one. A lane that may
+            // steal looks for something whenever it is idle.
             for (rx_usecs, stealing) in [(0, false), (100, false), (0, true)] {
                 let rx_usecs = Duration::from_micros(rx_usecs);
                 let mut builder = Builder::new("127.0.0.1:0").unwrap();

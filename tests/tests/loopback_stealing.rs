@@ -21,7 +21,8 @@ fn builder((engine, by): (Engine, SteeringBackend), stealing: bool) -> Builder {
     builder
 }
 
-/// A key for each of the two lanes of such a socket: they share the buckets in the same way each time.
+/// A key for each of the two lanes of such a socket: they share the buckets in the same way each
+/// time.
 fn keys(by: (Engine, SteeringBackend)) -> [[u8; 4]; 2] {
     let mut hands = LaneDriver::new(builder(by, false).open().unwrap());
     let client = Client::to(hands.addr());
@@ -48,7 +49,8 @@ fn variants(test: &str) -> Vec<(Engine, SteeringBackend)> {
     engines.flat_map(|engine| by.iter().map(move |by| (engine, *by)).collect::<Vec<_>>()).collect()
 }
 
-/// A server of two lanes, of which the first is slow: it, and with the last byte of each datagram what is handled.
+/// A server of two lanes, of which the first is slow: it, and with the last byte of each datagram
+/// what is handled.
 fn serve(by: (Engine, SteeringBackend), stealing: bool) -> (LaneId, SlowServer<u8>) {
     let socket = builder(by, stealing).open().unwrap();
     let slow = socket.handle().lane_ids()[0];
@@ -62,7 +64,8 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
         let (slow, SlowServer { serving, entered, release, handled }) = serve(by, true);
         let client = Client::to(serving.addr);
         let send = |number: u8| client.send(&[&key[..], &[number]].concat());
-        // Until the slow lane is at work. The idle one may be faster, also for what was not meant for it.
+        // Until the slow lane is at work. The idle one may be faster, also for what was not meant
+        // for it.
         let mut early = 0;
         loop {
             send(0);
@@ -133,7 +136,8 @@ fn loopback_stealing_that_fails_leaves_the_datagrams_where_they_are() {
             let mut forbid = info.id != slow;
             move |batch: Batch<'_>, _: &mut Outbox<'_>| {
                 if mem::take(&mut forbid) {
-                    // Each lane has a thread of its own, so that only this one is forbidden to steal.
+                    // Each lane has a thread of its own, so that only this one is forbidden to
+                    // steal.
                     seccomp::forbid(Syscall::ReceiveFrom(victim)).unwrap();
                 }
                 batch.for_each(|datagram| tell.send((info.id, datagram.payload()[4])).unwrap());

@@ -1,4 +1,5 @@
-//! Steering: each policy puts each datagram on the lane that it promises, by each thing that can enforce it.
+//! Steering: each policy puts each datagram on the lane that it promises, by each thing that can
+//! enforce it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -21,7 +22,8 @@ fn delivered(hands: &LaneDriver) -> Vec<u64> {
     hands.handle.counters().lanes.iter().map(|(_, lane)| lane.delivered).collect()
 }
 
-/// Every pair of policy and enforcement: what is in force is told, and why it is not what was asked for.
+/// Every pair of policy and enforcement: what is in force is told, and why it is not what was asked
+/// for.
 #[test]
 fn loopback_steering_in_force_is_told() {
     use Steering::{Cpu, Flow, Key, LeastLoaded, Random, RoundRobin};
@@ -104,7 +106,8 @@ fn loopback_flow_keeps_flows_together_and_in_order() {
             let mut hands = open(addr, 3, Steering::Flow, by);
             let clients: Vec<_> = (0..200).map(|_| Client::to(hands.addr())).collect();
             let mut seen: HashMap<_, (LaneId, u8)> = HashMap::new();
-            // Half a round at a time fits into the smallest default buffer, should all go to one lane.
+            // Half a round at a time fits into the smallest default buffer, should all go to one
+            // lane.
             for round in 0..8_u8 {
                 for half in clients.chunks(100) {
                     half.iter().for_each(|client| client.send(&[round]));

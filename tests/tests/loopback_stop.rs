@@ -1,4 +1,5 @@
-//! Stopping in the thick of it: beside threads that keep every CPU busy, lanes that come and go, and traffic.
+//! Stopping in the thick of it: beside threads that keep every CPU busy, lanes that come and go,
+//! and traffic.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -155,7 +156,8 @@ on_every_engine! {
                     (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
                     (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
                     let start = Instant::now();
-                    // Each waits for grace periods of the kernel's, and others keep the machine busy, too.
+                    // Each waits for grace periods of the kernel's, and others keep the machine
+                    // busy, too.
                     while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * TEST_TIMEOUT {
                         thread::sleep(Duration::from_millis(1));
                     }
@@ -173,8 +175,8 @@ on_every_engine! {
         }
     }
 
-    /// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane gets done, its queue is
-    /// never empty.
+    /// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane
+    /// gets done, its queue is never empty.
     fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
         for by in [Ebpf, ClassicBpf, Kernel] {
             let mut builder = variant.builder("127.0.0.1:0");

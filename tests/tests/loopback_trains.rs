@@ -91,15 +91,16 @@ on_every_variant! {
         }
         let total = hands.handle.counters().total();
         assert_eq!((total.sent, total.lost()), (datagrams as u64, 0));
-        // All but that of one datagram come as trains, and leave as such: single ones stand between.
-        // By XDP they come cut, and leave one by one.
+        // All but that of one datagram come as trains, and leave as such: single ones stand
+        // between. By XDP they come cut, and leave one by one.
         if !variant.is_xdp() {
             assert_eq!(total.gro_messages, if variant.gro { 6 } else { 0 });
             assert_eq!(total.gso_messages, if variant.gso { 6 } else { 0 });
         }
     }
 
-    /// Larger than the buffer: cut off, flagged, with the length that it had; its neighbours are whole.
+    /// Larger than the buffer: cut off, flagged, with the length that it had; its neighbours are
+    /// whole.
     fn too_large_for_the_buffer_is_flagged(variant) {
         let mut hands =
             LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).gro(false).datagram_size(100).open().unwrap());
@@ -108,7 +109,8 @@ on_every_variant! {
         send_and_wait(|| sizes.iter().enumerate().for_each(|(seed, len)| client.send(&pattern(seed, *len))));
         let mut got = hands.recv_all(sizes.len());
         if variant.is_xdp() {
-            // Fragments are put together by the kernel and come through the companion, in no order with the rest.
+            // Fragments are put together by the kernel and come through the companion, in no order
+            // with the rest.
             got.sort_by_key(|got| sizes.iter().enumerate().position(|(seed, len)| {
                 got.full_len == *len && got.payload == pattern(seed, *len)[..(*len).min(100)]
             }));
@@ -126,7 +128,8 @@ on_every_variant! {
         assert_eq!(total.delivered_bytes, 99 + 100 + 100 + 100 + 100 + 100 + 1 + 100 + 100);
     }
 
-    /// Congestion marks of IPv4, IPv6 and both on one socket, beside other bits of the type of service.
+    /// Congestion marks of IPv4, IPv6 and both on one socket, beside other bits of the type of
+    /// service.
     fn ecn_is_told(variant) {
         let marks = [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0, Ecn::Ce];
         let v6 = need_ipv6(variant.test);

@@ -1,4 +1,5 @@
-//! What only engine `uring` can meet: a system that forbids io_uring, too few buffers, lanes that go from thread to thread.
+//! What only engine `uring` can meet: a system that forbids io_uring, too few buffers, lanes that
+//! go from thread to thread.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -175,8 +176,8 @@ fn loopback_uring_lanes_that_close_count_what_they_held() {
     }
 }
 
-/// Whoever drops a lane, its port is free afterwards: also where the kernel ends a ring some time later, since its owner is
-/// another thread.
+/// Whoever drops a lane, its port is free afterwards: also where the kernel ends a ring some time
+/// later, since its owner is another thread.
 #[test]
 fn loopback_uring_lanes_that_another_thread_drops_free_their_port() {
     #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! Captures of what lanes of the engine `xdp` receive and send: everything is in them, exactly once, and nothing that a
-//! capture does or suffers disturbs the lanes.
+//! Captures of what lanes of the engine `xdp` receive and send: everything is in them, exactly
+//! once, and nothing that a capture does or suffers disturbs the lanes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -40,7 +40,8 @@ fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)
     })
 }
 
-/// Echo on host `b`, with a client on `a` whose replies leave past the stack, as the first ones do not.
+/// Echo on host `b`, with a client on `a` whose replies leave past the stack, as the first ones do
+/// not.
 fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serving, Client) {
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| change(builder.engine(Engine::Xdp).lanes(2))));
     let client = client(a, a.ip4(0).into(), serving.addr);

@@ -21,7 +21,8 @@ use manylane_testbed::{Layout, Testbed};
 use manylane_tests::{Client, Serving, send_and_wait};
 use netns_support::{open, sink, wait_until, wait_within};
 
-/// Datagrams a second; and how many lanes come and go meanwhile, one after the other without a pause.
+/// Datagrams a second; and how many lanes come and go meanwhile, one after the other without a
+/// pause.
 const RATE: f64 = 50_000.0;
 const CHANGES: u64 = 40;
 /// Of these there are at least so many.

@@ -1,5 +1,5 @@
-//! Links that go down, routes that refuse, paths that are too narrow: what is lost is counted by its reason, and
-//! nothing hangs.
+//! Links that go down, routes that refuse, paths that are too narrow: what is lost is counted by
+//! its reason, and nothing hangs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -214,13 +214,15 @@ fn netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one() {
         let narrow = total(&hands);
         assert_eq!((narrow.sent, narrow.gso_messages, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
         assert_eq!(narrow.gso_fallbacks, 1, "IPv6 {ipv6}");
-        // What is narrow enough may still be a train to the same peer, or not; it arrives in any case.
+        // What is narrow enough may still be a train to the same peer, or not; it arrives in any
+        // case.
         check_gso_replies(&mut hands, &client, 500, 20);
         assert_eq!((total(&hands).sent, total(&hands).lost()), (60, 0));
     }
 }
 
-/// Three hosts in a row; the middle one forwards, and its link to the first takes packets of 1280 bytes only.
+/// Three hosts in a row; the middle one forwards, and its link to the first takes packets of 1280
+/// bytes only.
 fn narrow_path() -> Testbed {
     let layout = Layout { hosts: 3, links: vec![(0, 1), (1, 2)], ..Layout::default() };
     let testbed = Testbed::new(&layout).unwrap();
@@ -266,11 +268,13 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
         }
         assert!(tries > 1, "IPv6 {ipv6}: the path was not narrow");
         client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // The message of the router has ended no receive, failed no send and cost nobody else anything.
+        // The message of the router has ended no receive, failed no send and cost nobody else
+        // anything.
         let counted = total(&hands);
         assert_eq!((counted.delivered, counted.sent), (tries, tries));
         assert_eq!((counted.recv_errors, counted.lost()), (0, 0));
-        // A train of large answers: refused as one, sent one by one. It is asked for in small pieces.
+        // A train of large answers: refused as one, sent one by one. It is asked for in small
+        // pieces.
         send_gso(&client.socket, &pattern(1, 160), 10);
         hands.receive(16, |_, datagram, out| out.reply(&datagram, &large));
         (0..16).for_each(|_| client.expect(&large));
@@ -290,8 +294,8 @@ fn netns_replies_pass_a_device_without_checksums() {
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // A tap device computes no checksums unless its program says that it does. What is sent to it goes on over
-    // the link, redirected as it leaves.
+    // A tap device computes no checksums unless its program says that it does. What is sent to it
+    // goes on over the link, redirected as it leaves.
     let mac = a.mac(0).map(|byte| format!("{byte:02x}")).join(":");
     b.ip_batch(&format!(
         "tuntap add dev plain0 mode tap\nlink set dev plain0 up\n\
@@ -316,8 +320,8 @@ fn netns_replies_pass_a_device_without_checksums() {
         check_gso_replies(&mut hands, &client, 1000, 30);
         let counted = total(&hands);
         assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
-        // Since Linux 6.11 the kernel computes the checksums of a train for such a device. Before, it refuses, and
-        // the first refusal is enough: the lane then sends no trains at all.
+        // Since Linux 6.11 the kernel computes the checksums of a train for such a device. Before,
+        // it refuses, and the first refusal is enough: the lane then sends no trains at all.
         let (trains, refused) = (counted.gso_messages, counted.gso_fallbacks);
         assert!((trains, refused) == (round, 0) || (trains, refused) == (0, 1), "{counted:?}");
     }

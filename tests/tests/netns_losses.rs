@@ -1,5 +1,6 @@
-//! Losses of the sending side that only a network can cause: a send buffer that stays full, and no memory for the
-//! pieces of a datagram. Each is counted exactly, by its reason, and what counts as sent arrives.
+//! Losses of the sending side that only a network can cause: a send buffer that stays full, and no
+//! memory for the pieces of a datagram. Each is counted exactly, by its reason, and what counts as
+//! sent arrives.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -95,7 +96,8 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         let (client, poke) = (client(a, a.ip(0, ipv6), hands.addr()), client(a, a.ip(0, ipv6), hands.addr()));
         assert!(set_qdisc(b, "add", TBF_BLOCKED));
 
-        // The first ones fill the buffer. The rest is tried once each, after the waits that a flush may have.
+        // The first ones fill the buffer. The rest is tried once each, after the waits that a flush
+        // may have.
         let sizes = non_gso_sizes(100);
         let done = offer(&mut hands, client.addr(), &sizes);
         assert!(done.sent > 0 && done.sent < 100, "IPv6 {ipv6}: {done:?}");
@@ -137,8 +139,9 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        // The least that a socket can have. The kernel makes all pieces of a datagram that is larger than a frame
-        // before it sends the first; it allows them twice the buffer, and then says ENOBUFS, not EAGAIN.
+        // The least that a socket can have. The kernel makes all pieces of a datagram that is
+        // larger than a frame before it sends the first; it allows them twice the buffer, and then
+        // says ENOBUFS, not EAGAIN.
         let mut hands = one_lane(b, ipv6, 2304);
         let client = client(a, a.ip(0, ipv6), hands.addr());
         for round in 1..=3 {
@@ -152,8 +155,8 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
                 (5 * round, 2 * round, 30 * round)
             );
             assert_eq!((counted.lost_no_buffers, counted.lost()), (3 * round, 3 * round), "IPv6 {ipv6}");
-            // The first piece of the batch; eleven tries of the second, which use up the patience of this flush;
-            // one of each that is left.
+            // The first piece of the batch; eleven tries of the second, which use up the patience
+            // of this flush; one of each that is left.
             assert_eq!(counted.send_calls, 15 * round, "IPv6 {ipv6}: {counted:?}");
         }
         assert!(client.is_idle());
@@ -169,8 +172,8 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let mut hands = one_lane(b, false, 1 << 20);
     let (client, poke) = (client(a, a.ip4(0).into(), hands.addr()), client(a, a.ip4(0).into(), hands.addr()));
-    // Room for a few: the kernel drops the others, and tells only sockets that ask for ICMP errors (IP_RECVERR),
-    // which a lane does not: one bad peer would disturb all.
+    // Room for a few: the kernel drops the others, and tells only sockets that ask for ICMP errors
+    // (IP_RECVERR), which a lane does not: one bad peer would disturb all.
     assert!(set_qdisc(b, "add", "tbf rate 8bit burst 1540 limit 3000"));
     let sizes = non_gso_sizes(100);
     assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
@@ -185,8 +188,9 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
     assert!(client.is_idle());
 }
 
-/// However small the buffer, and however late the thread runs after each wait: a flush waits as long as the device
-/// takes datagrams. The last case takes 300 ms in all, the longest single wait some 20 ms.
+/// However small the buffer, and however late the thread runs after each wait: a flush waits as
+/// long as the device takes datagrams. The last case takes 300 ms in all, the longest single wait
+/// some 20 ms.
 #[test]
 fn netns_a_device_that_keeps_up_is_waited_for() {
     if !can_run("netns_a_device_that_keeps_up_is_waited_for") {
@@ -229,8 +233,8 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     assert_eq!((total.lost(), total.lost_sndbuf_full > 0), (total.lost_sndbuf_full, true), "{total:?}");
 }
 
-/// What ICMP tells of one peer costs no other peer a datagram, in either direction, also where the application has asked
-/// to hear of it.
+/// What ICMP tells of one peer costs no other peer a datagram, in either direction, also where the
+/// application has asked to hear of it.
 #[test]
 fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
     const ROUNDS: u64 = 30;

@@ -66,8 +66,8 @@ fn netns_policy_cpu_follows_the_core_that_receives() {
         });
         let mut hands = lane_driver(b, socket);
         for cpu in &cpus[..2] {
-            // The generator's core is also the one on which the other end receives. Many flows, so that
-            // nothing else could have put them all into one queue.
+            // The generator's core is also the one on which the other end receives. Many flows, so
+            // that nothing else could have put them all into one queue.
             let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(hands.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
             assert_eq!(sender.pin(*cpu).send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
@@ -115,7 +115,8 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
         let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let (mut datagrams, mut trains) = (0, 0);
-        // The last datagram of a train: full, with one byte, nearly full; trains of two and of sixty-four.
+        // The last datagram of a train: full, with one byte, nearly full; trains of two and of
+        // sixty-four.
         for (segment, len) in
             [(1000, 40_000), (1000, 40_001), (1400, 2_799), (1, 64), (500, 32_000), (1452, 1453)]
         {
@@ -150,7 +151,8 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
     let mut all = vec![b.ip(0, false), b.ip(1, false), b.ip(0, true), b.ip(1, true)];
     for (link, ip) in further {
         b.add_address(link, ip).unwrap();
-        // Not to be looked for: over IPv6 that takes a link-local address, which these hosts do not have.
+        // Not to be looked for: over IPv6 that takes a link-local address, which these hosts do not
+        // have.
         let mac = b.mac(link).map(|byte| format!("{byte:02x}")).join(":");
         let device = b.device(link);
         let known = format!("neighbour replace {ip} lladdr {mac} dev {device} nud permanent\n");
@@ -172,8 +174,8 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
         let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
         let port = hands.addr().port();
         for asked in addresses.iter().filter(|ip| any.is_ipv6() || ip.is_ipv4()) {
-            // Also over the link that the address does not belong to: a connected client takes the answer
-            // from nowhere but the address that it asked.
+            // Also over the link that the address does not belong to: a connected client takes the
+            // answer from nowhere but the address that it asked.
             for link in [0, 1] {
                 let client = client(a, a.ip(link, asked.is_ipv6()), (*asked, port).into());
                 client.send(b"which one?");
@@ -189,7 +191,8 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
     }
 }
 
-/// Gives both ends of both links the same link-local addresses: only the device tells the links apart.
+/// Gives both ends of both links the same link-local addresses: only the device tells the links
+/// apart.
 fn link_local(host: &Host, last: u16) -> Ipv6Addr {
     let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
     for link in [0, 1] {
@@ -258,8 +261,8 @@ fn netns_a_broadcast_reaches_every_lane() {
         let asker = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
         asker.set_broadcast(true).unwrap();
         asker.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // The kernel gives a broadcast to every socket that it matches and does not ask steering: each lane
-        // gets a copy, and each answers from the address of the device.
+        // The kernel gives a broadcast to every socket that it matches and does not ask steering:
+        // each lane gets a copy, and each answers from the address of the device.
         for target in [Ipv4Addr::new(10, 77, 0, 255), Ipv4Addr::BROADCAST] {
             let sent = a.run(|| send_over(&asker, a, (target, port).into()));
             if !sent {
@@ -282,7 +285,8 @@ fn netns_a_broadcast_reaches_every_lane() {
     }
 }
 
-/// Whether there is a way for the datagram: a host without a default route has none for 255.255.255.255.
+/// Whether there is a way for the datagram: a host without a default route has none for
+/// 255.255.255.255.
 fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
     if target.ip() == IpAddr::V4(Ipv4Addr::BROADCAST) {
         host.ip_batch(&format!("route replace 255.255.255.255/32 dev {}\n", host.device(0))).unwrap();

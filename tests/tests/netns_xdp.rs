@@ -1,4 +1,5 @@
-//! Engine `xdp` over a veth pair: what XDP takes, what it leaves to the kernel, and that neither gets lost.
+//! Engine `xdp` over a veth pair: what XDP takes, what it leaves to the kernel, and that neither
+//! gets lost.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -206,7 +207,8 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
     let Some(testbed) = testbed("netns_xdp_lanes_leave_without_losing_anything") else { return };
     const COUNT: u64 = 60_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a quarter of a second: nothing is to be lost by a machine that is busy with something else.
+    // Rings that hold a quarter of a second: nothing is to be lost by a machine that is busy with
+    // something else.
     let options = |builder: &mut Builder| _ = builder.lanes(4).xdp_ring(16_384);
     let serving: Serving = sink(b, xdp(b, b.ip4(0).into(), options));
     let traffic = Traffic { flows: 50, pps: Some(60_000.0), ..Traffic::new(serving.addr, 20) };

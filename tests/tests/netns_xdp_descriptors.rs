@@ -1,5 +1,5 @@
-//! A socket of engine xdp that is dropped leaves nothing open: no descriptor, no port, no program, no thread. A program
-//! of its own with one test, since descriptors belong to the process.
+//! A socket of engine xdp that is dropped leaves nothing open: no descriptor, no port, no program,
+//! no thread. A program of its own with one test, since descriptors belong to the process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

@@ -46,7 +46,8 @@ fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with something else.
+    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with
+    // something else.
     let serving = sink(b, xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192)));
     let handle = &serving.handle;
     let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
@@ -228,7 +229,8 @@ fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
     }
 }
 
-/// A bridge with the first link of `b` in it, and with the address of that; false if this kernel has no bridges.
+/// A bridge with the first link of `b` in it, and with the address of that; false if this kernel
+/// has no bridges.
 fn bridge(name: &str, b: &Host) -> bool {
     let made = b.ip_batch("link add name br0 type bridge\n");
     if !skip::need_unless_forced(
@@ -248,8 +250,8 @@ fn bridge(name: &str, b: &Host) -> bool {
     true
 }
 
-/// Frames of a part of a bridge are the bridge's to judge; a device that is made of others can have no XSK of its own, but
-/// generic XDP. Both are refused with what to do, and generic XDP works.
+/// Frames of a part of a bridge are the bridge's to judge; a device that is made of others can have
+/// no XSK of its own, but generic XDP. Both are refused with what to do, and generic XDP works.
 #[test]
 fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     let name = "netns_xdp_a_bridge_and_its_ports_are_refused";
@@ -273,7 +275,8 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     let err = open("br0", false).map(drop).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
     assert!(err.to_string().contains("br0 is made of other devices (link0)"), "{err}");
-    // Frames as of a wire: behind the driver, what a kernel here has not finished is left to the kernel.
+    // Frames as of a wire: behind the driver, what a kernel here has not finished is left to the
+    // kernel.
     a.set_checksums(0, false).unwrap();
     let serving = echo(b, open("br0", true).unwrap());
     let client = client(a, a.ip4(0).into(), serving.addr);
@@ -306,8 +309,8 @@ fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
     assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
 }
 
-/// A veth device takes no program as long as its peer sends by more queues than it receives by: said by name, and nothing else
-/// is suspected.
+/// A veth device takes no program as long as its peer sends by more queues than it receives by:
+/// said by name, and nothing else is suspected.
 #[test]
 fn netns_xdp_a_peer_with_more_queues_is_named() {
     let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &ipv4_layout(4)) else {
@@ -333,7 +336,8 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // A veth device with a program wants as many receive queues as its peer has to send by, and sockets keep theirs.
+    // A veth device with a program wants as many receive queues as its peer has to send by, and
+    // sockets keep theirs.
     let set = |host: &Host, receive: u32, send: u32| {
         let set = host.run(|| device::set_queues(host.device(0), receive, send));
         for host in [a, b].into_iter().filter(|_| set.is_ok()) {
@@ -354,7 +358,8 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
         // Whether through the kernel or past it: all of them.
         others += ping_all_queues(a, serving.addr);
         wait_balanced(handle, DEVICE, queues);
-        // A veth device shows its new queues the program only when it comes up the next time (Linux 6.18).
+        // A veth device shows its new queues the program only when it comes up the next time (Linux
+        // 6.18).
         b.set_link(0, false).unwrap();
         b.set_link(0, true).unwrap();
         b.wait_for_carrier(0).unwrap();

@@ -1,5 +1,5 @@
-//! Engine `xdp` when something is in the way, goes wrong or goes away: processes that are killed, owners of queues,
-//! limits, privileges, neighbours and devices that change under traffic.
+//! Engine `xdp` when something is in the way, goes wrong or goes away: processes that are killed,
+//! owners of queues, limits, privileges, neighbours and devices that change under traffic.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -64,7 +64,8 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
         _ = client.socket.send(b"on its way");
     }
     child.signal(Signal::KILL);
-    // Until it ends it is named. From then on nothing is in the way: its port is what it had first and what the kernel closes last.
+    // Until it ends it is named. From then on nothing is in the way: its port is what it had first
+    // and what the kernel closes last.
     let named = format!("process {} (", child.pid());
     let next = loop {
         match b.run(|| xdp_builder(b).open()) {
@@ -141,7 +142,8 @@ fn netns_xdp_needs_no_privilege_once_it_is_open() {
     for _ in 0..500 {
         client.ping();
     }
-    // A peer that was not there then, whose hardware address is still to be found out; and one behind a route that is.
+    // A peer that was not there then, whose hardware address is still to be found out; and one
+    // behind a route that is.
     a.add_address(0, "10.77.0.50".parse().unwrap()).unwrap();
     a.ip_batch(&format!("address add 192.0.2.1/32 dev {}\n", a.device(0))).unwrap();
     b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();
@@ -177,8 +179,8 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
             b.device(0)
         ))
         .unwrap();
-        // A reply that is sent before the change has been followed goes to an address that nobody has any more, as
-        // one of the kernel's would: it is asked for again.
+        // A reply that is sent before the change has been followed goes to an address that nobody
+        // has any more, as one of the kernel's would: it is asked for again.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         assert!(wait_within(Duration::from_secs(30), || {
             client.send(b"there?");
@@ -233,7 +235,8 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     }
 }
 
-/// A request and its answer, by hand, so that it has been counted: whether they went past the stack.
+/// A request and its answer, by hand, so that it has been counted: whether they went past the
+/// stack.
 fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
     let before = hands.handle.counters().total();
     client.send(b"ping");
@@ -271,8 +274,8 @@ fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
     options[24..26].fill(0);
     let sum = checksum(&options[14..38]);
     options[24..26].copy_from_slice(&sum.to_be_bytes());
-    // IPv6 with a hop-by-hop header that holds nothing but padding (PadN of four bytes), and one with destination
-    // options.
+    // IPv6 with a hop-by-hop header that holds nothing but padding (PadN of four bytes), and one
+    // with destination options.
     let extended = |kind: u8| {
         let mut bytes = frame(true);
         bytes.splice(54..54, [17, 0, 1, 4, 0, 0, 0, 0]);

@@ -1,5 +1,5 @@
-//! Engine `xdp` and frames that no honest peer sends: each is delivered, counted or the kernel's, and the ones between
-//! them arrive.
+//! Engine `xdp` and frames that no honest peer sends: each is delivered, counted or the kernel's,
+//! and the ones between them arrive.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -119,8 +119,8 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
     cases
 }
 
-/// A flood of all kinds, mixed: every good one arrives, every broken one is in its counter, and a peer that talks
-/// meanwhile notices nothing.
+/// A flood of all kinds, mixed: every good one arrives, every broken one is in its counter, and a
+/// peer that talks meanwhile notices nothing.
 #[test]
 fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
     const ROUNDS: u64 = 200;
@@ -179,7 +179,8 @@ struct InputCase {
     delivered: bool,
 }
 
-/// One frame of each kind to a wildcard socket at `port`, where `strict` says whether the device filters by reverse path.
+/// One frame of each kind to a wildcard socket at `port`, where `strict` says whether the device
+/// filters by reverse path.
 fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     let (to4, to6) = (SocketAddr::new(b.ip(0, false), port), SocketAddr::new(b.ip(0, true), port));
     let at = |text: &str| SocketAddr::new(text.parse().unwrap(), port);
@@ -220,7 +221,8 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     ]
 }
 
-/// What the kernel would not deliver is not delivered past it: the same frames have the same fate with either engine.
+/// What the kernel would not deliver is not delivered past it: the same frames have the same fate
+/// with either engine.
 #[test]
 fn netns_xdp_input_checks_are_those_of_the_kernel() {
     let name = "netns_xdp_input_checks_are_those_of_the_kernel";
@@ -283,8 +285,8 @@ fn netns_xdp_padding_is_no_payload() {
     }
 }
 
-/// Hardware addresses that nobody can have: what claims to come from the broadcast address, or from our own, is
-/// answered to where the kernel's tables say, and nowhere else.
+/// Hardware addresses that nobody can have: what claims to come from the broadcast address, or from
+/// our own, is answered to where the kernel's tables say, and nowhere else.
 #[test]
 fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     const EACH: u64 = 100;
@@ -325,8 +327,8 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     }
 }
 
-/// What XDP does not take comes through the companion once, in both families: fragments from afar, and everything over
-/// loopback to the bound address.
+/// What XDP does not take comes through the companion once, in both families: fragments from afar,
+/// and everything over loopback to the bound address.
 #[test]
 fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
     const EACH: usize = 20;
@@ -360,8 +362,9 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
     }
 }
 
-/// Frames that fit a frame of an XSK, and those that take several (Linux 6.6), go past the kernel; behind the driver the
-/// longer ones go through it. None is lost between, and the answers are whole.
+/// Frames that fit a frame of an XSK, and those that take several (Linux 6.6), go past the kernel;
+/// behind the driver the longer ones go through it. None is lost between, and the answers are
+/// whole.
 #[test]
 fn netns_xdp_frames_longer_than_one_of_an_xsk() {
     if !skip::need_root("netns_xdp_frames_longer_than_one_of_an_xsk") {

@@ -20,8 +20,8 @@ use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Client, Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 use netns_support::{client, echo, open, wait_until, wait_within};
 
-/// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in that lane's rings is
-/// nobody else's, and waits for it.
+/// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in
+/// that lane's rings is nobody else's, and waits for it.
 #[test]
 fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
     const EACH: usize = 40;
@@ -83,13 +83,14 @@ fn queued_bytes(host: &Host, port: u16) -> u64 {
     table.lines().filter_map(queue).sum()
 }
 
-/// A lane whose rings are never empty asks its companion as soon as that has something, and not in vain all the time: what comes
-/// through the kernel does not wait behind all that came by XDP.
+/// A lane whose rings are never empty asks its companion as soon as that has something, and not in
+/// vain all the time: what comes through the kernel does not wait behind all that came by XDP.
 #[test]
 fn netns_xdp_a_busy_lane_hears_its_companion() {
     const BATCH: usize = 4;
     const BATCHES: usize = 130;
-    // By then it has been asked for what it could have had when the lane opened, or when it had something.
+    // By then it has been asked for what it could have had when the lane opened, or when it had
+    // something.
     const WARMUP_BATCHES: usize = 40;
     let test = "netns_xdp_a_busy_lane_hears_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
@@ -155,7 +156,8 @@ fn loopback_the_doorbell_moves_once_until_it_is_heard() {
     }
 }
 
-/// What the first lanes of a socket that stops have closed is not opened again for those that are still at work.
+/// What the first lanes of a socket that stops have closed is not opened again for those that are
+/// still at work.
 #[test]
 fn netns_xdp_a_socket_that_stops_opens_nothing() {
     let test = "netns_xdp_a_socket_that_stops_opens_nothing";
@@ -178,7 +180,8 @@ fn netns_xdp_a_socket_that_stops_opens_nothing() {
     assert!(at_work);
     serving.handle.stop();
     wait_until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
-    // That it does not come to pass has no event of its own. Without a stop it takes some milliseconds.
+    // That it does not come to pass has no event of its own. Without a stop it takes some
+    // milliseconds.
     let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
     drop(release);
     assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
@@ -192,7 +195,8 @@ fn sleeps(thread: &str) -> u64 {
     line.trim().parse().unwrap()
 }
 
-/// A lane with nothing to do sleeps, and wakes for the next datagram: a wake-up a datagram, not more.
+/// A lane with nothing to do sleeps, and wakes for the next datagram: a wake-up a datagram, not
+/// more.
 #[test]
 fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     const PINGS: u64 = 200;
@@ -220,7 +224,8 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     let client = client(a, a.ip4(0).into(), serving.addr);
     client.ping();
     let thread = told.recv_timeout(TEST_TIMEOUT).unwrap();
-    // One that spins never gives its core away by itself. Ours looks whether it has to leave, and sleeps again.
+    // One that spins never gives its core away by itself. Ours looks whether it has to leave, and
+    // sleeps again.
     for _ in 0..3 {
         let before = sleeps(&thread);
         assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
@@ -236,7 +241,8 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     assert_eq!((total.delivered, total.batches, total.delivered_by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
 }
 
-/// A wildcard takes from every device past the kernel, and answers through the one that the route says.
+/// A wildcard takes from every device past the kernel, and answers through the one that the route
+/// says.
 #[test]
 fn netns_xdp_a_wildcard_serves_several_devices() {
     const EACH: u64 = 100;
@@ -263,8 +269,8 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
             for link in 0..3 {
                 let client =
                     client(a, a.ip(link, ipv6), SocketAddr::new(b.ip(link, ipv6), serving.addr.port()));
-                // Over this link and no other: a reply through another device would not come, its source address
-                // being of this one.
+                // Over this link and no other: a reply through another device would not come, its
+                // source address being of this one.
                 let others: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
                 let before = serving.handle.counters().total();
                 let mut pings = 0;

@@ -1,5 +1,6 @@
-//! Engine `xdp` and what a socket lets in: limits, prefixes, changes while it serves, more sources than are remembered.
-//! Rates are so low that nothing comes back while a test runs: what passes is the burst, exactly.
+//! Engine `xdp` and what a socket lets in: limits, prefixes, changes while it serves, more sources
+//! than are remembered. Rates are so low that nothing comes back while a test runs: what passes is
+//! the burst, exactly.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -79,7 +80,8 @@ fn with_xdp(builder: &mut Builder) -> &mut Builder {
     builder.engine(Engine::Xdp).lanes(2)
 }
 
-/// A burst passes, the rest is dropped and counted, and nobody else notices; addresses of an IPv6 /64 are one source.
+/// A burst passes, the rest is dropped and counted, and nobody else notices; addresses of an IPv6
+/// /64 are one source.
 #[test]
 fn netns_xdp_limits_let_a_burst_of_each_source_in() {
     let Some(testbed) = two_queues("netns_xdp_limits_let_a_burst_of_each_source_in") else { return };
@@ -202,7 +204,8 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
 }
 
-/// More sources than are remembered: none that sends little is refused, and one that floods meanwhile has its burst, once.
+/// More sources than are remembered: none that sends little is refused, and one that floods
+/// meanwhile has its burst, once.
 #[test]
 fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     let Some(testbed) = two_queues("netns_xdp_limits_hold_when_there_are_more_sources_than_buckets") else {
@@ -222,8 +225,8 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
 }
 
-/// What is said for one socket holds for no other on the device, nor for the one that has its place later; and what XDP
-/// does not take is not held back, as the documents say.
+/// What is said for one socket holds for no other on the device, nor for the one that has its place
+/// later; and what XDP does not take is not held back, as the documents say.
 #[test]
 fn netns_xdp_limits_are_those_of_one_socket() {
     let Some(testbed) = two_queues("netns_xdp_limits_are_those_of_one_socket") else { return };
@@ -246,7 +249,8 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     wait_until(|| one.handle.counters().filter_drops.denied == 10, &one.handle);
     assert!(to_one.is_idle());
     assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
-    // Each has its own word on the same prefix: what the second one lets in past its limit, the first one still denies.
+    // Each has its own word on the same prefix: what the second one lets in past its limit, the
+    // first one still denies.
     let filter = two.handle.filter().unwrap();
     filter.allow(prefix("0.0.0.0/0")).unwrap();
     filter.set_limits(&[limit("0.001/1")]).unwrap();
@@ -270,7 +274,8 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     assert_eq!(outcome(&next.handle), [10, 0, 0]);
 }
 
-/// A flood from one prefix, however many addresses it has, takes nothing from those who are not of it.
+/// A flood from one prefix, however many addresses it has, takes nothing from those who are not of
+/// it.
 #[test]
 fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     const ROUNDS: u32 = 40;

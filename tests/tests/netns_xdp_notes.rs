@@ -1,4 +1,5 @@
-//! What the XDP program notes on frames, seen where a lane would see it: in the frames of a bare AF_XDP socket behind it.
+//! What the XDP program notes on frames, seen where a lane would see it: in the frames of a bare
+//! AF_XDP socket behind it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 #![allow(dead_code, reason = "of what tests of engine xdp share only a part is used")]
@@ -122,8 +123,8 @@ fn should_have_hint(frame: &[u8]) -> bool {
         && datagram.checksum != Checksum::Invalid
 }
 
-/// Each of the frames that came is as it was sent, but for a note if it deserves one, and what the note says is what is
-/// found out without it. Returns how many had one.
+/// Each of the frames that came is as it was sent, but for a note if it deserves one, and what the
+/// note says is what is found out without it. Returns how many had one.
 fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
     let mut noted = 0;
     let mut sent = sent.iter();
@@ -140,7 +141,8 @@ fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
     noted
 }
 
-/// One datagram and every one that differs from it in one bit, or ends early: each is noted if it deserves it.
+/// One datagram and every one that differs from it in one bit, or ends early: each is noted if it
+/// deserves it.
 #[test]
 fn netns_xdp_notes_say_what_a_lane_would_find_out() {
     let Some(testbed) =
@@ -166,8 +168,8 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
         }
         let came = send_through(a, b, &mut behind, &frames);
         assert!(came.len() > frames.len() / 2, "{} of {}", came.len(), frames.len());
-        // Both good ones; hops and identification are summed over IPv4 and not over IPv6, whose class, label and hop
-        // limit nothing protects.
+        // Both good ones; hops and identification are summed over IPv4 and not over IPv6, whose
+        // class, label and hop limit nothing protects.
         let noted = check(b, &frames, &came);
         let unprotected = if ipv6 { 2 * (4 + 4 + 20 + 8) } else { 0 };
         assert!(noted >= 2 + unprotected / 2, "{noted}");
@@ -206,7 +208,8 @@ fn netns_xdp_notes_are_not_on_lengths_that_lie() {
     assert_eq!(check(b, &frames, &came), (udp::HEADER_LEN..=60 - 34).count());
 }
 
-/// Payloads of all lengths, with padding and without, with a checksum that is right, wrong, left out, or left to a device.
+/// Payloads of all lengths, with padding and without, with a checksum that is right, wrong, left
+/// out, or left to a device.
 #[test]
 fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
     const NAME: &str = "netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong";
@@ -243,7 +246,8 @@ fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
     }
 }
 
-/// An address of IPv4 in a header of IPv6 leads where that of IPv4 does, and is none: such a frame is for the lane to refuse.
+/// An address of IPv4 in a header of IPv6 leads where that of IPv4 does, and is none: such a frame
+/// is for the lane to refuse.
 #[test]
 fn netns_xdp_notes_are_not_on_mapped_addresses() {
     let Some(testbed) =

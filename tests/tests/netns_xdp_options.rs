@@ -1,4 +1,5 @@
-//! Engine `xdp`: lanes that do not sleep at once, and the engine `auto` where it gets XDP and where it does not.
+//! Engine `xdp`: lanes that do not sleep at once, and the engine `auto` where it gets XDP and where
+//! it does not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 

@@ -1,5 +1,5 @@
-//! Engine `xdp` and the rest of the machine: what is not for a socket of ours passes the program untouched, and none of it is
-//! counted as ours.
+//! Engine `xdp` and the rest of the machine: what is not for a socket of ours passes the program
+//! untouched, and none of it is counted as ours.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -124,7 +124,8 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
     assert_eq!(next(), None, "answered twice");
 }
 
-/// Another program's UDP: `port` takes numbers, each exactly once and in order, and sends them back.
+/// Another program's UDP: `port` takes numbers, each exactly once and in order, and sends them
+/// back.
 fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     /// So many that every buffer on the way has room for them.
     const BURST: usize = 10;
@@ -162,7 +163,8 @@ fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     }
 }
 
-/// All at once, on one device and one address, with and without the driver, and whoever finishes checksums.
+/// All at once, on one device and one address, with and without the driver, and whoever finishes
+/// checksums.
 #[test]
 fn netns_xdp_what_is_not_ours_passes_untouched() {
     let layout = Layout { queues: 2, ..Layout::default() };

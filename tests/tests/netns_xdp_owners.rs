@@ -1,5 +1,5 @@
-//! Engine `xdp` where somebody else has the device, the queue or the memory: an error that says who or what, and nothing
-//! left behind.
+//! Engine `xdp` where somebody else has the device, the queue or the memory: an error that says who
+//! or what, and nothing left behind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -40,7 +40,8 @@ fn check_echo(a: &Host, b: &Host) {
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
 }
 
-/// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has closed it.
+/// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has
+/// closed it.
 fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     let mut taken = None;
     let free = wait_within(TEST_TIMEOUT, || {
@@ -51,7 +52,8 @@ fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     taken.unwrap()
 }
 
-/// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept, either.
+/// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept,
+/// either.
 #[test]
 fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
     let Some(testbed) = two_queues("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
@@ -82,7 +84,8 @@ fn child_takes_a_queue() {
     drop(queue);
 }
 
-/// Of another process: its number and its name, where the kernel says whose a queue is; else how to find out.
+/// Of another process: its number and its name, where the kernel says whose a queue is; else how to
+/// find out.
 #[test]
 fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
     let Some(testbed) = two_queues("netns_xdp_a_queue_of_another_process_is_refused_by_its_name") else {
@@ -111,7 +114,8 @@ fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
     check_echo(a, b);
 }
 
-/// The error tells of the program by the name that the kernel has for it, and by its number, which `ip` shows.
+/// The error tells of the program by the name that the kernel has for it, and by its number, which
+/// `ip` shows.
 fn assert_names_program(err: &Error, shown: &str) {
     let number = shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap();
     let message = format!("the XDP program ml_take (number {number}) is attached already");
@@ -129,8 +133,8 @@ fn xdp(program: &mut Ebpf) -> &mut Xdp {
     program.program_mut("ml_take").unwrap().try_into().unwrap()
 }
 
-/// Attaches a program in the way from before links (`IFLA_XDP_FD`), or takes it away with a descriptor of -1: it stays
-/// until somebody does that, whoever ends meanwhile.
+/// Attaches a program in the way from before links (`IFLA_XDP_FD`), or takes it away with a
+/// descriptor of -1: it stays until somebody does that, whoever ends meanwhile.
 fn set_by_netlink(index: u32, fd: i32) {
     const RTM_SETLINK: u16 = 19;
     const REQUEST_AND_ACK: u16 = 1 | 4;

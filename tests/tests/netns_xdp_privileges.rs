@@ -1,4 +1,5 @@
-//! Engine `xdp` in a process that becomes nobody once it is open: with all its threads, and for good.
+//! Engine `xdp` in a process that becomes nobody once it is open: with all its threads, and for
+//! good.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -42,7 +43,8 @@ impl Log for Warnings {
     fn flush(&self) {}
 }
 
-/// Every thread of this process has the user and the group `nobody`, and no capability that it could use.
+/// Every thread of this process has the user and the group `nobody`, and no capability that it
+/// could use.
 fn assert_nobody() {
     let mut threads = 0;
     for thread in fs::read_dir("/proc/self/task").unwrap() {
@@ -127,8 +129,8 @@ fn child_becomes_nobody() {
     report(&format!("{} {}", total.delivered, total.delivered_by_xdp));
 }
 
-/// Peers, routes, addresses and links come and go, and nobody's process goes on past the stack. To a device that comes back it
-/// cannot attach: it says so, and serves on through the companion.
+/// Peers, routes, addresses and links come and go, and nobody's process goes on past the stack. To
+/// a device that comes back it cannot attach: it says so, and serves on through the companion.
 #[test]
 fn netns_xdp_goes_on_as_nobody() {
     let layout = ipv4_layout(2);

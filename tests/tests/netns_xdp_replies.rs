@@ -1,5 +1,5 @@
-//! Engine `xdp` and the bytes of its replies: whichever way they were written, the headers are those that the layers write
-//! for a datagram of ours, and go to where the kernel says.
+//! Engine `xdp` and the bytes of its replies: whichever way they were written, the headers are
+//! those that the layers write for a datagram of ours, and go to where the kernel says.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -21,7 +21,8 @@ use manylane_wire::frame::{Frame, UdpFrame};
 use netns_support::{client, wait_until, wait_within};
 use xdp_support::{any_port, frame, ping_until_sent_by_xdp, two_queues, xdp};
 
-/// How often a reply may take the companion, which it does where the kernel shall look for the peer, before that is wrong.
+/// How often a reply may take the companion, which it does where the kernel shall look for the
+/// peer, before that is wrong.
 const ATTEMPTS_MAX: usize = 50;
 /// Longer than a request.
 const SUFFIX: &[u8] = b" and more than was asked for";
@@ -151,7 +152,8 @@ impl<'t> FramePeer<'t> {
         bytes
     }
 
-    /// Sends a request, and returns the `count` frames of its replies, and whether all of them went past the kernel.
+    /// Sends a request, and returns the `count` frames of its replies, and whether all of them went
+    /// past the kernel.
     fn exchange(&self, request: &[u8], count: usize) -> (Vec<Vec<u8>>, bool) {
         let before = self.serving.handle.counters().total();
         self.socket.send(request).unwrap();
@@ -164,7 +166,8 @@ impl<'t> FramePeer<'t> {
 
     /// The next frame from the server. Our own are heard, too, and what kernels tell each other.
     fn recv_frame(&self) -> Vec<u8> {
-        // A process that was stopped for a while comes back from its wait with nothing, and waits again.
+        // A process that was stopped for a while comes back from its wait with nothing, and waits
+        // again.
         let mut in_vain = 0;
         loop {
             let got = match self.socket.receive() {
@@ -272,7 +275,8 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
             if !ipv6 {
                 talk.compare(&with(0), [None; 2], &how.replies(&payload));
             }
-            // Two bytes that bring the sum to zero, which is sent as 0xffff: some pair of them does.
+            // Two bytes that bring the sum to zero, which is sent as 0xffff: some pair of them
+            // does.
             let zero = (0..=u16::MAX).find_map(|end| {
                 let mut payload = how.request(32);
                 payload[30..].copy_from_slice(&end.to_be_bytes());
@@ -286,8 +290,8 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
     }
 }
 
-/// The neighbour of the server has another hardware address all of a sudden: replies follow it, whatever the
-/// requests say, and follow it back.
+/// The neighbour of the server has another hardware address all of a sudden: replies follow it,
+/// whatever the requests say, and follow it back.
 #[test]
 fn netns_xdp_replies_go_to_the_next_hop_of_now() {
     let Some(testbed) = two_queues("netns_xdp_replies_go_to_the_next_hop_of_now") else { return };

@@ -74,7 +74,8 @@ fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with something else.
+    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with
+    // something else.
     let open = || xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192).xdp_sockets(2));
     let one = |serving: &Serving| {
         let client = client(a, a.ip4(0).into(), serving.addr);

@@ -1,4 +1,5 @@
-//! Engine `xdp`: datagrams that are on their way while its program comes to a device, and while it goes.
+//! Engine `xdp`: datagrams that are on their way while its program comes to a device, and while it
+//! goes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
@@ -72,7 +73,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Takes number after number from a socket of the kernel's, until the sender has ended: each of them, and once.
+/// Takes number after number from a socket of the kernel's, until the sender has ended: each of
+/// them, and once.
 fn recv_all(socket: &UdpSocket, sender: &Sender) {
     let mut number = [0; 8];
     let mut due = 0;
@@ -112,8 +114,8 @@ fn detach_program(host: &Host) {
     assert_eq!(programs(host), "");
 }
 
-/// A sender goes on all the time: the socket opens, and then either somebody takes its program off, so that it serves on
-/// through its companions, or it closes, and the program goes with it.
+/// A sender goes on all the time: the socket opens, and then either somebody takes its program off,
+/// so that it serves on through its companions, or it closes, and the program goes with it.
 fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
@@ -128,7 +130,8 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         let others = scope.spawn(|| recv_all(&other, &sender));
         let ending = StopOnDrop(&sender);
         sender.send_more(DATAGRAMS);
-        // Rings that hold almost a second: nothing is to be lost by a machine that is busy with something else.
+        // Rings that hold almost a second: nothing is to be lost by a machine that is busy with
+        // something else.
         let mut hands =
             lane_driver(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
         let handle = hands.handle.clone();
@@ -172,8 +175,8 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     });
 }
 
-/// From the first datagram that the socket gets on, each arrives once, by the companion or by XDP; and what is for somebody
-/// else all the time.
+/// From the first datagram that the socket gets on, each arrives once, by the companion or by XDP;
+/// and what is for somebody else all the time.
 #[test]
 fn netns_xdp_nothing_is_lost_while_the_program_comes_and_goes() {
     let name = "netns_xdp_nothing_is_lost_while_the_program_comes_and_goes";

@@ -98,7 +98,8 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     })?;
     setup.set_count_hook(args.answers);
     let has_device = !setup.device_names().is_empty();
-    // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
+    // A quick run has no time for all, and loopback has no device to take frames from; io_uring may
+    // be forbidden.
     let has_uring = manylane::probe().uring.is_ok();
     let left_out = |kind: &Kind| {
         let is_possible = (has_device || !kind.needs_device()) && (has_uring || !kind.needs_uring());
@@ -335,7 +336,8 @@ fn default_setup(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
     make_setup(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
 }
 
-/// The same, of a testbed that `make` makes for receivers on these processors. What only a testbed has, it `must` be.
+/// The same, of a testbed that `make` makes for receivers on these processors. What only a testbed
+/// has, it `must` be.
 fn make_setup(
     args: &PlaceArgs,
     common: &BenchArgs,

@@ -1,4 +1,5 @@
-//! `manylane capture`: what lanes of another process receive and send past the kernel's stack, as a capture file.
+//! `manylane capture`: what lanes of another process receive and send past the kernel's stack, as a
+//! capture file.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -169,8 +170,8 @@ impl Recorder {
         }
     }
 
-    /// Writes what is there, but not more than `most` frames, and returns how many it were. The last time that is what
-    /// was there when it began.
+    /// Writes what is there, but not more than `most` frames, and returns how many it were. The
+    /// last time that is what was there when it began.
     fn write_frames(&mut self, most: u64, is_last: bool) -> Result<u64> {
         let began = now();
         let mut took = 0;

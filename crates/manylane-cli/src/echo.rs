@@ -132,7 +132,8 @@ fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) 
     }
 }
 
-/// What was sent to the socket and was not delivered, by the reason. With what was, it is what arrived.
+/// What was sent to the socket and was not delivered, by the reason. With what was, it is what
+/// arrived.
 fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
     let (total, refused) = (counters.total(), counters.filter_drops);
     [
@@ -282,8 +283,8 @@ impl Settings {
     }
 }
 
-/// The counters of one lane, of the lanes that were closed (`closed`), or of the socket (`total`): only the last has
-/// `denied` and `limited`, because datagrams that the filter drops reach no lane.
+/// The counters of one lane, of the lanes that were closed (`closed`), or of the socket (`total`):
+/// only the last has `denied` and `limited`, because datagrams that the filter drops reach no lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     lane: String,

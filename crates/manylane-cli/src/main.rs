@@ -1,8 +1,9 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`, `bench`, `lab`, and its own
-//! manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`,
+//! `bench`, `lab`, and its own manual.
 //!
-//! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to standard output, everything else to standard
-//! error. A reader that closes the pipe early is no failure.
+//! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to
+//! standard output, everything else to standard error. A reader that closes the pipe early is no
+//! failure.
 
 mod args;
 mod bench;
@@ -35,7 +36,8 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(err) => {
-            // To standard error for bad usage, to standard output for help; a closed pipe is no error.
+            // To standard error for bad usage, to standard output for help; a closed pipe is no
+            // error.
             let _ = err.print();
             return ExitCode::from(u8::try_from(err.exit_code()).unwrap_or(2));
         }

@@ -1,4 +1,5 @@
-//! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`): the library serves them.
+//! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`): the library
+//! serves them.
 
 use std::fmt::Write as _;
 use std::mem::ManuallyDrop;

@@ -1,4 +1,5 @@
-//! Where output goes: results to standard output, the rest to standard error. A closed pipe is no error.
+//! Where output goes: results to standard output, the rest to standard error. A closed pipe is no
+//! error.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -32,7 +33,8 @@ pub(crate) fn strip_control(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// What was asked for cannot be, and how to ask: the program ends with 2, as for a flag that does not exist.
+/// What was asked for cannot be, and how to ask: the program ends with 2, as for a flag that does
+/// not exist.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 

@@ -78,17 +78,7 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
 
 /// A list of processors: `0-3,6`.
 pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
-    let right = |part: &str| match part.split_once('-') {
-        Some((first, last)) => {
-            matches!((first.parse::<u16>(), last.parse::<u16>()), (Ok(a), Ok(b)) if a <= b)
-        }
-        None => part.parse::<u16>().is_ok(),
-    };
-    if text.split(',').all(right) {
-        Ok(manylane_testbed::machine::parse_cpu_list(text))
-    } else {
-        Err("give processors such as 0-3,6".into())
-    }
+    manylane_sys::cpu::parse_list(text).ok_or_else(|| "give processors such as 0-3,6".into())
 }
 
 /// A list of ports and ranges of them, `53,8000-8010`, as it was given.

@@ -1,10 +1,12 @@
 //! Writing capture files in the format pcapng, as far as captures of lanes need it.
 //!
-//! Four kinds of blocks, each some numbers and options; a crate would be more code than this. (`pcap-file` is the one
-//! that writes; its last stable version is of 2022, and it allocates for each option of each packet. The tests read what
-//! is written here with `pcap-parser`, and so with somebody else's idea of the format.)
+//! Four kinds of blocks, each some numbers and options; a crate would be more code than this.
+//! (`pcap-file` is the one that writes; its last stable version is of 2022, and it allocates for
+//! each option of each packet. The tests read what is written here with `pcap-parser`, and so with
+//! somebody else's idea of the format.)
 //!
-//! The format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>. All numbers are little-endian.
+//! The format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>. All numbers are
+//! little-endian.
 
 use std::io::{self, Write};
 
@@ -149,7 +151,8 @@ impl<W: Write> Writer<W> {
         self.write_padded(bytes);
     }
 
-    /// Writes the block, which is of `kind`, with its length at both ends and the end of its options.
+    /// Writes the block, which is of `kind`, with its length at both ends and the end of its
+    /// options.
     fn finish_block(&mut self, kind: u32) -> io::Result<()> {
         self.write_u32(0);
         let len = (self.block.len() as u32 + 12).to_le_bytes();

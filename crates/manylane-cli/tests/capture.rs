@@ -1,4 +1,5 @@
-//! `manylane capture` from outside: what is in its files, when it ends, whom it captures. In a testbed, but for the rest.
+//! `manylane capture` from outside: what is in its files, when it ends, whom it captures. In a
+//! testbed, but for the rest.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -85,7 +86,8 @@ fn ask(host: &Host, server: &str, count: u64) {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
-/// What a capture file has: names of its interfaces, packets received and sent, blocks of statistics.
+/// What a capture file has: names of its interfaces, packets received and sent, blocks of
+/// statistics.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
     interfaces: Vec<String>,

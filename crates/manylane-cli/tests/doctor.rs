@@ -1,4 +1,5 @@
-//! `manylane doctor` and `manylane tune` from outside, in network namespaces where something is wrong.
+//! `manylane doctor` and `manylane tune` from outside, in network namespaces where something is
+//! wrong.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -104,7 +105,8 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
 
     let port = addr.port().to_string();
     for words in [&["doctor"][..], &["doctor", "--port", &port]] {
-        // What another test is just starting has copies of all descriptors until it runs its own program.
+        // What another test is just starting has copies of all descriptors until it runs its own
+        // program.
         let is_copied = |document: &Value| {
             let row = rows(document, "socket-drops").first().map(|row| row["seen"].to_string());
             row.is_some_and(|seen| seen.contains(" processes, among them "))
@@ -438,7 +440,8 @@ fn netns_tune_says_what_it_may_not_set() {
     }
     let testbed = one_host(1);
     let host = testbed.host(0);
-    // A socket with the system's buffer that was too small: that is a setting of the machine, not of a namespace.
+    // A socket with the system's buffer that was too small: that is a setting of the machine, not
+    // of a namespace.
     let socket = host.run(|| UdpSocket::bind((host.ip4(0), 0)).unwrap());
     let addr = socket.local_addr().unwrap();
     host.run(|| {
@@ -544,7 +547,8 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
     };
     let lane = &document["facts"]["lanes"][0];
     assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));
-    // Whether its processor is woken late is the machine's affair; if so, it is wrong, about that one alone, and only by name.
+    // Whether its processor is woken late is the machine's affair; if so, it is wrong, about that
+    // one alone, and only by name.
     let limit = || document["facts"]["cpu"]["idle"][cpu.to_string()]["limit"].as_str();
     let late = rows(&document, "idle-leaves-late");
     if skip::need_unless_forced(

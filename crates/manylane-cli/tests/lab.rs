@@ -1,4 +1,5 @@
-//! `manylane lab` from outside: what each paper's rows are, and that a run which was stopped or killed goes on.
+//! `manylane lab` from outside: what each paper's rows are, and that a run which was stopped or
+//! killed goes on.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -263,7 +264,8 @@ fn a_run_that_was_killed_goes_on_where_it_was() {
     assert_eq!(places(resumed).len(), 20, "five receivers, four numbers of readers");
     for row in resumed.iter().filter(|row| row["value"].is_f64()) {
         assert_eq!(row["samples"].as_array().unwrap().len(), 1, "{row}");
-        // Nobody holds back what comes from the testbed's sender: on a busy machine, a ring may be full.
+        // Nobody holds back what comes from the testbed's sender: on a busy machine, a ring may be
+        // full.
         let least = if row["line"].as_str().unwrap().starts_with("lane/xdp") { 1 } else { 60_000 };
         assert!((least..=60_000).contains(&row["counts"]["delivered"].as_u64().unwrap()), "{row}");
     }

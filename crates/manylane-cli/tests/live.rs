@@ -1,4 +1,5 @@
-//! `manylane top` and `manylane limit` from outside: what they say of processes that run, and what they change there.
+//! `manylane top` and `manylane limit` from outside: what they say of processes that run, and what
+//! they change there.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -199,8 +200,8 @@ fn netns_top_without_processes_says_so() {
     assert!(text.starts_with("no process here shows lanes"), "{text}");
 }
 
-/// What waits in the rings of a lane of the library behind its last batch, and for how much there is room; the lane is driven by
-/// hand, so that all of it is known.
+/// What waits in the rings of a lane of the library behind its last batch, and for how much there
+/// is room; the lane is driven by hand, so that all of it is known.
 #[test]
 fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     const TEST: &str = "netns_xdp_top_shows_the_rings_of_a_lane_of_the_library";
@@ -255,7 +256,8 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     told(SENT, 0);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
-    // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its frames back first.
+    // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its
+    // frames back first.
     assert_eq!(take(), 0);
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
     redirected(SENT + 100);

@@ -1,5 +1,5 @@
-//! The program from outside: what it prints, where, and with which exit code. Over loopback, but for what needs
-//! links that go down.
+//! The program from outside: what it prints, where, and with which exit code. Over loopback, but
+//! for what needs links that go down.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -493,8 +493,9 @@ fn loopback_lanes_wait_as_they_are_told_and_say_how() {
     }
 }
 
-/// In a container, lanes are as many as the quota of its cgroup lets run. A tree of cgroups of version 2 as a container sees it, made of
-/// files: machines whose processor controller is in the hierarchies of version 1 have no other.
+/// In a container, lanes are as many as the quota of its cgroup lets run. A tree of cgroups of
+/// version 2 as a container sees it, made of files: machines whose processor controller is in the
+/// hierarchies of version 1 have no other.
 #[test]
 fn netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run() {
     const TREE: &str = "mount -t tmpfs none /sys/fs/cgroup && mkdir -p /sys/fs/cgroup/box/inner && \

@@ -1,5 +1,5 @@
-//! `manylane run` from outside: how it starts programs, stands for them and ends; what it says of those beyond reach.
-//! No traffic here.
+//! `manylane run` from outside: how it starts programs, stands for them and ends; what it says of
+//! those beyond reach. No traffic here.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -51,7 +51,8 @@ fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
     panic!("waited in vain: {what}");
 }
 
-/// `manylane run` in a process group of its own, as a shell starts it; the group is killed when the test fails.
+/// `manylane run` in a process group of its own, as a shell starts it; the group is killed when the
+/// test fails.
 struct Running {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -92,8 +93,8 @@ impl Drop for Running {
     }
 }
 
-/// The letter that the kernel has for what a process does: T is stopped. None if there is no such process, or if it has
-/// ended and nobody has noticed.
+/// The letter that the kernel has for what a process does: T is stopped. None if there is no such
+/// process, or if it has ended and nobody has noticed.
 fn state(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next().filter(|state| *state != 'Z')
@@ -345,7 +346,8 @@ fn a_program_that_cuts_the_report_short_harms_nobody() {
     assert!(stderr(&output).contains("no UDP socket was received on"), "{}", stderr(&output));
 }
 
-/// Runs a program that waits until it is told to end, and has it end when standard error has a line with `wanted`.
+/// Runs a program that waits until it is told to end, and has it end when standard error has a line
+/// with `wanted`.
 fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(PROGRAM);
     command.arg("run").args(options).args(["--", "sh", "-c", "read line"]).envs(variables.iter().copied());
@@ -504,7 +506,8 @@ fn head_drop_needs_lanes() {
     assert_eq!(run(&["--drop", "newest", "--", "true"]).status.code(), Some(2));
 }
 
-/// A socket that is bound, and closed by its number, as libuv closes; a file then has its descriptor.
+/// A socket that is bound, and closed by its number, as libuv closes; a file then has its
+/// descriptor.
 const CLOSES: &str = r#"
 import ctypes, os, platform, socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

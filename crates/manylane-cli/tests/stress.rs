@@ -1,5 +1,5 @@
-//! A short run of the stress program, without `manylane run` and with it: a program that checks what the kernel says has
-//! to hold in both cases. `make stress` runs it for longer.
+//! A short run of the stress program, without `manylane run` and with it: a program that checks
+//! what the kernel says has to hold in both cases. `make stress` runs it for longer.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 

@@ -1,13 +1,15 @@
 //! Which lanes others than their owners have to look at, so that nothing is out of reach.
 //!
-//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
-//! the lane is *uncovered*, and then:
+//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel.
+//! If the owner does not wait, the lane is *uncovered*, and then:
 //! - a receive that would say EAGAIN looks at every uncovered lane first;
-//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane. A wait that
-//!   ends before, by something else than a datagram for the socket, looks if the thread has not looked for a slice.
+//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at
+//!   every uncovered lane. A wait that ends before, by something else than a datagram for the
+//!   socket, looks if the thread has not looked for a slice.
 //!
-//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
-//! sleeps. Who is never without datagrams of its own looks, too, once in some receives.
+//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks,
+//! within a slice if it sleeps. Who is never without datagrams of its own looks, too, once in some
+//! receives.
 //!
 //! An owner that is dead is known to be (`liveness.rs`): the first look at its lane takes it out of
 //! steering, and what it holds goes before anything newer (`recovery.rs`). One that is stopped is
@@ -35,7 +37,8 @@ pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64
         .fold(0, |mask, lane| mask | 1 << lane)
 }
 
-/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `now` is from `now_ms`.
+/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `now` is from
+/// `now_ms`.
 #[inline]
 fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     let Some(owner) = shared.owner_of(lane) else { return false };
@@ -45,8 +48,8 @@ fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     }
     let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
     let last = shared.polled_at_ms[lane].load(Ordering::Relaxed);
-    // One look counts in each slice, however many look and however often; none counts for more, however long all were
-    // stopped before it.
+    // One look counts in each slice, however many look and however often; none counts for more,
+    // however long all were stopped before it.
     if now.wrapping_sub(last) >= WAIT_SLICE_MS as u32
         && shared.polled_at_ms[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
@@ -57,11 +60,13 @@ fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
             orphan_lane(sock, shared, lane);
         }
     }
-    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all the same.
+    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all
+    // the same.
     waits && shared.stalled_polls[lane].load(Ordering::Relaxed) <= STALLED_POLLS_MAX
 }
 
-/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
+/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove
+/// itself again.
 #[cold]
 fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
     // Before anything newer, and with or without the lock: who has it may be stopped, too.
@@ -92,7 +97,8 @@ fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
 #[inline]
 pub(crate) fn now_ms() -> u32 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be
+    // there.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
 }

@@ -15,7 +15,8 @@ use crate::start::fail_with_errno;
 use crate::table::{self, Entry};
 use crate::{epoll, identity, lanes, options, quiesce, real, send_batch, thread};
 
-/// Looks at a number that the library uses for a moment, and the time between two: as long as one waits for a lock.
+/// Looks at a number that the library uses for a moment, and the time between two: as long as one
+/// waits for a lock.
 const FD_BUSY_RETRIES: u32 = 10_000;
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 
@@ -223,7 +224,8 @@ pub(crate) fn closefrom(first: c_int) {
     if close_range(first, c_uint::MAX, 0) == 0 {
         return;
     }
-    // A kernel before 5.9: what is known here is closed here, the rest by the C library if no lane is in its way.
+    // A kernel before 5.9: what is known here is closed here, the rest by the C library if no lane
+    // is in its way.
     let known = || table::tracked(first, c_uint::MAX);
     known().filter(|(_, entry)| *entry != Entry::Hidden).for_each(|(fd, _)| _ = close(fd));
     if known().next().is_none() {

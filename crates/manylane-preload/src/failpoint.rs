@@ -54,7 +54,8 @@ mod armed {
             && point.fired.0.swap(1, Ordering::Relaxed) == 0
         {
             loop {
-                // SAFETY: the calls take numbers; the first one ends the thread, or the second one the process.
+                // SAFETY: the calls take numbers; the first one ends the thread, or the second one
+                // the process.
                 unsafe {
                     if point.thread_only {
                         libc::syscall(libc::SYS_exit, 0);

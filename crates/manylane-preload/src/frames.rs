@@ -14,8 +14,8 @@ use manylane_wire::frame::UdpFrame;
 
 use crate::lease::Lease;
 
-/// A datagram in a frame that came through the XDP program and can be believed; none for one that the kernel would have
-/// dropped.
+/// A datagram in a frame that came through the XDP program and can be believed; none for one that
+/// the kernel would have dropped.
 #[inline]
 pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
     let mut datagram = Datagram::default();
@@ -74,7 +74,8 @@ impl TxDatagram {
 
     /// Of a message that asks for nothing but to be sent to an address.
     pub(crate) fn from_msghdr(message: *const msghdr) -> Option<Self> {
-        // SAFETY: the program's message, which the kernel would read here; null is what it would refuse.
+        // SAFETY: the program's message, which the kernel would read here; null is what it would
+        // refuse.
         let message = unsafe { message.as_ref() }?;
         if message.msg_controllen != 0 {
             return None;
@@ -112,7 +113,8 @@ impl TxDatagram {
             // SAFETY: the program's array of pieces.
             let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let part = piece.iov_len.min(room.len() - done);
-            // SAFETY: the program's memory of that length, which the kernel would read; there is room for the sum.
+            // SAFETY: the program's memory of that length, which the kernel would read; there is
+            // room for the sum.
             unsafe {
                 ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), room[done..].as_mut_ptr(), part);
             }
@@ -145,7 +147,8 @@ impl TxDatagram {
         one.then(|| SocketAddr::new(ip, port))
     }
 
-    /// Writes the frame of a datagram of `len` bytes, and says how long it is. None if it does not fit.
+    /// Writes the frame of a datagram of `len` bytes, and says how long it is. None if it does not
+    /// fit.
     pub(crate) fn write_frame(
         &self,
         room: &mut [u8],
@@ -169,7 +172,8 @@ impl TxDatagram {
     }
 }
 
-/// What the socket asks for by `IP_MTU_DISCOVER`: routers may cut the packet up, so that it has a number.
+/// What the socket asks for by `IP_MTU_DISCOVER`: routers may cut the packet up, so that it has a
+/// number.
 fn allow_fragments(head: &mut [u8], id: u16) {
     const IP_OFFSET: usize = 14;
     if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {

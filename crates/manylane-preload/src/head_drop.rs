@@ -1,5 +1,6 @@
-//! Under overload the newest wins, for who asked for it (`--drop head`): of a kernel socket's queue that is more than half
-//! full, the oldest datagrams are thrown away, down to a quarter of it. `queues.rs` does the same with rings.
+//! Under overload the newest wins, for who asked for it (`--drop head`): of a kernel socket's queue
+//! that is more than half full, the oldest datagrams are thrown away, down to a quarter of it.
+//! `queues.rs` does the same with rings.
 //!
 //! How full a queue is says the memory that the kernel books for it (`SO_MEMINFO`), a system call:
 //! a thread makes it for one receive in [`CHECK_INTERVAL`]. What is thrown away is received into
@@ -31,8 +32,9 @@ const RECHECK_DIVISOR: u32 = 16;
 /// Memory that a queued datagram has at least.
 const SKB_TRUESIZE_MIN: u32 = 512;
 
-/// Receives for the program what is left when its lane's queue has been made a quarter full: the answer of its call. None, and
-/// nothing is done, if it is not this receive's turn to look, or if the queue is not more than half full.
+/// Receives for the program what is left when its lane's queue has been made a quarter full: the
+/// answer of its call. None, and nothing is done, if it is not this receive's turn to look, or if
+/// the queue is not more than half full.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
@@ -83,14 +85,16 @@ pub(crate) fn receive(
     answer
 }
 
-/// From `fd`, where the program has `own`: the newest that is left, or the error that receiving ended with, and how many were thrown away.
+/// From `fd`, where the program has `own`: the newest that is left, or the error that receiving
+/// ended with, and how many were thrown away.
 fn drop_stale(sock: &Sock, fd: c_int, own: c_int, flags: c_int, into: &RecvBufs) -> (Option<isize>, u64) {
     let Some((mut queued, limit)) = queue_memory(fd) else { return (None, 0) };
     if queued <= limit / 2 || fd == own && !identity::is_same_socket(sock, fd) {
         return (None, 0);
     }
     let (mut answer, mut thrown) = (None, 0);
-    // Memory of what was received since the last look, and since the kernel last said less: at the least.
+    // Memory of what was received since the last look, and since the kernel last said less: at the
+    // least.
     let (mut unlooked, mut unbooked) = (0, 0);
     let given = Lengths::load(into);
     // More may come all the time: no more than there was room for.
@@ -122,7 +126,8 @@ fn drop_stale(sock: &Sock, fd: c_int, own: c_int, flags: c_int, into: &RecvBufs)
     (answer, thrown)
 }
 
-/// Memory that waits in the queue of a kernel socket, and at which it is full. None before Linux 4.12.
+/// Memory that waits in the queue of a kernel socket, and at which it is full. None before Linux
+/// 4.12.
 fn queue_memory(fd: c_int) -> Option<(u32, u32)> {
     // Of linux/sock_diag.h: the first is SK_MEMINFO_RMEM_ALLOC, the second SK_MEMINFO_RCVBUF.
     let mut words = [0_u32; 9];
@@ -146,7 +151,8 @@ fn recv_one(fd: c_int, flags: c_int, into: &RecvBufs) -> isize {
         }
         RecvBufs::Message(message) => call::recvmsg(fd, message, flags),
         RecvBufs::Messages { to, .. } => {
-            // SAFETY: the program's array of one message at least, to which the kernel would write, too.
+            // SAFETY: the program's array of one message at least, to which the kernel would write,
+            // too.
             let (message, len) = unsafe { (&raw mut (*to).msg_hdr, &raw mut (*to).msg_len) };
             let got = call::recvmsg(fd, message, flags);
             if got < 0 {
@@ -159,7 +165,8 @@ fn recv_one(fd: c_int, flags: c_int, into: &RecvBufs) -> isize {
     }
 }
 
-/// What a receive reads and writes beside the buffers: how much room there is, and how much of it was used.
+/// What a receive reads and writes beside the buffers: how much room there is, and how much of it
+/// was used.
 #[derive(Clone, Copy)]
 enum Lengths {
     None,

@@ -1,8 +1,9 @@
-//! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The program does not know of them.
+//! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The
+//! program does not know of them.
 //!
-//! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)): lanes move then, copies are
-//! waited for, and queues stay. So that neither side takes the other's file away, a number is taken, and marked in the table,
-//! under a lock that dup2 has, too.
+//! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)):
+//! lanes move then, copies are waited for, and queues stay. So that neither side takes the other's
+//! file away, a number is taken, and marked in the table, under a lock that dup2 has, too.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -21,7 +22,8 @@ pub(crate) fn lock() -> Option<Guard<'static>> {
     lock::lock(&FD_LOCK, true)
 }
 
-/// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+/// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open
+/// it.
 pub(crate) fn in_child() {
     FD_LOCK.store(0, Ordering::Relaxed);
 }
@@ -44,8 +46,9 @@ pub(crate) fn hide(open: impl FnOnce() -> c_int) -> c_int {
 
 /// Another descriptor for the same, where programs seldom look; negative if there is none left.
 fn dup_high(fd: c_int) -> c_int {
-    // Not at the very top: the kernel's table of descriptors grows with the largest number, and select(2) takes sets to be as
-    // long as that table where a program says no less. Sets of the C library's size are to remain enough.
+    // Not at the very top: the kernel's table of descriptors grows with the largest number, and
+    // select(2) takes sets to be as long as that table where a program says no less. Sets of the C
+    // library's size are to remain enough.
     call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (lane_socket::fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
 }
 
@@ -60,7 +63,8 @@ pub(crate) fn move_high(low: c_int) -> c_int {
     high
 }
 
-/// Closes a descriptor of the library's own, unless the program has closed it past the library and has the number now.
+/// Closes a descriptor of the library's own, unless the program has closed it past the library and
+/// has the number now.
 pub(crate) fn close(fd: c_int) {
     if table::entry(fd) == Entry::Hidden {
         call::close(fd);
@@ -95,8 +99,8 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
-/// this is used.
+/// A descriptor of our own for a socket of the program, which may close its own, and use their
+/// numbers for something else, while this is used.
 pub(crate) struct HiddenFd(c_int);
 
 impl HiddenFd {
@@ -155,8 +159,9 @@ pub(crate) fn vacate(to: c_int) -> Vacated {
 /// A number that is never open; a negative one is none to poll(2).
 const INVALID_FD: c_int = c_int::MAX;
 
-/// The number that the kernel is given for `fd` of a call of the program: of a descriptor that the program does not have, one
-/// that is not open, so that the call fails as it would without the library.
+/// The number that the kernel is given for `fd` of a call of the program: of a descriptor that the
+/// program does not have, one that is not open, so that the call fails as it would without the
+/// library.
 #[inline]
 pub(crate) fn kernel_fd(fd: c_int) -> c_int {
     if table::entry(fd) == Entry::Hidden { masked_fd(fd) } else { fd }
@@ -164,7 +169,8 @@ pub(crate) fn kernel_fd(fd: c_int) -> c_int {
 
 #[cold]
 fn masked_fd(fd: c_int) -> c_int {
-    // The child of a vfork may have put a file of its own there, which the table of the parent does not say.
+    // The child of a vfork may have put a file of its own there, which the table of the parent does
+    // not say.
     if thread::is_own_process() { INVALID_FD } else { fd }
 }
 

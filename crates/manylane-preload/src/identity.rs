@@ -1,10 +1,11 @@
 //! Whether a descriptor still is the socket that the table says it is.
 //!
-//! A program can close a descriptor past the C library (io_uring, system calls of its own), and the number comes to mean something
-//! else. The kernel's cookie of a socket, which no other socket ever has, tells. It costs a system call, so that it is asked for
-//! off the path of a datagram: before an option, a copy, an epoll instance or a lane is made of a socket, when a thread receives
-//! on it for the first time, when a call says that there is no such socket, and after each slice of a wait. What is found to be
-//! closed is closed here, too: its lanes, and its lease.
+//! A program can close a descriptor past the C library (io_uring, system calls of its own), and the
+//! number comes to mean something else. The kernel's cookie of a socket, which no other socket ever
+//! has, tells. It costs a system call, so that it is asked for off the path of a datagram: before
+//! an option, a copy, an epoll instance or a lane is made of a socket, when a thread receives on it
+//! for the first time, when a call says that there is no such socket, and after each slice of a
+//! wait. What is found to be closed is closed here, too: its lanes, and its lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,7 +53,8 @@ pub(crate) fn is_same_socket(sock: &Sock, fd: c_int) -> bool {
     }
 }
 
-/// Whether `fd` is `sock`, as far as the table says so. If it is not any more, what it meant is closed. Without locks.
+/// Whether `fd` is `sock`, as far as the table says so. If it is not any more, what it meant is
+/// closed. Without locks.
 #[cold]
 pub(crate) fn revalidate(sock: &Sock, fd: c_int) -> bool {
     let entry = Entry::Sock(sock.index());
@@ -84,7 +86,8 @@ pub(crate) fn revalidate_all(sock: &Sock) -> bool {
     all.fold(false, |any, (fd, _)| !revalidate(sock, fd) || any)
 }
 
-/// Looks at all sockets with lanes or queues; with a port, at those of that port. Whether one was closed unseen.
+/// Looks at all sockets with lanes or queues; with a port, at those of that port. Whether one was
+/// closed unseen.
 pub(crate) fn sweep(port: Option<u16>) -> bool {
     if let Some(port) = port.map(usize::from)
         && PORTS[port / 64].load(Ordering::Relaxed) & 1 << (port % 64) == 0
@@ -109,7 +112,8 @@ pub(crate) fn sweep_addr(addr: *const sockaddr, len: socklen_t) -> bool {
     if addr.is_null() || (len as usize) < size_of::<libc::sockaddr_in>() {
         return false;
     }
-    // SAFETY: the kernel has just read as many bytes here. Both families have the port at the same place.
+    // SAFETY: the kernel has just read as many bytes here. Both families have the port at the same
+    // place.
     let port = unsafe { (&raw const (*addr.cast::<libc::sockaddr_in>()).sin_port).read_unaligned() };
     sweep(Some(u16::from_be(port)))
 }

@@ -1,5 +1,5 @@
-//! Sockets that were bound before the program was started: by systemd, by inetd, by the program that started it. They stay the
-//! kernel's, and the report says so once they are received on.
+//! Sockets that were bound before the program was started: by systemd, by inetd, by the program
+//! that started it. They stay the kernel's, and the report says so once they are received on.
 
 use std::sync::atomic::Ordering;
 

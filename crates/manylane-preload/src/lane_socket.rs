@@ -1,8 +1,10 @@
-//! A lane's own kernel socket: opened as the program's is, bound to the same address, in one group with it.
+//! A lane's own kernel socket: opened as the program's is, bound to the same address, in one group
+//! with it.
 //!
-//! The program's socket is bound as the program says, alone. Only when a second socket is to join it does it get
-//! SO_REUSEPORT, which the kernel checks when the second one binds (and then makes the group): until then the port is as
-//! exclusive as without us, and other programs are refused as ever (EADDRINUSE).
+//! The program's socket is bound as the program says, alone. Only when a second socket is to join
+//! it does it get SO_REUSEPORT, which the kernel checks when the second one binds (and then makes
+//! the group): until then the port is as exclusive as without us, and other programs are refused as
+//! ever (EADDRINUSE).
 
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -40,7 +42,8 @@ pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
 /// The number of a socket, as `/proc/PID/fd` has it; 0 if it cannot be known.
 pub(crate) fn inode(fd: c_int) -> u64 {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are a value of it.
+    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are a
+    // value of it.
     unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
 }
 
@@ -95,8 +98,8 @@ impl BoundAddr {
     }
 }
 
-/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `in_group` is called
-/// the moment it is there.
+/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by
+/// nobody's wish yet. `in_group` is called the moment it is there.
 pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
     let bound = bound_addr(fd).ok_or(Reason::NoSocket)?;
     let family = c_int::from(bound.storage.ss_family);
@@ -104,7 +107,8 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     if lane < 0 {
         return Err(Reason::NoSocket);
     }
-    // The calling thread may have moved since the program's socket was opened: what is sent to the address there is not for it.
+    // The calling thread may have moved since the program's socket was opened: what is sent to the
+    // address there is not for it.
     if !is_same_netns(fd, lane) {
         hidden_fds::close(lane);
         return Err(Reason::Namespace);
@@ -128,7 +132,8 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     Err(Reason::NoSocket)
 }
 
-/// Whether two sockets are in one network namespace. A kernel before 5.14 does not say: they are, unless the process has moved.
+/// Whether two sockets are in one network namespace. A kernel before 5.14 does not say: they are,
+/// unless the process has moved.
 fn is_same_netns(one: c_int, other: c_int) -> bool {
     match (identity::netns_cookie(one), identity::netns_cookie(other)) {
         (Some(one), Some(other)) => one == other,
@@ -138,9 +143,10 @@ fn is_same_netns(one: c_int, other: c_int) -> bool {
 
 const SO_DETACH_REUSEPORT_BPF: c_int = 68;
 
-/// Before `fd` is bound: should a group ever come of it, then all that comes is this socket's, from the moment at which the
-/// group exists until somebody steers. The kernel takes steering ahead only for a socket that asks for a group and is not
-/// bound; bound without asking, the socket is as exclusive as ever. Whether it could be done.
+/// Before `fd` is bound: should a group ever come of it, then all that comes is this socket's, from
+/// the moment at which the group exists until somebody steers. The kernel takes steering ahead only
+/// for a socket that asks for a group and is not bound; bound without asking, the socket is as
+/// exclusive as ever. Whether it could be done.
 pub(crate) fn pre_steer(fd: c_int) -> bool {
     let ask = |value| sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
     let done = ask(1) && attach_filter(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::FIRST_SOCKET);
@@ -148,8 +154,8 @@ pub(crate) fn pre_steer(fd: c_int) -> bool {
     ask(0) && done
 }
 
-/// Takes the steering off a socket that is in no group of ours (Linux 5.3): a group that the program makes is the kernel's
-/// business.
+/// Takes the steering off a socket that is in no group of ours (Linux 5.3): a group that the
+/// program makes is the kernel's business.
 pub(crate) fn detach_steering(fd: c_int) {
     sockopt::set_int_option(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
 }
@@ -164,11 +170,13 @@ pub(crate) fn fd_limit() -> u64 {
     }
 }
 
-/// Descriptors that the program keeps free in any case: a quarter of its limit, within these bounds.
+/// Descriptors that the program keeps free in any case: a quarter of its limit, within these
+/// bounds.
 const FD_RESERVE_MIN: usize = 64;
 const FD_RESERVE_MAX: usize = 1024;
 
-/// How many of `wanted` descriptors can be spared: the library never has more of them than it leaves free, and leaves the reserve.
+/// How many of `wanted` descriptors can be spared: the library never has more of them than it
+/// leaves free, and leaves the reserve.
 pub(crate) fn spare_fds(wanted: usize) -> usize {
     let limit = fd_limit().min(c_int::MAX as u64) as usize;
     let held = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
@@ -177,8 +185,8 @@ pub(crate) fn spare_fds(wanted: usize) -> usize {
     wanted.min(free.saturating_sub(held) / 2).min(free.saturating_sub(reserve))
 }
 
-/// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top, where most of them are, by
-/// poll(2), which tells of many with one call.
+/// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top,
+/// where most of them are, by poll(2), which tells of many with one call.
 fn count_free_fds(limit: usize, enough: usize) -> usize {
     const CHUNK_LEN: usize = 256;
     let (mut top, mut free) = (limit, 0);
@@ -204,8 +212,8 @@ pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]
     call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
 }
 
-/// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more. It is connected
-/// to where nothing comes from; where no route leads there, its filter has to do.
+/// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more.
+/// It is connected to where nothing comes from; where no route leads there, its filter has to do.
 pub(crate) fn retire(lane: c_int) {
     attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
     if let Some(bound) = bound_addr(lane) {

@@ -1,5 +1,5 @@
-//! Queues of devices on lease (engine `xdp`): asked of the launcher, opened, closed, given back. `manylane_sys::lease` has the
-//! messages.
+//! Queues of devices on lease (engine `xdp`): asked of the launcher, opened, closed, given back.
+//! `manylane_sys::lease` has the messages.
 //!
 //! ```text
 //! NONE ─ask─► LENT ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
@@ -7,12 +7,14 @@
 //! ```
 //!
 //! - NONE, CLOSED: the socket is what it is with engine `mmsg`.
-//! - LENT: the queues are mapped, and nothing comes to them. So they are before a fork, which hands them to the child.
+//! - LENT: the queues are mapped, and nothing comes to them. So they are before a fork, which hands
+//!   them to the child.
 //! - OPEN: frames come to the queues, and each lane has some of them (`queues.rs`).
 //! - DRAINING: nothing comes any more, for good, and what is there goes before anything else.
 //!
-//! What each process has of a lease is in memory that is never unmapped: a thread may be in it while another one closes the
-//! socket. The state is in the memory that all processes share. Only who has the socket's lock changes either.
+//! What each process has of a lease is in memory that is never unmapped: a thread may be in it
+//! while another one closes the socket. The state is in the memory that all processes share. Only
+//! who has the socket's lock changes either.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -40,7 +42,8 @@ pub(crate) const OPEN: u32 = 2;
 pub(crate) const DRAINING: u32 = 3;
 pub(crate) const CLOSED: u32 = 4;
 
-/// The launcher answers within milliseconds; it may have to open devices, on a machine that is busy.
+/// The launcher answers within milliseconds; it may have to open devices, on a machine that is
+/// busy.
 const LEASE_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Leases that a process has in its life: what is mapped stays so.
 const LEASES_MAX: u32 = 64;
@@ -154,8 +157,8 @@ fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) 
 fn place_static(lease: Lease) -> Option<&'static Lease> {
     let words = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
     let at = words.as_ptr().cast_mut().cast::<Lease>();
-    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of it yet. The lease has no
-    // other owner afterwards.
+    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of
+    // it yet. The lease has no other owner afterwards.
     unsafe {
         at.write(lease);
         Some(&*at)
@@ -216,7 +219,8 @@ fn request(fd: c_int) -> std::io::Result<Lease> {
 /// A lease that came to nothing. One that is settled is never dropped.
 impl Drop for Lease {
     fn drop(&mut self) {
-        // What is hidden cannot be closed, by the program or by the drops of the queues. The lessor sees the end of it.
+        // What is hidden cannot be closed, by the program or by the drops of the queues. The lessor
+        // sees the end of it.
         self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
         let end = *self.control_fd.get_mut();
         if end >= 0 {
@@ -264,7 +268,8 @@ fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     queues::report_lanes(shared);
 }
 
-/// The socket is about to be plain, or to be closed: when this returns, nothing comes to the queues any more. Under the socket's lock.
+/// The socket is about to be plain, or to be closed: when this returns, nothing comes to the queues
+/// any more. Under the socket's lock.
 pub(crate) fn close(sock: &Sock, shared: &Shared) {
     if shared.lease.load(Ordering::Acquire) != OPEN {
         return;
@@ -277,7 +282,8 @@ pub(crate) fn close(sock: &Sock, shared: &Shared) {
     shared.lease.store(DRAINING, Ordering::SeqCst);
 }
 
-/// This process closes the socket: it has no part in the lease any more. When no process has, the lessor takes it back.
+/// This process closes the socket: it has no part in the lease any more. When no process has, the
+/// lessor takes it back.
 pub(crate) fn release(sock: &Sock) {
     let Some(lease) = sock.lease() else { return };
     queues::flush();

@@ -1,10 +1,11 @@
 //! `libmanylane_preload.so`: gives an unmodified UDP server lanes.
 //!
-//! The library stands in front of the C library's calls that take descriptors. A call for a descriptor that is none of its
-//! business goes on as it came. A UDP socket that one thread receives on is used by that thread with the kernel's own
-//! calls, too. Only when several threads, epoll instances or forked children receive on one socket does each get a
-//! kernel socket of its own, bound to the same address in one reuseport group: its lane. ARCHITECTURE.md, "The shim", has
-//! the whole design; docs/run.md says what users see.
+//! The library stands in front of the C library's calls that take descriptors. A call for a
+//! descriptor that is none of its business goes on as it came. A UDP socket that one thread
+//! receives on is used by that thread with the kernel's own calls, too. Only when several threads,
+//! epoll instances or forked children receive on one socket does each get a kernel socket of its
+//! own, bound to the same address in one reuseport group: its lane. ARCHITECTURE.md, "The shim",
+//! has the whole design; docs/run.md says what users see.
 //!
 //! In the order in which a call meets them:
 //!

@@ -1,16 +1,19 @@
-//! Who is alive. A thread shows it by a mutex that it takes once and never gives back, and that the kernel opens when the
-//! thread dies, by whatever death: a robust futex. To look costs two loads and no call.
+//! Who is alive. A thread shows it by a mutex that it takes once and never gives back, and that the
+//! kernel opens when the thread dies, by whatever death: a robust futex. To look costs two loads
+//! and no call.
 //!
-//! The mutexes are in a mapping that is shared with all that is forked. A thread has one of them, its *life*; others know
-//! it by a [`Token`], which fits no other thread, ever. Whoever finds the life of a token gone knows, and need not guess
-//! from what moves and what stands still: a thread that is stopped is alive.
+//! The mutexes are in a mapping that is shared with all that is forked. A thread has one of them,
+//! its *life*; others know it by a [`Token`], which fits no other thread, ever. Whoever finds the
+//! life of a token gone knows, and need not guess from what moves and what stands still: a thread
+//! that is stopped is alive.
 //!
-//! Why not otherwise: a lock on an open file is shared by a fork, and a lock of a process says nothing of threads; to
-//! watch a process by a descriptor takes one for each, a call for each look, and a number that others may have got
-//! meanwhile. The list of robust futexes belongs to the C library, one for each thread: so these are its mutexes.
+//! Why not otherwise: a lock on an open file is shared by a fork, and a lock of a process says
+//! nothing of threads; to watch a process by a descriptor takes one for each, a call for each look,
+//! and a number that others may have got meanwhile. The list of robust futexes belongs to the C
+//! library, one for each thread: so these are its mutexes.
 //!
-//! Without room, or where the kernel or the C library does not do this, a thread has no life, and nobody takes it for dead:
-//! what is left then is its beat (`coverage.rs`).
+//! Without room, or where the kernel or the C library does not do this, a thread has no life, and
+//! nobody takes it for dead: what is left then is its beat (`coverage.rs`).
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -19,7 +22,8 @@ use libc::{c_int, pthread_mutex_t};
 
 use crate::memory::{self, Atomics};
 
-/// Threads of a program and of all that it forks that can have a life at a time. A token has 16 bits for them.
+/// Threads of a program and of all that it forks that can have a life at a time. A token has 16
+/// bits for them.
 const SLOTS_MAX: usize = 4096;
 const _: () = assert!(SLOTS_MAX < u16::MAX as usize);
 
@@ -36,7 +40,8 @@ struct Liveness {
     state: AtomicU32,
     /// Changes with each thread that takes it.
     generation: AtomicU32,
-    /// A `pthread_mutex_t`, whose first word is the futex: the thread's number, or the kernel's word that it died.
+    /// A `pthread_mutex_t`, whose first word is the futex: the thread's number, or the kernel's
+    /// word that it died.
     mutex: [AtomicU32; 12],
 }
 
@@ -73,8 +78,8 @@ pub(crate) fn has_exited(token: Token) -> bool {
         || life.mutex[0].load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
 }
 
-/// Takes a life for the calling thread, whose number is `tid`, until it ends; 0 if there is none. Signals are blocked: the
-/// C library's list of a thread's robust mutexes is being changed.
+/// Takes a life for the calling thread, whose number is `tid`, until it ends; 0 if there is none.
+/// Signals are blocked: the C library's list of a thread's robust mutexes is being changed.
 #[cold]
 pub(crate) fn acquire(tid: u32) -> Token {
     let lives = slots();
@@ -85,8 +90,9 @@ pub(crate) fn acquire(tid: u32) -> Token {
             TryLock::Busy => {}
             TryLock::Unsupported => return 0,
             TryLock::Acquired => {
-                // What the word holds is the kernel's business and the C library's: only if it is as the kernel says
-                // (and the thread is one that the C library made) will there be a sign of death in it.
+                // What the word holds is the kernel's business and the C library's: only if it is
+                // as the kernel says (and the thread is one that the C library made) will there be
+                // a sign of death in it.
                 if life.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
                     // SAFETY: the calling thread has just taken it.
                     unsafe { libc::pthread_mutex_unlock(life.mutex()) };
@@ -125,7 +131,8 @@ impl Liveness {
         if self.state.load(Ordering::Acquire) != READY {
             return TryLock::Busy;
         }
-        // SAFETY: made once, as a robust mutex that processes share, in memory that is never unmapped.
+        // SAFETY: made once, as a robust mutex that processes share, in memory that is never
+        // unmapped.
         match unsafe { libc::pthread_mutex_trylock(self.mutex()) } {
             0 => TryLock::Acquired,
             libc::EOWNERDEAD => {
@@ -140,8 +147,9 @@ impl Liveness {
     fn init(&self) -> bool {
         let mut how = std::mem::MaybeUninit::uninit();
         let all = |results: &[c_int]| results.iter().all(|result| *result == 0);
-        // SAFETY: the attributes are made before they are changed and read; the mutex is room that only the caller uses
-        // (the slot's state says so), zero, large and aligned enough (asserted above).
+        // SAFETY: the attributes are made before they are changed and read; the mutex is room that
+        // only the caller uses (the slot's state says so), zero, large and aligned enough (asserted
+        // above).
         unsafe {
             all(&[
                 libc::pthread_mutexattr_init(how.as_mut_ptr()),

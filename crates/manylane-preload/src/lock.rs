@@ -13,8 +13,9 @@ use std::time::Duration;
 use crate::liveness;
 use crate::thread;
 
-/// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace period, or for its turn on a
-/// machine that is busy. Only one that is stopped takes longer than these 5 s.
+/// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace
+/// period, or for its turn on a machine that is busy. Only one that is stopped takes longer than
+/// these 5 s.
 const YIELDS_MAX: u32 = 100;
 const SLEEPS_MAX: u32 = 10_000;
 const SLEEP_INTERVAL: Duration = Duration::from_micros(500);
@@ -29,7 +30,8 @@ impl SignalMask {
     pub(crate) fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with these arguments.
+        // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with
+        // these arguments.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());

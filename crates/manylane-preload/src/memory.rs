@@ -1,17 +1,19 @@
-//! Memory of the library's own: mapped, never unmapped, made of atomics only. Nothing here uses the program's heap,
-//! whose lock a signal handler might find taken.
+//! Memory of the library's own: mapped, never unmapped, made of atomics only. Nothing here uses the
+//! program's heap, whose lock a signal handler might find taken.
 
 use std::mem::size_of;
 use std::ptr;
 
-/// Marks types that are made of atomics only, for which zeroes are a value: what a fresh mapping holds.
+/// Marks types that are made of atomics only, for which zeroes are a value: what a fresh mapping
+/// holds.
 ///
 /// # Safety
-/// Every field is an atomic, or an array or a struct of such, and all zeroes are a value of the type.
+/// Every field is an atomic, or an array or a struct of such, and all zeroes are a value of the
+/// type.
 pub(crate) unsafe trait Atomics: Sized + Sync {}
 
-/// Maps `count` values, all zero; none when the system has no memory. `shared` mappings are one memory for a process
-/// and all that it forks later.
+/// Maps `count` values, all zero; none when the system has no memory. `shared` mappings are one
+/// memory for a process and all that it forks later.
 pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]> {
     let kind = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -28,7 +30,7 @@ pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]
     if at == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping has room for `count` values, is aligned to a page, zero, and never unmapped; Atomics says
-    // that zeroes are values and that others may write them at any time.
+    // SAFETY: the mapping has room for `count` values, is aligned to a page, zero, and never
+    // unmapped; Atomics says that zeroes are values and that others may write them at any time.
     Some(unsafe { std::slice::from_raw_parts(at.cast::<T>(), count) })
 }

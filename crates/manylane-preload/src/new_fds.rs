@@ -1,4 +1,5 @@
-//! Calls that hand out descriptors. What their numbers meant before was closed past the library, and is forgotten.
+//! Calls that hand out descriptors. What their numbers meant before was closed past the library,
+//! and is forgotten.
 
 use libc::{c_char, c_int, c_uint, mode_t, msghdr, sigset_t, sockaddr, socklen_t};
 
@@ -113,7 +114,8 @@ pub(crate) fn inotify_init1(flags: c_int) -> c_int {
     clear_stale(call::inotify_init1(flags))
 }
 
-/// A message was received on something that is not UDP: descriptors may have come with it (SCM_RIGHTS).
+/// A message was received on something that is not UDP: descriptors may have come with it
+/// (SCM_RIGHTS).
 pub(crate) fn clear_passed_fds(message: *const msghdr) {
     crate::send::for_each_fd(message, |fd| _ = clear_stale(fd));
 }

@@ -1,5 +1,5 @@
-//! setsockopt(2), getsockopt(2), ioctl(2): what a lane can have is set on every lane; what it cannot have makes the
-//! socket plain; what the library itself sets is not seen.
+//! setsockopt(2), getsockopt(2), ioctl(2): what a lane can have is set on every lane; what it
+//! cannot have makes the socket plain; what the library itself sets is not seen.
 
 use std::mem::size_of;
 use std::sync::atomic::Ordering;
@@ -91,7 +91,8 @@ fn is_zero(value: *const c_void, len: socklen_t) -> bool {
     unsafe { value.cast::<c_int>().read_unaligned() == 0 }
 }
 
-/// The program's own receive timeout: remembered, and the kernel's only while no wait has a bound of ours.
+/// The program's own receive timeout: remembered, and the kernel's only while no wait has a bound
+/// of ours.
 fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
     let fits = !value.is_null() && len as usize >= size_of::<timeval>();
@@ -115,7 +116,8 @@ fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void
 fn store_timeout(sock: &'static Sock, value: *const c_void) {
     // SAFETY: the caller has checked the length.
     let time = unsafe { value.cast::<timeval>().read_unaligned() };
-    // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd to imitate.
+    // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd
+    // to imitate.
     let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
     let us = round_to_ticks(us);
     sock.timeout_us.store(us, Ordering::Relaxed);
@@ -127,7 +129,8 @@ fn store_timeout(sock: &'static Sock, value: *const c_void) {
 /// A timeout as the kernel keeps it, and tells it: in whole ticks of its clock, rounded up.
 fn round_to_ticks(us: u64) -> u64 {
     let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call, which is none of the kernel's; it stays zero should it fail.
+    // SAFETY: the time is ours, and written by the call, which is none of the kernel's; it stays
+    // zero should it fail.
     unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
     match u64::try_from(tick.tv_nsec / 1000) {
         Ok(tick @ 1..) => us.next_multiple_of(tick),
@@ -142,7 +145,8 @@ pub(crate) fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    // Before the kernel is asked and after it: a socket that becomes plain in between is asked while it has our options.
+    // Before the kernel is asked and after it: a socket that becomes plain in between is asked
+    // while it has our options.
     let is_ours =
         level == libc::SOL_SOCKET && matches!(name, libc::SO_REUSEPORT | libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
     let shared = if is_ours { identity::sock(fd).and_then(Sock::shared) } else { None };

@@ -1,5 +1,5 @@
-//! Datagrams taken ahead (`--batch`): with one system call a thread takes what its lane's socket has, and its calls get it one
-//! by one.
+//! Datagrams taken ahead (`--batch`): with one system call a thread takes what its lane's socket
+//! has, and its calls get it one by one.
 //!
 //! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
 //! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
@@ -25,8 +25,9 @@
 //!   in the shared memory, and the next one who looks finishes the change (`recover`). The same
 //!   does a signal handler that interrupted the filling thread, which is where signals arrive: at
 //!   the end of the system call.
-//! - Somebody else's FILLING lasts for a system call that does not wait. Who meets it lets the other one go on for some turns,
-//!   then goes by the kernel. (One that is stopped right there keeps what it took until it goes on or dies.)
+//! - Somebody else's FILLING lasts for a system call that does not wait. Who meets it lets the
+//!   other one go on for some turns, then goes by the kernel. (One that is stopped right there
+//!   keeps what it took until it goes on or dies.)
 //! - Falling back: the mode changes first, then prefetches are emptied before anything else. A
 //!   filler looks at the mode after it has said FILLING, so that either it sees the fall, or the
 //!   fall sees that the prefetch is not idle (`is_idle`).
@@ -76,7 +77,8 @@ const END_SHIFT: u32 = 8;
 const NOT_RECEIVED: u32 = u32::MAX;
 /// Turns that are left to somebody who is filling.
 const SPIN_LIMIT: u32 = 64;
-/// Fills that may bring less than two datagrams before they are tried now and then only, and how often that is.
+/// Fills that may bring less than two datagrams before they are tried now and then only, and how
+/// often that is.
 const CREDITS_MAX: u32 = 8;
 const PROBE_INTERVAL: u32 = 8;
 
@@ -97,7 +99,8 @@ pub(crate) struct Prefetch {
     tails: UnsafeCell<[[u8; TAIL_LEN]; PREFETCH_MAX]>,
 }
 
-// SAFETY: what is not atomic is written by who says FILLING, and read by who has a claim: `word` keeps them apart.
+// SAFETY: what is not atomic is written by who says FILLING, and read by who has a claim: `word`
+// keeps them apart.
 unsafe impl Sync for Prefetch {}
 // SAFETY: zeroes are a prefetch that is empty, with headers that point nowhere; `map` sets them
 // before anybody knows of it.
@@ -175,7 +178,8 @@ pub(crate) fn ready_lanes(sock: &Sock, mask: u64) -> u64 {
     held.fold(0, |all, (lane, _)| all | 1 << lane)
 }
 
-/// Whether a socket that is plain still holds something, which goes before all else. Once it does not, it is so for good.
+/// Whether a socket that is plain still holds something, which goes before all else. Once it does
+/// not, it is so for good.
 pub(crate) fn has_leftovers(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
     if shared.mode() != PLAIN || shared.retired.load(Ordering::Acquire) & PREFETCH_BIT == 0 {
         return false;
@@ -224,8 +228,8 @@ impl Prefetch {
         for slot in 0..PREFETCH_MAX {
             let near = self.heads.get().cast::<[u8; HEAD_LEN]>().wrapping_add(slot);
             let far = self.tails.get().cast::<[u8; TAIL_LEN]>().wrapping_add(slot);
-            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet. Its address is the same in
-            // all processes that have it: they are forked.
+            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet.
+            // Its address is the same in all processes that have it: they are forked.
             unsafe {
                 *pieces.add(slot) = [
                     iovec { iov_base: near.cast(), iov_len: HEAD_LEN },
@@ -241,8 +245,8 @@ impl Prefetch {
     }
 
     /// Empties it for another socket's lane, and keeps it from being filled until
-    /// [`reopen`](Self::reopen). False if a thread is still filling it, or copies out of it: then it
-    /// is no other socket's.
+    /// [`reopen`](Self::reopen). False if a thread is still filling it, or copies out of it: then
+    /// it is no other socket's.
     pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
         let filler = self.filler.load(Ordering::Relaxed);
         let is_filled = filler != 0 && !liveness::has_exited(filler);
@@ -295,7 +299,8 @@ impl Prefetch {
     #[cold]
     fn recover(&self, word: u64) -> u64 {
         let filler = self.filler.load(Ordering::Acquire);
-        // One that is interrupted may not have come to its call yet: then nothing is there, and it must stay as it is.
+        // One that is interrupted may not have come to its call yet: then nothing is there, and it
+        // must stay as it is.
         let ours = filler == thread::acquired_liveness() && self.count() > 0;
         if filler != 0 && (ours || liveness::has_exited(filler)) {
             self.publish(word, self.count());
@@ -310,7 +315,8 @@ impl Prefetch {
 
     fn len(&self, slot: usize) -> u32 {
         let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
-        // SAFETY: within the array; the kernel may be writing it, and nothing but the number is read.
+        // SAFETY: within the array; the kernel may be writing it, and nothing but the number is
+        // read.
         unsafe { (&raw const (*header).msg_len).read_volatile() }
     }
 
@@ -374,8 +380,8 @@ impl Prefetch {
     /// A datagram, by its claim.
     fn datagram(&self, slot: usize) -> DatagramRef<'_> {
         let len = (self.len(slot) as usize).min(HEAD_LEN + TAIL_LEN);
-        // SAFETY: the slot is within the arrays, and was filled by the kernel up to these lengths; the caller has a claim, so
-        // that nobody writes to it.
+        // SAFETY: the slot is within the arrays, and was filled by the kernel up to these lengths;
+        // the caller has a claim, so that nobody writes to it.
         unsafe {
             let header = self.headers.get().cast::<mmsghdr>().add(slot);
             let named = ((*header).msg_hdr.msg_namelen as usize).min(SOCKADDR_LEN_MAX);
@@ -392,7 +398,8 @@ impl Prefetch {
         }
     }
 
-    /// Whether one of those that were handed out of what is held now came from this address. For the owner, who alone fills.
+    /// Whether one of those that were handed out of what is held now came from this address. For
+    /// the owner, who alone fills.
     #[inline]
     pub(crate) fn has_delivered_from(&self, name: &[u8]) -> bool {
         let word = self.state.load(Ordering::Acquire);
@@ -406,8 +413,8 @@ impl Prefetch {
             })
     }
 
-    /// Whether to take ahead now: a call for many costs more than one for one, so that it is made while it brings more than one,
-    /// else now and then.
+    /// Whether to take ahead now: a call for many costs more than one for one, so that it is made
+    /// while it brings more than one, else now and then.
     #[inline]
     pub(crate) fn should_fill(&self) -> bool {
         if self.credits.load(Ordering::Relaxed) > 0 {
@@ -418,7 +425,8 @@ impl Prefetch {
         passed.is_multiple_of(PROBE_INTERVAL)
     }
 
-    /// What a fill brought. Where it brings nothing and the caller `sleeps`, that call was one too many.
+    /// What a fill brought. Where it brings nothing and the caller `sleeps`, that call was one too
+    /// many.
     fn update_credits(&self, count: usize, sleeps: bool) {
         let luck = self.credits.load(Ordering::Relaxed);
         let luck = match count {
@@ -497,8 +505,8 @@ impl Prefetch {
         FillResult::Empty
     }
 
-    /// Reports to ThreadSanitizer what the kernel wrote. It sees no writes of system calls, and so no
-    /// race between a fill and the threads that take from it.
+    /// Reports to ThreadSanitizer what the kernel wrote. It sees no writes of system calls, and so
+    /// no race between a fill and the threads that take from it.
     #[cfg(manylane_tsan)]
     fn report_writes(&self, count: usize) {
         unsafe extern "C" {

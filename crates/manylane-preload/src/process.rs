@@ -15,8 +15,8 @@ use crate::{
 
 type Args = *const *const c_char;
 
-/// Before a fork. What lanes there will be has to exist now: a socket that one process opens later is out of reach of
-/// the others, and what it held would be lost with its process.
+/// Before a fork. What lanes there will be has to exist now: a socket that one process opens later
+/// is out of reach of the others, and what it held would be lost with its process.
 pub(crate) extern "C" fn before_fork() {
     if !quiesce::enter() {
         return;
@@ -65,8 +65,8 @@ pub(crate) extern "C" fn in_child() {
 /// The process, or one that it was forked from, has gone to another network namespace, or may have.
 static HAS_CHANGED_NETNS: AtomicBool = AtomicBool::new(false);
 
-/// Whether a socket that is opened now may be in another network namespace than one that was opened before, as far as the C
-/// library was asked for it.
+/// Whether a socket that is opened now may be in another network namespace than one that was opened
+/// before, as far as the C library was asked for it.
 pub(crate) fn has_changed_netns() -> bool {
     HAS_CHANGED_NETNS.load(Ordering::SeqCst)
 }
@@ -110,7 +110,8 @@ pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
     call::setresuid(real, effective, saved)
 }
 
-/// A program is started that inherits what is not closed on exec. It may receive, and would only see the first lane.
+/// A program is started that inherits what is not closed on exec. It may receive, and would only
+/// see the first lane.
 fn before_exec() {
     // Should there be no such program, threads go on keeping replies.
     send_batch::flush_at_exit(false);
@@ -213,7 +214,8 @@ pub(crate) fn clock_nanosleep(
     call::clock_nanosleep(clock, flags, time, left)
 }
 
-/// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked for it yet.
+/// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked
+/// for it yet.
 #[cold]
 pub(crate) fn has_exited(pid: pid_t) -> bool {
     let errno = real::errno();

@@ -1,9 +1,10 @@
-//! Which lane has which queue (engine `xdp`), and what threads do with queues: see what waits, take it, send.
+//! Which lane has which queue (engine `xdp`), and what threads do with queues: see what waits, take
+//! it, send.
 //!
-//! A lane is a kernel socket, its companion here, and the queues that are its own. What XDP does not take, and what came before
-//! the queues, is in the companion. Whoever may take from a lane (`receive.rs`) may take from its queues, with the queue's lock:
-//! the rings are in memory that all share, and hold all that is known, so that no thread has a datagram that others cannot
-//! reach.
+//! A lane is a kernel socket, its companion here, and the queues that are its own. What XDP does
+//! not take, and what came before the queues, is in the companion. Whoever may take from a lane
+//! (`receive.rs`) may take from its queues, with the queue's lock: the rings are in memory that all
+//! share, and hold all that is known, so that no thread has a datagram that others cannot reach.
 //!
 //! | stage | who | when it is full or missing |
 //! |---|---|---|
@@ -99,7 +100,8 @@ pub(crate) fn has_leftovers(sock: &'static Sock, shared: &Shared) -> bool {
     is_draining(shared) && lane_queues(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
 }
 
-/// Adds the sockets of the queues of the lanes of `mask` to what is asked of ppoll(2), behind the first `count`.
+/// Adds the sockets of the queues of the lanes of `mask` to what is asked of ppoll(2), behind the
+/// first `count`.
 pub(crate) fn append_pollfds(
     sock: &'static Sock,
     shared: &Shared,
@@ -120,12 +122,13 @@ pub(crate) fn append_pollfds(
 #[inline]
 fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
     let own = Holder::new(queue.terms().lease_id, thread::holder_token());
-    // Tokens of another program mean nothing here. When all of it is dead, the launcher breaks its lock.
+    // Tokens of another program mean nothing here. When all of it is dead, the launcher breaks its
+    // lock.
     queue.lock(own, |holder| lease::is_own_lease(holder.lease()) && liveness::has_exited(holder.token()))
 }
 
-/// Receives from the queues of a lane for a call of the program: what the call returns, and of how many datagrams. None if
-/// they have nothing.
+/// Receives from the queues of a lane for a call of the program: what the call returns, and of how
+/// many datagrams. None if they have nothing.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
@@ -143,7 +146,8 @@ pub(crate) fn receive(
     })
 }
 
-/// Under overload the newest wins: of a ring that is more than half full, the oldest go unread, down to a quarter.
+/// Under overload the newest wins: of a ring that is more than half full, the oldest go unread,
+/// down to a quarter.
 fn drop_stale(sock: &'static Sock, shared: &Shared, queue: &'static LeasedQueue) {
     let entries = queue.terms().ring_size;
     if queue.rx_pending() <= entries / 2 {
@@ -225,7 +229,8 @@ pub(crate) fn receive_peeked(
     recv_from(sock, lease, lane, number, queue, flags, into)
 }
 
-/// Bytes of the datagram that a receive from the lane would bring, and remembers it for that receive.
+/// Bytes of the datagram that a receive from the lane would bring, and remembers it for that
+/// receive.
 pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Option<usize> {
     if !matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING) {
         return None;

@@ -1,8 +1,8 @@
 //! The C library's own functions: found once by name, called with exactly what the program gave.
 //!
-//! [`interpose!`](crate::interpose) makes, from one list, the table of addresses, a function in this module's `call`
-//! for each, and the exported function of the same name. An export whose library is not ready yet calls on as if the
-//! library were not there.
+//! [`interpose!`](crate::interpose) makes, from one list, the table of addresses, a function in
+//! this module's `call` for each, and the exported function of the same name. An export whose
+//! library is not ready yet calls on as if the library were not there.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,7 +11,8 @@ use libc::{c_int, c_void};
 
 /// What a function returns.
 pub(crate) trait FromSyscall {
-    /// What a system call returned, in the function's own type; -1 for one that cannot be called at all.
+    /// What a system call returned, in the function's own type; -1 for one that cannot be called at
+    /// all.
     fn from_syscall(returned: libc::c_long) -> Self;
 }
 
@@ -49,7 +50,8 @@ pub(crate) fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the C library gives each thread a place of its own, which lives as long as the thread.
+    // SAFETY: the C library gives each thread a place of its own, which lives as long as the
+    // thread.
     unsafe { *libc::__errno_location() }
 }
 
@@ -63,15 +65,16 @@ pub(crate) fn set_errno(value: c_int) {
 #[cold]
 pub(crate) fn is_on_signal_stack() -> bool {
     let mut now = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
-    // SAFETY: sigaltstack fills the struct, which zeroes are a value of in any case; nothing is changed.
+    // SAFETY: sigaltstack fills the struct, which zeroes are a value of in any case; nothing is
+    // changed.
     unsafe {
         libc::sigaltstack(std::ptr::null(), now.as_mut_ptr());
         now.assume_init().ss_flags & libc::SS_ONSTACK != 0
     }
 }
 
-/// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with `SYSCALL` the number
-/// to use before the C library's function was found, or where it has none.
+/// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with
+/// `SYSCALL` the number to use before the C library's function was found, or where it has none.
 /// `[short]` marks a function that never waits, but may make system calls of the library's own
 /// (`quiesce.rs`). `| AFTER` takes its place while there are leftovers (`detached.rs`).
 #[macro_export]
@@ -90,22 +93,24 @@ macro_rules! interpose {
             );)*
         }
 
-        /// The C library's functions. They are safe to call in the sense that matters here: each gets either what the
-        /// program gave to the function of that name, or references of ours that live through the call.
+        /// The C library's functions. They are safe to call in the sense that matters here: each
+        /// gets either what the program gave to the function of that name, or references of ours
+        /// that live through the call.
         pub(crate) mod call {
             use super::*;
             $(
                 #[inline]
                 #[allow(non_snake_case, reason = "as the C library calls them")]
                 pub(crate) fn $name($($arg: $ty),*) -> $ret {
-                    /// Not looked up yet, or not there. Out of the way: it needs registers that the call itself does not.
+                    /// Not looked up yet, or not there. Out of the way: it needs registers that the
+                    /// call itself does not.
                     #[cold]
                     #[inline(never)]
                     fn missing($($arg: $ty),*) -> $ret {
                         let raw: Option<libc::c_long> = $raw;
                         if let Some(number) = raw {
-                            // SAFETY: a system call with the arguments of the function that it implements; memory
-                            // is the caller's, as for the function itself.
+                            // SAFETY: a system call with the arguments of the function that it
+                            // implements; memory is the caller's, as for the function itself.
                             let returned = unsafe { $crate::syscall::call(number, &[$($arg as libc::c_long),*]) };
                             return <$ret as $crate::real::FromSyscall>::from_syscall(returned);
                         }
@@ -124,9 +129,10 @@ macro_rules! interpose {
                     if at.is_null() {
                         return missing($($arg),*);
                     }
-                    // SAFETY: the address is that of the C library's function of this name, whose prototype is the
-                    // one in the list; the arguments are the caller's. A thread that is cancelled in it unwinds through
-                    // here: no frame on the way has anything to drop.
+                    // SAFETY: the address is that of the C library's function of this name, whose
+                    // prototype is the one in the list; the arguments are the caller's. A thread
+                    // that is cancelled in it unwinds through here: no frame on the way has
+                    // anything to drop.
                     unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(at)($($arg),*)
                     }

@@ -64,7 +64,8 @@ fn recvfrom_slow_path(
     from: *mut sockaddr,
     fromlen: *mut socklen_t,
 ) -> ssize_t {
-    // A receive that brings nothing leaves the length alone, so that a second try finds it as the program set it.
+    // A receive that brings nothing leaves the length alone, so that a second try finds it as the
+    // program set it.
     let into = RecvBufs::Bytes { to, len, from, fromlen };
     let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
     slow_path(fd, flags, into, op, |got| (1, got))
@@ -139,7 +140,8 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
 
 /// Whether pieces have no room at all: readv(2) takes no datagram then, as read(2) does not.
 fn is_empty(pieces: *const iovec, count: usize) -> bool {
-    // SAFETY: null, or the program's array of `count` pieces, which the kernel would read here, too.
+    // SAFETY: null, or the program's array of `count` pieces, which the kernel would read here,
+    // too.
     pieces.is_null() || (0..count).all(|nth| unsafe { (*pieces.wrapping_add(nth)).iov_len == 0 })
 }
 
@@ -217,7 +219,8 @@ pub(crate) fn recvmmsg(
     loop {
         let fill = done;
         let op = |fd, more| {
-            // The rest of the array; the kernel's own timeout is not used, since it would wait past it on one lane.
+            // The rest of the array; the kernel's own timeout is not used, since it would wait past
+            // it on one lane.
             let at = messages.wrapping_add(fill as usize);
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
@@ -232,7 +235,8 @@ pub(crate) fn recvmmsg(
         }
         done += got as c_uint;
         let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-        // SAFETY: null, or the program's timespec, in which the kernel would write what is left, too.
+        // SAFETY: null, or the program's timespec, in which the kernel would write what is left,
+        // too.
         if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
             (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as i64, left.subsec_nanos().into());
         }
@@ -275,7 +279,8 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
     }
 }
 
-/// The socket that is received on, if the library has a say in it; if not, the number for the kernel.
+/// The socket that is received on, if the library has a say in it; if not, the number for the
+/// kernel.
 #[inline]
 fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
     let sock = hidden_fds::sock(fd)?;
@@ -287,10 +292,12 @@ fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
     Err(fd)
 }
 
-/// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
+/// Flags with which a receive is not counted as one that brings a datagram of that length, or is
+/// none that waits.
 const SLOW_PATH_FLAGS: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
 
-/// The one receiver of a socket makes the program's own call now. Not with flags that want more care.
+/// The one receiver of a socket makes the program's own call now. Not with flags that want more
+/// care.
 #[inline(always)]
 fn start_fast_path(place: &single_receiver::FastPath, flags: c_int) -> Option<&'static Member> {
     if flags & SLOW_PATH_FLAGS != 0 {
@@ -299,8 +306,9 @@ fn start_fast_path(place: &single_receiver::FastPath, flags: c_int) -> Option<&'
     place.start_wait()
 }
 
-/// Receives for the program: by its `own` call, at once, where the calling thread is the one receiver; else, and where that wait
-/// ended because it is not any more, `by_lane`, which gets the arguments of the call.
+/// Receives for the program: by its `own` call, at once, where the calling thread is the one
+/// receiver; else, and where that wait ended because it is not any more, `by_lane`, which gets the
+/// arguments of the call.
 #[inline(always)]
 fn fast_path<A: Copy>(
     args: A,
@@ -333,7 +341,8 @@ fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
     if should_retry(fd) { again() } else { -1 }
 }
 
-/// While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+/// While it waited, a second receiver came: what ended the wait may be the bound that waits have
+/// since then.
 #[cold]
 fn should_retry(fd: c_int) -> bool {
     let goes_on = || match real::errno() {
@@ -349,13 +358,14 @@ fn has_no_timeout(fd: c_int) -> bool {
     shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
 }
 
-/// A receive failed: whether that is because the descriptor was closed past the library, and means something else, or nothing.
+/// A receive failed: whether that is because the descriptor was closed past the library, and means
+/// something else, or nothing.
 fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
     matches!(real::errno(), EBADF | ENOTSOCK) && !identity::revalidate(sock, fd)
 }
 
-/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
-/// how many datagrams and bytes an answer means.
+/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a
+/// frame would go; `size` says how many datagrams and bytes an answer means.
 fn slow_path(
     fd: c_int,
     flags: c_int,

@@ -1,4 +1,5 @@
-//! What the living do for the dead: their lanes are emptied and given away, and what they were changing is finished.
+//! What the living do for the dead: their lanes are emptied and given away, and what they were
+//! changing is finished.
 //!
 //! Who changes modes or owners has the lock, and writes down what it is at before it begins
 //! ([`start_change`]). A lock of the dead is taken over like an open one, by the first that wants
@@ -14,7 +15,8 @@
 //! | | mode LEARN, no owner | nothing: nobody was steered to |
 //! | falling back | any step but the last, which is the mode | all steps once more: each may be done twice |
 //!
-//! Undoing would need as much, and would leave datagrams in lanes that nobody looks at in mode LEARN.
+//! Undoing would need as much, and would leave datagrams in lanes that nobody looks at in mode
+//! LEARN.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -61,7 +63,8 @@ pub(crate) fn start_change<'a>(shared: &'a Shared, what: u32, _guard: &Guard<'_>
     Change(fresh.then_some(&shared.change))
 }
 
-/// The lock of changes, with nothing left half made; none if somebody else who is alive has it and `wait` says not to wait.
+/// The lock of changes, with nothing left half made; none if somebody else who is alive has it and
+/// `wait` says not to wait.
 pub(crate) fn lock<'a>(sock: &Sock, shared: &'a Shared, wait: bool) -> Option<Guard<'a>> {
     let guard = lock::lock(&shared.lock, wait)?;
     if shared.change.load(Ordering::Acquire) != 0 {
@@ -131,7 +134,8 @@ fn finish_owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     }
 }
 
-/// The owner of `lane` is dead: its lane goes out of steering, and before all others; who shares one gets one of its own.
+/// The owner of `lane` is dead: its lane goes out of steering, and before all others; who shares
+/// one gets one of its own.
 #[cold]
 pub(crate) fn reap_owner(sock: &Sock, shared: &Shared, lane: usize) {
     let errno = real::errno();
@@ -159,7 +163,8 @@ pub(crate) fn reap_all(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     lanes::assign(shared, fd, false);
 }
 
-/// Whether a member's thread is dead; where it has no life, whether its process can be seen to exist no more.
+/// Whether a member's thread is dead; where it has no life, whether its process can be seen to
+/// exist no more.
 #[cold]
 pub(crate) fn has_exited(member: &Member) -> bool {
     let who = member.thread_id.load(Ordering::Acquire);

@@ -1,4 +1,5 @@
-//! Into the program's buffers: a datagram that the library has, handed out as the kernel's socket would have done it.
+//! Into the program's buffers: a datagram that the library has, handed out as the kernel's socket
+//! would have done it.
 //!
 //! What a call wants is in [`RecvBufs`]; a [`DatagramRef`] goes into it as `recvfrom(2)` and its
 //! kin say: as much as there is room for, the sender's address, `MSG_TRUNC`.
@@ -75,23 +76,25 @@ impl RecvBufs {
         matches!(self, Self::Messages { .. })
     }
 
-    /// Whether the kernel refuses the call by its arguments alone, and takes no datagram for it: for the kernel to say why. `nth`: of
-    /// several messages, the one that comes next.
+    /// Whether the kernel refuses the call by its arguments alone, and takes no datagram for it:
+    /// for the kernel to say why. `nth`: of several messages, the one that comes next.
     pub(crate) fn is_invalid(&self, nth: usize, flags: c_int) -> bool {
         match *self {
             Self::Bytes { .. } => false,
             Self::Iovecs { to, count } => is_iov_invalid(to, count),
             Self::Message(message) => is_msghdr_invalid(message, flags),
             Self::Messages { to, .. } => {
-                // SAFETY: the address of a part of the program's array of at least so many messages.
+                // SAFETY: the address of a part of the program's array of at least so many
+                // messages.
                 to.is_null()
                     || is_msghdr_invalid(unsafe { &raw const (*to.wrapping_add(nth)).msg_hdr }, flags)
             }
         }
     }
 
-    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it, or -1 where the
-    /// kernel would have taken the datagram and lost it over what it finds then.
+    /// Puts the datagram number `nth` of the call where the program wants it; what the call would
+    /// return for it, or -1 where the kernel would have taken the datagram and lost it over what it
+    /// finds then.
     ///
     /// The pointers are the program's, in its own call: the kernel would write to the same places.
     pub(crate) fn write(&self, nth: usize, parcel: &DatagramRef<'_>, flags: c_int) -> isize {
@@ -166,7 +169,8 @@ fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(),
 
 /// Fills one message, and says how much of the payload it took.
 fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -> Result<usize, c_int> {
-    // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
+    // SAFETY: the program's message, which the kernel would read and write here; nobody else of
+    // ours has a reference to it.
     let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
     let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
     write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;

@@ -1,4 +1,5 @@
-//! In which order a receive looks at lanes, and what it waits for: one call of the program as an operation on its own lane first.
+//! In which order a receive looks at lanes, and what it waits for: one call of the program as an
+//! operation on its own lane first.
 //!
 //! [`RecvCall::run`] goes by the mode of the socket: its own kernel socket while there are no
 //! lanes; with lanes, what was peeked at, what is older than the lanes, the caller's own lane, the
@@ -51,8 +52,8 @@ pub(crate) struct RecvCall<'a, Op> {
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
-    /// The answer, and whether it came from a lane that is not the caller's. None: the library stands
-    /// aside.
+    /// The answer, and whether it came from a lane that is not the caller's. None: the library
+    /// stands aside.
     pub(crate) fn run(&self) -> Option<(isize, bool)> {
         let answer = self.retry();
         self.signals.release();
@@ -71,7 +72,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
     }
 
-    /// Before the first wait of the call, where a handler would interrupt it: what is there already, or signals are held back.
+    /// Before the first wait of the call, where a handler would interrupt it: what is there
+    /// already, or signals are held back.
     fn poll_first(&self, lane: usize) -> Option<isize> {
         let look = || match self.try_lane(lane) {
             TryRecv::Done(answer) => Some(answer),
@@ -104,7 +106,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 }
                 SINGLE if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 SINGLE => {
-                    // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
+                    // SeqCst, as where lanes are made: a mode that has changed is seen here, or
+                    // this state there.
                     self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
                     if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
                         self.member.state.store(BUSY, Ordering::Release);
@@ -188,7 +191,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// One receiver, or several that have no lanes of their own yet, with queues: all are those of lane 0.
+    /// One receiver, or several that have no lanes of their own yet, with queues: all are those of
+    /// lane 0.
     fn recv_with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
         if let Some(peeked) = thread::take_peeked(self.sock)
             && let TryRecv::Done(answer) = self.try_peeked(peeked)
@@ -211,7 +215,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Waits for a lane's queues and its kernel socket for a slice at most; what a receive on the socket would have returned.
+    /// Waits for a lane's queues and its kernel socket for a slice at most; what a receive on the
+    /// socket would have returned.
     fn wait_for_queues(&self, lane: usize) -> isize {
         if let TryRecv::Done(answer) = self.try_lane(lane) {
             return answer;
@@ -234,8 +239,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// One try on what was taken ahead of a lane, and for its owner on what there is to take. No answer: the kernel is to be
-    /// asked for one. `sleeps`: where this brings nothing, the caller sleeps.
+    /// One try on what was taken ahead of a lane, and for its owner on what there is to take. No
+    /// answer: the kernel is to be asked for one. `sleeps`: where this brings nothing, the caller
+    /// sleeps.
     fn try_prefetch(&self, hold: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
         let take = || {
             let answer = hold.recv(self.flags, &self.bufs)?;
@@ -264,7 +270,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Whether the lane is the caller's own, and nobody else's, and nothing of it comes any other way.
+    /// Whether the lane is the caller's own, and nobody else's, and nothing of it comes any other
+    /// way.
     fn can_prefetch(&self, lane: usize) -> bool {
         self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
             && self.member.lane.load(Ordering::Relaxed) == lane as i32
@@ -274,7 +281,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             && active_set::can_prefetch(self.shared)
     }
 
-    /// Waits for a lane's kernel socket for a slice at most, with the program's signals; what a receive would have returned.
+    /// Waits for a lane's kernel socket for a slice at most, with the program's signals; what a
+    /// receive would have returned.
     fn wait_with_mask(&self, lane: usize) -> isize {
         let fd = self.sock.fd_of(lane, self.fd);
         let mut at = pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -381,7 +389,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Mode LANED: the answer, or nothing when the mode may have changed. `again`: after a wait of the same call.
+    /// Mode LANED: the answer, or nothing when the mode may have changed. `again`: after a wait of
+    /// the same call.
     fn recv_multi_lane(
         &self,
         nonblock: bool,
@@ -395,8 +404,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         {
             return Some((answer, own != Some(lane & 0xff)));
         }
-        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there, and at what
-        // they have kept to be sent. So does who waits, after each slice, which is only sooner.
+        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others'
+        // owners are there, and at what they have kept to be sent. So does who waits, after each
+        // slice, which is only sooner.
         let now_and_then = self.member.heartbeat.load(Ordering::Relaxed) % 16 < 2;
         if now_and_then {
             uncovered(self.sock, self.shared, own);
@@ -447,7 +457,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
         match self.wait_on(own, until) {
             TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
-            // The slice is over, or the program's own time: a last look at the others in either case.
+            // The slice is over, or the program's own time: a last look at the others in either
+            // case.
             outcome => match (self.poll_others(own), outcome) {
                 (TryRecv::Done(answer), _) => Some((answer, true)),
                 (TryRecv::WouldBlock, TryRecv::Done(_)) => {
@@ -497,8 +508,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         self.steal(Some(own))
     }
 
-    /// Looks at the lanes that are nobody's business at the moment, and takes from one that has something. A guest
-    /// looks at all.
+    /// Looks at the lanes that are nobody's business at the moment, and takes from one that has
+    /// something. A guest looks at all.
     fn steal(&self, own: Option<usize>) -> TryRecv {
         let errno = real::errno();
         let mask = match own {
@@ -529,7 +540,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         TryRecv::WouldBlock
     }
 
-    /// Mode PLAIN, while lanes still hold something: the kernel tells of an error of the socket before all that is queued.
+    /// Mode PLAIN, while lanes still hold something: the kernel tells of an error of the socket
+    /// before all that is queued.
     fn pending_error(&self) -> Option<isize> {
         let error = if is_managed(self.shared) {
             sockopt::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)
@@ -593,9 +605,10 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
         .drain_retired()
 }
 
-/// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a poll that tells of what cannot
-/// be received, a socket that somebody else made non-blocking, a thread without a lane that is always woken together with the
-/// owner of one and too late), the thread sleeps all the same.
+/// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a
+/// poll that tells of what cannot be received, a socket that somebody else made non-blocking, a
+/// thread without a lane that is always woken together with the owner of one and too late), the
+/// thread sleeps all the same.
 #[derive(Default)]
 struct Backoff {
     count: u32,
@@ -620,7 +633,8 @@ impl Backoff {
         let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
         if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
             let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-            // An empty entry, so that this is told from a pause, which has none, in `/proc/PID/task/TID/syscall`.
+            // An empty entry, so that this is told from a pause, which has none, in
+            // `/proc/PID/task/TID/syscall`.
             let mut none = pollfd { fd: -1, events: 0, revents: 0 };
             call::ppoll(&raw mut none, 1, &raw const slice, std::ptr::null());
         }

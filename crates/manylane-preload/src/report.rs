@@ -1,4 +1,5 @@
-//! The library's side of the report: slots claimed, counts written. Without a report nothing happens here.
+//! The library's side of the report: slots claimed, counts written. Without a report nothing
+//! happens here.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -15,7 +16,8 @@ static REPORT: OnceLock<ReportFile> = OnceLock::new();
 /// The descriptor that programs which this one starts inherit; negative if there is none.
 static REPORT_FD: AtomicI32 = AtomicI32::new(-1);
 
-/// Maps the report, if there is one. A path that does not lead to one costs a line on standard error.
+/// Maps the report, if there is one. A path that does not lead to one costs a line on standard
+/// error.
 pub(crate) fn start() {
     let Some(path) = start::settings().and_then(|settings| settings.report.as_ref()) else { return };
     match ReportFile::find(path) {
@@ -106,7 +108,8 @@ pub(crate) fn claim_slot(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 
     0
 }
 
-/// Where a member is counted. By number: other processes may write what is known of members, and none of it is an address.
+/// Where a member is counted. By number: other processes may write what is known of members, and
+/// none of it is an address.
 #[inline]
 pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
     let slot = member.slot.load(Ordering::Relaxed);

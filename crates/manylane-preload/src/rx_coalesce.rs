@@ -19,8 +19,8 @@
 //!    its time.
 //!
 //! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause
-//! is follows from what a wake-up costs here (`--rx-usecs` overrules both), which the first pauses of
-//! a process measure.
+//! is follows from what a wake-up costs here (`--rx-usecs` overrules both), which the first pauses
+//! of a process measure.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

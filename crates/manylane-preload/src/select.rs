@@ -1,8 +1,8 @@
 //! select(2), by way of poll(2) where a socket to look after is in a set.
 //!
-//! Sets may be longer than the C library's own. The kernel takes them to be as long as its table of descriptors, which no call
-//! tells: of longer ones only what stands for a known descriptor is looked at, and sockets in them become plain once they
-//! have a second receiver.
+//! Sets may be longer than the C library's own. The kernel takes them to be as long as its table of
+//! descriptors, which no call tells: of longer ones only what stands for a known descriptor is
+//! looked at, and sockets in them become plain once they have a second receiver.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -21,7 +21,8 @@ use crate::{detached, epoll, hidden_fds, pollfds, queues, quiesce, real, send_ba
 const RDBAND: i16 = 0x80;
 const WRBAND: i16 = 0x200;
 
-/// What a set asks poll(2) for, and which answers count for it; in the order of the call's arguments.
+/// What a set asks poll(2) for, and which answers count for it; in the order of the call's
+/// arguments.
 const SET_EVENTS: [(i16, i16); 3] = [
     (POLLIN | POLLRDNORM | RDBAND, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
     (POLLOUT | POLLWRNORM | WRBAND, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
@@ -81,7 +82,8 @@ pub(crate) fn pselect(
     })
 }
 
-/// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to refuse.
+/// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to
+/// refuse.
 fn normalize_timeval(time: &timeval) -> timespec {
     const USEC_PER_SEC: i64 = 1_000_000;
     timespec {
@@ -98,8 +100,8 @@ struct FdSets {
 }
 
 impl FdSets {
-    /// The answer; where it is not the kernel's own, also the time that was left. No answer: what is
-    /// left of the wait is for the program's own call.
+    /// The answer; where it is not the kernel's own, also the time that was left. No answer: what
+    /// is left of the wait is for the program's own call.
     fn wait(
         &self,
         until: impl FnOnce() -> Option<Deadline>,
@@ -135,7 +137,8 @@ impl FdSets {
         (answer, until.remaining().filter(|_| !own.get()))
     }
 
-    /// The word of a set that has the bits from `nth` times its size on; bits beyond the count are none.
+    /// The word of a set that has the bits from `nth` times its size on; bits beyond the count are
+    /// none.
     fn word(&self, set: usize, nth: usize) -> c_ulong {
         let set = self.sets[set].cast::<c_ulong>();
         let bits = c_ulong::BITS as usize;
@@ -143,8 +146,9 @@ impl FdSets {
         if set.is_null() || left == 0 {
             return 0;
         }
-        // SAFETY: the program's set, in which the kernel would read up to the word with the last of the `count` bits, too; of those
-        // longer than FD_SETSIZE only the words of open descriptors, up to which the kernel's table reaches.
+        // SAFETY: the program's set, in which the kernel would read up to the word with the last of
+        // the `count` bits, too; of those longer than FD_SETSIZE only the words of open
+        // descriptors, up to which the kernel's table reaches.
         let word = unsafe { set.add(nth).read() };
         if left < bits { word & ((1 << left) - 1) } else { word }
     }
@@ -179,7 +183,8 @@ impl FdSets {
             .filter(|fd| table::entry(*fd) != table::Entry::None && self.has(0, *fd))
     }
 
-    /// Whether a set that is not longer than FD_SETSIZE names a descriptor that the program does not have.
+    /// Whether a set that is not longer than FD_SETSIZE names a descriptor that the program does
+    /// not have.
     fn has_hidden_fd(&self) -> bool {
         let bits = c_ulong::BITS as usize;
         let is_hidden = |fd: usize| hidden_fds::kernel_fd(fd as c_int) != fd as c_int;

@@ -166,7 +166,8 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     finish_send(&at, call::writev(at.own_fd, from, count))
 }
 
-/// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
+/// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was
+/// kept. None: by the kernel, now.
 fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
     if !quiesce::enter() {
         return None;
@@ -197,7 +198,8 @@ fn send_batched_now(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<is
     None
 }
 
-/// What is to be sent goes by the kernel, by itself: after what was kept. An answer where an earlier one failed: the error.
+/// What is to be sent goes by the kernel, by itself: after what was kept. An answer where an
+/// earlier one failed: the error.
 #[inline]
 fn flush_before_send(at: &SendRoute) -> Option<isize> {
     send_batch::flush();
@@ -238,10 +240,12 @@ struct SendRoute {
     has_queues: bool,
     sock: Option<&'static Sock>,
     fd: c_int,
-    /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
+    /// A lane's socket is never non-blocking: what the program set on its own is asked for with
+    /// each call.
     extra_flags: c_int,
     member: Option<&'static Member>,
-    /// The program's descriptor, or one that is not open if it has none of that number; the lane of the calling thread.
+    /// The program's descriptor, or one that is not open if it has none of that number; the lane of
+    /// the calling thread.
     own_fd: c_int,
     lane: Option<usize>,
     /// Bytes of a datagram that could be kept, had one of its length gone without an error.
@@ -251,8 +255,9 @@ struct SendRoute {
 }
 
 impl SendRoute {
-    /// The descriptor and further flags for a call of the kernel. A socket with lanes is not connected: what has no address goes
-    /// nowhere, unless the descriptor means something else by now, which the library does not know of.
+    /// The descriptor and further flags for a call of the kernel. A socket with lanes is not
+    /// connected: what has no address goes nowhere, unless the descriptor means something else by
+    /// now, which the library does not know of.
     #[inline]
     fn fd_and_flags(&self, has_no_address: bool) -> (c_int, c_int) {
         if has_no_address { (self.own_fd, 0) } else { (self.fd, self.extra_flags) }
@@ -325,12 +330,14 @@ fn mark_passed_fds(message: *const msghdr) {
 
 /// The descriptors that a message of the program carries.
 pub(crate) fn for_each_fd(message: *const msghdr, mut of: impl FnMut(c_int)) {
-    // SAFETY: the program's message, which the kernel reads or has written; null is what it would refuse.
+    // SAFETY: the program's message, which the kernel reads or has written; null is what it would
+    // refuse.
     let Some(message) = (unsafe { message.as_ref() }) else { return };
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
         return;
     }
-    // SAFETY: the control buffer is the program's, of the length it gives; the macros stay within it.
+    // SAFETY: the control buffer is the program's, of the length it gives; the macros stay within
+    // it.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = at.as_ref() {

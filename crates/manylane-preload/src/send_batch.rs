@@ -1,5 +1,5 @@
-//! Replies of kernel sockets put together (`--batch`): answers to datagrams that were taken ahead are kept, and sent with one system
-//! call when the thread has no more of those to answer.
+//! Replies of kernel sockets put together (`--batch`): answers to datagrams that were taken ahead
+//! are kept, and sent with one system call when the thread has no more of those to answer.
 //!
 //! An *outbox* belongs to a lane, beside its hold (`prefetch.rs`), in memory that is shared with
 //! all that is forked later. A reply is kept there only while the hold has more for the same thread
@@ -15,15 +15,18 @@
 //! receive nor send since the look before ([`flush_overdue`]): it computes, blocks where the
 //! library does not see it, or is dead. That is the bound in time, and no clock is read for it.
 //!
-//! `holder` is a lock of somebody's life, as in `lock.rs`: that of the dead is as good as open. Who has it writes, or sends. The
-//! kernel says of each message that it was sent (`msg_len`), in the shared memory: who finds a dead sender goes on behind the last one that was,
-//! and each leaves once.
+//! `holder` is a lock of somebody's life, as in `lock.rs`: that of the dead is as good as open. Who
+//! has it writes, or sends. The kernel says of each message that it was sent (`msg_len`), in the
+//! shared memory: who finds a dead sender goes on behind the last one that was, and each leaves
+//! once.
 //!
 //! # What is never kept
 //!
-//! What could fail, as far as that can be known: anything but a plain datagram to the sender of one that was just handed out, and anything
-//! longer than what the lane has sent without an error. If one fails all the same, it is sent again by itself; if that fails, too,
-//! it is counted (`reply-failed`), the program's next send on the socket reports the error, and nothing of the socket is kept any more.
+//! What could fail, as far as that can be known: anything but a plain datagram to the sender of one
+//! that was just handed out, and anything longer than what the lane has sent without an error. If
+//! one fails all the same, it is sent again by itself; if that fails, too, it is counted
+//! (`reply-failed`), the program's next send on the socket reports the error, and nothing of the
+//! socket is kept any more.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -47,7 +50,8 @@ const REPLY_LEN_MAX: usize = 2048;
 const SOCKADDR_LEN_MAX: usize = 32;
 /// What the kernel has not written over.
 const NOT_SENT: u32 = u32::MAX;
-/// Turns that are left to somebody who writes or sends. A send that waits for room takes longer: then each goes its own way.
+/// Turns that are left to somebody who writes or sends. A send that waits for room takes longer:
+/// then each goes its own way.
 const SPIN_LIMIT: u32 = 64;
 
 /// Replies of a lane that were kept.
@@ -70,7 +74,8 @@ pub(crate) struct Outbox {
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
 }
 
-// SAFETY: what is not atomic is written and read by who is named in `holder` alone; `map` sets it up before anybody knows of it.
+// SAFETY: what is not atomic is written and read by who is named in `holder` alone; `map` sets it
+// up before anybody knows of it.
 unsafe impl Sync for Outbox {}
 // SAFETY: zeroes are an outbox that is empty.
 unsafe impl Atomics for Outbox {}
@@ -94,7 +99,8 @@ thread_local! {
     };
 }
 
-/// Maps the outboxes of a socket that gets lanes, if it has holds. Under the socket's lock, before any fork.
+/// Maps the outboxes of a socket that gets lanes, if it has holds. Under the socket's lock, before
+/// any fork.
 pub(crate) fn map(sock: &Sock) {
     let Some(holds) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
     let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
@@ -115,8 +121,8 @@ pub(crate) struct Reply<'a> {
     pub(crate) flags: c_int,
 }
 
-/// Keeps a reply for others that will follow, or sends it with those before it: what the program's call returns. None: it is
-/// to be sent by itself, after [`flush`].
+/// Keeps a reply for others that will follow, or sends it with those before it: what the program's
+/// call returns. None: it is to be sent by itself, after [`flush`].
 #[inline]
 pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
     let outbox = reply.sock.outboxes()?.get(reply.lane)?;
@@ -175,9 +181,10 @@ pub(crate) fn flush() {
     }
 }
 
-/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same lane. So a receive on any other
-/// socket has nothing to send any more, and one on this socket only before it waits on the thread's own lane, or on all of them:
-/// what it had kept has left by the time the socket became plain.
+/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same
+/// lane. So a receive on any other socket has nothing to send any more, and one on this socket only
+/// before it waits on the thread's own lane, or on all of them: what it had kept has left by the
+/// time the socket became plain.
 #[inline]
 pub(crate) fn before_receive(sock: &Sock) {
     if !start::is_send_batching() {
@@ -248,7 +255,8 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// The process ends, or becomes another program: all that its threads have kept goes out, and nothing is kept any more.
+/// The process ends, or becomes another program: all that its threads have kept goes out, and
+/// nothing is kept any more.
 #[cold]
 pub(crate) fn flush_at_exit(for_good: bool) {
     if !start::is_send_batching() || !quiesce::enter() {
@@ -274,7 +282,8 @@ fn flush_all_sockets(for_good: bool) {
     }
 }
 
-/// The calling thread waits, or often receives: what others keep for long goes out. `fd` is the program's descriptor.
+/// The calling thread waits, or often receives: what others keep for long goes out. `fd` is the
+/// program's descriptor.
 #[inline]
 pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
     if start::is_send_batching()
@@ -297,7 +306,8 @@ fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox
     send_outbox(sock, shared, fd, lane, outbox);
 }
 
-/// The calling thread takes from the lane of another one: what that one has answered goes out before what comes of this.
+/// The calling thread takes from the lane of another one: what that one has answered goes out
+/// before what comes of this.
 #[inline]
 pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
@@ -330,8 +340,8 @@ impl Outbox {
         let headers = self.headers.get().cast::<mmsghdr>();
         let pieces = self.iovecs.get().cast::<iovec>();
         for slot in 0..PREFETCH_MAX {
-            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet. Its address is the same in
-            // all processes that have it: they are forked.
+            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet.
+            // Its address is the same in all processes that have it: they are forked.
             unsafe {
                 (*pieces.add(slot)).iov_base =
                     self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
@@ -381,8 +391,8 @@ impl Outbox {
         self.has_replies() || self.holder.load(Ordering::Acquire) != 0
     }
 
-    /// The right to write and to send; none if somebody else has it for longer than a moment, or the calling thread itself, which a signal
-    /// handler has interrupted.
+    /// The right to write and to send; none if somebody else has it for longer than a moment, or
+    /// the calling thread itself, which a signal handler has interrupted.
     fn lock(&self, mine: liveness::Token) -> Option<OutboxGuard<'_>> {
         if mine == 0 {
             return None;
@@ -436,7 +446,8 @@ impl Outbox {
         self.flags.store(reply.flags, Ordering::Relaxed);
         self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.set_range(next, slot + 1);
-        // Who changes one of these sends what is kept after that, under the lock: either it finds this reply, or this sees it.
+        // Who changes one of these sends what is kept after that, under the lock: either it finds
+        // this reply, or this sees it.
         let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && start::is_send_batching();
         let most = start::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
         let has_more =
@@ -479,8 +490,8 @@ impl Drop for OutboxGuard<'_> {
 impl OutboxGuard<'_> {
     fn write(&self, slot: usize, out: &TxDatagram, len: usize) {
         let name = out.name().unwrap_or_default();
-        // SAFETY: `slot` is within the arrays, which nobody else writes or reads while this is held; the caller has seen that
-        // the bytes fit.
+        // SAFETY: `slot` is within the arrays, which nobody else writes or reads while this is
+        // held; the caller has seen that the bytes fit.
         unsafe {
             let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
             out.copy(std::slice::from_raw_parts_mut(room, len));
@@ -525,7 +536,8 @@ impl OutboxGuard<'_> {
         (calls, told)
     }
 
-    /// The reply at `slot` by itself. Where there was no room, after a wait for some: it is not the program's to try again.
+    /// The reply at `slot` by itself. Where there was no room, after a wait for some: it is not the
+    /// program's to try again.
     fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
         if real::errno() == EAGAIN {
             let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
@@ -539,7 +551,8 @@ impl OutboxGuard<'_> {
     fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
         let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
         loop {
-            // SAFETY: `count` headers from `slot` on are within the array and were written; nobody else does meanwhile.
+            // SAFETY: `count` headers from `slot` on are within the array and were written; nobody
+            // else does meanwhile.
             let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
             if sent >= 0 || real::errno() != EINTR {
                 return sent;

@@ -1,5 +1,5 @@
-//! What the environment asks for, read once in the constructor. A value that cannot be understood costs one line on
-//! standard error and counts as unset.
+//! What the environment asks for, read once in the constructor. A value that cannot be understood
+//! costs one line on standard error and counts as unset.
 //!
 //! | variable | value | default |
 //! |---|---|---|
@@ -27,7 +27,8 @@ use crate::steer::Policy;
 const PORT_RANGES_MAX: usize = 32;
 /// Longest pause, in microseconds: a slice.
 const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
-/// Where threads share processors: elsewhere batches are too small to save anything (measured, see docs/results).
+/// Where threads share processors: elsewhere batches are too small to save anything (measured, see
+/// docs/results).
 const BATCH_DEFAULT: usize = PREFETCH_MAX;
 /// With engine `xdp` a reply is a frame in a ring, and telling the kernel is what costs.
 const TX_FRAME_BATCH_DEFAULT: u32 = 16;
@@ -54,7 +55,8 @@ pub(crate) struct Settings {
     /// Head drop: a queue that is more than half full loses its oldest datagrams.
     pub(crate) head_drop: bool,
     pub(crate) report: Option<PathBuf>,
-    /// Processors that a control group leaves the program, rounded up; none: no fewer than it may run on.
+    /// Processors that a control group leaves the program, rounded up; none: no fewer than it may
+    /// run on.
     pub(crate) quota: Option<u32>,
     /// Who is asked for queues; only with engine `xdp`.
     pub(crate) lessor: Option<LeaseToken>,

@@ -1,6 +1,7 @@
-//! Whether a wait goes on after a signal. The kernel restarts a blocking receive after a handler with SA_RESTART, but
-//! never one with a timeout, which ours have: so it is known here how the program's handlers were installed. With some
-//! of each kind nobody could tell which one ran, and blocking receivers get no lanes.
+//! Whether a wait goes on after a signal. The kernel restarts a blocking receive after a handler
+//! with SA_RESTART, but never one with a timeout, which ours have: so it is known here how the
+//! program's handlers were installed. With some of each kind nobody could tell which one ran, and
+//! blocking receivers get no lanes.
 //!
 //! Our waits are renewed: a handler that ran between two of them would interrupt none. So a thread
 //! that waits in turns blocks signals before the first one ([`DeferredSignals::defer`]), waits with
@@ -59,7 +60,8 @@ pub(crate) fn has_handlers() -> bool {
     COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0 || !should_restart()
 }
 
-/// Looks before a wait that may find nothing until they are made now and then only, and how often that is.
+/// Looks before a wait that may find nothing until they are made now and then only, and how often
+/// that is.
 const CREDITS_MAX: u8 = 4;
 const PROBE_INTERVAL: u8 = 8;
 
@@ -68,8 +70,8 @@ thread_local! {
     static CREDITS: Cell<(u8, u8)> = const { Cell::new((0, 0)) };
 }
 
-/// The calling thread's signals, which may wait for the end of a wait in turns. Not given back by `Drop`: a thread that is
-/// cancelled unwinds past it.
+/// The calling thread's signals, which may wait for the end of a wait in turns. Not given back by
+/// `Drop`: a thread that is cancelled unwinds past it.
 pub(crate) struct DeferredSignals {
     old_mask: UnsafeCell<MaybeUninit<sigset_t>>,
     active: Cell<bool>,
@@ -87,16 +89,17 @@ impl DeferredSignals {
             return;
         }
         let mut all = MaybeUninit::<sigset_t>::uninit();
-        // SAFETY: sigfillset fills `all`; pthread_sigmask fills the other one, or fails, and says so. Nobody else has a
-        // reference to either.
+        // SAFETY: sigfillset fills `all`; pthread_sigmask fills the other one, or fails, and says
+        // so. Nobody else has a reference to either.
         self.active.set(unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), self.old_mask.get().cast()) == 0
         });
     }
 
-    /// The first wait of a call is about to begin: `look` says what is there already, and is asked first while it finds
-    /// something, else now and then. What it found; none: signals are held back, and the wait begins.
+    /// The first wait of a call is about to begin: `look` says what is there already, and is asked
+    /// first while it finds something, else now and then. What it found; none: signals are held
+    /// back, and the wait begins.
     pub(crate) fn poll_before_wait<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.active.get() || !has_handlers() {
             return None;
@@ -119,7 +122,8 @@ impl DeferredSignals {
         found
     }
 
-    /// What a wait is to be given: the program's own `mask`, if it gave one; else what was in force.
+    /// What a wait is to be given: the program's own `mask`, if it gave one; else what was in
+    /// force.
     pub(crate) fn wait_mask(&self, mask: *const sigset_t) -> *const sigset_t {
         if mask.is_null() && self.active.get() { self.old_mask.get().cast_const().cast() } else { mask }
     }
@@ -152,8 +156,8 @@ pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     done
 }
 
-/// A call of the C library has changed what is done about a signal, and has its own idea of how: after siginterrupt(3), signal(2)
-/// installs handlers that interrupt, too.
+/// A call of the C library has changed what is done about a signal, and has its own idea of how:
+/// after siginterrupt(3), signal(2) installs handlers that interrupt, too.
 fn refresh(signal: c_int) {
     let errno = real::errno();
     let mut now = MaybeUninit::<libc::sigaction>::uninit();

@@ -54,19 +54,21 @@ static SOCKET_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }
 static SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
 
-/// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one that is.
+/// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one
+/// that is.
 static EPOLL_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
 static EPOLL_SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
 
-/// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go straight through to it.
+/// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go
+/// straight through to it.
 #[inline(always)]
 pub(crate) fn find_by_epoll(epfd: c_int) -> Option<&'static FastPath> {
     EPOLL_PATHS.get(epfd as usize).filter(|place| place.is_own())
 }
 
-/// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says so looks again whether it still
-/// is so.
+/// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says
+/// so looks again whether it still is so.
 pub(crate) fn arm_epoll(epfd: c_int, sock: &Sock) -> bool {
     let (Some(instance), Some(place)) = (EPOLL_PATHS.get(epfd as usize), find_by_sock(sock)) else {
         return false;
@@ -99,12 +101,14 @@ fn disarm_epoll(sock: &Sock) {
     }
 }
 
-/// What tells the threads of a process apart at the cost of one instruction; 0 where no such thing is known.
+/// What tells the threads of a process apart at the cost of one instruction; 0 where no such thing
+/// is known.
 #[inline(always)]
 fn thread_pointer() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the first word of the thread's control block is its own address (ABI of thread-local storage, variant II).
+    // SAFETY: the first word of the thread's control block is its own address (ABI of thread-local
+    // storage, variant II).
     unsafe {
         std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly));
     }
@@ -153,18 +157,21 @@ impl FastPath {
     /// For the thread whose place it is.
     #[inline(always)]
     pub(crate) fn member(&self) -> &'static Member {
-        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread` is, which the caller has seen to be
-        // its own, and never null after that. It may be somebody else's by now, with whom the number is another one's.
+        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread` is,
+        // which the caller has seen to be its own, and never null after that. It may be somebody
+        // else's by now, with whom the number is another one's.
         unsafe { &*self.member.load(Ordering::Relaxed) }
     }
 
-    /// The calling thread may wait from now on, without a bound; none if the place is not its own any more. What it gets is for
+    /// The calling thread may wait from now on, without a bound; none if the place is not its own
+    /// any more. What it gets is for
     /// [`finish_wait`]: by then the place may be somebody else's.
     #[inline(always)]
     pub(crate) fn start_wait(&self) -> Option<&'static Member> {
         let member = self.member();
         member.state.store(UNBOUNDED, Ordering::Relaxed);
-        // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place away.
+        // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place
+        // away.
         compiler_fence(Ordering::SeqCst);
         if self.is_own() {
             return Some(member);
@@ -195,8 +202,8 @@ pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
     }
 }
 
-/// The calling thread received on a socket in mode SINGLE: from now on it goes straight through, if it is alone and comes
-/// back.
+/// The calling thread received on a socket in mode SINGLE: from now on it goes straight through, if
+/// it is alone and comes back.
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= lanes::PROVEN_RECEIVES_MIN;
@@ -225,7 +232,8 @@ fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     if !crate::thread::has_exit_hook() || send_batch::has_queued() {
         return;
     }
-    // One place for a socket: a program that uses two descriptors in turn goes the long way with both.
+    // One place for a socket: a program that uses two descriptors in turn goes the long way with
+    // both.
     disarm(sock);
     SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
     place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);

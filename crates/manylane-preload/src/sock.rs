@@ -1,7 +1,8 @@
 //! A UDP socket of the program, and what its lanes share.
 //!
-//! [`Sock`] is this process's view: descriptors. A fork copies it, as it copies the descriptors. [`Shared`] is the
-//! socket itself: one memory for all processes that a fork gave the socket to, as the kernel's socket is one.
+//! [`Sock`] is this process's view: descriptors. A fork copies it, as it copies the descriptors.
+//! [`Shared`] is the socket itself: one memory for all processes that a fork gave the socket to, as
+//! the kernel's socket is one.
 //!
 //! # Modes
 //!
@@ -11,10 +12,12 @@
 //! ```
 //!
 //! - SINGLE: one thread receives, with the kernel's own calls, and waits as long as it likes.
-//! - LEARN: several do, still on one kernel socket; every wait has a bound (`SLICE`). It ends when every thread that ever
-//!   waited has come back to receive again: only such threads can be trusted with a lane.
+//! - LEARN: several do, still on one kernel socket; every wait has a bound (`SLICE`). It ends when
+//!   every thread that ever waited has come back to receive again: only such threads can be trusted
+//!   with a lane.
 //! - LANED: each of them has a lane.
-//! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first emptied.
+//! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first
+//!   emptied.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -55,14 +58,16 @@ pub(crate) const BLOCKS: u32 = 1;
 /// A member has waited in poll, select or epoll_wait.
 pub(crate) const POLLS: u32 = 2;
 
-/// A thread that receives on a socket, or waits for it. A cache line, which its thread alone writes but for `lane`.
+/// A thread that receives on a socket, or waits for it. A cache line, which its thread alone writes
+/// but for `lane`.
 #[repr(C, align(64))]
 pub(crate) struct Member {
     /// Process and thread; 0 if free.
     pub(crate) thread_id: AtomicU64,
     /// [`BUSY`], [`UNBOUNDED`], or [`WAITS_ON`] a lane.
     pub(crate) state: AtomicU32,
-    /// Changes with each receive and each return from a wait: a member whose beat stands still is away, or dead.
+    /// Changes with each receive and each return from a wait: a member whose beat stands still is
+    /// away, or dead.
     pub(crate) heartbeat: AtomicU32,
     /// Receives that brought something, or came too late after a wait; up to where it matters.
     pub(crate) receives: AtomicU32,
@@ -108,18 +113,21 @@ pub(crate) struct Shared {
     pub(crate) lacks_fds: AtomicU32,
     /// Kernel sockets of the group; 1 if there is only the program's own.
     pub(crate) lanes: AtomicU32,
-    /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
+    /// A fork gave the socket to another process: lanes that do not exist yet could not be reached
+    /// by all.
     pub(crate) forked: AtomicU32,
     /// Places of members that were ever taken.
     pub(crate) joined: AtomicU32,
     /// Looks at whether lanes can be made, in vain.
     pub(crate) attempts: AtomicU32,
     pub(crate) port: AtomicU32,
-    /// Something would show that datagrams are taken ahead, or they cannot be: none are. A bit for each reason, by its number.
+    /// Something would show that datagrams are taken ahead, or they cannot be: none are. A bit for
+    /// each reason, by its number.
     pub(crate) prefetch_off: AtomicU32,
     /// Of the reasons why they are not, those that are in the report.
     pub(crate) counted_reasons: AtomicU32,
-    /// A reply that was put together with others failed: none are any more. The error, until a send has reported it.
+    /// A reply that was put together with others failed: none are any more. The error, until a send
+    /// has reported it.
     pub(crate) send_batch_off: AtomicU32,
     pub(crate) reply_error: AtomicI32,
     /// Lanes that several members have.
@@ -128,15 +136,15 @@ pub(crate) struct Shared {
     pub(crate) drain_first: AtomicU64,
     /// Receives out of those before they are emptied by their owners alone.
     pub(crate) drain_first_left: AtomicU32,
-    /// Lanes that were taken out of steering for good, and may still hold something; and whether anything is held
-    /// (`hold::PREFETCH_BIT`).
+    /// Lanes that were taken out of steering for good, and may still hold something; and whether
+    /// anything is held (`hold::PREFETCH_BIT`).
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
     /// It was bound before the program started, which the report does not say yet.
     pub(crate) inherited: AtomicU32,
-    /// Whether threads beyond the processors rest, what speaks for it or against it, how much has to, and slices since the
-    /// processors were looked at: `active_set.rs`.
+    /// Whether threads beyond the processors rest, what speaks for it or against it, how much has
+    /// to, and slices since the processors were looked at: `active_set.rs`.
     pub(crate) active_state: AtomicU32,
     pub(crate) sleep_score: AtomicU32,
     pub(crate) clean_required: AtomicU32,
@@ -150,8 +158,8 @@ pub(crate) struct Shared {
     pub(crate) queue_lane: [AtomicU32; QUEUES_MAX],
     /// Member of each lane, and one; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
-    /// The beat of the owner when somebody last looked, how often it had not changed since, and when that was counted
-    /// last (milliseconds).
+    /// The beat of the owner when somebody last looked, how often it had not changed since, and
+    /// when that was counted last (milliseconds).
     pub(crate) seen_heartbeat: [AtomicU32; MAX_LANES],
     pub(crate) stalled_polls: [AtomicU32; MAX_LANES],
     pub(crate) polled_at_ms: [AtomicU32; MAX_LANES],
@@ -223,7 +231,8 @@ impl Shared {
 
     /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
     pub(crate) fn is_single_receiver(&self, member: &Member) -> bool {
-        // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
+        // Of two that come at a time, one at least sees the other: each has taken its place, and
+        // counts, before it looks.
         fence(Ordering::SeqCst);
         let joined = self.joined.load(Ordering::Relaxed) as usize;
         let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
@@ -240,7 +249,8 @@ pub(crate) struct Sock {
     pub(crate) refs: AtomicU32,
     /// What the kernel tells it by: `identity.rs`; 0 if that is not known.
     pub(crate) cookie: AtomicU64,
-    /// Changes with each use of the slot: what others remember of a socket that is gone does not fit the next one.
+    /// Changes with each use of the slot: what others remember of a socket that is gone does not
+    /// fit the next one.
     pub(crate) generation: AtomicU32,
     /// Why it must stay plain, and one, found before it was bound.
     plain_reason: AtomicU32,
@@ -258,7 +268,8 @@ pub(crate) struct Sock {
     pub(crate) pre_steered: AtomicU32,
     /// It was put into an epoll instance.
     pub(crate) in_epoll: AtomicU32,
-    /// Held by who tells an epoll instance of one of its descriptors, and by who makes the number of one mean something else.
+    /// Held by who tells an epoll instance of one of its descriptors, and by who makes the number
+    /// of one mean something else.
     pub(crate) fd_lock: AtomicU64,
     shared: AtomicPtr<Shared>,
     lease: AtomicPtr<Lease>,
@@ -268,7 +279,8 @@ pub(crate) struct Sock {
     outboxes: AtomicPtr<Outbox>,
     /// Datagrams left in its lanes when the library stood aside, or null: `seccomp.rs`.
     leftovers: AtomicPtr<Leftovers>,
-    /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
+    /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it
+    /// uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
 
@@ -290,7 +302,8 @@ impl Sock {
 
     fn all() -> &'static [Sock] {
         let at = SOCKS.load(Ordering::Acquire);
-        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it (start::is_ready).
+        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it
+        // (start::is_ready).
         unsafe { std::slice::from_raw_parts(at, MAX_SOCKS) }
     }
 
@@ -457,7 +470,8 @@ impl Sock {
             return None;
         }
         let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: what `set_outboxes` was given: as many as there may be lanes, in a mapping that is never unmapped.
+        // SAFETY: what `set_outboxes` was given: as many as there may be lanes, in a mapping that
+        // is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 

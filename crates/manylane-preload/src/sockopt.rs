@@ -1,5 +1,5 @@
-//! What a lane's socket has to have in common with the program's own: options, read back from the one and set on the
-//! other. An option that is not here makes a socket plain.
+//! What a lane's socket has to have in common with the program's own: options, read back from the
+//! one and set on the other. An option that is not here makes a socket plain.
 
 use std::mem::size_of;
 
@@ -90,7 +90,8 @@ pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
         return None;
     }
     match (level, name) {
-        // Read back by the one who sets them: options.rs. The forced sizes are read back as the plain ones.
+        // Read back by the one who sets them: options.rs. The forced sizes are read back as the
+        // plain ones.
         (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) => None,
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(Reason::Reuseport),
         (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR) => Some(Reason::ErrorQueue),
@@ -114,8 +115,8 @@ pub(crate) fn is_replicated(level: c_int, name: c_int) -> bool {
     REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name))
 }
 
-/// Sets on `lane` what the program's socket `from` has, as far as it is not there by itself. Options that the family
-/// does not have are left out.
+/// Sets on `lane` what the program's socket `from` has, as far as it is not there by itself.
+/// Options that the family does not have are left out.
 pub(crate) fn replicate(from: c_int, lane: c_int, before_bind: bool) {
     for (level, name, when) in REPLICATED {
         if (when == BeforeBind) == before_bind {
@@ -174,7 +175,8 @@ const CMSG_OPTIONS: [(c_int, c_int); 12] = [
     (libc::SOL_UDP, libc::UDP_GRO),
 ];
 
-/// Options that a frame cannot honour unless they are zero: what comes with a datagram, and how one is sent.
+/// Options that a frame cannot honour unless they are zero: what comes with a datagram, and how one
+/// is sent.
 const KERNEL_ONLY: [(c_int, c_int); 21] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),

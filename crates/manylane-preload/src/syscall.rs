@@ -1,9 +1,10 @@
 //! syscall(2): what closes descriptors by its number (libuv does) and what forbids system calls
 //! (libseccomp does) is seen, all else goes on as it came.
 //!
-//! The C library's function takes whatever its caller gives, and so does this one: as the C library's own, it reads registers and
-//! a word of the caller's stack that may hold no argument, and hands them on. The calling conventions of x86-64 and arm64 pass
-//! numbers to a function with variable arguments as to any other. Elsewhere nothing is exported.
+//! The C library's function takes whatever its caller gives, and so does this one: as the C
+//! library's own, it reads registers and a word of the caller's stack that may hold no argument,
+//! and hands them on. The calling conventions of x86-64 and arm64 pass numbers to a function with
+//! variable arguments as to any other. Elsewhere nothing is exported.
 
 use std::ffi::c_void;
 use std::mem::transmute;
@@ -23,7 +24,8 @@ pub(crate) fn find() {
     real::find(&REAL, c"syscall");
 }
 
-/// A system call by the C library's function; before that was looked up, by nothing but the processor.
+/// A system call by the C library's function; before that was looked up, by nothing but the
+/// processor.
 ///
 /// # Safety
 /// As of the system call.

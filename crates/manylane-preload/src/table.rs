@@ -1,4 +1,5 @@
-//! What each descriptor of the process is to the library. A descriptor that is none of its business costs two loads.
+//! What each descriptor of the process is to the library. A descriptor that is none of its business
+//! costs two loads.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -94,8 +95,8 @@ pub(crate) fn epoll(fd: c_int) -> Option<&'static Epoll> {
     }
 }
 
-/// Says what `fd` is, and returns what it was. Without memory for the table, or for a descriptor beyond it, nothing
-/// is remembered, and the answer is no.
+/// Says what `fd` is, and returns what it was. Without memory for the table, or for a descriptor
+/// beyond it, nothing is remembered, and the answer is no.
 pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     let number = usize::try_from(fd).ok()?;
     let slot = TABLE.get(number / PAGE)?;
@@ -125,8 +126,8 @@ pub(crate) fn fd_end() -> c_int {
     TOP.load(Ordering::Relaxed) + 1
 }
 
-/// [`set`], if `fd` still is what the caller has found it to be. Of several threads that find the same, one is told that it
-/// was.
+/// [`set`], if `fd` still is what the caller has found it to be. Of several threads that find the
+/// same, one is told that it was.
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
     let slot = &page.0[fd as usize % PAGE];

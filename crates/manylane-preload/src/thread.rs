@@ -25,11 +25,13 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 struct ThreadState {
     epoch: Cell<u32>,
     id: Cell<u64>,
-    /// By what others know that the thread is alive; 0 if it has none yet, all ones if there is none for it.
+    /// By what others know that the thread is alive; 0 if it has none yet, all ones if there is
+    /// none for it.
     liveness: Cell<u64>,
     /// Socket and one, its generation, the member.
     member_cache: [Cell<(u32, u32, u32)>; MEMBER_CACHE_SIZE],
-    /// A lane that the thread peeked at, or measured, and its socket and one: what it receives next comes from there.
+    /// A lane that the thread peeked at, or measured, and its socket and one: what it receives next
+    /// comes from there.
     peeked: Cell<(u32, u32)>,
 }
 
@@ -52,15 +54,16 @@ pub(crate) fn start() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
     if KEY.load(Ordering::Relaxed) == 0 {
         let mut key = 0;
-        // SAFETY: `key` is written before it is read; the destructor is a function of ours that takes any argument.
+        // SAFETY: `key` is written before it is read; the destructor is a function of ours that
+        // takes any argument.
         if unsafe { libc::pthread_key_create(&raw mut key, Some(on_thread_exit)) } == 0 {
             KEY.store(key + 1, Ordering::Relaxed);
         }
     }
 }
 
-/// Whether the library's memory belongs to the calling process. Between vfork and exec it is the parent's; after a
-/// clone that the C library did not see, it says nothing true.
+/// Whether the library's memory belongs to the calling process. Between vfork and exec it is the
+/// parent's; after a clone that the C library did not see, it says nothing true.
 pub(crate) fn is_own_process() -> bool {
     PID.load(Ordering::Relaxed) == std::process::id()
 }
@@ -115,8 +118,8 @@ pub(crate) fn liveness() -> liveness::Token {
     })
 }
 
-/// Names the calling thread as the holder of a queue's lock, so that others see when it has died. A thread without a life has
-/// a token that no life fits: it is never seen dead.
+/// Names the calling thread as the holder of a queue's lock, so that others see when it has died. A
+/// thread without a life has a token that no life fits: it is never seen dead.
 #[inline]
 pub(crate) fn holder_token() -> liveness::Token {
     THREAD.with(|me| {
@@ -157,8 +160,8 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
     shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == who)
 }
 
-/// The calling thread's place in `sock`; it gets one if it has none. None when all are taken: then the socket falls
-/// back.
+/// The calling thread's place in `sock`; it gets one if it has none. None when all are taken: then
+/// the socket falls back.
 #[inline]
 pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
     cached_member(sock, shared).or_else(|| join(sock, shared, fd))
@@ -197,7 +200,8 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         let slot = report::claim_slot(who, lanes::local_addr(fd), shared.inode_of(0));
         member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
-        // The second one: from now on every wait has a bound. The mode changes after the bound is there.
+        // The second one: from now on every wait has a bound. The mode changes after the bound is
+        // there.
         if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
             lanes::set_wait_bound(shared, fd);
             single_receiver::disarm_sync(sock);
@@ -205,7 +209,8 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         }
         let key = KEY.load(Ordering::Relaxed);
         if key != 0 {
-            // SAFETY: the key is ours; any value but null makes the destructor run when the thread ends.
+            // SAFETY: the key is ours; any value but null makes the destructor run when the thread
+            // ends.
             unsafe { libc::pthread_setspecific(key - 1, std::ptr::from_ref(sock).cast::<c_void>()) };
         }
     }

@@ -1,7 +1,8 @@
 //! Waiting by poll(2), and what all waits have in common.
 //!
-//! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice the lanes whose owners
-//! do not wait are looked at. With one receiving thread it is the program's own call.
+//! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice
+//! the lanes whose owners do not wait are looked at. With one receiving thread it is the program's
+//! own call.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -60,7 +61,8 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
     if shared.mode() == SINGLE && !queues::is_open(shared) {
-        // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
+        // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state
+        // there.
         member.state.swap(UNBOUNDED, Ordering::SeqCst);
         if shared.mode.load(Ordering::SeqCst) == SINGLE {
             return WaitMode::Native;
@@ -115,7 +117,8 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         mask |= uncovered(sock, shared, Some(watched));
     }
     let has = ready_lanes(sock, shared, fd, mask);
-    // What is empty now need not be emptied first any more: the next wait must not look for it again.
+    // What is empty now need not be emptied first any more: the next wait must not look for it
+    // again.
     if older & !has != 0 {
         shared.drain_first.fetch_and(!(older & !has), Ordering::AcqRel);
     }
@@ -132,9 +135,10 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
     found
 }
 
-/// Whether a wait that tells of something, but of nothing to receive from `sock`, is to look at the other lanes before it ends:
-/// else a descriptor that is always ready would hide them for ever. Once in a slice; where datagrams of another socket are told
-/// of, only some waits look at the clock.
+/// Whether a wait that tells of something, but of nothing to receive from `sock`, is to look at the
+/// other lanes before it ends: else a descriptor that is always ready would hide them for ever.
+/// Once in a slice; where datagrams of another socket are told of, only some waits look at the
+/// clock.
 pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: bool) -> bool {
     if shared.mode() != MULTI_LANE {
         return false;
@@ -145,12 +149,14 @@ pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: b
     !skips && now_ms().wrapping_sub(member.polled_at_ms.load(Ordering::Relaxed)) >= WAIT_SLICE_MS as u32
 }
 
-/// Whether the library itself has what is older than all that the kernel has, since the socket became plain.
+/// Whether the library itself has what is older than all that the kernel has, since the socket
+/// became plain.
 fn has_older(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
     queues::has_leftovers(sock, shared) || prefetch::has_leftovers(sock, shared, fd)
 }
 
-/// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
+/// Whether a look at other lanes is due before a wait: they hold what is older, or had something
+/// the last time.
 pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
         || queues::has_leftovers(sock, shared)
@@ -173,7 +179,8 @@ impl Deadline {
         Self { instant: end, is_exact: false }
     }
 
-    /// From the time that ppoll(2) takes; null: no bound. None if it is one that the kernel refuses.
+    /// From the time that ppoll(2) takes; null: no bound. None if it is one that the kernel
+    /// refuses.
     pub(crate) fn from_timespec(time: *const timespec) -> Option<Self> {
         // SAFETY: null, or the program's timespec, which the kernel would read here, too.
         let end = match unsafe { time.as_ref() } {
@@ -224,7 +231,8 @@ pub(crate) fn timespec_of(time: Duration) -> timespec {
 /// Entries of which a wait is looked through at no cost to speak of.
 const FAST_PATH_FDS_MAX: usize = 4;
 
-/// One descriptor: the member of the calling thread, if it is the one receiver of the socket. It may wait from now on.
+/// One descriptor: the member of the calling thread, if it is the one receiver of the socket. It
+/// may wait from now on.
 #[inline(always)]
 fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     if count != 1 || fds.is_null() {
@@ -236,7 +244,8 @@ fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     place.start_wait()
 }
 
-/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it waits for, and these are few.
+/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it
+/// waits for, and these are few.
 fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
     if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
         return None;
@@ -373,7 +382,8 @@ fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> 
     fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
 }
 
-/// Whether an entry names a descriptor that the program does not have: it is told so, and the wait ends at once.
+/// Whether an entry names a descriptor that the program does not have: it is told so, and the wait
+/// ends at once.
 fn is_hidden(at: &pollfd) -> bool {
     hidden_fds::kernel_fd(at.fd) != at.fd
 }
@@ -389,8 +399,8 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
 }
 
 /// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own
-/// call. None: what is left of the wait is for that (the sockets are plain since an earlier turn, or
-/// the library stands aside).
+/// call. None: what is left of the wait is for that (the sockets are plain since an earlier turn,
+/// or the library stands aside).
 pub(crate) fn poll_sliced(
     fds: &mut [pollfd],
     until: Deadline,
@@ -466,8 +476,8 @@ fn wait_unsliced(
     if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
 }
 
-/// The calling thread is about to wait for `sock` and no lane of it: a socket with other receivers becomes plain. Whether its
-/// lanes still hold something, for which there is no wait.
+/// The calling thread is about to wait for `sock` and no lane of it: a socket with other receivers
+/// becomes plain. Whether its lanes still hold something, for which there is no wait.
 pub(crate) fn start_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
     if start_wait(sock, shared, fd) == WaitMode::Native {
         return false;
@@ -510,7 +520,8 @@ fn poll_loop(
         }
         let copy = &mut all[..fds.len()];
         let slice = until.slice();
-        // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
+        // Before a wait: only where the answer would be "nothing", or what is there is older than
+        // any lane's.
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
         let found = now && poll_others(fds, copy);
         let mut answer = match (any, found || frames) {
@@ -608,8 +619,8 @@ fn has_leftovers(fds: &[pollfd]) -> bool {
     fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
 }
 
-/// Whether some socket has something in a lane that is not watched; the copy then asks about that lane, and holds the
-/// kernel's answer.
+/// Whether some socket has something in a lane that is not watched; the copy then asks about that
+/// lane, and holds the kernel's answer.
 fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     let mut any = false;
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
@@ -638,8 +649,9 @@ fn has_frames(fds: &[pollfd]) -> bool {
         .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
 }
 
-/// Says of entries that they can be read because of queues or of what was taken ahead, which the kernel was not asked about: those of the lanes that
-/// are watched, and if `wide`, of all that the caller would take from. How many entries have something to say then.
+/// Says of entries that they can be read because of queues or of what was taken ahead, which the
+/// kernel was not asked about: those of the lanes that are watched, and if `wide`, of all that the
+/// caller would take from. How many entries have something to say then.
 fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
         let Some((sock, shared)) = managed(from) else { continue };
@@ -655,8 +667,8 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
     copy.iter().filter(|at| at.revents != 0).count() as c_int
 }
 
-/// A wait ends before its slice: says of entries that tell of nothing to receive that they can be read because of other lanes, if
-/// a look at these is overdue.
+/// A wait ends before its slice: says of entries that tell of nothing to receive that they can be
+/// read because of other lanes, if a look at these is overdue.
 fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
     let datagrams = fds
         .iter()

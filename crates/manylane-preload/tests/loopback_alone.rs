@@ -1,4 +1,5 @@
-//! A thread that received alone gets a lane like every other one as soon as it is not alone any more.
+//! A thread that received alone gets a lane like every other one as soon as it is not alone any
+//! more.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,7 +7,8 @@ mod support;
 
 use support::{build, run_native, run_preloaded};
 
-/// Times that a program is run. An owner that a busy machine holds up for long loses its lane, and may end without one.
+/// Times that a program is run. An owner that a busy machine holds up for long loses its lane, and
+/// may end without one.
 const RUNS: usize = 3;
 
 fn ends_with_lanes(ways: &[&str]) {

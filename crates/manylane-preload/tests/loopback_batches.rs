@@ -1,5 +1,5 @@
-//! Datagrams that are taken ahead, many with one call, are handed out as the kernel would have: to whom, in which order, by
-//! which call, whoever dies, forks or falls back meanwhile.
+//! Datagrams that are taken ahead, many with one call, are handed out as the kernel would have: to
+//! whom, in which order, by which call, whoever dies, forks or falls back meanwhile.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

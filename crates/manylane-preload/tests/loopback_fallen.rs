@@ -1,4 +1,5 @@
-//! Threads that sleep on a lane of a socket that becomes plain are woken by what comes for it after that.
+//! Threads that sleep on a lane of a socket that becomes plain are woken by what comes for it after
+//! that.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -29,8 +30,8 @@ fn loopback_sleepers_in_epoll_are_woken_after_a_fall() {
     assert_falls_back("closed", Reason::Option);
 }
 
-/// A thread closes a descriptor, and opens something else with its number, while another one has an instance watch it, or
-/// makes the socket plain.
+/// A thread closes a descriptor, and opens something else with its number, while another one has an
+/// instance watch it, or makes the socket plain.
 #[test]
 fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
     let program = build("moved");
@@ -45,7 +46,8 @@ fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
     }
 }
 
-/// A thread puts a socket at the number at which the library has the falling one for a moment (dup2).
+/// A thread puts a socket at the number at which the library has the falling one for a moment
+/// (dup2).
 #[test]
 fn loopback_a_number_that_the_library_has_for_a_moment_becomes_the_programs() {
     let program = build("moved");

@@ -1,5 +1,6 @@
-//! What comes between two calls that one call of the program is made of: a signal interrupts a wait, also where that is renewed
-//! inside; options are told as the program set them, also while the socket becomes plain.
+//! What comes between two calls that one call of the program is made of: a signal interrupts a
+//! wait, also where that is renewed inside; options are told as the program set them, also while
+//! the socket becomes plain.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

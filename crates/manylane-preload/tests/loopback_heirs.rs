@@ -1,4 +1,5 @@
-//! Who dies in the middle of a change leaves it to the others, at whatever step: they lose nothing, and finish it.
+//! Who dies in the middle of a change leaves it to the others, at whatever step: they lose nothing,
+//! and finish it.
 //!
 //! The library dies where it is told only in builds with debug assertions.
 #![cfg(debug_assertions)]

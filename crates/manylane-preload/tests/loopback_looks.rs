@@ -1,5 +1,5 @@
-//! Replies that a thread has kept to be sent together leave by others' doing where it computes from then on, also where nothing is left
-//! that these could take from it.
+//! Replies that a thread has kept to be sent together leave by others' doing where it computes from
+//! then on, also where nothing is left that these could take from it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

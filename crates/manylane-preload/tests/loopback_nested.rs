@@ -1,4 +1,5 @@
-//! Instances that are waited for as descriptors tell of what is still in lanes, once for each look at them.
+//! Instances that are waited for as descriptors tell of what is still in lanes, once for each look
+//! at them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,5 +1,5 @@
-//! Under overload the newest wins, for who asked for it: what is thrown away is counted, what is left is the end of the queue, in
-//! order, and what the program was told of comes next.
+//! Under overload the newest wins, for who asked for it: what is thrown away is counted, what is
+//! left is the end of the queue, in order, and what the program was told of comes next.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -24,7 +24,8 @@ fn number_in(line: &str, word: &str) -> u64 {
     words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{word} is not in {line}"))
 }
 
-/// The program got the end of what was queued, no more than a quarter of it and what one look leaves, and all was counted.
+/// The program got the end of what was queued, no more than a quarter of it and what one look
+/// leaves, and all was counted.
 fn assert_newest_kept(outcome: &Outcome) {
     let of = |word| number(outcome, word);
     let said = &outcome.output;
@@ -75,7 +76,8 @@ fn loopback_each_lane_has_its_newest() {
     assert_eq!(with.dropped_stale(), missed, "{said}");
 }
 
-/// What is thrown away is less than a quarter of the queue, of which the kernel says nothing for long.
+/// What is thrown away is less than a quarter of the queue, of which the kernel says nothing for
+/// long.
 #[test]
 fn loopback_a_bit_more_than_half_a_queue_is_not_thrown_away_whole() {
     let with = run_head_drop("some");

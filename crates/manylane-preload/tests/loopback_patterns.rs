@@ -24,7 +24,8 @@ fn run_both_with(pattern: &str, receivers: u64, more: &[(&str, &str)]) -> Outcom
     with
 }
 
-/// Four receivers get four lanes, and each datagram reaches one of them. Their words "stop" are datagrams, too.
+/// Four receivers get four lanes, and each datagram reaches one of them. Their words "stop" are
+/// datagrams, too.
 fn gets_lanes(pattern: &str) {
     let with = run_both(pattern, 4);
     assert_eq!(with.reasons(), [""; 0], "{pattern}");
@@ -84,7 +85,8 @@ fn loopback_more_threads_than_lanes_share_them() {
 
 #[test]
 fn loopback_receivers_of_many_messages_get_lanes() {
-    // One that got two words "stop" sends one back, so that there may be more datagrams than were sent at first.
+    // One that got two words "stop" sends one back, so that there may be more datagrams than were
+    // sent at first.
     let with = run_both("messages", 4);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
     assert!(with.received() >= DATAGRAMS + 4);

@@ -6,7 +6,8 @@ mod support;
 
 use support::{build, run_native, run_preloaded};
 
-/// Turns of a program that is to pause: as many as it takes. Of one that is not to: enough for lanes and some pauses.
+/// Turns of a program that is to pause: as many as it takes. Of one that is not to: enough for
+/// lanes and some pauses.
 const ROUNDS_MAX: &str = "1000000";
 const ROUNDS_FEW: &str = "500";
 

@@ -1,5 +1,5 @@
-//! Replies that are kept to be sent together arrive exactly once, in order and byte by byte, whatever the thread that kept them does
-//! next, and whatever becomes of it.
+//! Replies that are kept to be sent together arrive exactly once, in order and byte by byte,
+//! whatever the thread that kept them does next, and whatever becomes of it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

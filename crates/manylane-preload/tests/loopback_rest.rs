@@ -57,7 +57,8 @@ fn loopback_all_are_awake_again_when_work_begins_to_sleep() {
     }
 }
 
-/// Three of the four lanes had a quarter of what came many at a time, give or take what flows are spread by, beside what came `before`.
+/// Three of the four lanes had a quarter of what came many at a time, give or take what flows are
+/// spread by, beside what came `before`.
 fn assert_all_lanes_used(with: &Outcome, pattern: &str, before: u64) {
     let mut own = with.own();
     own.sort_unstable();

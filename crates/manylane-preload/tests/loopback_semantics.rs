@@ -34,7 +34,8 @@ fn loopback_ports_that_are_not_named_are_left_alone() {
     }
 }
 
-/// One datagram at a time, and with datagrams taken ahead: there a buffer that is not mapped is none that the library can tell.
+/// One datagram at a time, and with datagrams taken ahead: there a buffer that is not mapped is
+/// none that the library can tell.
 #[test]
 fn loopback_odd_arguments_are_answered_as_without_lanes() {
     let program = build("arguments");

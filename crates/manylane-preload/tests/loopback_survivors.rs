@@ -1,4 +1,5 @@
-//! Receivers that are killed or stopped, in a wait or between two, leave nothing out of reach, and nobody turning round.
+//! Receivers that are killed or stopped, in a wait or between two, leave nothing out of reach, and
+//! nobody turning round.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,5 @@
-//! What happens to a socket with lanes: it keeps them, or becomes plain for a reason that is counted, and loses nothing.
+//! What happens to a socket with lanes: it keeps them, or becomes plain for a reason that is
+//! counted, and loses nothing.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -39,7 +39,8 @@ fn loopback_files_with_numbers_that_lanes_had_stay_the_programs() {
     assert_same_as_native("hidden", 0, &["no-socket"]);
 }
 
-/// A kernel that does not say in which network namespace a socket is: the process has not gone to another one.
+/// A kernel that does not say in which network namespace a socket is: the process has not gone to
+/// another one.
 #[test]
 fn loopback_lanes_need_no_word_of_the_kernel_on_namespaces() {
     let both = format!("{}:{}", library().display(), build_library("rush").display());

@@ -1,4 +1,5 @@
-//! Waits with odd arguments, for many descriptors, or on small stacks, answer what they do without lanes.
+//! Waits with odd arguments, for many descriptors, or on small stacks, answer what they do without
+//! lanes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -7,13 +7,14 @@ const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
 /// Waits until every packet that the kernel was steering when this was called has been queued.
 ///
-/// The kernel picks a socket of a reuseport group and queues the datagram on it within one RCU read-side
-/// section. `membarrier(MEMBARRIER_CMD_GLOBAL)` returns after an RCU grace period, so a lane that was taken
-/// out of steering before the call gets nothing more after it. Takes some milliseconds, up to tens.
+/// The kernel picks a socket of a reuseport group and queues the datagram on it within one RCU
+/// read-side section. `membarrier(MEMBARRIER_CMD_GLOBAL)` returns after an RCU grace period, so a
+/// lane that was taken out of steering before the call gets nothing more after it. Takes some
+/// milliseconds, up to tens.
 ///
 /// # Errors
-/// `ENOSYS` or `EPERM` where the kernel or a seccomp filter does not have the call, `EINVAL` with `nohz_full`.
-/// [`synchronize`] copes with these.
+/// `ENOSYS` or `EPERM` where the kernel or a seccomp filter does not have the call, `EINVAL` with
+/// `nohz_full`. [`synchronize`] copes with these.
 pub fn grace_period() -> io::Result<()> {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
     let ret = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
@@ -31,8 +32,9 @@ pub fn register() {
     unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };
 }
 
-/// Makes every thread of the process pass a memory barrier: what others stored before, this one sees after, and the other way
-/// round. Some microseconds after [`register`], otherwise as long as [`synchronize`].
+/// Makes every thread of the process pass a memory barrier: what others stored before, this one
+/// sees after, and the other way round. Some microseconds after [`register`], otherwise as long as
+/// [`synchronize`].
 pub fn fence_all_threads() {
     // SAFETY: as above.
     if unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) } < 0 {
@@ -40,8 +42,8 @@ pub fn fence_all_threads() {
     }
 }
 
-/// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet takes
-/// microseconds, so that the pause is far longer than any section it has to outlast.
+/// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet
+/// takes microseconds, so that the pause is far longer than any section it has to outlast.
 pub fn synchronize() {
     if grace_period().is_err() {
         std::thread::sleep(std::time::Duration::from_millis(50));

@@ -1,4 +1,5 @@
-//! The UDP sockets that are bound to a port, asked of the kernel by netlink (Linux 3.3, `CONFIG_INET_UDP_DIAG`).
+//! The UDP sockets that are bound to a port, asked of the kernel by netlink (Linux 3.3,
+//! `CONFIG_INET_UDP_DIAG`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -62,7 +63,8 @@ pub fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
     }
 }
 
-/// All UDP sockets of the calling thread's network namespace that are bound to `port`, whatever their address.
+/// All UDP sockets of the calling thread's network namespace that are bound to `port`, whatever
+/// their address.
 ///
 /// # Errors
 /// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read.
@@ -89,7 +91,8 @@ fn request(family: libc::c_int, port: u16) -> [u8; REQUEST_LEN] {
 
 fn parse(message: &[u8]) -> Option<BoundSocket> {
     let bytes: &[u8; MESSAGE_LEN] = message.first_chunk()?;
-    // Of `struct inet_diag_sockid`, which begins at 4: two ports, two addresses, a device, a cookie.
+    // Of `struct inet_diag_sockid`, which begins at 4: two ports, two addresses, a device, a
+    // cookie.
     let (at, to) = (8, 24);
     let is_v6 = libc::c_int::from(bytes[0]) == libc::AF_INET6;
     let peer: [u8; 16] = bytes[to..to + 16].try_into().ok()?;

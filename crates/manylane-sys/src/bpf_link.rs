@@ -8,10 +8,12 @@ use crate::check;
 const LINK_GET_FD_BY_ID: libc::c_long = 30;
 const LINK_DETACH: libc::c_long = 34;
 
-/// Takes the program of the link with this number off, whoever holds the link: what `bpftool link detach id` does (Linux 5.9).
+/// Takes the program of the link with this number off, whoever holds the link: what
+/// `bpftool link detach id` does (Linux 5.9).
 ///
 /// # Errors
-/// `ENOENT` when there is no such link; `EPERM` without CAP_SYS_ADMIN; `EOPNOTSUPP` for a link that cannot.
+/// `ENOENT` when there is no such link; `EPERM` without CAP_SYS_ADMIN; `EOPNOTSUPP` for a link that
+/// cannot.
 pub fn detach(id: u32) -> io::Result<()> {
     let raw = bpf(LINK_GET_FD_BY_ID, id)?;
     // SAFETY: bpf(2) has just made this descriptor for us.

@@ -1,4 +1,5 @@
-//! Busy polling by the kernel: a call that would sleep looks at the device first, instead of waiting for its interrupt.
+//! Busy polling by the kernel: a call that would sleep looks at the device first, instead of
+//! waiting for its interrupt.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -11,13 +12,14 @@ const SO_BUSY_POLL_BUDGET: libc::c_int = 70;
 /// Packets that the kernel takes at a time: more needs a privilege with epoll (`NAPI_POLL_WEIGHT`).
 pub const BUDGET: u16 = 64;
 
-/// Lets calls on `socket` look at its device for so many microseconds before they sleep (`SO_BUSY_POLL`, Linux 3.11), the
-/// device work in such calls rather than in interrupts, and take so many packets at a time (`SO_PREFER_BUSY_POLL`,
-/// `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the kernel has them; 0 leaves the budget as it is). 0 microseconds ends it.
+/// Lets calls on `socket` look at its device for so many microseconds before they sleep
+/// (`SO_BUSY_POLL`, Linux 3.11), the device work in such calls rather than in interrupts, and take
+/// so many packets at a time (`SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the
+/// kernel has them; 0 leaves the budget as it is). 0 microseconds ends it.
 ///
 /// # Errors
-/// `EPERM` without CAP_NET_ADMIN (below the sysctl `net.core.busy_read` none is needed for the first alone);
-/// `ENOPROTOOPT` in a kernel without busy polling.
+/// `EPERM` without CAP_NET_ADMIN (below the sysctl `net.core.busy_read` none is needed for the
+/// first alone); `ENOPROTOOPT` in a kernel without busy polling.
 pub fn set(socket: BorrowedFd<'_>, micros: u32, budget: u16) -> io::Result<()> {
     let set = |name, value: u32| sock::set(socket, libc::SOL_SOCKET, name, value);
     let optional = |name, value| match set(name, value) {
@@ -50,8 +52,9 @@ struct EpollParams {
     pad: u8,
 }
 
-/// The same for waits on an epoll (`EPIOCSPARAMS`, Linux 6.9), which looks at the device that the last event was of. Where
-/// that device has an `irq-suspend-timeout` (Linux 6.13), it raises no interrupt while such waits find something.
+/// The same for waits on an epoll (`EPIOCSPARAMS`, Linux 6.9), which looks at the device that the
+/// last event was of. Where that device has an `irq-suspend-timeout` (Linux 6.13), it raises no
+/// interrupt while such waits find something.
 pub(crate) fn set_epoll(epoll: BorrowedFd<'_>, usecs: u32, budget: u16) -> io::Result<()> {
     /// `_IOW(0x8A, 1, struct epoll_params)`, on all architectures but MIPS, PowerPC and SPARC.
     const EPIOCSPARAMS: u32 = 1 << 30 | 8 << 16 | 0x8a << 8 | 1;

@@ -1,6 +1,7 @@
 //! Control messages: what the kernel says about a datagram, and what a send says to the kernel.
 //!
-//! Parsing is over plain bytes, with every length checked, so that it needs no `unsafe` and can be fuzzed.
+//! Parsing is over plain bytes, with every length checked, so that it needs no `unsafe` and can be
+//! fuzzed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, SystemTime};
@@ -17,8 +18,8 @@ pub(crate) const fn space(len: usize) -> usize {
     HEADER_LEN + len.next_multiple_of(ALIGN)
 }
 
-/// Room for everything that a lane may ask for: destination address, ECN, GRO segment size, time stamp, and
-/// what other options of the socket could add.
+/// Room for everything that a lane may ask for: destination address, ECN, GRO segment size, time
+/// stamp, and what other options of the socket could add.
 pub(crate) const RECV_CAPACITY: usize = 192;
 
 /// What the kernel said about one message.
@@ -95,8 +96,8 @@ const SEND_LEN: usize = SEGMENT_OFFSET + space(2);
 
 /// Control messages of one send, in a fixed place: the source address, then the GSO segment size.
 ///
-/// The headers are written once. A send points at the part of it that applies, so that nothing is built per
-/// datagram but the address and the size.
+/// The headers are written once. A send points at the part of it that applies, so that nothing is
+/// built per datagram but the address and the size.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(crate) struct SendControl([u8; SEND_LEN]);
@@ -122,7 +123,8 @@ impl SendControl {
         if start == end { (0, 0) } else { (start, end - start) }
     }
 
-    /// Writes the source address so that it ends where the segment size starts; returns where it starts.
+    /// Writes the source address so that it ends where the segment size starts; returns where it
+    /// starts.
     fn write_source(&mut self, source: &Source) -> usize {
         match source.ip {
             IpAddr::V4(ip) => {

@@ -17,6 +17,22 @@ pub fn affinity() -> io::Result<Vec<usize>> {
     Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
 }
 
+/// Parses a set of CPUs in the kernel's form, such as `0,2,4-7`; spaces around it do not matter.
+/// None for anything else, an empty set too, and for numbers above 65,536.
+#[must_use]
+pub fn parse_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        if first > last || last > 1 << 16 {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
 /// Restricts the calling thread to `cpus`.
 ///
 /// # Errors
@@ -74,9 +90,10 @@ struct SchedAttr {
 /// The shortest time slice that the scheduler takes (`sched_setattr(2)`).
 const SLICE_MIN: Duration = Duration::from_micros(100);
 
-/// Has the calling thread run as soon as it wakes up, also where another runs on its processor that takes longer slices of time: its
-/// own become the shortest that there are, and its share stays what it was (Linux 6.12; before that nothing changes). True if it
-/// is so. Threads of other classes than the usual one are left alone.
+/// Has the calling thread run as soon as it wakes up, also where another runs on its processor that
+/// takes longer slices of time: its own become the shortest that there are, and its share stays
+/// what it was (Linux 6.12; before that nothing changes). True if it is so. Threads of other
+/// classes than the usual one are left alone.
 ///
 /// # Errors
 /// What `sched_getattr(2)` and `sched_setattr(2)` report.
@@ -91,7 +108,8 @@ pub fn set_short_slice() -> io::Result<bool> {
         return Ok(attr.runtime == slice);
     }
     (attr.runtime, attr.deadline, attr.period) = (slice, 0, 0);
-    // SAFETY: the kernel reads `size` bytes of `attr`, which is what it is, and which lives across the call.
+    // SAFETY: the kernel reads `size` bytes of `attr`, which is what it is, and which lives across
+    // the call.
     crate::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } as i32)?;
     Ok(true)
 }
@@ -99,7 +117,8 @@ pub fn set_short_slice() -> io::Result<bool> {
 fn sched_attr() -> io::Result<SchedAttr> {
     let mut attr = SchedAttr::default();
     let size = size_of::<SchedAttr>() as u32;
-    // SAFETY: the kernel writes at most `size` bytes to `attr`, which is as large and lives across the call.
+    // SAFETY: the kernel writes at most `size` bytes to `attr`, which is as large and lives across
+    // the call.
     crate::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } as i32)?;
     attr.size = size;
     Ok(attr)
@@ -117,10 +136,12 @@ pub const MASK_WORDS: usize = 16;
 /// A bit for each CPU.
 pub type CpuMask = [u64; MASK_WORDS];
 
-/// The CPUs that a thread may run on, a bit for each, without the heap. It may be one of another process.
+/// The CPUs that a thread may run on, a bit for each, without the heap. It may be one of another
+/// process.
 ///
 /// # Errors
-/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` when there is no such thread.
+/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` when
+/// there is no such thread.
 pub fn affinity_mask(thread: i32) -> io::Result<CpuMask> {
     let mut words: CpuMask = [0; MASK_WORDS];
     let mask = words.as_mut_ptr().cast::<libc::cpu_set_t>();
@@ -143,7 +164,8 @@ pub struct ThreadUsage {
 pub fn thread_usage() -> ThreadUsage {
     // SAFETY: zeroes are a rusage.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: the kernel writes `usage`, which lives across the call; it cannot fail with these arguments.
+    // SAFETY: the kernel writes `usage`, which lives across the call; it cannot fail with these
+    // arguments.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let micros = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
     ThreadUsage {
@@ -156,7 +178,8 @@ pub fn thread_usage() -> ThreadUsage {
 #[must_use]
 pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes `time`, which lives across the call; this clock exists on every Linux.
+    // SAFETY: the kernel writes `time`, which lives across the call; this clock exists on every
+    // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
@@ -164,6 +187,15 @@ pub fn thread_cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpu_lists_parse_as_the_kernel_writes_them() {
+        assert_eq!(parse_list("0-3,6\n"), Some(vec![0, 1, 2, 3, 6]));
+        assert_eq!(parse_list("5"), Some(vec![5]));
+        for text in ["", ",", "0-", "3-1", "a", "-1", "0,,1", "0-18446744073709551615"] {
+            assert_eq!(parse_list(text), None, "{text:?}");
+        }
+    }
 
     #[test]
     fn a_prompt_thread_keeps_its_weight() {

@@ -1,4 +1,5 @@
-//! Network devices: what the kernel tells about them by ioctl, in the namespace of the calling thread.
+//! Network devices: what the kernel tells about them by ioctl, in the namespace of the calling
+//! thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,7 +12,8 @@ use crate::netns::{ifreq, ioctl};
 /// `ENXIO` when there is none.
 pub fn name(index: u32) -> io::Result<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the kernel's limit for names is the size of the array, and if_indextoname(3) terminates it.
+    // SAFETY: the kernel's limit for names is the size of the array, and if_indextoname(3)
+    // terminates it.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) }.is_null() {
         return Err(io::Error::last_os_error());
     }
@@ -81,7 +83,8 @@ impl Channels {
     fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
         self.cmd = cmd;
         let mut request = ifreq(name)?;
-        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it.
+        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives
+        // it.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
     }
@@ -96,7 +99,8 @@ pub struct Queues {
     pub send: u32,
 }
 
-/// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction where the driver does not say.
+/// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction where the driver
+/// does not say.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
@@ -119,12 +123,12 @@ pub fn receive_queues(name: &str) -> io::Result<u32> {
     Ok(queues(name)?.receive)
 }
 
-/// Sets how many queues the device uses in each direction (`ETHTOOL_SCHANNELS`), of a driver that counts them apart,
-/// as veth does (Linux 5.15).
+/// Sets how many queues the device uses in each direction (`ETHTOOL_SCHANNELS`), of a driver that
+/// counts them apart, as veth does (Linux 5.15).
 ///
 /// # Errors
-/// `EINVAL` beyond what the device was made with, or if an XDP program or an XSK is in the way; `EPERM` without
-/// CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
+/// `EINVAL` beyond what the device was made with, or if an XDP program or an XSK is in the way;
+/// `EPERM` without CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
 pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
     let mut channels = Channels::default();
     channels.ethtool_ioctl(name, Channels::GET)?;
@@ -147,8 +151,8 @@ pub fn driver(name: &str) -> io::Result<String> {
     const ETHTOOL_GDRVINFO: u32 = 3;
     let mut info = Info { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
     let mut request = ifreq(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `info` outlives it and is as long as
-    // the kernel's struct (196 bytes).
+    // The kernel reads and writes through this pointer during the ioctl only; `info` outlives it
+    // and is as long as the kernel's struct (196 bytes).
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(info).cast();
     match ioctl(libc::SIOCETHTOOL, &mut request) {
         Ok(()) => {
@@ -160,8 +164,9 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
 }
 
-/// Whether the driver takes VLAN tags off received frames (`ETHTOOL_GFLAGS`; ethtool's `rxvlan`): who looks at frames before
-/// the kernel's stack then sees none. False where the driver does not say.
+/// Whether the driver takes VLAN tags off received frames (`ETHTOOL_GFLAGS`; ethtool's `rxvlan`):
+/// who looks at frames before the kernel's stack then sees none. False where the driver does not
+/// say.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
@@ -176,8 +181,8 @@ pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
     let mut value = Value { cmd: ETHTOOL_GFLAGS, data: 0 };
     let mut request = ifreq(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it and is as long as
-    // the kernel's struct.
+    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it
+    // and is as long as the kernel's struct.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
     match ioctl(libc::SIOCETHTOOL, &mut request) {
         Ok(()) => Ok(value.data & ETH_FLAG_RXVLAN != 0),
@@ -211,8 +216,8 @@ const _: () = assert!(size_of::<Rxnfc>() == 192);
 impl Rxnfc {
     fn ethtool_ioctl(&mut self, name: &str) -> io::Result<()> {
         let mut request = ifreq(name)?;
-        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it and is as long as
-        // the kernel's struct.
+        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives
+        // it and is as long as the kernel's struct.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
     }
@@ -226,14 +231,16 @@ impl Rxnfc {
     }
 }
 
-/// Source and destination address in the receive hash, as bits of what [`flow_hash`] returns (`RXH_IP_SRC`, `RXH_IP_DST`).
+/// Source and destination address in the receive hash, as bits of what [`flow_hash`] returns
+/// (`RXH_IP_SRC`, `RXH_IP_DST`).
 pub const HASH_ADDRESSES: u64 = 1 << 4 | 1 << 5;
 
-/// Source and destination port in the receive hash, as bits of what [`flow_hash`] returns (`RXH_L4_B_0_1`,
-/// `RXH_L4_B_2_3`).
+/// Source and destination port in the receive hash, as bits of what [`flow_hash`] returns
+/// (`RXH_L4_B_0_1`, `RXH_L4_B_2_3`).
 pub const HASH_PORTS: u64 = 1 << 6 | 1 << 7;
 
-/// Fields of datagrams that the device's receive hash is made of, bits of `RXH_*` (`ETHTOOL_GRXFH`).
+/// Fields of datagrams that the device's receive hash is made of, bits of `RXH_*`
+/// (`ETHTOOL_GRXFH`).
 ///
 /// # Errors
 /// `EOPNOTSUPP` when the driver does not say; `ENODEV`.

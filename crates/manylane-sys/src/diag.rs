@@ -1,4 +1,5 @@
-//! Sockets of the calling thread's network namespace, asked for by netlink (`sock_diag(7)`, Linux 3.3).
+//! Sockets of the calling thread's network namespace, asked for by netlink (`sock_diag(7)`, Linux
+//! 3.3).
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,12 +13,12 @@ const HEADER_LEN: usize = 16;
 /// Messages of one answer: far more than there are sockets in any namespace.
 const READS_MAX: usize = 4096;
 
-/// Asks for all sockets that `request` describes, a structure of the family's that begins with its number; `each` is given
-/// what the kernel says of one of them.
+/// Asks for all sockets that `request` describes, a structure of the family's that begins with its
+/// number; `each` is given what the kernel says of one of them.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read; `InvalidData` if `each`
-/// has no use for something.
+/// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read;
+/// `InvalidData` if `each` has no use for something.
 pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointer.
@@ -38,7 +39,8 @@ pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) ->
     }
     let mut bytes = vec![0; 1 << 15];
     for _ in 0..READS_MAX {
-        // SAFETY: the kernel writes at most as many bytes as `bytes` has, which is borrowed for the call.
+        // SAFETY: the kernel writes at most as many bytes as `bytes` has, which is borrowed for the
+        // call.
         let len = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         if parse(&bytes[..len], &mut each)? {

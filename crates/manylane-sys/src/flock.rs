@@ -6,9 +6,9 @@ use std::os::fd::AsRawFd;
 
 use crate::check;
 
-/// Locks a file for this open description alone, without waiting. It ends with [`unlock`], or when all
-/// descriptors of it are closed, also by a crash; a child that another thread is starting has one until it
-/// executes its program.
+/// Locks a file for this open description alone, without waiting. It ends with [`unlock`], or when
+/// all descriptors of it are closed, also by a crash; a child that another thread is starting has
+/// one until it executes its program.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if somebody else has it.

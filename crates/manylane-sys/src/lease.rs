@@ -1,4 +1,5 @@
-//! What is said when one process leases queues of devices to another: one message each way, some of them with descriptors.
+//! What is said when one process leases queues of devices to another: one message each way, some of
+//! them with descriptors.
 //!
 //! ```text
 //!   the library                                          the lessor
@@ -211,7 +212,8 @@ impl Message {
         unix_socket::send(to, &bytes, fds)
     }
 
-    /// Receives one into `fds`, and how many descriptors came with it; none when the other end is closed. Without the heap.
+    /// Receives one into `fds`, and how many descriptors came with it; none when the other end is
+    /// closed. Without the heap.
     ///
     /// # Errors
     /// As of [`unix_socket::recv`]; `InvalidData` for what is no message.

@@ -11,6 +11,7 @@
 //! | [`addr`] | socket addresses as the kernel writes them |
 //! | [`control`] | control messages: what came with a datagram, where a reply leaves from |
 //! | [`sock`] | opening, binding and options of UDP sockets |
+//! | [`cbpf`] | classic BPF programs for sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`bpf_link`] | taking eBPF programs of others off, for tests |
@@ -45,6 +46,7 @@ pub mod bound_sockets;
 pub mod bpf_link;
 pub mod busy_poll;
 pub mod capture;
+pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;

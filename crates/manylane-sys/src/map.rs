@@ -26,7 +26,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes (at least one), with huge pages where that is worth it and the system allows.
+    /// Maps `len` bytes (at least one), with huge pages where that is worth it and the system
+    /// allows.
     ///
     /// # Errors
     /// `ENOMEM` if the address space limit (`RLIMIT_AS`) or the overcommit policy is in the way.
@@ -34,7 +35,8 @@ impl Mapping {
         let len = len.max(1);
         // A huge page starts at a multiple of its size only: room to start there.
         let mapped = if len >= HUGE_PAGE_SIZE { len + HUGE_PAGE_SIZE } else { len };
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
+        // memory of ours.
         let map = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -51,7 +53,8 @@ impl Mapping {
         let mut base = map.cast::<u8>();
         if len >= HUGE_PAGE_SIZE {
             base = base.wrapping_add(base.align_offset(HUGE_PAGE_SIZE));
-            // SAFETY: advice on a part of the mapping made above; it changes no contents. Failure only costs speed.
+            // SAFETY: advice on a part of the mapping made above; it changes no contents. Failure
+            // only costs speed.
             unsafe { libc::madvise(base.cast(), len, libc::MADV_HUGEPAGE) };
         }
         let (Some(map), Some(base)) = (NonNull::new(map.cast()), NonNull::new(base)) else {
@@ -83,7 +86,8 @@ impl Drop for Mapping {
 
 /// A slice of fixed address whose elements the kernel reads and writes through raw pointers.
 ///
-/// A `Box<[T]>` would assert on every move that nobody else points into it, which the message headers do.
+/// A `Box<[T]>` would assert on every move that nobody else points into it, which the message
+/// headers do.
 #[derive(Debug)]
 pub(crate) struct PinnedSlice<T> {
     base: NonNull<T>,
@@ -137,7 +141,8 @@ impl FileMapping {
     /// # Errors
     /// What `mmap(2)` reports.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
+        // ours.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -167,7 +172,8 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self` outlives it.
+        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self`
+        // outlives it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -180,10 +186,12 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux 5.5).
+    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux
+    /// 5.5).
     ///
     /// # Errors
-    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
+    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too
+    /// short.
     pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
         let words = words.max(1);
         Ok(Self { memory: FileMapping::new(fd, words * size_of::<u64>())?, words })
@@ -191,8 +199,8 @@ impl SharedWords {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words);
-        // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`; every writer,
-        // here and in eBPF, uses accesses of one aligned word.
+        // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`;
+        // every writer, here and in eBPF, uses accesses of one aligned word.
         unsafe { &*self.memory.as_ptr().cast::<AtomicU64>().add(index) }
     }
 
@@ -202,8 +210,8 @@ impl SharedWords {
         self.word(index).load(Ordering::Relaxed)
     }
 
-    /// Raises word `index` to `value`, unless it has that already or more. Other threads may raise it, too; none may
-    /// [`store`](Self::store).
+    /// Raises word `index` to `value`, unless it has that already or more. Other threads may raise
+    /// it, too; none may [`store`](Self::store).
     pub fn fetch_max(&self, index: usize, value: u64) {
         // For what follows: whoever writes to the other words after it sees this one.
         self.word(index).fetch_max(value, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! What measuring needs beside the lanes: CPU time of other threads, sleeps that end in time, and which of
-//! many sockets have something to read.
+//! What measuring needs beside the lanes: CPU time of other threads, sleeps that end in time, and
+//! which of many sockets have something to read.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,14 +9,14 @@ use crate::addr::SockAddr;
 
 /// CPU time that thread `tid` of this process has used, up to now.
 ///
-/// The clock of the thread counts what runs at this moment too, unlike `/proc/self/task/TID/schedstat`,
-/// which is up to a tick behind.
+/// The clock of the thread counts what runs at this moment too, unlike
+/// `/proc/self/task/TID/schedstat`, which is up to a tick behind.
 ///
 /// # Errors
 /// `EINVAL` when there is no such thread in this process (any more).
 pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
-    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the number that `pthread_getcpuclockid(3)` forms, part of
-    /// the kernel's ABI since 2.6.12.
+    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the number that `pthread_getcpuclockid(3)`
+    /// forms, part of the kernel's ABI since 2.6.12.
     const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
     let clock = (!tid << 3) | PER_THREAD_SCHED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -27,16 +27,16 @@ pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
 
 /// Receives one datagram by `recvfrom(2)`, waiting for it: its length and, in `peer`, its sender.
 ///
-/// As the standard library's `recv_from`, but for a socket that was shut down for reading, which that one
-/// cannot take: it yields 0 and leaves `peer` without a family.
+/// As the standard library's `recv_from`, but for a socket that was shut down for reading, which
+/// that one cannot take: it yields 0 and leaves `peer` without a family.
 ///
 /// # Errors
 /// What `recvfrom(2)` reports.
 #[inline]
 pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> io::Result<usize> {
     let mut len = SockAddr::CAPACITY as libc::socklen_t;
-    // SAFETY: the kernel writes at most `buffer.len()` bytes into the buffer and at most `len` bytes, for which
-    // a SockAddr has room, into `peer`; all of them live across the call.
+    // SAFETY: the kernel writes at most `buffer.len()` bytes into the buffer and at most `len`
+    // bytes, for which a SockAddr has room, into `peer`; all of them live across the call.
     let got = unsafe {
         libc::recvfrom(
             fd.as_raw_fd(),
@@ -52,15 +52,16 @@ pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> 
 
 /// Sends one datagram to `peer` by `sendto(2)`, waiting for room in the send buffer.
 ///
-/// As the standard library's `send_to`, but for an address in the form in which [`recv_from`] yields it.
+/// As the standard library's `send_to`, but for an address in the form in which [`recv_from`]
+/// yields it.
 ///
 /// # Errors
 /// What `sendto(2)` reports.
 #[inline]
 pub fn send_to(fd: BorrowedFd<'_>, payload: &[u8], peer: &SockAddr) -> io::Result<usize> {
     let address = peer.as_bytes();
-    // SAFETY: the kernel reads `payload.len()` bytes of the payload and `address.len()` bytes of the address; both
-    // live across the call.
+    // SAFETY: the kernel reads `payload.len()` bytes of the payload and `address.len()` bytes of
+    // the address; both live across the call.
     let sent = unsafe {
         libc::sendto(
             fd.as_raw_fd(),
@@ -148,8 +149,8 @@ impl Epoll {
         add(&self.epoll, socket, token)
     }
 
-    /// From now on `socket`, which is watched as `token`, is reported when there is room to send, and not when it can be
-    /// read.
+    /// From now on `socket`, which is watched as `token`, is reported when there is room to send,
+    /// and not when it can be read.
     ///
     /// # Errors
     /// `ENOENT` when it is not watched.
@@ -157,7 +158,8 @@ impl Epoll {
         epoll_ctl(&self.epoll, libc::EPOLL_CTL_MOD, socket, libc::EPOLLOUT, token)
     }
 
-    /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of it.
+    /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of
+    /// it.
     ///
     /// # Errors
     /// `ENOENT` when it is not watched.
@@ -174,8 +176,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Lets waits look at the device of the watched sockets for `time` before they sleep: `EPIOCSPARAMS`, Linux 6.9; see
-    /// [`busy_poll`](crate::busy_poll).
+    /// Lets waits look at the device of the watched sockets for `time` before they sleep:
+    /// `EPIOCSPARAMS`, Linux 6.9; see [`busy_poll`](crate::busy_poll).
     ///
     /// # Errors
     /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy_poll::BUDGET)
@@ -193,8 +195,8 @@ impl Epoll {
         self.epoll.try_clone().map(EpollHandle)
     }
 
-    /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal ends the
-    /// wait with none.
+    /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal
+    /// ends the wait with none.
     ///
     /// # Errors
     /// What `epoll_wait(2)` reports.
@@ -213,8 +215,8 @@ impl Epoll {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
         };
-        // SAFETY: the kernel writes at most `most` events into the vector, which has that many; it reads
-        // `time`, which lives across the call; a null signal mask leaves the mask alone.
+        // SAFETY: the kernel writes at most `most` events into the vector, which has that many; it
+        // reads `time`, which lives across the call; a null signal mask leaves the mask alone.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,

@@ -1,8 +1,8 @@
 //! Network namespaces without a name, and the few ioctls that a test network needs.
 //!
-//! A namespace lives as long as something refers to it: a thread inside, a descriptor, a socket. Ours are
-//! held by a descriptor and never mounted anywhere, so the kernel takes them away, with every device in
-//! them, when the process ends, however it ends.
+//! A namespace lives as long as something refers to it: a thread inside, a descriptor, a socket.
+//! Ours are held by a descriptor and never mounted anywhere, so the kernel takes them away, with
+//! every device in them, when the process ends, however it ends.
 
 use std::fs::File;
 use std::io;
@@ -23,10 +23,12 @@ impl NetNs {
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` at the limit of `user.max_net_namespaces`.
     pub fn create() -> io::Result<NetNs> {
-        // On a thread of its own: unsharing moves the calling thread, and the caller shall stay where it is.
+        // On a thread of its own: unsharing moves the calling thread, and the caller shall stay
+        // where it is.
         thread::scope(|scope| {
             let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
-                // SAFETY: takes no pointer; it changes the namespace of this thread, which ends here.
+                // SAFETY: takes no pointer; it changes the namespace of this thread, which ends
+                // here.
                 if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -53,7 +55,8 @@ impl NetNs {
         Ok(NetNs { fd: File::open("/proc/thread-self/ns/net")?.into() })
     }
 
-    /// Moves the calling thread into this namespace. Threads that it starts from then on begin there too.
+    /// Moves the calling thread into this namespace. Threads that it starts from then on begin
+    /// there too.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN.
@@ -67,9 +70,9 @@ impl NetNs {
     /// When the descriptor cannot be duplicated.
     pub fn enter_in_child(&self, command: &mut Command) -> io::Result<()> {
         let fd = self.fd.try_clone()?;
-        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls
-        // are allowed: it does one setns on a descriptor that it owns, and allocates nothing (an
-        // `io::Error` of a raw OS code is not on the heap).
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
+        // calls are allowed: it does one setns on a descriptor that it owns, and allocates nothing
+        // (an `io::Error` of a raw OS code is not on the heap).
         unsafe { command.pre_exec(move || enter(fd.as_fd())) };
         Ok(())
     }
@@ -118,16 +121,17 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
     let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
     let is_running = flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0;
     if is_running {
-        // The kernel sets the flag first, and then replaces the queue that drops all frames (`linkwatch_do_dev`), both under
-        // RTNL: a request that takes RTNL returns after the second.
+        // The kernel sets the flag first, and then replaces the queue that drops all frames
+        // (`linkwatch_do_dev`), both under RTNL: a request that takes RTNL returns after the
+        // second.
         const ETHTOOL_GLINK: u32 = 0x0a;
         ethtool_value(name, ETHTOOL_GLINK, 0)?;
     }
     Ok(is_running)
 }
 
-/// Switches generic receive offload of a device. A veth device with GRO runs NAPI (Linux 5.13), without
-/// which it takes no frames that XDP sends to it.
+/// Switches generic receive offload of a device. A veth device with GRO runs NAPI (Linux 5.13),
+/// without which it takes no frames that XDP sends to it.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
@@ -136,8 +140,8 @@ pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     ethtool_value(name, ETHTOOL_SGRO, on.into())
 }
 
-/// Switches whether a device finishes checksums of what it sends. A veth device that does not gets what a wire
-/// would: single frames with checksums.
+/// Switches whether a device finishes checksums of what it sends. A veth device that does not gets
+/// what a wire would: single frames with checksums.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
@@ -161,7 +165,8 @@ fn ethtool_value(name: &str, cmd: u32, data: u32) -> io::Result<()> {
 }
 
 pub(crate) fn ifreq(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
+    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of
+    // it.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte stays zero: the kernel wants the name terminated.
     if name.len() >= request.ifr_name.len() {
@@ -182,8 +187,8 @@ pub(crate) fn ioctl(number: libc::c_ulong, request: &mut libc::ifreq) -> io::Res
     }
     // SAFETY: the descriptor was made just above and nobody else has it.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-    // SAFETY: every number used in this file takes an `ifreq`, which is borrowed for the call; the pointer
-    // inside, if any, is set by the caller to a value that outlives the call.
+    // SAFETY: every number used in this file takes an `ifreq`, which is borrowed for the call; the
+    // pointer inside, if any, is set by the caller to a value that outlives the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), number as _, std::ptr::from_mut(request)) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,14 +1,15 @@
-//! Next hops in memory that processes share: one process writes what the kernel told it, lanes of others read it.
+//! Next hops in memory that processes share: one process writes what the kernel told it, lanes of
+//! others read it.
 //!
 //! | who | does |
 //! |---|---|
 //! | a lane | [`find`](NextHops::find)s the way from its address to a peer; what is not there it [`request`](NextHops::request)s for, and sends that datagram by its kernel socket |
 //! | the writer | takes questions ([`drain_requests`](NextHops::drain_requests)), asks the kernel, [`insert`](NextHops::insert)s and [`remove`](NextHops::remove)s; says with each [`heartbeat`](NextHops::heartbeat) that it is there |
 //!
-//! A place is two cache lines that a reader can tell to be of one piece (a sequence number, odd while it is written). A pair
-//! has eight places next to each other; when all are taken, the oldest goes. A question has one place for its pair: what
-//! finds it taken is asked for by the next datagram. Where the writer is gone the beat stands still, and nothing is believed
-//! any more.
+//! A place is two cache lines that a reader can tell to be of one piece (a sequence number, odd
+//! while it is written). A pair has eight places next to each other; when all are taken, the oldest
+//! goes. A question has one place for its pair: what finds it taken is asked for by the next
+//! datagram. Where the writer is gone the beat stands still, and nothing is believed any more.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -112,7 +113,8 @@ struct Request {
 /// The table and the questions.
 #[repr(C)]
 pub struct NextHops {
-    /// Milliseconds of a clock that all processes have, when the writer was here last; never 0 then.
+    /// Milliseconds of a clock that all processes have, when the writer was here last; never 0
+    /// then.
     heartbeat: AtomicU32,
     pad: AtomicU32,
     /// Peers choose their addresses; without it they cannot choose the place as well.
@@ -142,8 +144,8 @@ impl Entry {
         }
         let (device, mac, source_mac) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE_MAC));
         let source = (self.load(SOURCE), self.load(SOURCE + 1));
-        // Pairs with the fence after the odd number in `write`: if one of these words is of a later write, the load below
-        // sees that number or a later one.
+        // Pairs with the fence after the odd number in `write`: if one of these words is of a later
+        // write, the load below sees that number or a later one.
         fence(Ordering::Acquire);
         if self.load(SEQ) != before || device == 0 {
             return None;
@@ -201,7 +203,8 @@ fn mac_to_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
 #[must_use]
 pub fn now_ms() -> u32 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be
+    // there.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
 }
@@ -272,7 +275,8 @@ impl NextHops {
         }
     }
 
-    /// Enters what is known of a pair. Another one that has to go for it is the answer. Only the writer calls this.
+    /// Enters what is known of a pair. Another one that has to go for it is the answer. Only the
+    /// writer calls this.
     pub fn insert(&self, pair: &AddrPair, hop: &NextHop, turn: usize) -> Option<AddrPair> {
         let places = self.bucket(self.hash(pair));
         let same = places.iter().find(|place| !place.is_free() && place.pair() == *pair);

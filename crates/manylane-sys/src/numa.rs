@@ -9,11 +9,13 @@ type NodeMask = [libc::c_ulong; NODES_MAX / WORD_BITS];
 /// The kernel takes one off the number of bits that it is told.
 const MASK_BITS: libc::c_ulong = NODES_MAX as libc::c_ulong + 1;
 
-/// Has all memory that the calling thread touches first from now on come from `nodes`, and from nowhere else; threads that it starts
-/// do as it does. Pages that are there stay where they are. Linux 2.6.7, CONFIG_NUMA.
+/// Has all memory that the calling thread touches first from now on come from `nodes`, and from
+/// nowhere else; threads that it starts do as it does. Pages that are there stay where they are.
+/// Linux 2.6.7, CONFIG_NUMA.
 ///
 /// # Errors
-/// `EINVAL` for a node that is not there or without memory, `ENOSYS` of a kernel without NUMA, `EPERM` in some containers.
+/// `EINVAL` for a node that is not there or without memory, `ENOSYS` of a kernel without NUMA,
+/// `EPERM` in some containers.
 pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
     let mut mask: NodeMask = [0; NODES_MAX / WORD_BITS];
     for &node in nodes {
@@ -34,8 +36,8 @@ pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
 pub fn bound_nodes() -> io::Result<Vec<usize>> {
     let (mut mode, mut mask): (libc::c_int, NodeMask) = (0, [0; NODES_MAX / WORD_BITS]);
     let nowhere = std::ptr::null::<libc::c_void>();
-    // SAFETY: the kernel writes an int to `mode` and NODES bits to `mask`, both of which live across the call; without flags it
-    // takes no address.
+    // SAFETY: the kernel writes an int to `mode` and NODES bits to `mask`, both of which live
+    // across the call; without flags it takes no address.
     let ret = unsafe {
         libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), MASK_BITS, nowhere, 0)
     };

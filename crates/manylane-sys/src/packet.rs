@@ -1,4 +1,5 @@
-//! Sending and hearing whole frames at a device (`AF_PACKET`), for tests: what no UDP socket would send or tell.
+//! Sending and hearing whole frames at a device (`AF_PACKET`), for tests: what no UDP socket would
+//! send or tell.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,7 +11,8 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket on the device with this index, in the namespace of the calling thread. It receives nothing.
+    /// A socket on the device with this index, in the namespace of the calling thread. It receives
+    /// nothing.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_RAW, `ENODEV` when there is no such device.
@@ -66,8 +68,8 @@ impl PacketSocket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Waits for a frame, as long as the receive timeout of the socket says. The tag that the kernel takes off is back
-    /// in its place.
+    /// Waits for a frame, as long as the receive timeout of the socket says. The tag that the
+    /// kernel takes off is back in its place.
     ///
     /// # Errors
     /// What `recvmsg(2)` reports: `EAGAIN` when none came in time, `ENETDOWN`.
@@ -78,13 +80,15 @@ impl PacketSocket {
         // As large as the kernel's message is, and aligned for its header.
         let mut control = [0_u64; 8];
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
-        // SAFETY: msghdr is a C struct of integers and pointers that may be null: all zeroes is a value of it.
+        // SAFETY: msghdr is a C struct of integers and pointers that may be null: all zeroes is a
+        // value of it.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control) as _;
-        // SAFETY: `message` and all that it points to live across the call, with the lengths that it says.
+        // SAFETY: `message` and all that it points to live across the call, with the lengths that
+        // it says.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
         if got < 0 {
             return Err(io::Error::last_os_error());
@@ -101,7 +105,8 @@ impl PacketSocket {
     }
 }
 
-/// Type and content of the tag that the kernel has taken off the frame that `message` was filled with.
+/// Type and content of the tag that the kernel has taken off the frame that `message` was filled
+/// with.
 fn stripped_vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     // SAFETY: the kernel filled `message`, and set the length of the control data that it wrote.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
@@ -113,8 +118,8 @@ fn stripped_vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     if kind != (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
         return None;
     }
-    // SAFETY: a message of this type holds a tpacket_auxdata, for which the caller's control data has room; it is plain
-    // integers and may be anywhere.
+    // SAFETY: a message of this type holds a tpacket_auxdata, for which the caller's control data
+    // has room; it is plain integers and may be anywhere.
     let about: libc::tpacket_auxdata =
         unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() };
     let is_there = about.tp_status & libc::TP_STATUS_VLAN_VALID != 0;

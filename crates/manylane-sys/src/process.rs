@@ -1,5 +1,5 @@
-//! A process that stands for another one, its child: signals that are waited for instead of handled, what became of
-//! the child, and ending as it ended.
+//! A process that stands for another one, its child: signals that are waited for instead of
+//! handled, what became of the child, and ending as it ended.
 
 mod isolated;
 
@@ -36,7 +36,8 @@ pub enum WaitStatus {
     Continued,
 }
 
-/// Signals that are left as they are: those that cannot be waited for, and those that a mistake of this process raises.
+/// Signals that are left as they are: those that cannot be waited for, and those that a mistake of
+/// this process raises.
 const UNBLOCKED_SIGNALS: [i32; 12] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -60,15 +61,16 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks all signals but those that a mistake of this process raises, in the calling thread and in those that it
-    /// starts later. So it is called before there is another thread.
+    /// Blocks all signals but those that a mistake of this process raises, in the calling thread
+    /// and in those that it starts later. So it is called before there is another thread.
     ///
     /// # Errors
     /// None that is known.
     pub fn block() -> io::Result<Self> {
         // SAFETY: an all-zero sigset_t is an empty set.
         let mut signals: Self = unsafe { std::mem::zeroed() };
-        // SAFETY: each call writes one of the two sets, which live across it; the numbers are those of signals.
+        // SAFETY: each call writes one of the two sets, which live across it; the numbers are those
+        // of signals.
         unsafe {
             libc::sigfillset(&raw mut signals.blocked);
             for signal in UNBLOCKED_SIGNALS {
@@ -97,7 +99,8 @@ impl Signals {
         };
         // SAFETY: plain integers, of which all zeroes is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel reads the set and the time and writes `info`; all of them live across the call.
+        // SAFETY: the kernel reads the set and the time and writes `info`; all of them live across
+        // the call.
         let signal = unsafe { libc::sigtimedwait(&raw const self.blocked, &raw mut info, &raw const time) };
         if signal < 0 {
             let err = io::Error::last_os_error();
@@ -112,13 +115,14 @@ impl Signals {
         Ok(Some(SignalInfo { signal, sender }))
     }
 
-    /// Has `command` start with the signals that this process was started with, and die when this thread does: who
-    /// kills the one that stands for it means it.
+    /// Has `command` start with the signals that this process was started with, and die when this
+    /// thread does: who kills the one that stands for it means it.
     pub fn restore_mask_in(&self, command: &mut Command) {
         let before = self.previous_mask;
         let parent = std::process::id() as libc::pid_t;
-        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed:
-        // it sets a signal mask, a disposition and a setting of the process, and allocates nothing. The set is its own.
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
+        // calls are allowed: it sets a signal mask, a disposition and a setting of the process, and
+        // allocates nothing. The set is its own.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
@@ -141,10 +145,11 @@ impl Signals {
     }
 }
 
-/// Has `command` be killed when the calling thread ends, however that happens; what it starts itself, not.
+/// Has `command` be killed when the calling thread ends, however that happens; what it starts
+/// itself, not.
 pub fn kill_on_parent_exit(command: &mut Command) {
-    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed: it
-    // makes one system call without pointers.
+    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
+    // calls are allowed: it makes one system call without pointers.
     unsafe {
         command.pre_exec(|| {
             check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong)).map(drop)
@@ -152,8 +157,8 @@ pub fn kill_on_parent_exit(command: &mut Command) {
     }
 }
 
-/// What became of the child `pid` since the last time, or of any child if that is -1, without waiting: the child, and
-/// what happened to it.
+/// What became of the child `pid` since the last time, or of any child if that is -1, without
+/// waiting: the child, and what happened to it.
 ///
 /// # Errors
 /// `ECHILD` if there is none.
@@ -186,8 +191,8 @@ pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
-/// Whether there is a process, whoever's it is; also one that has ended and was not waited for. `/proc` does not tell: it may
-/// hide those of others (`hidepid`).
+/// Whether there is a process, whoever's it is; also one that has ended and was not waited for.
+/// `/proc` does not tell: it may hide those of others (`hidepid`).
 #[must_use]
 pub fn exists(pid: u32) -> bool {
     let Ok(pid @ 1..) = i32::try_from(pid) else { return false };
@@ -201,11 +206,11 @@ pub fn is_in_own_group(pid: i32) -> bool {
     unsafe { libc::getpgid(pid) == libc::getpgrp() }
 }
 
-/// Stops this process until somebody continues it, as Ctrl-Z does: not at all where no shell is there to do so (the
-/// kernel does not let such a process group be stopped that way).
+/// Stops this process until somebody continues it, as Ctrl-Z does: not at all where no shell is
+/// there to do so (the kernel does not let such a process group be stopped that way).
 pub fn stop() {
-    // SAFETY: an all-zero sigset_t is an empty set; each call reads and writes sets that live across it. The signal is
-    // handled as always while it is unblocked, which is here only.
+    // SAFETY: an all-zero sigset_t is an empty set; each call reads and writes sets that live
+    // across it. The signal is handled as always while it is unblocked, which is here only.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut set, libc::SIGTSTP);
@@ -226,25 +231,28 @@ pub fn become_subreaper() -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, a copy of that of the process: what it opens and closes from
-/// now on, others do not see, and threads that it starts share the table with it. For measuring what sharing costs.
+/// Gives the calling thread a table of descriptors of its own, a copy of that of the process: what
+/// it opens and closes from now on, others do not see, and threads that it starts share the table
+/// with it. For measuring what sharing costs.
 ///
-/// Descriptors of the copy that belong to values of other threads stay open until the calling thread ends.
+/// Descriptors of the copy that belong to values of other threads stay open until the calling
+/// thread ends.
 ///
 /// # Errors
 /// `ENOMEM`.
 pub fn unshare_fd_table() -> io::Result<()> {
-    // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that every value of this thread that
-    // owns one still owns it.
+    // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that
+    // every value of this thread that owns one still owns it.
     check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
 }
 
-/// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a child ended. Returns if
-/// the signal does not end processes.
+/// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a
+/// child ended. Returns if the signal does not end processes.
 pub fn exit_by_signal(signal: i32) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it; nothing of this process
-    // depends on how the signal is handled, as nothing follows if it is not ignored.
+    // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it;
+    // nothing of this process depends on how the signal is handled, as nothing follows if it is not
+    // ignored.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(signal, libc::SIG_DFL);
@@ -264,8 +272,8 @@ pub enum BlockedOn {
     Epoll(i32),
 }
 
-/// What `/proc/PID/task/TID/syscall` says of a thread of a program for this machine: number of the call, then its
-/// arguments in hexadecimal. `None` while it runs, or waits for something else.
+/// What `/proc/PID/task/TID/syscall` says of a thread of a program for this machine: number of the
+/// call, then its arguments in hexadecimal. `None` while it runs, or waits for something else.
 #[must_use]
 pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
     const RECEIVE_SYSCALLS: [libc::c_long; 4] =
@@ -301,11 +309,12 @@ pub fn has_capabilities(path: &Path) -> bool {
     len > 0
 }
 
-/// Gives this process, with all its threads, the user and the group `id`, and no supplementary groups. The kernel takes all
-/// capabilities from who was root and is no more.
+/// Gives this process, with all its threads, the user and the group `id`, and no supplementary
+/// groups. The kernel takes all capabilities from who was root and is no more.
 ///
 /// # Errors
-/// `EPERM` without CAP_SETUID and CAP_SETGID. A process that goes on after an error may be half of each.
+/// `EPERM` without CAP_SETUID and CAP_SETGID. A process that goes on after an error may be half of
+/// each.
 pub fn become_user(id: u32) -> io::Result<()> {
     // SAFETY: setgroups(2) reads no address when the number of groups is zero.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;

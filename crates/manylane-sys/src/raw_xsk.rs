@@ -1,8 +1,9 @@
-//! A minimal receiver on raw AF_XDP rings: what a good engineer writes by hand, to measure ours against.
+//! A minimal receiver on raw AF_XDP rings: what a good engineer writes by hand, to measure ours
+//! against.
 //!
-//! One socket on one queue, in copy mode or as the driver likes; frames of 2 KiB; each batch is looked at and given
-//! back at once, or sent back in its own frames. No frame that is held, no check of anything. It shares no code with
-//! [`xsk`](crate::xsk).
+//! One socket on one queue, in copy mode or as the driver likes; frames of 2 KiB; each batch is
+//! looked at and given back at once, or sent back in its own frames. No frame that is held, no
+//! check of anything. It shares no code with [`xsk`](crate::xsk).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::map::Mapping;
 
 const FRAME_SIZE: u64 = 2048;
-/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before. The libc crate does not
-/// have it.
+/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before. The
+/// libc crate does not have it.
 const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// Calls that may bring nothing before sending is left for later.
 const IDLE_KICKS_MAX: u32 = 2;
@@ -63,13 +64,15 @@ impl Ring {
         unsafe { (*self.consumer).load(Ordering::Acquire) }
     }
 
-    /// Says that what is before our index is the kernel's. Release: our writes of the entries come before.
+    /// Says that what is before our index is the kernel's. Release: our writes of the entries come
+    /// before.
     fn produce(&self) {
         // SAFETY: as above.
         unsafe { (*self.producer).store(self.index, Ordering::Release) };
     }
 
-    /// Says that the entries before our index can be used again. Release: our reads of them come before.
+    /// Says that the entries before our index can be used again. Release: our reads of them come
+    /// before.
     fn consume(&self) {
         // SAFETY: as above.
         unsafe { (*self.consumer).store(self.index, Ordering::Release) };
@@ -85,8 +88,8 @@ impl Drop for Ring {
 }
 
 impl RawXsk {
-    /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two; with a way out if it
-    /// `answers`.
+    /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two; with a
+    /// way out if it `answers`.
     ///
     /// # Errors
     /// What the kernel says.
@@ -117,7 +120,8 @@ impl RawXsk {
         // SAFETY: a C struct of integers, for which all zeroes is a value.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
         let mut len = size_of_val(&offsets) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes into `offsets`, which lives across the call.
+        // SAFETY: the kernel writes at most `len` bytes into `offsets`, which lives across the
+        // call.
         crate::check(unsafe {
             let to = (&raw mut offsets).cast();
             libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len)
@@ -131,7 +135,8 @@ impl RawXsk {
         let fill_page = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
         let mut fill = map_ring(&fd, fill_page, &offsets.fr, entries as usize * 8)?;
         for index in 0..entries {
-            // SAFETY: `index` is below the entries that the mapping was made for, and nobody else writes them.
+            // SAFETY: `index` is below the entries that the mapping was made for, and nobody else
+            // writes them.
             unsafe { fill.descs.cast::<u64>().add(index as usize).write(u64::from(index) * FRAME_SIZE) };
         }
         fill.index = entries;
@@ -150,7 +155,8 @@ impl RawXsk {
         Ok(Self { rx, fill, tx_rings: out, umem, fd, entries })
     }
 
-    /// Shows each of up to `most` received frames to `each`, gives them back, and returns how many there were.
+    /// Shows each of up to `most` received frames to `each`, gives them back, and returns how many
+    /// there were.
     #[inline]
     pub fn receive(&mut self, most: u32, mut each: impl FnMut(&[u8])) -> u32 {
         let there = self.rx.produced().wrapping_sub(self.rx.index);
@@ -161,9 +167,10 @@ impl RawXsk {
         let mask = self.entries - 1;
         for _ in 0..taken {
             let (from, to) = ((self.rx.index & mask) as usize, (self.fill.index & mask) as usize);
-            // SAFETY: masked indices lie in the rings. The kernel has published this descriptor (acquire above), and
-            // its frame is ours until it is in the fill ring; there is always room there, since there are no more
-            // frames than entries. The kernel's addresses and lengths lie in the UMEM.
+            // SAFETY: masked indices lie in the rings. The kernel has published this descriptor
+            // (acquire above), and its frame is ours until it is in the fill ring; there is always
+            // room there, since there are no more frames than entries. The kernel's addresses and
+            // lengths lie in the UMEM.
             unsafe {
                 let desc = &*self.rx.descs.cast::<libc::xdp_desc>().add(from);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
@@ -178,11 +185,12 @@ impl RawXsk {
         taken
     }
 
-    /// As [`receive`](Self::receive), but each frame for which `each` says so goes back out of the queue, as `each`
-    /// left it, without being copied. The kernel is told once for all of them.
+    /// As [`receive`](Self::receive), but each frame for which `each` says so goes back out of the
+    /// queue, as `each` left it, without being copied. The kernel is told once for all of them.
     ///
     /// # Errors
-    /// What `sendto(2)` reports when the device is gone, or if the receiver was opened without a way out.
+    /// What `sendto(2)` reports when the device is gone, or if the receiver was opened without a
+    /// way out.
     #[inline]
     pub fn reply(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
         self.reap();
@@ -191,8 +199,9 @@ impl RawXsk {
         let mask = self.entries - 1;
         let before = self.fill.index;
         for _ in 0..taken {
-            // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more frames than a ring has
-            // entries: the TX ring has room, too. Nobody else has the frame, so that the slice may be a mutable one.
+            // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more
+            // frames than a ring has entries: the TX ring has room, too. Nobody else has the frame,
+            // so that the slice may be a mutable one.
             unsafe {
                 let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.index & mask) as usize);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
@@ -239,8 +248,9 @@ impl RawXsk {
         let mask = self.entries - 1;
         for _ in 0..sent {
             let (from, to) = ((out.completion.index & mask) as usize, (self.fill.index & mask) as usize);
-            // SAFETY: masked indices lie in the rings; the kernel has published the entry (acquire in `produced`), and
-            // the fill ring has room, since there are no more frames than entries.
+            // SAFETY: masked indices lie in the rings; the kernel has published the entry (acquire
+            // in `produced`), and the fill ring has room, since there are no more frames than
+            // entries.
             unsafe {
                 let addr = *out.completion.descs.cast::<u64>().add(from);
                 self.fill.descs.cast::<u64>().add(to).write(addr & !(FRAME_SIZE - 1));
@@ -252,8 +262,9 @@ impl RawXsk {
         self.fill.produce();
     }
 
-    /// Tells the kernel of frames to send, if it wants to be told. In copy mode it sends in this call, and may need
-    /// more than one; what it does not get to stays in the ring for the next call.
+    /// Tells the kernel of frames to send, if it wants to be told. In copy mode it sends in this
+    /// call, and may need more than one; what it does not get to stays in the ring for the next
+    /// call.
     fn kick(&mut self) -> io::Result<()> {
         let mut idle = 0;
         while idle < IDLE_KICKS_MAX {

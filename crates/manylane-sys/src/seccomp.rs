@@ -1,4 +1,5 @@
-//! Forbidding system calls to the calling thread, as a container would: for tests of what happens then.
+//! Forbidding system calls to the calling thread, as a container would: for tests of what happens
+//! then.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -29,7 +30,8 @@ impl Syscall {
         }
     }
 
-    /// What has to be looked at besides the number: where in `struct seccomp_data`, and what is there.
+    /// What has to be looked at besides the number: where in `struct seccomp_data`, and what is
+    /// there.
     fn argument(self) -> (u32, u32) {
         let low = if cfg!(target_endian = "big") { 4 } else { 0 };
         match self {
@@ -41,7 +43,8 @@ impl Syscall {
     }
 }
 
-/// Lets `call` fail with `EPERM` from now on, in the calling thread and in those that it starts, for good.
+/// Lets `call` fail with `EPERM` from now on, in the calling thread and in those that it starts,
+/// for good.
 ///
 /// # Errors
 /// What `prctl(2)` reports: `EINVAL` without `CONFIG_SECCOMP_FILTER`.
@@ -49,7 +52,8 @@ pub fn forbid(call: Syscall) -> io::Result<()> {
     forbid_with_errno(call, libc::EPERM)
 }
 
-/// The same with the error `code`: `ENOSYS` or `EINVAL` is what a kernel says that does not have it.
+/// The same with the error `code`: `ENOSYS` or `EINVAL` is what a kernel says that does not have
+/// it.
 ///
 /// # Errors
 /// As for [`forbid`].

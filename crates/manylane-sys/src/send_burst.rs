@@ -1,5 +1,6 @@
 //! Sending the same datagram again and again over a connected socket: the hot path of the portable
-//! traffic generator. It shares nothing with the rings of the library, which it is there to measure.
+//! traffic generator. It shares nothing with the rings of the library, which it is there to
+//! measure.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,9 +21,9 @@ pub struct SendBurst {
 }
 
 impl SendBurst {
-    /// Prepares to send `datagram`, in `messages` messages a call. With `segment`, each message is a train
-    /// of as many datagrams as fit, which the kernel cuts (UDP GSO, Linux 4.18); the socket must have been
-    /// told so by [`set_segment_size`].
+    /// Prepares to send `datagram`, in `messages` messages a call. With `segment`, each message is
+    /// a train of as many datagrams as fit, which the kernel cuts (UDP GSO, Linux 4.18); the socket
+    /// must have been told so by [`set_segment_size`].
     #[must_use]
     pub fn new(datagram: &[u8], messages: usize, segment: bool) -> SendBurst {
         let fit = (MAX_GSO_BYTES / datagram.len().max(1)).clamp(1, MAX_SEGMENTS);
@@ -48,8 +49,8 @@ impl SendBurst {
         self.per_message
     }
 
-    /// Sends `count` datagrams (at most [`capacity`](Self::capacity)) in one system call, and returns how
-    /// many of them left.
+    /// Sends `count` datagrams (at most [`capacity`](Self::capacity)) in one system call, and
+    /// returns how many of them left.
     ///
     /// # Errors
     /// That of the first message; when a later one fails, the number before it is returned instead.
@@ -69,15 +70,17 @@ impl SendBurst {
         let mut headers: Vec<libc::mmsghdr> = parts
             .iter_mut()
             .map(|part| {
-                // SAFETY: `mmsghdr` is integers and pointers that may be null: all zeroes is a value of it.
+                // SAFETY: `mmsghdr` is integers and pointers that may be null: all zeroes is a
+                // value of it.
                 let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
                 header.msg_hdr.msg_iov = part;
                 header.msg_hdr.msg_iovlen = 1;
                 header
             })
             .collect();
-        // SAFETY: the headers and the parts they point to live until the end of this function; each part
-        // spans at most `bytes`, which the kernel only reads; no message has a name or control data.
+        // SAFETY: the headers and the parts they point to live until the end of this function; each
+        // part spans at most `bytes`, which the kernel only reads; no message has a name or control
+        // data.
         let sent =
             unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), messages as libc::c_uint, 0) };
         // A negative number is an error; everything else was counted by the kernel.
@@ -86,7 +89,8 @@ impl SendBurst {
     }
 }
 
-/// Lets the kernel cut what this socket sends into datagrams of `size` bytes (UDP_SEGMENT, Linux 4.18).
+/// Lets the kernel cut what this socket sends into datagrams of `size` bytes (UDP_SEGMENT, Linux
+/// 4.18).
 ///
 /// # Errors
 /// `ENOPROTOOPT` on an older kernel.

@@ -1,4 +1,5 @@
-//! Memory that processes share by passing a file without a name: of fixed size, zeroed, made of atomics.
+//! Memory that processes share by passing a file without a name: of fixed size, zeroed, made of
+//! atomics.
 
 use std::ffi::CStr;
 use std::io;
@@ -12,11 +13,12 @@ use crate::map::FileMapping;
 /// Types whose values may lie in memory that other processes write.
 ///
 /// # Safety
-/// Every field is an atomic integer, or an array or struct of such: any bytes are a value, and others may write it at any
-/// time.
+/// Every field is an atomic integer, or an array or struct of such: any bytes are a value, and
+/// others may write it at any time.
 pub unsafe trait Atomics: Sized + Sync {}
 
-/// Makes a file of `bytes` zeroes without a name, which cannot become shorter or longer (`memfd_create(2)`, Linux 3.17).
+/// Makes a file of `bytes` zeroes without a name, which cannot become shorter or longer
+/// (`memfd_create(2)`, Linux 3.17).
 ///
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit.
@@ -64,7 +66,8 @@ impl SharedMapping {
         // SAFETY: the kernel writes `stat`, which lives across the call.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
         if seals & libc::F_SEAL_SHRINK == 0 || len == 0 || usize::try_from(stat.st_size) != Ok(len) {
-            // Without a text: the preload library maps before a fork, where the heap is not to be touched.
+            // Without a text: the preload library maps before a fork, where the heap is not to be
+            // touched.
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(Self(FileMapping::new(fd, len)?))
@@ -124,8 +127,9 @@ impl<T: Atomics> Deref for Shared<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: as many bytes as a T has are mapped as long as `self`, aligned to a page, from a file that cannot become
-        // shorter; any bytes are a T, and whoever else writes to them does what atomics allow (`Atomics`).
+        // SAFETY: as many bytes as a T has are mapped as long as `self`, aligned to a page, from a
+        // file that cannot become shorter; any bytes are a T, and whoever else writes to them does
+        // what atomics allow (`Atomics`).
         unsafe { &*self.bytes.as_ptr().cast::<T>() }
     }
 }

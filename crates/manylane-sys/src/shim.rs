@@ -1,10 +1,13 @@
-//! The report of the preload library: the Rust side of `abi/manylane_shim.h`, and the file behind it.
+//! The report of the preload library: the Rust side of `abi/manylane_shim.h`, and the file behind
+//! it.
 //!
-//! The launcher makes the file ([`ReportFile::create`]) and reads it; the library maps it in its constructor
-//! ([`ReportFile::find`]). A slot is claimed by compare-and-exchange; after that its owner alone writes it.
+//! The launcher makes the file ([`ReportFile::create`]) and reads it; the library maps it in its
+//! constructor ([`ReportFile::find`]). A slot is claimed by compare-and-exchange; after that its
+//! owner alone writes it.
 //!
-//! The file is in memory, without a name, and sealed: its size is the same for good, so that no access to the mapping
-//! fails in any of the processes. What is in it is the word of whoever has it mapped.
+//! The file is in memory, without a name, and sealed: its size is the same for good, so that no
+//! access to the mapping fails in any of the processes. What is in it is the word of whoever has it
+//! mapped.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -37,7 +40,8 @@ pub const OPEN: u32 = 2;
 /// State of a slot: its receiver ended; the counts stay until the slot is needed again.
 pub const ENDED: u32 = 3;
 
-/// Why a socket stays, or became again, a plain one. The numbers are indices of [`Report::reasons`].
+/// Why a socket stays, or became again, a plain one. The numbers are indices of
+/// [`Report::reasons`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs, reason = "name() and why() say it")]
@@ -290,7 +294,8 @@ pub struct Receiver {
     pub rx_frames: AtomicU64,
     /// Of `tx_datagrams`, those that left as frames.
     pub tx_frames: AtomicU64,
-    /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
+    /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if
+    /// it is not known.
     pub inode: AtomicU64,
     /// Datagrams thrown away by `--drop head`; none of `rx_datagrams`.
     pub dropped_stale: AtomicU64,
@@ -345,7 +350,8 @@ pub struct ReportFile {
 }
 
 impl ReportFile {
-    /// Makes one in memory, and the descriptor by which others [`find`](Self::find) it, which closes on exec.
+    /// Makes one in memory, and the descriptor by which others [`find`](Self::find) it, which
+    /// closes on exec.
     ///
     /// # Errors
     /// What making and mapping it report.
@@ -359,15 +365,17 @@ impl ReportFile {
         Ok((Self { report: report.leak() }, fd))
     }
 
-    /// Where other processes find what `fd` refers to, as long as this one has it open under this number.
+    /// Where other processes find what `fd` refers to, as long as this one has it open under this
+    /// number.
     #[must_use]
     pub fn path(fd: BorrowedFd<'_>) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into()
     }
 
-    /// Finds the report that has this [`path`](Self::path): by the descriptor of that number if this process has
-    /// inherited it, which takes neither `/proc` nor permission, and else by the path. The second value is that
-    /// descriptor. To be called while no other thread opens or closes files.
+    /// Finds the report that has this [`path`](Self::path): by the descriptor of that number if
+    /// this process has inherited it, which takes neither `/proc` nor permission, and else by the
+    /// path. The second value is that descriptor. To be called while no other thread opens or
+    /// closes files.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -387,7 +395,8 @@ impl ReportFile {
     /// Maps the report at `path`.
     ///
     /// # Errors
-    /// What opening and mapping report; `InvalidData` if it is no report of this version, or could become shorter.
+    /// What opening and mapping report; `InvalidData` if it is no report of this version, or could
+    /// become shorter.
     pub fn open(path: &Path) -> io::Result<Self> {
         // Whatever the path leads to by now: opening it waits for nobody.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -439,7 +448,8 @@ mod tests {
         // The process that made it cannot be looked into.
         let (found, inherited) = ReportFile::find(&PathBuf::from(format!("/nowhere/fd/{number}"))).unwrap();
         assert_eq!((is_ours(found), inherited), (true, Some(number)));
-        // The number is closed, or something else; the path says the number in the process that made it.
+        // The number is closed, or something else; the path says the number in the process that
+        // made it.
         let path = ReportFile::path(fd.as_fd());
         let link = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
         std::os::unix::fs::symlink(&path, &link).unwrap();

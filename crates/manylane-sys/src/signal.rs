@@ -2,8 +2,8 @@
 
 use std::io;
 
-/// Sends `signal` to the thread `tid` of this process, as [`crate::cpu::thread_id`] gives it. Whoever calls
-/// it has a handler installed, or the process ends.
+/// Sends `signal` to the thread `tid` of this process, as [`crate::cpu::thread_id`] gives it.
+/// Whoever calls it has a handler installed, or the process ends.
 ///
 /// # Errors
 /// `ESRCH` when there is no such thread any more, `EINVAL` when there is no such signal.

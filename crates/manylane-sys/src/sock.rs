@@ -7,15 +7,14 @@ use std::ptr;
 use std::time::Duration;
 
 use crate::addr::SockAddr;
+use crate::cbpf::{self, Insn};
 use crate::check;
-
-/// One instruction of classic BPF (`struct sock_filter`).
-pub type ClassicInsn = libc::sock_filter;
 
 /// Opens a UDP socket of the family of `addr`, closed on exec.
 ///
 /// # Errors
-/// What `socket(2)` reports: `EMFILE` and `ENFILE` without descriptors, `EAFNOSUPPORT` without IPv6.
+/// What `socket(2)` reports: `EMFILE` and `ENFILE` without descriptors, `EAFNOSUPPORT` without
+/// IPv6.
 pub fn open(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: socket(2) takes plain integers.
@@ -109,7 +108,8 @@ const IPV6_MULTICAST_ALL: libc::c_int = 29;
 /// An option of a lane's socket that is on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// `SO_REUSEPORT` (Linux 3.9). Set on a bound socket, it lets later ones join it in a new group.
+    /// `SO_REUSEPORT` (Linux 3.9). Set on a bound socket, it lets later ones join it in a new
+    /// group.
     ReusePort,
     /// `IPV6_V6ONLY`: an IPv6 wildcard socket takes no IPv4.
     OnlyV6,
@@ -129,7 +129,8 @@ pub enum Flag {
     MulticastAllV4,
     /// `IPV6_MULTICAST_ALL` (Linux 4.20): the same over IPv6.
     MulticastAllV6,
-    /// `IP_RECVERR`: tell of ICMP errors by calls that follow. No lane asks for them; an application may.
+    /// `IP_RECVERR`: tell of ICMP errors by calls that follow. No lane asks for them; an
+    /// application may.
     ErrorsV4,
     /// `IPV6_RECVERR`: the same over IPv6.
     ErrorsV6,
@@ -157,11 +158,12 @@ pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
     set(fd, level, name, i32::from(on))
 }
 
-/// Whether an error may be one that an earlier datagram has left on the socket: what the kernel makes of ICMP messages
-/// (`icmp_err_convert` in net/ipv4/icmp.c, `icmpv6_err_convert` in net/ipv6/icmp.c).
+/// Whether an error may be one that an earlier datagram has left on the socket: what the kernel
+/// makes of ICMP messages (`icmp_err_convert` in net/ipv4/icmp.c, `icmpv6_err_convert` in
+/// net/ipv6/icmp.c).
 ///
-/// A socket that is not connected has them if somebody has asked for them (`IP_RECVERR`). Each is told once, by whatever
-/// call comes next, which then does nothing else.
+/// A socket that is not connected has them if somebody has asked for them (`IP_RECVERR`). Each is
+/// told once, by whatever call comes next, which then does nothing else.
 #[must_use]
 pub fn is_icmp_error(code: i32) -> bool {
     matches!(
@@ -194,11 +196,11 @@ pub enum Buffer {
     Send,
 }
 
-/// Asks for a buffer of `bytes` and returns the size that the kernel gave (it books twice what is asked for,
-/// for its own overhead; here both are the payload's side).
+/// Asks for a buffer of `bytes` and returns the size that the kernel gave (it books twice what is
+/// asked for, for its own overhead; here both are the payload's side).
 ///
-/// Tries `SO_RCVBUFFORCE`/`SO_SNDBUFFORCE` first, which `CAP_NET_ADMIN` may, then the plain option, which the
-/// kernel silently caps at `net.core.rmem_max`/`wmem_max`.
+/// Tries `SO_RCVBUFFORCE`/`SO_SNDBUFFORCE` first, which `CAP_NET_ADMIN` may, then the plain option,
+/// which the kernel silently caps at `net.core.rmem_max`/`wmem_max`.
 ///
 /// # Errors
 /// What `setsockopt(2)` reports.
@@ -231,10 +233,11 @@ pub fn set_recv_timeout(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<()>
 pub struct QueueState {
     /// Memory that queued datagrams hold, in bytes with the kernel's overhead.
     pub queued_bytes: u32,
-    /// Memory at which the kernel drops what arrives: the size of the receive buffer, its overhead included.
+    /// Memory at which the kernel drops what arrives: the size of the receive buffer, its overhead
+    /// included.
     pub limit_bytes: u32,
-    /// Datagrams that the kernel dropped at this socket since it was opened: queue full, out of memory, wrong
-    /// checksum. Wraps at 2^32.
+    /// Datagrams that the kernel dropped at this socket since it was opened: queue full, out of
+    /// memory, wrong checksum. Wraps at 2^32.
     pub drops: u32,
 }
 
@@ -243,8 +246,8 @@ pub struct QueueState {
 /// # Errors
 /// `ENOPROTOOPT` before Linux 4.12.
 pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
-    // Indices of linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_RCVBUF is 1, SK_MEMINFO_DROPS
-    // is 8, nine words in all.
+    // Indices of linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_RCVBUF is 1,
+    // SK_MEMINFO_DROPS is 8, nine words in all.
     let mut words = [0_u32; 9];
     let mut len = size_of_val(&words) as libc::socklen_t;
     let name = libc::SO_MEMINFO;
@@ -255,12 +258,12 @@ pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
     Ok(QueueState { queued_bytes: words[0], limit_bytes: words[1], drops: words[8] })
 }
 
-/// Gives the socket's reuseport group a classic BPF program that returns the index of a socket (Linux 4.5).
-/// It needs no privilege.
+/// Gives the socket's reuseport group a classic BPF program that returns the index of a socket
+/// (Linux 4.5). It needs no privilege.
 ///
 /// # Errors
 /// `EINVAL` for a program that the kernel's check refuses, or a socket without `SO_REUSEPORT`.
-pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[ClassicInsn]) -> io::Result<()> {
+pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[Insn]) -> io::Result<()> {
     let fprog = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?,
         filter: program.as_ptr().cast_mut(),
@@ -268,8 +271,9 @@ pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[ClassicInsn]) -> io:
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, fprog)
 }
 
-/// Gives the socket an eBPF program of type socket filter (`SO_ATTACH_BPF`, Linux 3.19), which says of each datagram how many bytes
-/// of it are queued, instead of the filter that it has. It needs no privilege but that to load the program.
+/// Gives the socket an eBPF program of type socket filter (`SO_ATTACH_BPF`, Linux 3.19), which says
+/// of each datagram how many bytes of it are queued, instead of the filter that it has. It needs no
+/// privilege but that to load the program.
 ///
 /// # Errors
 /// What `setsockopt(2)` reports: `EINVAL` for a program of another type.
@@ -277,20 +281,20 @@ pub fn attach_filter(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, program.as_raw_fd())
 }
 
-/// Makes the kernel drop, and count as dropped, everything that would still be queued on the socket: what is in
-/// the queue can be taken in peace.
+/// Makes the kernel drop, and count as dropped, everything that would still be queued on the
+/// socket: what is in the queue can be taken in peace.
 ///
 /// # Errors
 /// What `setsockopt(2)` reports.
 pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // BPF_RET | BPF_K with 0: keep nothing of the packet.
-    let program = [ClassicInsn { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    // Keep nothing of the packet.
+    let program = [cbpf::insn(cbpf::RET_K, 0)];
     let fprog = libc::sock_fprog { len: 1, filter: program.as_ptr().cast_mut() };
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, fprog)
 }
 
-/// Wakes whoever sleeps in a receive on the socket, for good: later receives do not sleep any more. What is
-/// queued can still be taken.
+/// Wakes whoever sleeps in a receive on the socket, for good: later receives do not sleep any more.
+/// What is queued can still be taken.
 pub fn wake(fd: BorrowedFd<'_>) {
     // On a socket that is not connected this reports ENOTCONN, after it has done its work
     // (inet_shutdown in net/ipv4/af_inet.c).
@@ -308,16 +312,16 @@ pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(file.metadata()?.ino())
 }
 
-/// Sleeps until there is something to receive, or the socket is shut down, or for `timeout`, to the precision of the calling
-/// thread's timer slack (ppoll(2)). A signal ends it early.
+/// Sleeps until there is something to receive, or the socket is shut down, or for `timeout`, to the
+/// precision of the calling thread's timer slack (ppoll(2)). A signal ends it early.
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let time = libc::timespec {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
     };
-    // SAFETY: the kernel reads and writes one pollfd and reads `time`, which live across the call; a null signal mask
-    // leaves the mask alone. Its errors are those of arguments that are wrong.
+    // SAFETY: the kernel reads and writes one pollfd and reads `time`, which live across the call;
+    // a null signal mask leaves the mask alone. Its errors are those of arguments that are wrong.
     unsafe { libc::ppoll(&raw mut poll, 1, &raw const time, ptr::null()) };
 }
 

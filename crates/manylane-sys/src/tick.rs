@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// Sleeps until the monotonic clock next stands at a multiple of `period`; a signal ends it early.
 ///
-/// Threads that sleep this way for the same period wake together: a CPU that several of them share programs and
-/// takes one timer interrupt for all, and wakes from idle once. The kernel's timer slack (50 µs unless the process
-/// changed it) is added, alike for all.
+/// Threads that sleep this way for the same period wake together: a CPU that several of them share
+/// programs and takes one timer interrupt for all, and wakes from idle once. The kernel's timer
+/// slack (50 µs unless the process changed it) is added, alike for all.
 pub fn sleep(period: Duration) {
     let (now, left) = time_to_tick(period);
     let next = now.saturating_add(left);
@@ -28,7 +28,8 @@ pub fn remaining(period: Duration) -> Duration {
 fn time_to_tick(period: Duration) -> (i64, i64) {
     let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every Linux.
+    // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every
+    // Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let elapsed = now.tv_sec.saturating_mul(NANOS_PER_SEC).saturating_add(now.tv_nsec);
     (elapsed, period - elapsed % period)

@@ -1,4 +1,5 @@
-//! The kernel's tables of bound UDP sockets, `/proc/net/udp` and `/proc/net/udp6` (proc_net_tcp.rst, udp4_seq_show).
+//! The kernel's tables of bound UDP sockets, `/proc/net/udp` and `/proc/net/udp6`
+//! (proc_net_tcp.rst, udp4_seq_show).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Local sockets that carry messages and descriptors (`AF_UNIX`, `SOCK_SEQPACKET`, Linux 2.6.4), under names that belong
-//! to the network namespace and to no file system (abstract names).
+//! Local sockets that carry messages and descriptors (`AF_UNIX`, `SOCK_SEQPACKET`, Linux 2.6.4),
+//! under names that belong to the network namespace and to no file system (abstract names).
 
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -14,7 +14,8 @@ pub const FDS_MAX: usize = 4;
 /// Connections that may wait to be accepted.
 const BACKLOG: libc::c_int = 16;
 
-/// Who is on the other end of a connection, by the kernel's word: as it was when it connected or listened.
+/// Who is on the other end of a connection, by the kernel's word: as it was when it connected or
+/// listened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCred {
     /// Number of the process as this process sees it; 0 if it does not.
@@ -24,15 +25,17 @@ pub struct PeerCred {
 }
 
 impl PeerCred {
-    /// Whether it is of the user `uid`, and certainly so. In a user namespace that leaves out users of the machine, those
-    /// share one number (`kernel.overflowuid`): who has that number may be anybody.
+    /// Whether it is of the user `uid`, and certainly so. In a user namespace that leaves out users
+    /// of the machine, those share one number (`kernel.overflowuid`): who has that number may be
+    /// anybody.
     #[must_use]
     pub fn is_user(&self, uid: u32) -> bool {
         self.uid == uid && overflow_uid() != Some(uid)
     }
 }
 
-/// The number of all users that the user namespace of this process leaves out; none if it leaves out nobody.
+/// The number of all users that the user namespace of this process leaves out; none if it leaves
+/// out nobody.
 fn overflow_uid() -> Option<u32> {
     /// Where `/proc` does not tell.
     const DEFAULT: u32 = 65534;
@@ -43,7 +46,8 @@ fn overflow_uid() -> Option<u32> {
     Some(read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT))
 }
 
-/// Whether a map of users (first number within, first number outside, how many) has all of them but -1, which is nobody.
+/// Whether a map of users (first number within, first number outside, how many) has all of them but
+/// -1, which is nobody.
 fn maps_all(map: &str) -> bool {
     let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
     counts.fold(0, u64::saturating_add) >= u64::from(u32::MAX)
@@ -67,7 +71,8 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     // SAFETY: plain integers, of which all zeroes is a value.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays zero: that makes the name abstract. It is not terminated; its length says where it ends.
+    // The first byte stays zero: that makes the name abstract. It is not terminated; its length
+    // says where it ends.
     if name.len() >= address.sun_path.len() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "the name of a local socket is too long"));
     }
@@ -77,7 +82,8 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
     Ok((address, (mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as libc::socklen_t))
 }
 
-/// Listens under an abstract `name`, in the network namespace of the calling thread; [`accept`] does not wait.
+/// Listens under an abstract `name`, in the network namespace of the calling thread; [`accept`]
+/// does not wait.
 ///
 /// # Errors
 /// `EADDRINUSE` if the name is taken, `EMFILE` without descriptors.
@@ -105,8 +111,8 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Connects to an abstract `name` in the network namespace of the calling thread. Every operation on the connection, and
-/// the connecting, waits for `patience` at most.
+/// Connects to an abstract `name` in the network namespace of the calling thread. Every operation
+/// on the connection, and the connecting, waits for `patience` at most.
 ///
 /// # Errors
 /// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
@@ -244,8 +250,9 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
         header.msg_control = control.0.as_mut_ptr().cast();
         // SAFETY: arithmetic only.
         header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as _;
-        // SAFETY: the buffer is aligned and has room for one message of so many descriptors (asserted above, and the
-        // number was checked), so that the first message is there, and its data lies within.
+        // SAFETY: the buffer is aligned and has room for one message of so many descriptors
+        // (asserted above, and the number was checked), so that the first message is there, and its
+        // data lies within.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const header);
             (*first).cmsg_level = libc::SOL_SOCKET;
@@ -257,17 +264,20 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
             }
         }
     }
-    // SAFETY: the kernel reads the message and the control buffer through the header; all live across the call, and
-    // nothing is written to through the pointer that was cast to a mutable one.
+    // SAFETY: the kernel reads the message and the control buffer through the header; all live
+    // across the call, and nothing is written to through the pointer that was cast to a mutable
+    // one.
     let sent =
         unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Receives one message into `buffer`, and what descriptors it has; no bytes mean that the other end is closed.
+/// Receives one message into `buffer`, and what descriptors it has; no bytes mean that the other
+/// end is closed.
 ///
 /// # Errors
-/// `WouldBlock` if nothing came; `InvalidData` for a message that is longer than the buffer or has too many descriptors.
+/// `WouldBlock` if nothing came; `InvalidData` for a message that is longer than the buffer or has
+/// too many descriptors.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut fds = [const { None }; FDS_MAX];
     let len = recv_into(fd, buffer, &mut fds)?;
@@ -299,8 +309,9 @@ pub fn recv_into(
     }
     let mut places = fds.iter_mut();
     let mut too_many = false;
-    // SAFETY: the header is the one that the kernel filled in; it wrote whole messages, whose lengths say how many
-    // descriptors follow. Each of those is new and belongs to nobody else, so that it is closed once, here or later.
+    // SAFETY: the header is the one that the kernel filled in; it wrote whole messages, whose
+    // lengths say how many descriptors follow. Each of those is new and belongs to nobody else, so
+    // that it is closed once, here or later.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&raw const header);
         while !message.is_null() {
@@ -319,7 +330,8 @@ pub fn recv_into(
         }
     }
     if too_many || header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-        // Without a text: the preload library is here before a fork, where the heap is not to be touched.
+        // Without a text: the preload library is here before a fork, where the heap is not to be
+        // touched.
         return Err(ErrorKind::InvalidData.into());
     }
     Ok(len as usize)

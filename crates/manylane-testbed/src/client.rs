@@ -1,7 +1,7 @@
 //! A client that asks by schedule and measures answers: an open loop.
 //!
-//! Request n is due at n divided by the rate, whatever became of those before it. Its latency counts from
-//! then, so a server that stalls, or a client that falls behind, shows in the figures.
+//! Request n is due at n divided by the rate, whatever became of those before it. Its latency
+//! counts from then, so a server that stalls, or a client that falls behind, shows in the figures.
 
 mod payload;
 mod tracker;
@@ -60,7 +60,8 @@ pub struct Outcome {
     pub send_duration: Duration,
 }
 
-/// Requests that are sent before answers are looked at again, so that no answer waits long to be seen.
+/// Requests that are sent before answers are looked at again, so that no answer waits long to be
+/// seen.
 const BURST: usize = 16;
 /// Sockets that one look at the watch reports.
 const EPOLL_EVENTS_MAX: usize = 64;
@@ -71,8 +72,8 @@ const RECV_BUFFER: usize = 1 << 20;
 /// Highest latency that the histogram tells apart.
 const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
 
-/// Asks as planned until all is asked and answered, or timed out, or `stop` is set. `progress` is told about
-/// ten times a second how it stands.
+/// Asks as planned until all is asked and answered, or timed out, or `stop` is set. `progress` is
+/// told about ten times a second how it stands.
 ///
 /// # Errors
 /// When sockets cannot be made, or the kernel refuses what cannot be counted as a loss.
@@ -173,7 +174,8 @@ impl<'a> Client<'a> {
             })?;
             socket.connect(plan.to).with_context(|| format!("cannot reach {}", plan.to))?;
             socket.set_nonblocking(true)?;
-            // Answers that we are too slow to take are no loss of the server's. The system's limit may be less.
+            // Answers that we are too slow to take are no loss of the server's. The system's limit
+            // may be less.
             let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
             watch.add(&socket, flow as u64)?;
             flows.push(socket);
@@ -197,7 +199,8 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Sends what is due, at most a burst, and says when the next request is; `None` after the last.
+    /// Sends what is due, at most a burst, and says when the next request is; `None` after the
+    /// last.
     fn send_due(&mut self, now: Duration, start: Instant) -> Result<Option<Duration>> {
         for _ in 0..BURST {
             let due = match self.next_due() {

@@ -14,13 +14,13 @@ use manylane_sys::process;
 
 use crate::link::{DeviceCounters, LinkEnd, device_counters};
 
-/// How long a device or an address may take until it can be used. One worker of the kernel's tells of all carriers on
-/// the machine, once a second and behind the lock for all devices: where other processes make and take down
-/// namespaces, five seconds were not enough.
+/// How long a device or an address may take until it can be used. One worker of the kernel's tells
+/// of all carriers on the machine, once a second and behind the lock for all devices: where other
+/// processes make and take down namespaces, five seconds were not enough.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives as long
-/// as one of them, a thread inside, or a process or socket started there.
+/// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives
+/// as long as one of them, a thread inside, or a process or socket started there.
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<Inner>,
@@ -51,8 +51,8 @@ impl Host {
         &self.inner.namespace
     }
 
-    /// Runs `work` on a fresh thread inside the host and waits for it. Threads and processes that `work`
-    /// starts are inside too, and so are its sockets, wherever they are used later.
+    /// Runs `work` on a fresh thread inside the host and waits for it. Threads and processes that
+    /// `work` starts are inside too, and so are its sockets, wherever they are used later.
     ///
     /// # Panics
     /// When `work` does.
@@ -82,8 +82,9 @@ impl Host {
         })
     }
 
-    /// A command that will run inside the host. As every child, it keeps copies of the descriptors of this process for as long as
-    /// it takes to start: for what is run to its end, [`output`](Self::output) is better.
+    /// A command that will run inside the host. As every child, it keeps copies of the descriptors
+    /// of this process for as long as it takes to start: for what is run to its end,
+    /// [`output`](Self::output) is better.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -93,8 +94,8 @@ impl Host {
         Ok(command)
     }
 
-    /// Runs a program to its end inside the host, by a process that never has descriptors of this one: sockets that other
-    /// threads close meanwhile are closed.
+    /// Runs a program to its end inside the host, by a process that never has descriptors of this
+    /// one: sockets that other threads close meanwhile are closed.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -162,7 +163,8 @@ impl Host {
         self.run(|| device_counters(self.device(link)))
     }
 
-    /// Gives this end of a link, which is up, one more address, beside those that it has. It can be used when this returns.
+    /// Gives this end of a link, which is up, one more address, beside those that it has. It can be
+    /// used when this returns.
     ///
     /// # Errors
     /// What `ip` says; an IPv6 address that [cannot be used](Self::wait_for_addrs).
@@ -175,11 +177,11 @@ impl Host {
         self.wait_for_addrs(link)
     }
 
-    /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is done;
-    /// what is up can carry frames if the other end is up too.
+    /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is
+    /// done; what is up can carry frames if the other end is up too.
     ///
-    /// The kernel forgets IPv6 addresses and neighbours of a device that goes down: the addresses of the
-    /// layout come back here, neighbours are then looked for as usual.
+    /// The kernel forgets IPv6 addresses and neighbours of a device that goes down: the addresses
+    /// of the layout come back here, neighbours are then looked for as usual.
     ///
     /// # Errors
     /// What `ip` says.
@@ -215,8 +217,9 @@ impl Host {
         self.wait_for_addrs(link)
     }
 
-    /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new ones, also those that
-    /// need no look for duplicates, when it comes to it, and takes nothing for them until then.
+    /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new
+    /// ones, also those that need no look for duplicates, when it comes to it, and takes nothing
+    /// for them until then.
     ///
     /// # Errors
     /// When one stays as it is for seconds, because the link has no carrier.
@@ -236,8 +239,8 @@ impl Host {
         })
     }
 
-    /// Switches generic receive offload of this end of a link. Layouts have it on: a veth device runs NAPI
-    /// only then, and frames sent by XDP enter it only so.
+    /// Switches generic receive offload of this end of a link. Layouts have it on: a veth device
+    /// runs NAPI only then, and frames sent by XDP enter it only so.
     ///
     /// # Errors
     /// What the kernel says.
@@ -246,8 +249,8 @@ impl Host {
         self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
     }
 
-    /// Switches whether this end of a link leaves checksums to the device, as layouts do. If not, frames are sent as
-    /// over a wire: one by one, with their checksums.
+    /// Switches whether this end of a link leaves checksums to the device, as layouts do. If not,
+    /// frames are sent as over a wire: one by one, with their checksums.
     ///
     /// # Errors
     /// What the kernel says.

@@ -15,8 +15,8 @@ pub(crate) struct LinkEnd {
 }
 
 impl LinkEnd {
-    /// The end of link `link` on host `host`. Everything follows from the two numbers, so that each end
-    /// knows the other without asking.
+    /// The end of link `link` on host `host`. Everything follows from the two numbers, so that each
+    /// end knows the other without asking.
     pub(crate) fn new(link: u8, host: u8, mtu: u32, ipv6: bool) -> LinkEnd {
         let number = host + 1;
         LinkEnd {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use manylane_sys::cpu;
 use serde::{Deserialize, Serialize};
 
 /// Processors, kernel and memory of the machine that ran a measurement.
@@ -21,8 +22,9 @@ pub struct Machine {
     pub mitigations: Vec<String>,
     /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
     pub rmem_max: u64,
-    /// What decides how processors idle, and in a virtual machine how long they look for work before they halt: it decides how
-    /// late sleepers are woken. Empty where the kernel does not tell.
+    /// What decides how processors idle, and in a virtual machine how long they look for work
+    /// before they halt: it decides how late sleepers are woken. Empty where the kernel does not
+    /// tell.
     #[serde(default)]
     pub idle: String,
 }
@@ -54,27 +56,15 @@ impl Machine {
 
 /// The processors that are on line, in rising order; never empty.
 pub fn online_cpus() -> Vec<usize> {
-    let list = parse_cpu_list(read_file("/sys/devices/system/cpu/online").trim());
+    let list = cpu::parse_list(&read_file("/sys/devices/system/cpu/online")).unwrap_or_default();
     if list.is_empty() { vec![0] } else { list }
 }
 
 /// The processors that this process may run on, in rising order; never empty.
 pub fn allowed_cpus() -> Vec<usize> {
     let status = read_file("/proc/self/status");
-    let list = find_field(&status, "Cpus_allowed_list").map(|list| parse_cpu_list(&list));
-    list.filter(|list| !list.is_empty()).unwrap_or_else(online_cpus)
-}
-
-/// Parses the kernel's form of a set of processors: `0-3,6`. What is not a number is left out.
-pub fn parse_cpu_list(list: &str) -> Vec<usize> {
-    let mut cpus = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        if let (Ok(first), Ok(last)) = (first.trim().parse(), last.trim().parse::<usize>()) {
-            cpus.extend(first..=last);
-        }
-    }
-    cpus
+    let list = find_field(&status, "Cpus_allowed_list").and_then(|list| cpu::parse_list(&list));
+    list.unwrap_or_else(online_cpus)
 }
 
 /// Nanoseconds that the processors together spent idle since boot.
@@ -88,7 +78,8 @@ pub(crate) fn idle_ns() -> u64 {
     [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
 }
 
-/// Nanoseconds that the hypervisor gave to others in place of each processor, by its number, since boot.
+/// Nanoseconds that the hypervisor gave to others in place of each processor, by its number, since
+/// boot.
 pub(crate) fn steal_ns() -> Vec<u64> {
     parse_steal(&read_file("/proc/stat"))
 }
@@ -98,7 +89,8 @@ fn parse_steal(stat: &str) -> Vec<u64> {
     for line in stat.lines() {
         let number =
             line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-        // The first line is all of them together: its first word is a count, and not behind the name at once.
+        // The first line is all of them together: its first word is a count, and not behind the
+        // name at once.
         let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
         all.resize(all.len().max(number + 1), 0);
         all[number] = stat_field(line, 7);
@@ -159,13 +151,6 @@ fn find_field(text: &str, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpu_lists_are_read_as_the_kernel_writes_them() {
-        assert_eq!(parse_cpu_list("0-3,6"), [0, 1, 2, 3, 6]);
-        assert_eq!(parse_cpu_list("5"), [5]);
-        assert_eq!(parse_cpu_list(""), Vec::<usize>::new());
-    }
 
     #[test]
     fn the_setting_is_told_where_it_counts() {

@@ -1,5 +1,5 @@
-//! What a benchmark compares: receivers that take datagrams and count or answer them, all alike but for the way
-//! they take them.
+//! What a benchmark compares: receivers that take datagrams and count or answer them, all alike but
+//! for the way they take them.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -103,7 +103,8 @@ pub struct BenchSettings {
     pub batch: usize,
     /// Receive buffer that was asked for each socket, in bytes.
     pub recv_buffer: usize,
-    /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for each of `threads`.
+    /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for
+    /// each of `threads`.
     #[serde(default)]
     pub rx_usecs: Vec<u64>,
     /// The same of `xsk/*` and `lane/xdp`; empty without them.
@@ -111,8 +112,8 @@ pub struct BenchSettings {
     pub xdp_rx_usecs: Vec<u64>,
     /// How the datagrams of `lane/*` find their lane, with what does it.
     pub steering: String,
-    /// Nanoseconds of an application's own work that every receiver did for each datagram, by a count of steps that was
-    /// measured before.
+    /// Nanoseconds of an application's own work that every receiver did for each datagram, by a
+    /// count of steps that was measured before.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub work_nanos: u64,
     /// Largest share of datagrams that a no-loss rate may lose.
@@ -127,8 +128,8 @@ fn is_nothing(number: &u64) -> bool {
     *number == 0
 }
 
-/// One sample: one receiver, one time span of traffic. In `bench echo` the datagrams sent are requests, and those
-/// delivered are the answers that came back to the host that sent.
+/// One sample: one receiver, one time span of traffic. In `bench echo` the datagrams sent are
+/// requests, and those delivered are the answers that came back to the host that sent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The round that it was taken in, from 0.
@@ -141,7 +142,8 @@ pub struct Sample {
     pub loss: f64,
     /// Nanoseconds of CPU of the receiving threads per delivered datagram.
     pub rx_cpu_ns: f64,
-    /// Nanoseconds of CPU of the whole machine, sender and softirqs included, per delivered datagram.
+    /// Nanoseconds of CPU of the whole machine, sender and softirqs included, per delivered
+    /// datagram.
     pub total_cpu_ns: f64,
     /// Datagrams sent.
     pub sent: u64,
@@ -154,7 +156,8 @@ pub struct Sample {
     pub taken: Option<u64>,
 }
 
-/// What every row of a benchmark of traffic has: who received, with what, and the medians of its samples.
+/// What every row of a benchmark of traffic has: who received, with what, and the medians of its
+/// samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
@@ -212,9 +215,11 @@ pub struct BenchRow {
     pub no_loss_pps: Option<f64>,
     /// True when the sender and not the receiver set that rate: the receiver can do at least this.
     pub sender_limited: Option<bool>,
-    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not measured.
+    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not
+    /// measured.
     pub goodput_at_double_pps: Option<f64>,
-    /// Datagrams per second that were really sent in that measurement: a sender may not reach twice the rate.
+    /// Datagrams per second that were really sent in that measurement: a sender may not reach twice
+    /// the rate.
     pub offered_at_double_pps: Option<f64>,
     /// The raw samples that the medians were taken of.
     pub samples: Vec<Sample>,

@@ -1,8 +1,8 @@
 //! Tests that cannot run on this machine say so, where nobody can overlook it.
 //!
-//! A skip is printed past the test harness, which hides what passing tests print; it is appended to the
-//! file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end; and with `CI=true` it is
-//! a failure, unless the machine itself forces it.
+//! A skip is printed past the test harness, which hides what passing tests print; it is appended to
+//! the file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end; and with
+//! `CI=true` it is a failure, unless the machine itself forces it.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -30,8 +30,8 @@ impl fmt::Display for Forced {
     }
 }
 
-/// Whether the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here. Says so if not:
-/// `if !skip::need_root("netns_name") { return; }`
+/// Whether the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here. Says so
+/// if not: `if !skip::need_root("netns_name") { return; }`
 ///
 /// # Panics
 /// In CI, where it must be possible.
@@ -46,8 +46,8 @@ pub fn need_root(name: &str) -> bool {
     }
 }
 
-/// Whether `condition` holds, which the test `name` needs; if not, the skip is told with `why`. For what
-/// any machine can be given (a package, a privilege), so that it fails in CI.
+/// Whether `condition` holds, which the test `name` needs; if not, the skip is told with `why`. For
+/// what any machine can be given (a package, a privilege), so that it fails in CI.
 ///
 /// # Panics
 /// In CI, when the condition does not hold.
@@ -74,7 +74,8 @@ fn skip(name: &str, forced: Option<Forced>, why: &str) {
         Some(forced) => format!("SKIP {name}: {why} (forced by {forced})\n"),
         None => format!("SKIP {name}: {why}\n"),
     };
-    // Not eprint!, which the test harness captures. A skip that cannot be told is not worth a failure.
+    // Not eprint!, which the test harness captures. A skip that cannot be told is not worth a
+    // failure.
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
         // One write in append mode: tests run in parallel, also in several processes.

@@ -3,7 +3,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Steps that one measurement takes, and measurements: what else runs makes one slower and none faster.
+/// Steps that one measurement takes, and measurements: what else runs makes one slower and none
+/// faster.
 const CALIBRATION_STEPS: u32 = 1 << 13;
 const CALIBRATION_RUNS: usize = 200;
 
@@ -56,7 +57,8 @@ impl SyntheticWork {
     }
 }
 
-/// A computation of which each step needs the one before (xorshift). One copy of it, so that it is as fast for all.
+/// A computation of which each step needs the one before (xorshift). One copy of it, so that it is
+/// as fast for all.
 #[inline(never)]
 fn run_steps(steps: u32) {
     let mut word = black_box(0x9e37_79b9_7f4a_7c15_u64);

@@ -1,8 +1,8 @@
 //! Two or more hosts on one machine: network namespaces joined by veth pairs with several queues.
 //!
-//! Nothing of it has a name outside the process, so there is nothing to clean up: the kernel takes the
-//! namespaces and their devices away when the process ends, whether it returns, panics, gets Ctrl-C or is
-//! killed. (A program started inside a host keeps that host alive until it ends too.)
+//! Nothing of it has a name outside the process, so there is nothing to clean up: the kernel takes
+//! the namespaces and their devices away when the process ends, whether it returns, panics, gets
+//! Ctrl-C or is killed. (A program started inside a host keeps that host alive until it ends too.)
 
 use std::collections::BTreeSet;
 use std::{fs, io};
@@ -62,8 +62,8 @@ impl Testbed {
     /// 10.77.n.h and fd77:0:0:n::h, where h is the number of the host plus one.
     ///
     /// # Errors
-    /// When the layout makes no sense, privileges or the program `ip` are missing (see [`available`]), or
-    /// the kernel has no veth devices.
+    /// When the layout makes no sense, privileges or the program `ip` are missing (see
+    /// [`available`]), or the kernel has no veth devices.
     pub fn new(layout: &Layout) -> Result<Testbed> {
         validate(layout)?;
         check_privileges()?;
@@ -89,7 +89,8 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// Makes link `link` of `layout` anew after its devices were deleted, with their names and addresses.
+    /// Makes link `link` of `layout` anew after its devices were deleted, with their names and
+    /// addresses.
     ///
     /// # Errors
     /// What `ip` says, also if there is one.
@@ -100,8 +101,8 @@ impl Testbed {
         self.restore_link(link, layout)
     }
 
-    /// Gives the devices of link `link` of `layout` what they lose when they go to another host and come back: addresses,
-    /// neighbours, and that they are up.
+    /// Gives the devices of link `link` of `layout` what they lose when they go to another host and
+    /// come back: addresses, neighbours, and that they are up.
     ///
     /// # Errors
     /// What `ip` says.
@@ -117,13 +118,14 @@ impl Testbed {
     fn finish_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for host in [&self.hosts[a], &self.hosts[b]] {
-            // Only once it is up: a veth device tells its peer of GRO when it is switched, and only then
-            // does the peer become a target for XDP (Linux 6.18).
+            // Only once it is up: a veth device tells its peer of GRO when it is switched, and only
+            // then does the peer become a target for XDP (Linux 6.18).
             if layout.gro {
                 host.set_gro(link, true)?;
             }
         }
-        // Traffic to addresses that are none yet would be lost, and each that becomes one is a change to who follows them.
+        // Traffic to addresses that are none yet would be lost, and each that becomes one is a
+        // change to who follows them.
         self.hosts[a].wait_for_carrier(link)?;
         self.hosts[b].wait_for_carrier(link)
     }
@@ -231,7 +233,8 @@ fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
 
 fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
     if !layout.ipv6 {
-        // Without this the kernel sends a few multicast reports of its own. It may have no IPv6 at all.
+        // Without this the kernel sends a few multicast reports of its own. It may have no IPv6 at
+        // all.
         let _ = host.set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
     }
     let mut lines = String::from("link set dev lo up\n");
@@ -245,8 +248,8 @@ fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
     host.ip_batch(&lines)
 }
 
-/// The network namespaces that some process or thread of this machine is in, by number: to show that
-/// nothing is left over.
+/// The network namespaces that some process or thread of this machine is in, by number: to show
+/// that nothing is left over.
 ///
 /// # Errors
 /// When /proc cannot be read.

@@ -1,5 +1,5 @@
-//! The benchmarks in small: at a rate that nobody finds hard, every receiver takes and answers all, and the sums are
-//! exact.
+//! The benchmarks in small: at a rate that nobody finds hard, every receiver takes and answers all,
+//! and the sums are exact.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
 
@@ -19,8 +19,9 @@ use manylane_testbed::synthetic_work::SyntheticWork;
 use manylane_testbed::traffic::replies::{CountHook, ReplyCounter};
 use manylane_testbed::{Layout, Testbed, report, skip};
 
-/// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all others open until it gets to
-/// its exec, so that a port or a device would be in use for longer than its test knows.
+/// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all
+/// others open until it gets to its exec, so that a port or a device would be in use for longer
+/// than its test knows.
 fn testbed(test: &str, links: usize) -> Option<(MutexGuard<'static, ()>, Setup)> {
     let alone = exclusive(test)?;
     Some((alone, Setup::testbed(None, links).unwrap()))
@@ -101,7 +102,8 @@ fn netns_an_application_with_work_of_its_own_does_it_for_every_datagram() {
         let what = format!("{kind}, {work:?}: {sample:?}");
         // On a busy machine what is left of the warm-up may come in later.
         assert!(sample.delivered > 20, "{what}");
-        // Less than asked for is what a processor in a hurry makes of it; without, all are far below.
+        // Less than asked for is what a processor in a hurry makes of it; without, all are far
+        // below.
         assert!(sample.rx_cpu_ns > 0.5 * NANOS as f64, "{what}");
     }
 }
@@ -225,7 +227,8 @@ fn flaps_need_a_testbed() {
 /// Most datagrams of a train, which lanes take as one message: `UDP_MAX_SEGMENTS`.
 const GSO_SEGMENTS_MAX: u64 = 64;
 
-/// Every way takes all that was sent, at every size and number of messages per call. A device that works in NAPI makes `trains`.
+/// Every way takes all that was sent, at every size and number of messages per call. A device that
+/// works in NAPI makes `trains`.
 fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: bool) {
     let options = Options { sizes: sizes.to_vec(), ..options(Duration::ZERO) };
     let plan = Plan { methods: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
@@ -294,7 +297,8 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
             let flooded = !matches!(&*row.variant, "no-flood" | "busy-thread") || row.part == "clients";
             assert_eq!(flooded, seen.sample.sent > 0, "{what}");
             let held = row.variant == "limit";
-            // A stretch of new sources is cut out of a longer one: what was under way at its ends is counted on one side.
+            // A stretch of new sources is cut out of a longer one: what was under way at its ends
+            // is counted on one side.
             let all_were_sent = row.part == "sources" || seen.sample.delivered <= seen.sample.sent;
             // A sender that was given no CPU may have sent no more than the limit lets in.
             let was_limited = seen.limited > 0 || seen.sample.sent == seen.sample.delivered;
@@ -320,7 +324,8 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
                     assert_eq!(beside.longest_apart_ms.is_some(), row.variant != "no-flood", "{what}");
                     let made = beside.apart.iter().map(|gap| gap.sender_ms).sum::<f64>();
                     let waited = beside.apart.iter().map(|gap| gap.waited_ms).sum::<f64>();
-                    // Where there is a maker it may have had nothing of a stretch so short: others run here, too.
+                    // Where there is a maker it may have had nothing of a stretch so short: others
+                    // run here, too.
                     assert!(made <= waited + 1e-6 && (row.variant != "no-flood" || made == 0.0), "{what}");
                 }
                 _ => {
@@ -339,8 +344,8 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
         }
     }
     let said = report::flood::conclusions(&document.rows);
-    // One of clients, four of sources; of the program one for each way and one that compares, on each of two processors, on one of which
-    // there is nobody without a flood.
+    // One of clients, four of sources; of the program one for each way and one that compares, on
+    // each of two processors, on one of which there is nobody without a flood.
     assert_eq!(said.len(), 1 + 4 + (5 + 1) + (4 + 1), "{said:?}");
     let page = report::flood::html(&document).unwrap();
     assert_eq!(page.matches("<svg").count(), 2 + 2 + 3);

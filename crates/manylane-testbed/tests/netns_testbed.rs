@@ -23,8 +23,9 @@ fn bind(host: &Host, ip: IpAddr) -> UdpSocket {
     socket
 }
 
-/// Whether datagrams arrive. The first ones may not: the kernel drops what waits for a neighbour that does not answer for
-/// three seconds, and it may have asked for the last time just before the link came back.
+/// Whether datagrams arrive. The first ones may not: the kernel drops what waits for a neighbour
+/// that does not answer for three seconds, and it may have asked for the last time just before the
+/// link came back.
 fn reaches(from: &UdpSocket, to: &UdpSocket) -> bool {
     let start = Instant::now();
     while start.elapsed() < TIMEOUT {

@@ -28,7 +28,8 @@ impl FlowCounts {
     }
 }
 
-/// A plain receiver at `ip` that ends when `count` datagrams came and no more came for a moment, or none for long.
+/// A plain receiver at `ip` that ends when `count` datagrams came and no more came for a moment, or
+/// none for long.
 fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, thread::JoinHandle<FlowCounts>) {
     let socket = host.run(|| UdpSocket::bind((ip, 0)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -95,7 +96,8 @@ fn netns_live_frames_carry_right_checksums() {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
-    // Over many source ports the sum passes through every carry. The kernel drops what is wrong, and counts.
+    // Over many source ports the sum passes through every carry. The kernel drops what is wrong,
+    // and counts.
     for ipv6 in [false, true] {
         let (sent, seen) = live(&testbed, ipv6, 9, 25_000, 50_000.0, 25_000);
         assert_eq!((sent.datagrams, seen.total()), (25_000, 25_000));

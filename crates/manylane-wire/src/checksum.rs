@@ -2,9 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A sum in ones' complement that can be continued. It is kept in the byte order of the machine, which the
-/// arithmetic allows (RFC 1071, 2.B), and in 64 bits: they are a multiple of 16, so that what is carried out of them goes
-/// back in at the bottom all the same (2.C).
+/// A sum in ones' complement that can be continued. It is kept in the byte order of the machine,
+/// which the arithmetic allows (RFC 1071, 2.B), and in 64 bits: they are a multiple of 16, so that
+/// what is carried out of them goes back in at the bottom all the same (2.C).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
@@ -29,15 +29,15 @@ impl Sum {
                 sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
-        // Three more words at most, each behind a comparison: most datagrams are short, and what a compiler does for a
-        // loop that may be long costs them more than their sum.
+        // Three more words at most, each behind a comparison: most datagrams are short, and what a
+        // compiler does for a loop that may be long costs them more than their sum.
         for at in [0, 8, 16] {
             if let Some(word) = rest.get(at..at + 8) {
                 sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
-        // What is behind the last whole word is the end of the last eight bytes; of these, what was added goes. (In two
-        // steps: all of it may have to go.)
+        // What is behind the last whole word is the end of the last eight bytes; of these, what was
+        // added goes. (In two steps: all of it may have to go.)
         let end = (u64::from_le_bytes(*last) >> 1) >> (63 - bytes.len() % 8 * 8);
         sum.add_u64(u64::from_ne_bytes(end.to_le_bytes()))
     }
@@ -90,8 +90,8 @@ impl Sum {
     #[must_use]
     #[inline]
     pub fn value(self) -> u16 {
-        // How often there is something to fold depends on the bytes, so it is done as often as ever needed: a branch
-        // that is taken now and then costs more.
+        // How often there is something to fold depends on the bytes, so it is done as often as ever
+        // needed: a branch that is taken now and then costs more.
         let sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
         let sum = (sum >> 16) + (sum & 0xffff);
         let sum = (sum >> 16) + (sum & 0xffff);
@@ -110,15 +110,17 @@ impl Sum {
     #[must_use]
     #[inline]
     pub fn is_valid(self) -> bool {
-        // Folding is the remainder by 0xffff, but for zero, which nothing but zeroes has for a sum. A number is a
-        // multiple if the product with the inverse is its quotient, and so no higher than quotients can be.
+        // Folding is the remainder by 0xffff, but for zero, which nothing but zeroes has for a sum.
+        // A number is a multiple if the product with the inverse is its quotient, and so no higher
+        // than quotients can be.
         const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
         const { assert!(INVERSE.wrapping_mul(0xffff) == 1) };
         self.0.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
     }
 }
 
-/// The sum of the words of 32 bits in whole words of 64: they would have to be many gigabytes to overflow it.
+/// The sum of the words of 32 bits in whole words of 64: they would have to be many gigabytes to
+/// overflow it.
 fn sum_halves(bytes: &[u8]) -> u64 {
     bytes.chunks_exact(8).fold(0, |sum, word| {
         let word = u64::from_ne_bytes(word_bytes(word));
@@ -171,7 +173,8 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1624() {
-        // Section 4: the header checksum DD2F, a field changes from 5555 to 3285; the result is 0000.
+        // Section 4: the header checksum DD2F, a field changes from 5555 to 3285; the result
+        // is 0000.
         assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
     }
 

@@ -1,7 +1,8 @@
-//! A received frame as one UDP datagram: where its payload is, from whom, and whether it may be believed.
+//! A received frame as one UDP datagram: where its payload is, from whom, and whether it may be
+//! believed.
 //!
-//! For a receiver that gets whole frames (AF_XDP). What it refuses, a kernel would drop as well; what is no plain
-//! UDP datagram (fragments, options, extension headers) does not belong here.
+//! For a receiver that gets whole frames (AF_XDP). What it refuses, a kernel would drop as well;
+//! what is no plain UDP datagram (fragments, options, extension headers) does not belong here.
 //!
 //! The common frame has no tags, no options and no lie in it: it is read in one go (`parse_fast`).
 //! Every other one is read layer by layer, as the rest of this crate does it, with the same result.
@@ -16,7 +17,8 @@ use crate::ipv4::{self, Ipv4};
 use crate::ipv6::{self, Ipv6};
 use crate::udp::{self, Udp};
 
-/// What a frame carries. It is small, and its addresses are as they are in the header: most receivers look at few of them.
+/// What a frame carries. It is small, and its addresses are as they are in the header: most
+/// receivers look at few of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
     pub(crate) addr_pair: AddrPair,
@@ -59,10 +61,12 @@ impl Eq for AddrPair {}
 /// What the checksums of a frame say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC 768).
+    /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC
+    /// 768).
     Valid,
-    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest to a device
-    /// (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as wrong as any other.
+    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest
+    /// to a device (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as
+    /// wrong as any other.
     Partial,
     /// Wrong.
     #[default]
@@ -99,7 +103,8 @@ impl Datagram {
         datagram.read(frame).map(|()| datagram)
     }
 
-    /// As [`parse`](Self::parse), into a place that is there already. What is in it after an error is of no use.
+    /// As [`parse`](Self::parse), into a place that is there already. What is in it after an error
+    /// is of no use.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse).
@@ -376,7 +381,8 @@ pub(crate) fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
 /// Some bytes of a header that has them: one load, if there are eight of them or fewer.
 ///
 /// # Panics
-/// If it does not have them; where they are is known when this is compiled, so that nothing is left of that.
+/// If it does not have them; where they are is known when this is compiled, so that nothing is left
+/// of that.
 #[inline]
 pub(crate) fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
     head[at..at + M].try_into().unwrap_or([0; M])

@@ -172,7 +172,8 @@ impl UdpFrame<'_> {
     /// Writes the frame, with right checksums, and returns its length.
     ///
     /// # Errors
-    /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold parts.
+    /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold
+    /// parts.
     pub fn write(&self, bytes: &mut [u8]) -> Result<usize> {
         self.write_headers(self.write_payload(bytes)?)?;
         Ok(self.len())
@@ -197,8 +198,8 @@ impl UdpFrame<'_> {
         Ok(head)
     }
 
-    /// Writes everything but the payload, which is elsewhere already, and right behind `head` in the end: `head` is
-    /// as long as the headers.
+    /// Writes everything but the payload, which is elsewhere already, and right behind `head` in
+    /// the end: `head` is as long as the headers.
     ///
     /// # Errors
     /// As for [`write`](Self::write).

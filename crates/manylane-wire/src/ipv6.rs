@@ -1,4 +1,5 @@
-//! IPv6 headers (RFC 8200). Extension headers are not followed: packets with them are for the kernel.
+//! IPv6 headers (RFC 8200). Extension headers are not followed: packets with them are for the
+//! kernel.
 
 use std::net::Ipv6Addr;
 

@@ -1,8 +1,9 @@
 //! Headers of Ethernet, ARP, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
 //!
-//! Nothing here does I/O, allocates, or panics on what came from a network. What is parsed is a small value
-//! that borrows the bytes it does not interpret; lengths in headers are checked against the bytes that are
-//! there, and padding behind a packet is cut off. Builders write into a slice of the caller.
+//! Nothing here does I/O, allocates, or panics on what came from a network. What is parsed is a
+//! small value that borrows the bytes it does not interpret; lengths in headers are checked against
+//! the bytes that are there, and padding behind a packet is cut off. Builders write into a slice of
+//! the caller.
 //!
 //! | module | holds |
 //! |---|---|

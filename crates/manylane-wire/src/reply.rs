@@ -1,10 +1,11 @@
 //! The headers of a reply, from what was read of its request.
 //!
-//! Most replies go back to where their request came from, in its own frame. All that their headers say is known then:
-//! both ends change places, lengths are those of the reply, and the rest is what any datagram of ours has
-//! ([`UdpFrame`](crate::frame::UdpFrame) writes the same bytes). So they are written in one go. Nothing is read from
-//! the headers of the request again, which may have been written over by an earlier reply; only what is between the
-//! MAC addresses and IP stays as it is: the tags, and the type.
+//! Most replies go back to where their request came from, in its own frame. All that their headers
+//! say is known then: both ends change places, lengths are those of the reply, and the rest is what
+//! any datagram of ours has ([`UdpFrame`](crate::frame::UdpFrame) writes the same bytes). So they
+//! are written in one go. Nothing is read from the headers of the request again, which may have
+//! been written over by an earlier reply; only what is between the MAC addresses and IP stays as it
+//! is: the tags, and the type.
 
 use crate::checksum::Sum;
 use crate::datagram::{Checksum, Datagram, chunk, ne32, ne64};
@@ -21,18 +22,19 @@ const IP_UDP_LEN_V4: usize = ipv4::HEADER_LEN + udp::HEADER_LEN;
 const IP_UDP_LEN_V6: usize = ipv6::HEADER_LEN + udp::HEADER_LEN;
 
 impl Datagram {
-    /// Whether a reply that consists of the whole payload of this request needs no checksum of its own: what is summed
-    /// is the same, in another order.
+    /// Whether a reply that consists of the whole payload of this request needs no checksum of its
+    /// own: what is summed is the same, in another order.
     #[must_use]
     #[inline]
     pub fn can_reuse_checksum(&self) -> bool {
         self.checksum == Checksum::Valid && self.udp_checksum() != 0
     }
 
-    /// Writes the headers of a reply into `head`, all that is before its payload: there the MAC addresses, IP and UDP
-    /// are written, and between them is what the frame of the request has, the tags and the type. `is_whole` says that
-    /// `payload` is that of the request, all of it. False, and nothing is written, if the request had options, the
-    /// length is another one, or that of the payload does not fit its fields.
+    /// Writes the headers of a reply into `head`, all that is before its payload: there the MAC
+    /// addresses, IP and UDP are written, and between them is what the frame of the request has,
+    /// the tags and the type. `is_whole` says that `payload` is that of the request, all of it.
+    /// False, and nothing is written, if the request had options, the length is another one, or
+    /// that of the payload does not fit its fields.
     #[must_use]
     #[inline]
     pub fn write_reply_headers(
@@ -110,7 +112,8 @@ impl Datagram {
     }
 }
 
-/// Writes the checksum of UDP: `field` if it is known, else that of the header at `at`, and of what is summed with it.
+/// Writes the checksum of UDP: `field` if it is known, else that of the header at `at`, and of what
+/// is summed with it.
 #[inline]
 fn write_udp_checksum<const N: usize>(
     head: &mut [u8; N],
@@ -203,8 +206,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 20 } else { 2000 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever the reply is, its bytes are those that the layers write, and a second reply to the same request has
-        /// the right ones, too.
+        /// Whatever the reply is, its bytes are those that the layers write, and a second reply to
+        /// the same request has the right ones, too.
         #[test]
         fn a_turned_frame_is_what_the_layers_write(
             v6: bool,
@@ -247,7 +250,8 @@ mod tests {
         }
     }
 
-    /// A request without a checksum, and one with a sum that is not finished: the reply has one of its own.
+    /// A request without a checksum, and one with a sum that is not finished: the reply has one of
+    /// its own.
     #[test]
     fn a_checksum_that_is_none_is_not_taken_over() {
         let plan = request(false, 1, (1, 2), (3, 4), b"odd");

@@ -1,9 +1,11 @@
-//! What the XDP program of a device has found out about a frame on its way to a lane (`bpf/rx_hint.h`), and has written into
-//! its first four bytes: that it is a plain UDP datagram, how long it is, and what its checksums say.
+//! What the XDP program of a device has found out about a frame on its way to a lane
+//! (`bpf/rx_hint.h`), and has written into its first four bytes: that it is a plain UDP datagram,
+//! how long it is, and what its checksums say.
 //!
-//! Those bytes were the first of the destination's address, which the program had compared with that of the device. Such
-//! an address has no group bit; a note has that bit set. So a frame that came through the program tells by itself
-//! whether there is a note on it, and no sender can forge one. A frame that came another way must not be read like this.
+//! Those bytes were the first of the destination's address, which the program had compared with
+//! that of the device. Such an address has no group bit; a note has that bit set. So a frame that
+//! came through the program tells by itself whether there is a note on it, and no sender can forge
+//! one. A frame that came another way must not be read like this.
 
 use crate::datagram::{Checksum, Datagram, chunk};
 use crate::error::Result;
@@ -20,7 +22,8 @@ pub const HEADERS_LEN_MASK: u8 = 0x3e;
 pub const PARTIAL: u8 = 0x40;
 /// The longest UDP datagram, with its header, that gets a note.
 pub const UDP_LEN_MAX: u16 = 72;
-/// Bytes of a note: kind, one that is left as it was, and the bytes of payload in the byte order of the machine.
+/// Bytes of a note: kind, one that is left as it was, and the bytes of payload in the byte order of
+/// the machine.
 pub const HINT_LEN: usize = 4;
 
 /// Bytes before the payload in a frame with a note: of IPv4, and of IPv6.
@@ -48,8 +51,9 @@ pub fn restore(frame: &mut [u8], device: Mac) {
     }
 }
 
-/// Where the payload of a frame with a note is: what a receiver has to know of each frame. What the headers say besides is read of
-/// those that it asks about ([`Datagram::from_hint_v4`], [`Datagram::from_hint_v6`]).
+/// Where the payload of a frame with a note is: what a receiver has to know of each frame. What the
+/// headers say besides is read of those that it asks about ([`Datagram::from_hint_v4`],
+/// [`Datagram::from_hint_v6`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxHint {
     /// Where the payload starts in the frame.
@@ -58,8 +62,9 @@ pub struct RxHint {
     pub len: u16,
 }
 
-/// What the note on a frame says that came through the XDP program. None if there is no note on it, or it is not as long as that
-/// says, or its checksum is unfinished and that is not `taken`: then [`Datagram::read`] finds out what it is.
+/// What the note on a frame says that came through the XDP program. None if there is no note on it,
+/// or it is not as long as that says, or its checksum is unfinished and that is not `taken`: then
+/// [`Datagram::read`] finds out what it is.
 #[must_use]
 #[inline]
 pub fn parse(frame: &[u8], taken: PartialChecksum) -> Option<RxHint> {
@@ -81,8 +86,8 @@ pub enum PartialChecksum {
 }
 
 impl Datagram {
-    /// As [`read`](Self::read), of a frame that came through the XDP program: what a note on it says is believed and not
-    /// found out again.
+    /// As [`read`](Self::read), of a frame that came through the XDP program: what a note on it
+    /// says is believed and not found out again.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse).
@@ -123,7 +128,8 @@ impl Datagram {
         Some(found)
     }
 
-    /// What a note says of the checksum, if it says that so many bytes are before the payload; the bytes of UDP.
+    /// What a note says of the checksum, if it says that so many bytes are before the payload; the
+    /// bytes of UDP.
     #[inline]
     fn trust(&mut self, note: [u8; HINT_LEN], head: usize) -> Option<usize> {
         let [kind, _, low, high] = note;

@@ -51,8 +51,8 @@ impl<'a> Udp<'a> {
         })
     }
 
-    /// Whether the checksum is right for a packet between these addresses. None at all is right with IPv4
-    /// and wrong with IPv6, where nothing else protects the addresses.
+    /// Whether the checksum is right for a packet between these addresses. None at all is right
+    /// with IPv4 and wrong with IPv6, where nothing else protects the addresses.
     #[must_use]
     pub fn has_valid_checksum(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.checksum_state(source, destination) == Checksum::Valid
@@ -76,7 +76,8 @@ impl<'a> Udp<'a> {
 /// Writes the header of a datagram, with the checksum over `payload`, which is elsewhere.
 ///
 /// # Errors
-/// When there is no room for the header, the families differ, or the payload is longer than a datagram can say.
+/// When there is no room for the header, the families differ, or the payload is longer than a
+/// datagram can say.
 pub fn write_header(
     bytes: &mut [u8],
     source: SocketAddr,
@@ -95,8 +96,8 @@ pub fn write_header(
     Ok(())
 }
 
-/// Writes a header in front of a payload of `payload` bytes, with the sum of the pseudo header for a checksum: a device
-/// adds the rest.
+/// Writes a header in front of a payload of `payload` bytes, with the sum of the pseudo header for
+/// a checksum: a device adds the rest.
 ///
 /// # Errors
 /// As for [`write_header`].

@@ -94,7 +94,8 @@ proptest! {
         // What checksums cover starts behind the Ethernet header.
         let bit = 14 * 8 + bit.index((bytes.len() - 14) * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // Of an IPv6 header, only the addresses are covered; a checksum of zero over IPv4 means none.
+        // Of an IPv6 header, only the addresses are covered; a checksum of zero over IPv4 means
+        // none.
         let covered = plan.destination.is_ipv4() || bit / 8 >= 14 + 8;
         let noticed = match Frame::parse(&bytes) {
             Ok(frame) => frame.udp().is_none_or(|udp| !frame.has_valid_checksums() || udp.checksum == 0),
@@ -144,7 +145,8 @@ proptest! {
         new: u16,
         four: [u8; 4],
     ) {
-        // A header is never all zeroes: the two forms of zero are then no question (RFC 1624, section 3).
+        // A header is never all zeroes: the two forms of zero are then no question (RFC 1624,
+        // section 3).
         bytes[0] |= 0x40;
         bytes.truncate(bytes.len() & !1);
         let at = 2 + 2 * word.index(bytes.len() / 2 - 2);

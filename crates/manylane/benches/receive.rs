@@ -1,8 +1,9 @@
 //! What a lane adds to the system call, and what each option of receiving costs.
 //!
-//! `cargo bench -p manylane`: a queue is filled, then emptied by each receiver in turn, with only the emptying on
-//! the clock of the thread. No wake-ups, no second thread, no softirq: just the receive path. The first rows are
-//! the bare ring without anything of the library; lanes are read against them.
+//! `cargo bench -p manylane`: a queue is filled, then emptied by each receiver in turn, with only
+//! the emptying on the clock of the thread. No wake-ups, no second thread, no softirq: just the
+//! receive path. The first rows are the bare ring without anything of the library; lanes are read
+//! against them.
 
 #![allow(clippy::unwrap_used, reason = "a bench ends where its set-up fails")]
 

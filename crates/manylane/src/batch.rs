@@ -1,8 +1,8 @@
 //! What a receive brought: a batch of datagrams in the lane's buffers.
 //!
-//! The buffers belong to the lane; a batch borrows them, and with it every datagram and payload. The next
-//! receive needs the lane back, so that nothing can be read after it was overwritten. A GRO train is handed out
-//! as single datagrams, each a slice of the one buffer.
+//! The buffers belong to the lane; a batch borrows them, and with it every datagram and payload.
+//! The next receive needs the lane back, so that nothing can be read after it was overwritten. A
+//! GRO train is handed out as single datagrams, each a slice of the one buffer.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
@@ -44,7 +44,8 @@ static NO_ANCILLARY: Ancillary = Ancillary { local: None, tos: None, segment_siz
 /// What one receive call brought, as an iterator over its datagrams.
 pub struct Batch<'a> {
     origin: Origin<'a>,
-    /// Where the socket is bound: the local address of datagrams of which the kernel does not say it.
+    /// Where the socket is bound: the local address of datagrams of which the kernel does not say
+    /// it.
     bound_addr: &'a SocketAddr,
     messages: usize,
     datagrams: usize,
@@ -55,7 +56,8 @@ pub struct Batch<'a> {
 /// Where the bytes of a batch are.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// In buffers of a kernel socket, with what the kernel said of each message that has control messages.
+    /// In buffers of a kernel socket, with what the kernel said of each message that has control
+    /// messages.
     Messages(Messages<'a>, &'a [Ancillary]),
     /// In frames of a queue.
     Frames(Frames<'a>),
@@ -159,7 +161,8 @@ impl<'a> Batch<'a> {
         self.next_segment()
     }
 
-    // Always: what it reads of headers is left out where the caller does not look at it, which shows only there.
+    // Always: what it reads of headers is left out where the caller does not look at it, which
+    // shows only there.
     #[inline(always)]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
         let packet = frames.next_valid(self.next)?;
@@ -218,7 +221,8 @@ pub(crate) enum DatagramMeta<'a> {
         /// What the control messages say.
         said: &'a Ancillary,
     },
-    /// What its headers say, and whether the application wants to know ECN. By value: a reply may be written over them.
+    /// What its headers say, and whether the application wants to know ECN. By value: a reply may
+    /// be written over them.
     Frame(Meta, bool),
 }
 
@@ -254,8 +258,9 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// The local address it was sent to, from which a reply leaves. For a broadcast it is the address of the
-    /// interface that it came in on. A link-local one has that interface as its scope.
+    /// The local address it was sent to, from which a reply leaves. For a broadcast it is the
+    /// address of the interface that it came in on. A link-local one has that interface as its
+    /// scope.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
         let port = self.bound_addr.port();
@@ -284,7 +289,8 @@ impl<'a> Datagram<'a> {
         tos.map(Ecn::from_tos)
     }
 
-    /// When the kernel took the packet; none unless asked for. All datagrams of a train have the first one's.
+    /// When the kernel took the packet; none unless asked for. All datagrams of a train have the
+    /// first one's.
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         match self.meta {
@@ -307,7 +313,8 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be one.
+    /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be
+    /// one.
     #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
         let source = match self.meta {

@@ -1,6 +1,7 @@
 //! Which engine takes datagrams for less here: what [`Engine::Auto`] goes by.
 //!
-//! A short race, over loopback in the network namespace of the calling thread, once per process and size of batch:
+//! A short race, over loopback in the network namespace of the calling thread, once per process and
+//! size of batch:
 //!
 //! ```text
 //! lap:  fill a queue ─► CPU clock ─► engine mmsg empties it ─► CPU clock     (which engine goes first: in turn)
@@ -27,7 +28,8 @@ use manylane_sys::uring::{UringOptions, UringRecv};
 use crate::config::Engine;
 use crate::io::uring;
 
-/// Datagrams of a lap, for each engine: what fits the receive buffer that a socket has without asking for more.
+/// Datagrams of a lap, for each engine: what fits the receive buffer that a socket has without
+/// asking for more.
 const DATAGRAMS_PER_SAMPLE: usize = 128;
 /// Their payload, and the room for it.
 const PAYLOAD_SIZE: usize = 64;
@@ -50,7 +52,8 @@ pub struct EngineChoice {
     pub engine: Engine,
     /// Messages that a call takes at most.
     pub batch: usize,
-    /// Nanoseconds of CPU that taking a datagram costs by `mmsg` and by `uring`, medians; none without a race.
+    /// Nanoseconds of CPU that taking a datagram costs by `mmsg` and by `uring`, medians; none
+    /// without a race.
     pub cost_ns: Option<(u64, u64)>,
     /// Why.
     pub reason: String,
@@ -63,8 +66,9 @@ pub(crate) struct Sample {
     pub(crate) uring: u64,
 }
 
-/// Which of the engines on kernel sockets [`Engine::Auto`] takes for batches of so many messages. The first call for a
-/// size of batch measures, in 20 ms at most as a rule, and uses no more than loopback; later ones give the same answer.
+/// Which of the engines on kernel sockets [`Engine::Auto`] takes for batches of so many messages.
+/// The first call for a size of batch measures, in 20 ms at most as a rule, and uses no more than
+/// loopback; later ones give the same answer.
 #[must_use]
 pub fn choose_engine(batch: usize) -> EngineChoice {
     static CHOSEN: Mutex<Vec<EngineChoice>> = Mutex::new(Vec::new());
@@ -116,8 +120,8 @@ fn calibrate(batch: usize) -> Result<Vec<Sample>, String> {
         .map_err(cannot)
 }
 
-/// Why io_uring is not even tried by a thread of which the kernel says `status`: filters of system calls may refuse, or kill,
-/// and there is no asking.
+/// Why io_uring is not even tried by a thread of which the kernel says `status`: filters of system
+/// calls may refuse, or kill, and there is no asking.
 fn seccomp_reason(status: &str) -> Option<&'static str> {
     let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
     match mode.map(str::trim) {

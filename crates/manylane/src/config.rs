@@ -22,22 +22,26 @@ use crate::wait::WaitPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a program on a network card is
-    /// somebody's decision. [`Socket::fallback`](crate::Socket::fallback) says why where that is not to be had. Then, and without devices,
-    /// [`Engine::Uring`] if a datagram was measured to cost a tenth less by it on this machine, for batches of this size, and
-    /// else [`Engine::Mmsg`]: [`Socket::choice`](crate::Socket::choice) says what was measured. The first socket of a process takes some 20 ms
-    /// longer to open for that.
+    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a
+    /// program on a network card is somebody's decision.
+    /// [`Socket::fallback`](crate::Socket::fallback) says why where that is not to be had. Then,
+    /// and without devices, [`Engine::Uring`] if a datagram was measured to cost a tenth less by it
+    /// on this machine, for batches of this size, and else [`Engine::Mmsg`]:
+    /// [`Socket::choice`](crate::Socket::choice) says what was measured. The first socket of a
+    /// process takes some 20 ms longer to open for that.
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
     Mmsg,
-    /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
-    /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
-    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`](crate::Socket::fallback) says why. It was measured to cost less where a call
-    /// takes one message, and no less otherwise.
+    /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are
+    /// registered once; replies as with [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does
+    /// not forbid io_uring; where it is not to be had, [`Engine::Mmsg`] is in use, and
+    /// [`Socket::fallback`](crate::Socket::fallback) says why. It was measured to cost less where a
+    /// call takes one message, and no less otherwise.
     Uring,
-    /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
-    /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
+    /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP
+    /// does not take. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux
+    /// 5.9.
     Xdp,
 }
 
@@ -74,7 +78,8 @@ pub(crate) const DATAGRAM_SIZE_MAX: usize = 65_535;
 /// Most messages that one call takes (`UIO_MAXIOV`).
 pub(crate) const BATCH_MAX: usize = 1024;
 
-/// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them together.
+/// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them
+/// together.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), manylane::Error> {
@@ -84,39 +89,20 @@ pub(crate) const BATCH_MAX: usize = 1024;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Builder {
-    addr: SocketAddr,
+    /// What [`check`](Self::check) has yet to look at.
+    config: Config,
     lanes: Option<usize>,
-    engine: Engine,
-    steering: Steering,
-    steering_backend: SteeringBackend,
-    placement: Placement,
-    batch: usize,
-    datagram_size: usize,
-    recv_buffer: Option<usize>,
-    send_buffer: Option<usize>,
     gro: Option<bool>,
-    gso: bool,
-    ecn: bool,
-    timestamps: bool,
-    only_v6: bool,
-    reuse_port: bool,
-    stealing: bool,
-    drop_policy: DropPolicy,
-    rx_coalesce: Option<Duration>,
-    wait: WaitPolicy,
-    prefer_busy_poll: bool,
-    uring_buffers: Option<usize>,
     limits: Vec<Limit>,
     rules: Vec<(Prefix, Rule)>,
-    xdp: XdpOptions,
     /// Who says what [`Engine::Auto`] takes.
     chooser: fn(usize) -> EngineChoice,
 }
 
 impl Builder {
-    /// Starts with the address to bind: IPv4, IPv6, or a wildcard; port 0 lets the kernel pick one. `[::]` takes
-    /// IPv4 as well unless [`only_v6`](Self::only_v6) is set. Of a name that resolves to several addresses the
-    /// first is taken.
+    /// Starts with the address to bind: IPv4, IPv6, or a wildcard; port 0 lets the kernel pick one.
+    /// `[::]` takes IPv4 as well unless [`only_v6`](Self::only_v6) is set. Of a name that resolves
+    /// to several addresses the first is taken.
     ///
     /// # Errors
     /// [`ErrorKind::Address`] if the address does not parse or resolve.
@@ -127,37 +113,17 @@ impl Builder {
             .next()
             .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))?;
         Ok(Self {
-            addr,
+            config: Config::new(addr),
             lanes: None,
-            engine: Engine::Auto,
-            steering: Steering::Flow,
-            steering_backend: SteeringBackend::Auto,
-            placement: Placement::Spread,
-            batch: 64,
-            datagram_size: DATAGRAM_SIZE_MAX,
-            recv_buffer: None,
-            send_buffer: None,
             gro: None,
-            gso: true,
-            ecn: false,
-            timestamps: false,
-            only_v6: false,
-            reuse_port: false,
-            stealing: false,
-            drop_policy: DropPolicy::Tail,
-            rx_coalesce: None,
-            wait: WaitPolicy::Sleep,
-            prefer_busy_poll: false,
-            uring_buffers: None,
             limits: Vec::new(),
             rules: Vec::new(),
-            xdp: XdpOptions::default(),
             chooser: choose_engine,
         })
     }
 
-    /// Number of lanes, 1 to 256. Default: one for each core that the process may use (its CPU affinity and its
-    /// cgroup's CPU quota, as [`std::thread::available_parallelism`] counts).
+    /// Number of lanes, 1 to 256. Default: one for each core that the process may use (its CPU
+    /// affinity and its cgroup's CPU quota, as [`std::thread::available_parallelism`] counts).
     pub fn lanes(&mut self, lanes: usize) -> &mut Self {
         self.lanes = Some(lanes);
         self
@@ -165,131 +131,139 @@ impl Builder {
 
     /// The engine. Default: [`Engine::Auto`].
     pub fn engine(&mut self, engine: Engine) -> &mut Self {
-        self.engine = engine;
+        self.config.engine = engine;
         self
     }
 
     /// The rule that picks the lane of a datagram. Default: [`Steering::Flow`].
     pub fn steering(&mut self, steering: Steering) -> &mut Self {
-        self.steering = steering;
+        self.config.steering = steering;
         self
     }
 
-    /// What enforces the steering. Default: the best that the process may use. Anything else is for tests, and
-    /// for those who want an error where the best is not to be had.
+    /// What enforces the steering. Default: the best that the process may use. Anything else is for
+    /// tests, and for those who want an error where the best is not to be had.
     pub fn steering_backend(&mut self, by: SteeringBackend) -> &mut Self {
-        self.steering_backend = by;
+        self.config.steering_backend = by;
         self
     }
 
-    /// Which core each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default: [`Placement::Spread`].
+    /// Which core each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default:
+    /// [`Placement::Spread`].
     pub fn placement(&mut self, placement: Placement) -> &mut Self {
-        self.placement = placement;
+        self.config.placement = placement;
         self
     }
 
     /// Messages that one system call takes or sends, 1 to 1024. Default: 64.
     pub fn batch(&mut self, batch: usize) -> &mut Self {
-        self.batch = batch;
+        self.config.batch = batch;
         self
     }
 
-    /// Largest datagram that is received whole, 1 to 65535 bytes; a larger one is cut off and flagged. Default:
+    /// Largest datagram that is received whole, 1 to 65535 bytes; a larger one is cut off and
+    /// flagged. Default:
     /// 65535. With GRO on, buffers are 64 KiB regardless, since a train of datagrams comes as one.
     pub fn datagram_size(&mut self, bytes: usize) -> &mut Self {
-        self.datagram_size = bytes;
+        self.config.datagram_size = bytes;
         self
     }
 
     /// Receive buffer of each lane in the kernel, in bytes of `SO_RCVBUF`. Default: the system's.
     pub fn recv_buffer(&mut self, bytes: usize) -> &mut Self {
-        self.recv_buffer = Some(bytes);
+        self.config.recv_buffer = Some(bytes);
         self
     }
 
     /// Send buffer of each lane in the kernel, in bytes of `SO_SNDBUF`. Default: the system's.
     pub fn send_buffer(&mut self, bytes: usize) -> &mut Self {
-        self.send_buffer = Some(bytes);
+        self.config.send_buffer = Some(bytes);
         self
     }
 
-    /// Whether the kernel may hand over trains of datagrams at once (UDP GRO, Linux 5.0). Default: yes where the
-    /// kernel has it, except with steering by `round-robin` and `key`, which want to see every datagram.
+    /// Whether the kernel may hand over trains of datagrams at once (UDP GRO, Linux 5.0). Default:
+    /// yes where the kernel has it, except with steering by `round-robin` and `key`, which want to
+    /// see every datagram.
     pub fn gro(&mut self, on: bool) -> &mut Self {
         self.gro = Some(on);
         self
     }
 
-    /// Whether consecutive replies of one size to one peer may leave as a train (UDP GSO, Linux 4.18).
-    /// Default: yes where the kernel has it.
+    /// Whether consecutive replies of one size to one peer may leave as a train (UDP GSO, Linux
+    /// 4.18). Default: yes where the kernel has it.
     pub fn gso(&mut self, on: bool) -> &mut Self {
-        self.gso = on;
+        self.config.gso = on;
         self
     }
 
-    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: no, since the kernel then writes a
-    /// control message for each datagram, which costs about a tenth of receiving it.
+    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: no, since the kernel
+    /// then writes a control message for each datagram, which costs about a tenth of receiving it.
     pub fn ecn(&mut self, on: bool) -> &mut Self {
-        self.ecn = on;
+        self.config.ecn = on;
         self
     }
 
     /// Whether the kernel stamps each datagram with its time of arrival. Default: no.
     pub fn timestamps(&mut self, on: bool) -> &mut Self {
-        self.timestamps = on;
+        self.config.timestamps = on;
         self
     }
 
     /// Keeps IPv4 off an IPv6 wildcard. Default: no.
     pub fn only_v6(&mut self, on: bool) -> &mut Self {
-        self.only_v6 = on;
+        self.config.only_v6 = on;
         self
     }
 
-    /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), as for handing a port over from one
-    /// process to the next. Steering is then the kernel's, over everybody's sockets. Default: no.
-    pub fn reuse_port(&mut self, on: bool) -> &mut Self {
-        self.reuse_port = on;
-        self
-    }
-
-    /// Whether an idle lane takes datagrams from a loaded one in [`Socket::serve`](crate::Socket::serve). It ends the order of a flow.
+    /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), as for handing a port
+    /// over from one process to the next. Steering is then the kernel's, over everybody's sockets.
     /// Default: no.
+    pub fn reuse_port(&mut self, on: bool) -> &mut Self {
+        self.config.reuse_port = on;
+        self
+    }
+
+    /// Whether an idle lane takes datagrams from a loaded one in
+    /// [`Socket::serve`](crate::Socket::serve). It ends the order of a flow. Default: no.
     pub fn stealing(&mut self, on: bool) -> &mut Self {
-        self.stealing = on;
+        self.config.stealing = on;
         self
     }
 
     /// Which datagrams are dropped when a lane falls behind. Default: [`DropPolicy::Tail`].
     pub fn drop_policy(&mut self, policy: DropPolicy) -> &mut Self {
-        self.drop_policy = policy;
+        self.config.drop_policy = policy;
         self
     }
 
-    /// How long a lane of [`Socket::serve`](crate::Socket::serve) pauses after a small batch, while batches after a pause show that it
-    /// saves wake-ups. It delays what arrives right behind another datagram, by the pause at most. Zero for never.
-    /// Default: where lanes outnumber the cores that they are placed on, 100 µs for each lane that shares a core, a
-    /// millisecond at most; else zero. With engine `xdp`, unless it is to do anything else than [sleep](Self::wait), at least twenty times what a
-    /// wake-up is found to cost on this machine, 50 to 500 µs.
+    /// How long a lane of [`Socket::serve`](crate::Socket::serve) pauses after a small batch, while
+    /// batches after a pause show that it saves wake-ups. It delays what arrives right behind
+    /// another datagram, by the pause at most. Zero for never. Default: where lanes outnumber the
+    /// cores that they are placed on, 100 µs for each lane that shares a core, a millisecond at
+    /// most; else zero. With engine `xdp`, unless it is to do anything else than
+    /// [sleep](Self::wait), at least twenty times what a wake-up is found to cost on this machine,
+    /// 50 to 500 µs.
     pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {
-        self.rx_coalesce = Some(pause);
+        self.config.rx_coalesce = Some(pause);
         self
     }
 
-    /// What a lane does while there is nothing to receive: how soon it has what comes, and what that costs. Default:
-    /// [`WaitPolicy::Sleep`]. What is in force, [`Socket::waiting`](crate::Socket::waiting) says.
+    /// What a lane does while there is nothing to receive: how soon it has what comes, and what
+    /// that costs. Default: [`WaitPolicy::Sleep`]. What is in force,
+    /// [`Socket::waiting`](crate::Socket::waiting) says.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
-        (self.wait, self.prefer_busy_poll) = (policy, false);
+        (self.config.wait, self.config.prefer_busy_poll) = (policy, false);
         self
     }
 
-    /// [`wait`](Self::wait) with [`WaitPolicy::Spin`]: how long a lane that waits looks for datagrams without pause before it
-    /// sleeps, 1 s at most; zero for [`WaitPolicy::Sleep`]. It saves the time of a wake-up and costs that of a core. With
-    /// engine `xdp` the queues of the device work in the lane's calls meanwhile instead of in interrupts
-    /// (`SO_PREFER_BUSY_POLL`, Linux 5.11), where the driver can and
+    /// [`wait`](Self::wait) with [`WaitPolicy::Spin`]: how long a lane that waits looks for
+    /// datagrams without pause before it sleeps, 1 s at most; zero for [`WaitPolicy::Sleep`]. It
+    /// saves the time of a wake-up and costs that of a core. With engine `xdp` the queues of the
+    /// device work in the lane's calls meanwhile instead of in interrupts (`SO_PREFER_BUSY_POLL`,
+    /// Linux 5.11), where the driver can and
     /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set.
     pub fn busy_poll(&mut self, time: Duration) -> &mut Self {
-        (self.wait, self.prefer_busy_poll) = (WaitPolicy::Spin(time), true);
+        (self.config.wait, self.config.prefer_busy_poll) = (WaitPolicy::Spin(time), true);
         self
     }
 
@@ -300,66 +274,69 @@ impl Builder {
     /// no number above that counts. The ring has the next power of two of it: 128 with the
     /// defaults. Memory is used as far as it is written to: with GRO, 64 KiB each at most.
     pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
-        self.uring_buffers = Some(buffers);
+        self.config.uring_buffers = Some(buffers);
         self
     }
 
-    /// Engine `xdp`: takes frames with this VLAN tag, too, or with two of them, the outer one first (`802.1ad`). May be
-    /// called for each VLAN. Without it, frames with tags go to the kernel. Where the driver takes tags off received
-    /// frames, XDP sees none (`ethtool -K DEVICE rxvlan off` leaves them on). A reply has the tags of its request.
+    /// Engine `xdp`: takes frames with this VLAN tag, too, or with two of them, the outer one first
+    /// (`802.1ad`). May be called for each VLAN. Without it, frames with tags go to the kernel.
+    /// Where the driver takes tags off received frames, XDP sees none
+    /// (`ethtool -K DEVICE rxvlan off` leaves them on). A reply has the tags of its request.
     pub fn xdp_vlan(&mut self, vlan: Vlan) -> &mut Self {
-        self.xdp.vlans.push(vlan);
+        self.config.xdp.vlans.push(vlan);
         self
     }
 
-    /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for a wildcard, and
-    /// for an address that is on no Ethernet device, all Ethernet devices that are up.
+    /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for
+    /// a wildcard, and for an address that is on no Ethernet device, all Ethernet devices that are
+    /// up.
     pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
-        self.xdp.devices = Some(names.into_iter().map(Into::into).collect());
+        self.config.xdp.devices = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Engine `xdp`: attach the program behind the driver (generic XDP), which works on any device and is slower.
-    /// Default: no, the driver has to support XDP.
+    /// Engine `xdp`: attach the program behind the driver (generic XDP), which works on any device
+    /// and is slower. Default: no, the driver has to support XDP.
     pub fn xdp_generic(&mut self, on: bool) -> &mut Self {
-        self.xdp.generic = on;
+        self.config.xdp.generic = on;
         self
     }
 
-    /// Engine `xdp`: let the kernel copy frames into the memory of the lanes, also where the device could write them
-    /// there by itself. Default: no.
+    /// Engine `xdp`: let the kernel copy frames into the memory of the lanes, also where the device
+    /// could write them there by itself. Default: no.
     pub fn xdp_copy(&mut self, on: bool) -> &mut Self {
-        self.xdp.copy = on;
+        self.config.xdp.copy = on;
         self
     }
 
-    /// Engine `xdp`: entries of the rings of each queue, a power of two from 64 to 16,384. A queue holds twice as
-    /// many frames of 2 KiB. Default: 2048.
+    /// Engine `xdp`: entries of the rings of each queue, a power of two from 64 to 16,384. A queue
+    /// holds twice as many frames of 2 KiB. Default: 2048.
     pub fn xdp_ring(&mut self, entries: u32) -> &mut Self {
-        self.xdp.ring = entries;
+        self.config.xdp.ring = entries;
         self
     }
 
-    /// Engine `xdp`: how many sockets of this process are to share the queues of a device, 1 to 16. The first one makes
-    /// room for all: a queue has so many times two rings of frames, so that none can take from the others what they
-    /// need to receive. With fewer they still work, but one that does not read may keep frames that others lack.
-    /// Default: 1.
+    /// Engine `xdp`: how many sockets of this process are to share the queues of a device, 1 to 16.
+    /// The first one makes room for all: a queue has so many times two rings of frames, so that
+    /// none can take from the others what they need to receive. With fewer they still work, but one
+    /// that does not read may keep frames that others lack. Default: 1.
     pub fn xdp_sockets(&mut self, sockets: u32) -> &mut Self {
-        self.xdp.sockets = sockets;
+        self.config.xdp.sockets = sockets;
         self
     }
 
-    /// Engine `xdp`: whether there may be more lanes than queues; those without a queue are fed by the kernel.
-    /// Default: yes.
+    /// Engine `xdp`: whether there may be more lanes than queues; those without a queue are fed by
+    /// the kernel. Default: yes.
     pub fn xdp_surplus_lanes(&mut self, on: bool) -> &mut Self {
-        self.xdp.surplus_lanes = on;
+        self.config.xdp.surplus_lanes = on;
         self
     }
 
-    /// Engine `xdp`: whether root and the user of this process may capture what lanes receive and send
-    /// (`manylane capture`, [`capture`](crate::capture)). Costs a thread that sleeps. Default: yes.
+    /// Engine `xdp`: whether root and the user of this process may capture what lanes receive and
+    /// send (`manylane capture`, [`capture`](crate::capture)). Costs a thread that sleeps. Default:
+    /// yes.
     pub fn capture(&mut self, on: bool) -> &mut Self {
-        self.xdp.capture = on;
+        self.config.xdp.capture = on;
         self
     }
 
@@ -372,7 +349,8 @@ impl Builder {
         self
     }
 
-    /// Engine `xdp`: lets datagrams from a prefix in, past all limits, but for longer prefixes that are denied.
+    /// Engine `xdp`: lets datagrams from a prefix in, past all limits, but for longer prefixes that
+    /// are denied.
     pub fn allow(&mut self, prefix: Prefix) -> &mut Self {
         self.rules.push((prefix, Rule::Allow));
         self
@@ -384,11 +362,12 @@ impl Builder {
         self
     }
 
-    /// Engine `xdp`: sources that each of the limits remembers, 1024 to 16,777,216, about 100 bytes each. When there are
-    /// more, the one that was quiet for longest is forgotten, and has its whole burst when it is back. The first socket of
-    /// the process on a device decides for all. Default: 16,384.
+    /// Engine `xdp`: sources that each of the limits remembers, 1024 to 16,777,216, about 100 bytes
+    /// each. When there are more, the one that was quiet for longest is forgotten, and has its
+    /// whole burst when it is back. The first socket of the process on a device decides for all.
+    /// Default: 16,384.
     pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
-        self.xdp.sources = sources;
+        self.config.xdp.sources = sources;
         self
     }
 
@@ -399,7 +378,8 @@ impl Builder {
         rx_coalesce::default_delay(lanes, cores)
     }
 
-    /// The same with engine `xdp`. The first call measures what a wake-up costs, in about a millisecond.
+    /// The same with engine `xdp`. The first call measures what a wake-up costs, in about a
+    /// millisecond.
     #[must_use]
     pub fn default_xdp_rx_coalesce(lanes: usize, cores: usize) -> Duration {
         rx_coalesce::default_delay(lanes, cores).max(rx_coalesce::xdp_delay())
@@ -485,4 +465,38 @@ pub(crate) struct Config {
     /// What `auto` went by.
     pub(crate) choice: Option<EngineChoice>,
     pub(crate) xdp: XdpOptions,
+}
+
+impl Config {
+    /// The defaults.
+    fn new(addr: SocketAddr) -> Self {
+        Self {
+            addr,
+            lanes: 1,
+            engine: Engine::Auto,
+            steering: Steering::Flow,
+            steering_backend: SteeringBackend::Auto,
+            placement: Placement::Spread,
+            batch: 64,
+            datagram_size: DATAGRAM_SIZE_MAX,
+            recv_buffer: None,
+            send_buffer: None,
+            gro: true,
+            gso: true,
+            ecn: false,
+            timestamps: false,
+            only_v6: false,
+            reuse_port: false,
+            stealing: false,
+            drop_policy: DropPolicy::Tail,
+            rx_coalesce: None,
+            wait: WaitPolicy::Sleep,
+            prefer_busy_poll: false,
+            wait_fallback: None,
+            uring_buffers: None,
+            fallback: None,
+            choice: None,
+            xdp: XdpOptions::default(),
+        }
+    }
 }

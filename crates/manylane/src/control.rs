@@ -1,8 +1,9 @@
-//! A control socket for other processes of the same user, and root: they read counters, and see and change what is let in.
-//! `manylane top` and `manylane limit` connect to it.
+//! A control socket for other processes of the same user, and root: they read counters, and see and
+//! change what is let in. `manylane top` and `manylane limit` connect to it.
 //!
-//! A control socket is a local socket with an abstract name, `manylane.control.PID.N`, in the network namespace of whoever opens it,
-//! and a thread that sleeps until somebody connects. One connection has one question and one answer:
+//! A control socket is a local socket with an abstract name, `manylane.control.PID.N`, in the
+//! network namespace of whoever opens it, and a thread that sleeps until somebody connects. One
+//! connection has one question and one answer:
 //!
 //! | asked | answered |
 //! |---|---|
@@ -11,9 +12,10 @@
 //! | `manylane.control 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
 //! | anything | `refused WHY` |
 //!
-//! Any process may give a socket any abstract name. So who asks looks who is behind the name, as the kernel knows it
-//! (`SO_PEERCRED`), before it says anything: it has to be the process of the name, and one of the same user or root's.
-//! What is behind another one is a forged control socket: nothing is asked there and nothing told that it says.
+//! Any process may give a socket any abstract name. So who asks looks who is behind the name, as
+//! the kernel knows it (`SO_PEERCRED`), before it says anything: it has to be the process of the
+//! name, and one of the same user or root's. What is behind another one is a forged control socket:
+//! nothing is asked there and nothing told that it says.
 //!
 //! Lanes see nothing of it but that their counters are read.
 
@@ -257,17 +259,19 @@ pub struct ControlClient {
     pid: u32,
 }
 
-/// Finds the control sockets in the network namespace of the calling thread, or those of process `of`, wherever it is.
+/// Finds the control sockets in the network namespace of the calling thread, or those of process
+/// `of`, wherever it is.
 ///
 /// # Errors
-/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
-/// that this process may not enter (`CAP_SYS_ADMIN`).
+/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another
+/// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
     let look = || {
         let listed = fs::read_to_string("/proc/thread-self/net/unix")
             .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
         let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
-        // A process in a PID namespace of its own calls itself by another number; who is behind the control socket is looked at.
+        // A process in a PID namespace of its own calls itself by another number; who is behind the
+        // control socket is looked at.
         let own = of.and_then(inner_pid);
         found.retain(|socket| of.is_none_or(|pid| pid == socket.pid || own == Some(socket.pid)));
         if let Some(pid) = of {
@@ -300,8 +304,8 @@ impl ControlClient {
     /// The page of metrics.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in, or if another
-    /// process is behind the control socket.
+    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let
+    /// this user in, or if another process is behind the control socket.
     pub fn metrics(&self) -> Result<String> {
         self.request("metrics", &[])
     }
@@ -352,8 +356,8 @@ impl ControlClient {
     }
 }
 
-/// Whether who is behind a control socket, or a socket that can be captured, is the process of its name, and somebody whom `own` user
-/// may believe.
+/// Whether who is behind a control socket, or a socket that can be captured, is the process of its
+/// name, and somebody whom `own` user may believe.
 pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Result<(), String> {
     let behind = peer.pid;
     if behind == 0 {
@@ -375,7 +379,8 @@ pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Re
     Ok(())
 }
 
-/// The number by which a process calls itself, in the innermost PID namespace that it is in (`NSpid`, Linux 4.1).
+/// The number by which a process calls itself, in the innermost PID namespace that it is in
+/// (`NSpid`, Linux 4.1).
 pub(crate) fn inner_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -393,7 +398,8 @@ fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
             Ok((0, _)) => break,
             Ok((len, _)) => text.extend(&part[..len]),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            // It was closed with a question of ours unread. That is told once, before or after what it said.
+            // It was closed with a question of ours unread. That is told once, before or after what
+            // it said.
             Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
             Err(err) => return Err(err),
         }
@@ -423,7 +429,8 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
         );
         Error::with(ErrorKind::Permission, message, err)
     };
-    // On a thread of its own: the caller shall stay where it is. Connections stay where they were made.
+    // On a thread of its own: the caller shall stay where it is. Connections stay where they were
+    // made.
     thread::scope(|scope| {
         let working = scope.spawn(|| {
             NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;
@@ -508,7 +515,8 @@ mod tests {
     fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
         let name = name(1, 700_000 + std::process::id());
         let listener = unix_socket::listen(&name).unwrap();
-        // The question, unread, may come before the refusal is heard, and the end at any moment after that.
+        // The question, unread, may come before the refusal is heard, and the end at any moment
+        // after that.
         for _ in 0..300 {
             let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
             let theirs = unix_socket::accept(listener.as_fd()).unwrap();

@@ -1,9 +1,9 @@
 //! Counters of a lane: written by its thread alone, readable from any other without a lock.
 //!
-//! On the receiving side `arrived` is `delivered` plus each receive loss, on the sending side `offered` is `sent` plus
-//! each send loss: [`lane_counters!`] says of each counter which it is, and everything else here follows from that table.
-//! The program that steers counts on its own, so that the first sum can be checked against it
-//! ([`LaneCounters::steered`]).
+//! On the receiving side `arrived` is `delivered` plus each receive loss, on the sending side
+//! `offered` is `sent` plus each send loss: [`lane_counters!`] says of each counter which it is,
+//! and everything else here follows from that table. The program that steers counts on its own, so
+//! that the first sum can be checked against it ([`LaneCounters::steered`]).
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,9 @@ enum Class {
     Other,
 }
 
-/// Makes of one table the cells of a lane ([`Count`]), the public snapshot ([`LaneCounters`]) and its sums. A row is the
-/// documentation, the field, which is also the name in metrics and JSON, the cell, and the [`Class`].
+/// Makes of one table the cells of a lane ([`Count`]), the public snapshot ([`LaneCounters`]) and
+/// its sums. A row is the documentation, the field, which is also the name in metrics and JSON, the
+/// cell, and the [`Class`].
 macro_rules! lane_counters {
     ($($(#[$doc:meta])* $field:ident: $cell:ident, $class:ident;)*) => {
         /// The cells of a lane.
@@ -35,14 +36,15 @@ macro_rules! lane_counters {
             RingEntries,
         }
 
-        /// What happened on a lane, or on several together. Units are datagrams unless a field says otherwise.
+        /// What happened on a lane, or on several together. Units are datagrams unless a field says
+        /// otherwise.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct LaneCounters {
             $($(#[$doc])* pub $field: u64,)*
-            /// Messages that eBPF steered to the lane, counted on the kernel's side; none without eBPF. A GRO train that
-            /// was sent on this host (GSO over loopback or veth) is steered once, also where GRO is off and it then
-            /// comes apart.
+            /// Messages that eBPF steered to the lane, counted on the kernel's side; none without
+            /// eBPF. A GRO train that was sent on this host (GSO over loopback or veth) is steered
+            /// once, also where GRO is off and it then comes apart.
             pub steered: Option<u64>,
         }
 
@@ -74,14 +76,15 @@ lane_counters! {
     delivered: Delivered, Other;
     /// Payload bytes handed to the application.
     delivered_bytes: DeliveredBytes, Other;
-    /// Delivered past the kernel's stack, from a queue of a device; the rest came through the companion socket.
+    /// Delivered past the kernel's stack, from a queue of a device; the rest came through the
+    /// companion socket.
     delivered_by_xdp: DeliveredByXdp, Other;
     /// Delivered, but cut off at the size of the buffer, and flagged so.
     truncated: Truncated, Other;
     /// Delivered by this lane, but taken from the queue of another.
     stolen: Stolen, Other;
-    /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With GRO the
-    /// kernel counts a dropped train once.
+    /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With
+    /// GRO the kernel counts a dropped train once.
     kernel_dropped: KernelDropped, RecvLoss;
     /// Dropped unread in favour of newer ones, with [`DropPolicy::Head`](crate::DropPolicy).
     dropped_stale: DroppedStale, RecvLoss;
@@ -95,7 +98,8 @@ lane_counters! {
     xsk_dropped: XskDropped, RecvLoss;
     /// Receive calls that returned at least one message.
     batches: Batches, Other;
-    /// Messages received from the kernel for the application; a GRO train of many datagrams is one message.
+    /// Messages received from the kernel for the application; a GRO train of many datagrams is one
+    /// message.
     messages: Messages, Other;
     /// Messages received that were GRO trains of more than one datagram.
     gro_messages: GroMessages, Other;
@@ -103,7 +107,8 @@ lane_counters! {
     recv_errors: RecvErrors, Other;
     /// Calls in which the lane was to sleep until a datagram arrives, or for a time.
     sleeps: Sleeps, Other;
-    /// Polls, without sleep, that found nothing to receive: what [spinning](crate::WaitPolicy) costs.
+    /// Polls, without sleep, that found nothing to receive: what [spinning](crate::WaitPolicy)
+    /// costs.
     empty_polls: EmptyPolls, Other;
     /// Given to the lane for sending.
     offered: Offered, Other;
@@ -121,8 +126,9 @@ lane_counters! {
     gso_fallbacks: GsoFallbacks, Other;
     /// Not sent: the socket's send buffer stayed full (`EAGAIN`).
     lost_sndbuf_full: LostSndbufFull, SendLoss;
-    /// Not sent: no memory, such as for the pieces of a datagram larger than a frame and the send buffer (`ENOBUFS`,
-    /// `ENOMEM`). What a full device queue drops counts as sent: the kernel does not report it to UDP.
+    /// Not sent: no memory, such as for the pieces of a datagram larger than a frame and the send
+    /// buffer (`ENOBUFS`, `ENOMEM`). What a full device queue drops counts as sent: the kernel does
+    /// not report it to UDP.
     lost_no_buffers: LostNoBuffers, SendLoss;
     /// Not sent: no route, or the network is down.
     lost_unreachable: LostUnreachable, SendLoss;
@@ -134,11 +140,11 @@ lane_counters! {
     lost_other: LostOther, SendLoss;
     /// Not sent: the queue of replies was given up before it was flushed.
     abandoned: Abandoned, SendLoss;
-    /// How often engine `uring` had no buffer for a queued datagram (`ENOBUFS`). Nothing is lost by it: the datagram
-    /// stays in the socket's queue.
+    /// How often engine `uring` had no buffer for a queued datagram (`ENOBUFS`). Nothing is lost by
+    /// it: the datagram stays in the socket's queue.
     uring_no_buffers: UringNoBuffers, Other;
-    /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a filter of system calls that came
-    /// later.
+    /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a
+    /// filter of system calls that came later.
     uring_fallbacks: UringFallbacks, Other;
 }
 
@@ -149,8 +155,9 @@ const CELLS: usize = Count::RingEntries as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
-/// A cell has one writer, the lane's thread, so that adding is a plain load and store: no locked instruction. Those of
-/// what the kernel counts (`kernel_dropped`, `xsk_dropped`) stay zero: its numbers are added when the lane is read.
+/// A cell has one writer, the lane's thread, so that adding is a plain load and store: no locked
+/// instruction. Those of what the kernel counts (`kernel_dropped`, `xsk_dropped`) stay zero: its
+/// numbers are added when the lane is read.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Cells([AtomicU64; CELLS]);
@@ -180,8 +187,9 @@ impl Cells {
 }
 
 impl LaneCounters {
-    /// Datagrams that reached the lane: those delivered, and those dropped for any of the reasons that are counted
-    /// (`kernel_dropped`, `dropped_stale`, `discarded`, `bad_checksum`, `malformed`, `xsk_dropped`).
+    /// Datagrams that reached the lane: those delivered, and those dropped for any of the reasons
+    /// that are counted (`kernel_dropped`, `dropped_stale`, `discarded`, `bad_checksum`,
+    /// `malformed`, `xsk_dropped`).
     #[must_use]
     pub fn arrived(&self) -> u64 {
         self.delivered + self.sum(Class::RecvLoss)
@@ -197,8 +205,8 @@ impl LaneCounters {
         Self::TABLE.iter().filter(|(_, of, _)| *of == class).map(|(_, _, value)| value(self)).sum()
     }
 
-    /// All counters with their names in metrics and JSON, and the sums `arrived` and `lost`. One that is not counted here
-    /// has no value.
+    /// All counters with their names in metrics and JSON, and the sums `arrived` and `lost`. One
+    /// that is not counted here has no value.
     #[must_use]
     pub fn named(&self) -> NamedCounters {
         let sums =
@@ -207,7 +215,8 @@ impl LaneCounters {
         sums.into_iter().chain(counters).collect()
     }
 
-    /// Whether the counter of this name counts datagrams that were lost, while receiving or sending.
+    /// Whether the counter of this name counts datagrams that were lost, while receiving or
+    /// sending.
     #[must_use]
     pub fn is_loss(name: &str) -> bool {
         Self::TABLE.iter().any(|(one, class, _)| *one == name && *class != Class::Other)

@@ -5,11 +5,13 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The end of a full queue at which datagrams are dropped (as tail drop and head drop of queueing disciplines).
+/// The end of a full queue at which datagrams are dropped (as tail drop and head drop of queueing
+/// disciplines).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DropPolicy {
-    /// New arrivals, while the queue is full: queued datagrams are delivered in order, however old they are by then.
+    /// New arrivals, while the queue is full: queued datagrams are delivered in order, however old
+    /// they are by then.
     #[default]
     Tail,
     /// Queued datagrams, once they fill more than half of the queue: all but the newest are dropped

@@ -1,4 +1,5 @@
-//! Errors of set-up and control. Failures of single datagrams are [counters](crate::LaneCounters), not errors.
+//! Errors of set-up and control. Failures of single datagrams are [counters](crate::LaneCounters),
+//! not errors.
 
 use std::error::Error as StdError;
 use std::{fmt, io};
@@ -77,8 +78,8 @@ impl Error {
         Self::with(kind, format!("{doing}{advice}"), err)
     }
 
-    /// The message with all its causes on one line, for logs and reasons; of a cause that is long (what the
-    /// verifier of eBPF says) the first line.
+    /// The message with all its causes on one line, for logs and reasons; of a cause that is long
+    /// (what the verifier of eBPF says) the first line.
     pub(crate) fn chain(&self) -> String {
         let mut text = self.message.clone();
         let mut cause = self.source();
@@ -135,8 +136,9 @@ pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
     code
 }
 
-// The numbers of asm-generic/errno.h that the library tells apart; they are the same on every Linux that has
-// lanes worth the name (alpha, mips, parisc and sparc number differently and are not supported).
+// The numbers of asm-generic/errno.h that the library tells apart; they are the same on every Linux
+// that has lanes worth the name (alpha, mips, parisc and sparc number differently and are not
+// supported).
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EINTR: i32 = 4;
 pub(crate) const EIO: i32 = 5;

@@ -1,5 +1,5 @@
-//! What a socket lets in: how much of each source, and prefixes that are allowed or denied. Values only; the XDP program
-//! enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` brings them there.
+//! What a socket lets in: how much of each source, and prefixes that are allowed or denied. Values
+//! only; the XDP program enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` brings them there.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,8 +17,8 @@ const RATE_MAX: f64 = 10e6;
 /// Datagrams of a burst.
 const BURST_MAX: u32 = 1 << 24;
 
-/// How many datagrams a source may send: `rate` per second, and `burst` at once after a pause. A source is an address
-/// or, with [`per`](Self::per), the prefix that an address is in.
+/// How many datagrams a source may send: `rate` per second, and `burst` at once after a pause. A
+/// source is an address or, with [`per`](Self::per), the prefix that an address is in.
 ///
 /// In text: `RATE[/BURST][,per=LEN[:LEN]]`, such as `1000/50,per=24:56`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,9 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// So many datagrams per second (0.001 to 10 million, rounded to whole nanoseconds between two) from each IPv4 address and
-    /// each /64 of IPv6, which is what one host has; a burst is what that gives in 100 ms, and 10 at least.
+    /// So many datagrams per second (0.001 to 10 million, rounded to whole nanoseconds between two)
+    /// from each IPv4 address and each /64 of IPv6, which is what one host has; a burst is what
+    /// that gives in 100 ms, and 10 at least.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other rate.
@@ -59,7 +60,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Prefixes of so many bits are one source: of IPv4, 0 to 32, and of IPv6, 0 to 128. With 0, all of them together are.
+    /// Prefixes of so many bits are one source: of IPv4, 0 to 32, and of IPv6, 0 to 128. With 0,
+    /// all of them together are.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other length.
@@ -141,7 +143,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The first `len` bits of `ip`, of which the others are zero. A mapped IPv4 address is one of IPv4.
+    /// The first `len` bits of `ip`, of which the others are zero. A mapped IPv4 address is one of
+    /// IPv4.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for more bits than an address has, and for others that are not zero.
@@ -235,7 +238,8 @@ impl Filter {
         self.limits.is_empty() && self.rules.is_empty()
     }
 
-    /// These limits, two at most, instead of those there are. A datagram has to be within all of them.
+    /// These limits, two at most, instead of those there are. A datagram has to be within all of
+    /// them.
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] for more than two.
@@ -251,7 +255,8 @@ impl Filter {
         Ok(())
     }
 
-    /// What becomes of datagrams from `prefix`, if they are in no longer one; with none, what a shorter one says.
+    /// What becomes of datagrams from `prefix`, if they are in no longer one; with none, what a
+    /// shorter one says.
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] for more prefixes than 16,384.

@@ -35,7 +35,8 @@ use crate::wait::governor::{Arrival, Plan, WaitGovernor};
 pub(crate) const OPEN: u8 = 0;
 /// Being taken out of steering: datagrams may still arrive until the grace period is over.
 pub(crate) const RETIRING: u8 = 1;
-/// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane ends.
+/// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane
+/// ends.
 pub(crate) const DRAINING: u8 = 2;
 /// The kernel refuses what is new: the lane of a socket that ends.
 pub(crate) const SHUT_DOWN: u8 = 3;
@@ -98,20 +99,23 @@ impl LaneShared {
 
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
-/// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in an epoll of
-/// the application; level-triggered readiness means that [`recv`](Self::recv) brings something. Take it out of
-/// that epoll before the lane is dropped: the kernel's socket may live on for the next lane, and with it the entry.
-/// The descriptor is the kernel's socket with engine `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else.
-/// Once asked for it stays the same one for the lane's life, also when io_uring fails and the lane goes on without.
+/// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in
+/// an epoll of the application; level-triggered readiness means that [`recv`](Self::recv) brings
+/// something. Take it out of that epoll before the lane is dropped: the kernel's socket may live on
+/// for the next lane, and with it the entry. The descriptor is the kernel's socket with engine
+/// `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else. Once asked for it stays
+/// the same one for the lane's life, also when io_uring fails and the lane goes on without.
 pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
     io: MmsgIo,
     /// The queues of devices that the lane serves, with engine `xdp`; `io` is then its companion.
     xdp: Option<XdpIo>,
-    /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and takes over if it fails.
+    /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and
+    /// takes over if it fails.
     uring: Option<UringIo>,
-    /// What the lane's descriptor is since io_uring failed, if it was the ring's before: it stays the same one.
+    /// What the lane's descriptor is since io_uring failed, if it was the ring's before: it stays
+    /// the same one.
     readiness: Option<Epoll>,
     caps: Capabilities,
     /// The receive timeout that the socket has, or its ring.
@@ -122,15 +126,17 @@ pub struct Lane {
     opened: Instant,
     /// The thread that waits has the timer slack that rests need, and runs when it wakes up.
     is_low_latency: bool,
-    /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
+    /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first
+    /// word there.
     load: Option<(Arc<SharedWords>, usize)>,
     stealer: Stealer,
     /// Sockets that the last lane waits for when all else of it is closed: the last field.
     orphaned: OrphanedSockets,
 }
 
-/// Sockets, by their inodes, that rings may have for a moment yet although they are closed. When this is dropped they have
-/// been let go of, or some seconds have passed: then whoever drops the last lane finds the port free.
+/// Sockets, by their inodes, that rings may have for a moment yet although they are closed. When
+/// this is dropped they have been let go of, or some seconds have passed: then whoever drops the
+/// last lane finds the port free.
 #[derive(Debug, Default)]
 struct OrphanedSockets {
     /// The lane has left such a ring.
@@ -230,15 +236,16 @@ impl Lane {
     /// Takes what is there, without waiting; the batch may be empty.
     ///
     /// # Errors
-    /// What the system reports for the socket as a whole. No error of a single datagram or peer shows here.
+    /// What the system reports for the socket as a whole. No error of a single datagram or peer
+    /// shows here.
     #[inline]
     pub fn recv(&mut self) -> Result<Received<'_>> {
         let taken = self.recv_batch(Wait::Never)?;
         Ok(self.received(taken))
     }
 
-    /// Waits until something is there, for at most `timeout`; the batch is empty if nothing came, and may be
-    /// after a signal, or once the lane leaves.
+    /// Waits until something is there, for at most `timeout`; the batch is empty if nothing came,
+    /// and may be after a signal, or once the lane leaves.
     ///
     /// # Errors
     /// As for [`recv`](Self::recv).
@@ -259,11 +266,11 @@ impl Lane {
         self.received(RecvSummary::default()).out
     }
 
-    /// Takes the lane out of steering: when this returns, nothing more arrives in its queue, and when
-    /// [`recv`](Self::recv) then brings nothing, dropping the lane loses nothing.
+    /// Takes the lane out of steering: when this returns, nothing more arrives in its queue, and
+    /// when [`recv`](Self::recv) then brings nothing, dropping the lane loses nothing.
     ///
-    /// Takes some milliseconds (an RCU grace period). With steering by the kernel's own choice the lane cannot be
-    /// taken out, and what arrives between the last receive and the drop is lost.
+    /// Takes some milliseconds (an RCU grace period). With steering by the kernel's own choice the
+    /// lane cannot be taken out, and what arrives between the last receive and the drop is lost.
     ///
     /// # Errors
     /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only one left.
@@ -306,7 +313,8 @@ impl Lane {
         RxCoalesce::new(self.shared.rx_coalesce(), self.caps.batch, self.shared.recv_capacity(self))
     }
 
-    /// Messages that fit into the receive buffer, counted with a page each: what small frames of a device take.
+    /// Messages that fit into the receive buffer, counted with a page each: what small frames of a
+    /// device take.
     pub(crate) fn recv_capacity(&self) -> usize {
         let state = sock::queue_state(self.lane_shared.fd.as_fd());
         state.map_or(usize::MAX, |state| state.limit_bytes as usize / SKB_TRUESIZE_MAX)
@@ -320,23 +328,24 @@ impl Lane {
         Arc::clone(&self.shared)
     }
 
-    /// Messages that a lane which leaves drains before it stops receiving: all that are queued, and a batch that may
-    /// come meanwhile.
+    /// Messages that a lane which leaves drains before it stops receiving: all that are queued, and
+    /// a batch that may come meanwhile.
     pub(crate) fn queued(&self) -> usize {
         let queued =
             sock::queue_state(self.lane_shared.fd.as_fd()).map_or(0, |state| state.queued_bytes as usize);
         queued / SKB_TRUESIZE_MIN + self.caps.batch
     }
 
-    /// Lets nothing more into the queue if the whole socket ends, or if the lane has `drained` all that was queued
-    /// and is still steered to.
+    /// Lets nothing more into the queue if the whole socket ends, or if the lane has `drained` all
+    /// that was queued and is still steered to.
     pub(crate) fn maybe_shut_down(&self, drained: bool) {
         if self.shared.is_stopping() || (drained && !self.shared.can_retire()) {
             self.shared.shut_down(&self.lane_shared);
         }
     }
 
-    /// Takes a batch as soon as there is something, by the policy of the lane; none after `timeout`.
+    /// Takes a batch as soon as there is something, by the policy of the lane; none after
+    /// `timeout`.
     pub(crate) fn recv_batch_timeout(&mut self, timeout: Duration) -> Result<RecvSummary> {
         if timeout.is_zero() {
             return self.recv_batch(Wait::Never);
@@ -367,7 +376,8 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Rests are short, and who sleeps leaves its processor to others: neither is to make the lane late.
+    /// Rests are short, and who sleeps leaves its processor to others: neither is to make the lane
+    /// late.
     #[cold]
     fn set_low_latency(&mut self) {
         self.is_low_latency = true;
@@ -404,8 +414,8 @@ impl Lane {
         Ok((self.sleep(timeout - until)?, Arrival::Woken))
     }
 
-    /// Looks until there is something, without sleep, for so long after `start`, or until the lane leaves; and how often that
-    /// was in vain.
+    /// Looks until there is something, without sleep, for so long after `start`, or until the lane
+    /// leaves; and how often that was in vain.
     fn spin(&mut self, start: Instant, until: Duration) -> Result<(RecvSummary, u32)> {
         let mut looks = 0_u32;
         let taken = loop {
@@ -425,8 +435,8 @@ impl Lane {
         Ok((taken, looks))
     }
 
-    /// The look of this number at what there is. What costs a system call although nothing has come, a lane with queues does
-    /// not do each time.
+    /// The look of this number at what there is. What costs a system call although nothing has
+    /// come, a lane with queues does not do each time.
     #[inline]
     fn poll(&mut self, number: u32) -> Result<RecvSummary> {
         let nothing = |xdp: &XdpIo| !xdp.can_receive() && !number.is_multiple_of(POLLS_PER_KERNEL_POLL);
@@ -436,7 +446,8 @@ impl Lane {
         self.recv_batch(Wait::Never)
     }
 
-    /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a quarter.
+    /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a
+    /// quarter.
     fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.lane_shared.cells.add(Count::Sleeps, 1);
         if let Some(xdp) = &mut self.xdp {
@@ -466,8 +477,8 @@ impl Lane {
         self.sleep(time)
     }
 
-    /// Takes a batch: from a queue of a device, if the lane has any and there is something, else from the lane's own
-    /// socket.
+    /// Takes a batch: from a queue of a device, if the lane has any and there is something, else
+    /// from the lane's own socket.
     #[inline]
     pub(crate) fn recv_batch(&mut self, wait: Wait) -> Result<RecvSummary> {
         let companion_first = self.xdp.as_mut().is_some_and(XdpIo::take_kernel_turn);
@@ -487,8 +498,9 @@ impl Lane {
         self.recv_from_socket(wait)
     }
 
-    /// Takes what may have come behind a full batch, without waiting. Where queues bring batches their companion is not asked
-    /// for that, which is a system call: its turn comes after so many batches anyway.
+    /// Takes what may have come behind a full batch, without waiting. Where queues bring batches
+    /// their companion is not asked for that, which is a system call: its turn comes after so many
+    /// batches anyway.
     #[inline]
     pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
         if self.xdp.as_ref().is_some_and(XdpIo::has_batch) {
@@ -497,8 +509,8 @@ impl Lane {
         self.recv_batch(Wait::Never)
     }
 
-    /// Whether a queue whose turn has not come since the lane last paused has something. Each has one turn: who goes on for
-    /// as long as something comes never pauses.
+    /// Whether a queue whose turn has not come since the lane last paused has something. Each has
+    /// one turn: who goes on for as long as something comes never pauses.
     #[inline]
     pub(crate) fn is_within_round(&mut self) -> bool {
         self.xdp.as_mut().is_some_and(XdpIo::is_within_round)
@@ -533,8 +545,8 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Gives up the batch that was `taken`, and what is behind it, if the socket's queue is more than half full: up to the last
-    /// batch that is there.
+    /// Gives up the batch that was `taken`, and what is behind it, if the socket's queue is more
+    /// than half full: up to the last batch that is there.
     #[cold]
     fn drop_stale(&mut self, mut taken: RecvSummary) -> Result<RecvSummary> {
         // What a ring holds was in the queue, too.
@@ -552,8 +564,8 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Bytes of memory that wait in the socket's queue, and how many there can be; what the ring has taken counts as little as
-    /// it can have been.
+    /// Bytes of memory that wait in the socket's queue, and how many there can be; what the ring
+    /// has taken counts as little as it can have been.
     fn backlog(&self) -> (usize, usize) {
         let state = sock::queue_state(self.lane_shared.fd.as_fd()).unwrap_or_default();
         let held = self.uring.as_ref().map_or(0, UringIo::prefetched);
@@ -584,7 +596,8 @@ impl Lane {
         };
         if let (Some((words, base)), Some(steered)) = (&self.load, steered) {
             let at = base + abi::LOAD_TAKEN;
-            // An empty queue means that all that was steered here was taken or dropped: the sums meet again.
+            // An empty queue means that all that was steered here was taken or dropped: the sums
+            // meet again.
             let total = if taken.messages == 0 { steered } else { words.load(at) + taken.messages as u64 };
             words.store(at, total);
         }
@@ -625,8 +638,8 @@ impl Lane {
         }
     }
 
-    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one. An error is counted, and
-    /// no more: what is queued there has a lane that receives it.
+    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one. An
+    /// error is counted, and no more: what is queued there has a lane that receives it.
     pub(crate) fn steal(&mut self) -> RecvSummary {
         let Some(victim) = self.stealer.pick_victim(&self.shared, &self.lane_shared) else {
             return RecvSummary::default();
@@ -712,7 +725,8 @@ impl Drop for Lane {
             xdp.release_queues();
         }
         self.discard();
-        // The XSKs close before their queues are given back, and before the counters are read for good.
+        // The XSKs close before their queues are given back, and before the counters are read for
+        // good.
         self.shared.remove_queues(self.lane_shared.id);
         self.xdp = None;
         self.orphaned.sockets = self.shared.finish_close(&self.lane_shared, reusable, self.orphaned.has_ring);

@@ -1,8 +1,8 @@
 //! One UDP socket, many lanes.
 //!
-//! A [`Socket`] binds one address and has one receive queue and one send path per core: its lanes, which share
-//! nothing with each other. [`Socket::serve`] runs a closure on each batch of datagrams, one pinned thread per
-//! lane:
+//! A [`Socket`] binds one address and has one receive queue and one send path per core: its lanes,
+//! which share nothing with each other. [`Socket::serve`] runs a closure on each batch of
+//! datagrams, one pinned thread per lane:
 //!
 //! ```no_run
 //! fn main() -> Result<(), manylane::Error> {

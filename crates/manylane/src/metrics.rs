@@ -1,4 +1,5 @@
-//! Counters in the text form of Prometheus, for whoever serves them: the program, or `metrics_port.rs` when asked for.
+//! Counters in the text form of Prometheus, for whoever serves them: the program, or
+//! `metrics_port.rs` when asked for.
 
 use std::fmt::{self, Write};
 use std::os::fd::AsFd as _;
@@ -11,8 +12,9 @@ use crate::socket::Handle;
 use crate::wait::WaitPolicy;
 
 impl Handle {
-    /// Writes the counters of the socket in the text form of Prometheus (0.0.4): of each lane, and of those that were closed
-    /// together, so that sums over them never go back. The names are in docs/operating.md.
+    /// Writes the counters of the socket in the text form of Prometheus (0.0.4): of each lane, and
+    /// of those that were closed together, so that sums over them never go back. The names are in
+    /// docs/operating.md.
     ///
     /// The page of several sockets is made by [`write_all_metrics`].
     ///
@@ -126,8 +128,8 @@ impl SocketSnapshot {
     }
 }
 
-/// Memory that waits in the lane's queue, at which it is full, the thread that serves the lane, and what waited in the receive
-/// rings of its devices' queues behind the last batch.
+/// Memory that waits in the lane's queue, at which it is full, the thread that serves the lane, and
+/// what waited in the receive rings of its devices' queues behind the last batch.
 fn gauges(lane: &LaneShared) -> [Option<i64>; 5] {
     let queue = sock::queue_state(lane.fd.as_fd()).ok();
     let thread = Some(lane.thread()).filter(|tid| *tid != 0).map(i64::from);

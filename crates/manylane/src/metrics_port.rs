@@ -1,18 +1,24 @@
-//! The page of metrics over HTTP, when asked for: for programs that have no HTTP server of their own.
+//! The page of metrics over HTTP, when asked for: for programs that have no HTTP server of their
+//! own.
 //!
-//! One thread serves all clients, and waits for none of them; nothing of it is seen by lanes but that their counters are read.
-//! A client has a bounded time for its request and for taking the answer, and whoever asks for anything but the page is
-//! told so. There is a bound for their number, too: one more takes the place of the oldest that has not asked yet, so that
-//! who connects and says nothing keeps nobody out.
+//! One thread serves all clients, and waits for none of them; nothing of it is seen by lanes but
+//! that their counters are read. A client has a bounded time for its request and for taking the
+//! answer, and whoever asks for anything but the page is told so. There is a bound for their
+//! number, too: one more takes the place of the oldest that has not asked yet, so that who connects
+//! and says nothing keeps nobody out.
 //!
-//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That the rest is our own, a loop with a
-//! deadline for each client, is because no server without an async runtime bounds what a client may cost. Tried in November 2026:
-//! - `tiny_http` 0.12 (of 2022; `rouille` and the exporters stand on it): no time limit at all, a thread for each client that says
-//!   nothing, and a header without an end is kept whole. Its port is not yet free when it has been dropped.
-//! - `oxhttp` 0.3: a limit for each read, so that who sends a byte now and then stays for good, and eight of them keep all others out;
-//!   it cannot be stopped.
-//! - `touche` 0.0.15: read, not tried: the same limit, none for writing, none for the length of a header.
-//! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and somebody who polls it: more code than is here, and twelve crates.
+//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That
+//! the rest is our own, a loop with a deadline for each client, is because no server without an
+//! async runtime bounds what a client may cost. Tried in November 2026:
+//! - `tiny_http` 0.12 (of 2022; `rouille` and the exporters stand on it): no time limit at all, a
+//!   thread for each client that says nothing, and a header without an end is kept whole. Its port
+//!   is not yet free when it has been dropped.
+//! - `oxhttp` 0.3: a limit for each read, so that who sends a byte now and then stays for good, and
+//!   eight of them keep all others out; it cannot be stopped.
+//! - `touche` 0.0.15: read, not tried: the same limit, none for writing, none for the length of a
+//!   header.
+//! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and somebody who polls it:
+//!   more code than is here, and twelve crates.
 
 use std::fmt;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -45,8 +51,9 @@ const FIRST_CLIENT: u64 = 2;
 type Page = Box<dyn Fn() -> String + Send>;
 
 impl Handle {
-    /// Serves the counters of the socket at `http://AT/metrics`, in the text form of Prometheus, as long as the value that is
-    /// returned lives: what [`write_metrics`](Self::write_metrics) writes, to whoever can reach the address, without a password.
+    /// Serves the counters of the socket at `http://AT/metrics`, in the text form of Prometheus, as
+    /// long as the value that is returned lives: what [`write_metrics`](Self::write_metrics)
+    /// writes, to whoever can reach the address, without a password.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), manylane::Error> {
@@ -68,8 +75,9 @@ impl Handle {
     }
 }
 
-/// A port for metrics that nobody answers at yet: for programs that take their ports before they do anything else, and for
-/// pages of several sockets ([`write_all_metrics`](crate::write_all_metrics)).
+/// A port for metrics that nobody answers at yet: for programs that take their ports before they do
+/// anything else, and for pages of several sockets
+/// ([`write_all_metrics`](crate::write_all_metrics)).
 #[derive(Debug)]
 pub struct MetricsPort {
     listener: TcpListener,
@@ -93,7 +101,8 @@ impl MetricsPort {
         self.addr
     }
 
-    /// Serves what `page` makes at each request. The thread that does so handles the signals that the calling one does.
+    /// Serves what `page` makes at each request. The thread that does so handles the signals that
+    /// the calling one does.
     ///
     /// # Errors
     /// If the system has no descriptors or no thread for it.
@@ -243,8 +252,8 @@ impl Client {
     }
 }
 
-/// Reads on, and answers a request as soon as its headers are there; nothing that follows is looked at. No answer: there is
-/// more to come.
+/// Reads on, and answers a request as soon as its headers are there; nothing that follows is looked
+/// at. No answer: there is more to come.
 fn read_request(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<Option<Vec<u8>>> {
     let mut part = [0; 1024];
     while said.len() <= REQUEST_LEN_MAX {

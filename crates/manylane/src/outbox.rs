@@ -1,7 +1,7 @@
 //! What a lane sends: datagrams gathered into a batch, and what happens to each of them.
 //!
-//! Nothing here returns an error for a single datagram: each one ends as sent or in a loss counter with its
-//! reason. Every wait and every retry has a bound.
+//! Nothing here returns an error for a single datagram: each one ends as sent or in a loss counter
+//! with its reason. Every wait and every retry has a bound.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -16,18 +16,19 @@ use crate::counters::{Cells, Count};
 use crate::error as errno;
 use crate::io::xdp::send::XdpSender;
 
-/// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is stuck.
+/// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is
+/// stuck.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest time that one flush spends on waits, while the device keeps taking datagrams.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often one flush tries again what may pass without a wait.
 const RETRIES_MAX: u32 = 10;
 
-/// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush) is called, or
-/// the value is dropped.
+/// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush)
+/// is called, or the value is dropped.
 ///
-/// What cannot be sent is counted in [`LaneCounters`](crate::LaneCounters), not reported: see there for the
-/// reasons. [`flush`](Self::flush) says how many of a batch were sent.
+/// What cannot be sent is counted in [`LaneCounters`](crate::LaneCounters), not reported: see there
+/// for the reasons. [`flush`](Self::flush) says how many of a batch were sent.
 pub struct Outbox<'a> {
     queue: SendBatch<'a>,
     fd: BorrowedFd<'a>,
@@ -79,7 +80,8 @@ impl<'a> Outbox<'a> {
         self.copy(&request.raw_peer(), request.source(), payload);
     }
 
-    /// Answers `request` with bytes that live as long as the batch, such as the request's own: no copy.
+    /// Answers `request` with bytes that live as long as the batch, such as the request's own: no
+    /// copy.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
         let sent = match (&mut self.xdp, request.meta()) {
@@ -103,14 +105,15 @@ impl<'a> Outbox<'a> {
         self.datagrams += 1;
     }
 
-    /// Answers `request` with what `build` writes: it gets `len` bytes of the lane's send buffer (of undefined
-    /// content) and returns how many of them make the payload.
+    /// Answers `request` with what `build` writes: it gets `len` bytes of the lane's send buffer
+    /// (of undefined content) and returns how many of them make the payload.
     #[inline]
     pub fn reply_with(&mut self, request: &Datagram<'_>, len: usize, build: impl FnOnce(&mut [u8]) -> usize) {
         self.build(&request.raw_peer(), request.source(), Some(request), len, build);
     }
 
-    /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes IPv4 peers too.
+    /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes
+    /// IPv4 peers too.
     pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
         let peer = match peer {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
@@ -163,8 +166,8 @@ impl<'a> Outbox<'a> {
         });
     }
 
-    /// Lets `build` write a payload, and sends it to `peer` from `source`; past the kernel's stack, if there is a way,
-    /// where it answers `request`. Without a request that was tried already.
+    /// Lets `build` write a payload, and sends it to `peer` from `source`; past the kernel's stack,
+    /// if there is a way, where it answers `request`. Without a request that was tried already.
     #[inline]
     fn build(
         &mut self,
@@ -222,9 +225,9 @@ impl<'a> Outbox<'a> {
 
     /// Sends what is gathered, and says how much of it the kernel took.
     ///
-    /// Waits for room in the send buffer as long as the device keeps taking datagrams: at most 100 ms for each
-    /// room and 1 s in all. What does not fit then is lost and counted, without another wait until a datagram
-    /// fits again.
+    /// Waits for room in the send buffer as long as the device keeps taking datagrams: at most 100
+    /// ms for each room and 1 s in all. What does not fit then is lost and counted, without another
+    /// wait until a datagram fits again.
     pub fn flush(&mut self) -> Flushed {
         let done = self.make_room();
         if let Some(xdp) = &mut self.xdp {
@@ -233,7 +236,8 @@ impl<'a> Outbox<'a> {
         done
     }
 
-    /// As [`flush`](Self::flush), for a datagram that has no room yet and stays behind what its peer was sent.
+    /// As [`flush`](Self::flush), for a datagram that has no room yet and stays behind what its
+    /// peer was sent.
     fn make_room(&mut self) -> Flushed {
         let by_xdp = self.flush_xdp();
         let mut done = self.send_queued();
@@ -281,14 +285,17 @@ impl<'a> Outbox<'a> {
         done.sent += datagrams;
     }
 
-    /// Whether to try the same message again, after a wait where one is called for. Uses up some `patience`.
+    /// Whether to try the same message again, after a wait where one is called for. Uses up some
+    /// `patience`.
     fn retry(&mut self, code: i32, patience: &mut RetryBudget) -> bool {
         match code {
-            // One wait in vain is enough: the lane has other work than to wait again for each batch.
+            // One wait in vain is enough: the lane has other work than to wait again for each
+            // batch.
             errno::EAGAIN if self.queue.is_stuck() => return false,
             errno::EAGAIN => {
-                // Each wait has a bound of its own: with a small buffer, a device that keeps up takes many
-                // short waits, and on a busy machine the thread runs late after each of them.
+                // Each wait has a bound of its own: with a small buffer, a device that keeps up
+                // takes many short waits, and on a busy machine the thread runs late after each of
+                // them.
                 let now = Instant::now();
                 let left =
                     patience.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
@@ -302,7 +309,8 @@ impl<'a> Outbox<'a> {
             errno::ENOBUFS | errno::ENOMEM if patience.retries > 0 => std::thread::yield_now(),
             // A signal, or what is never a datagram's own.
             errno::EINTR | errno::ECONNREFUSED if patience.retries > 0 => {}
-            // An error that an earlier datagram left on the socket is told once: met again, it is this one's own.
+            // An error that an earlier datagram left on the socket is told once: met again, it is
+            // this one's own.
             _ if sock::is_icmp_error(code) && patience.retries > 0 && patience.last_error != Some(code) => {
                 patience.last_error = Some(code);
             }
@@ -312,7 +320,8 @@ impl<'a> Outbox<'a> {
         true
     }
 
-    /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is lost.
+    /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is
+    /// lost.
     fn split_or_drop(&mut self, at: usize, code: i32, patience: &mut RetryBudget, done: &mut Flushed) {
         let (datagrams, _) = self.queue.message_counts(at);
         let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
@@ -341,8 +350,9 @@ impl<'a> Outbox<'a> {
                 patience.last_error = None;
             }
         }
-        // What passes one by one but not as a train exceeds the path's MTU with the headers of a train, or the
-        // device cannot checksum segments (EIO, udp_send_skb in net/ipv4/udp.c): no such train again.
+        // What passes one by one but not as a train exceeds the path's MTU with the headers of a
+        // train, or the device cannot checksum segments (EIO, udp_send_skb in net/ipv4/udp.c): no
+        // such train again.
         if done.lost == lost_before {
             let limit = if code == errno::EIO { 0 } else { self.queue.segment_size(at).saturating_sub(1) };
             self.queue.limit_gso(limit);

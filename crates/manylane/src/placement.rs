@@ -4,16 +4,20 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use manylane_sys::cpu;
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Which core each lane's thread runs on. With more lanes than cores it starts over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// Physical cores first, hardware threads that share a core last; packages (sockets of the board) in turn.
+    /// Physical cores first, hardware threads that share a core last; packages (sockets of the
+    /// board) in turn.
     #[default]
     Spread,
-    /// As close together as possible: all hardware threads of a core, all cores of a package, then the next.
+    /// As close together as possible: all hardware threads of a core, all cores of a package, then
+    /// the next.
     Pack,
     /// These CPUs, in this order.
     List(Vec<usize>),
@@ -55,7 +59,8 @@ impl Placement {
     }
 }
 
-/// Orders by how many hardware threads of the same core, then cores of the same package, come before.
+/// Orders by how many hardware threads of the same core, then cores of the same package, come
+/// before.
 fn spread(allowed: &[Cpu]) -> Vec<usize> {
     let mut cpus = allowed.to_vec();
     cpus.sort_by_key(|cpu| cpu.id);
@@ -104,31 +109,13 @@ impl FromStr for Placement {
             "spread" => Ok(Self::Spread),
             "pack" => Ok(Self::Pack),
             "none" => Ok(Self::None),
-            _ => parse_list(text).map(Self::List).ok_or_else(|| {
+            _ => cpu::parse_list(text).map(Self::List).ok_or_else(|| {
                 let message =
                     format!("placement {text:?} is none of spread, pack, none, or a list such as 0,2,4-7");
                 Error::new(ErrorKind::Config, message)
             }),
         }
     }
-}
-
-/// Parses the kernel's list form, `0,2,4-7`.
-fn parse_list(text: &str) -> Option<Vec<usize>> {
-    let mut list = Vec::new();
-    for part in text.trim().split(',') {
-        match part.split_once('-') {
-            Some((from, to)) => {
-                let (from, to) = (from.parse::<usize>().ok()?, to.parse::<usize>().ok()?);
-                if from > to || to > 1 << 16 {
-                    return None;
-                }
-                list.extend(from..=to);
-            }
-            None => list.push(part.parse().ok()?),
-        }
-    }
-    Some(list)
 }
 
 /// A CPU that the process may use, and where it sits.
@@ -139,8 +126,8 @@ pub(crate) struct Cpu {
     pub(crate) package: usize,
 }
 
-/// Reads where each of the `ids` sits from sysfs (`root` is `/sys/devices/system/cpu`); what is not readable
-/// counts as a core of its own.
+/// Reads where each of the `ids` sits from sysfs (`root` is `/sys/devices/system/cpu`); what is not
+/// readable counts as a core of its own.
 pub(crate) fn topology(root: &Path, ids: &[usize]) -> Vec<Cpu> {
     let read = |id: usize, name: &str| {
         let path = root.join(format!("cpu{id}/topology/{name}"));

@@ -1,4 +1,5 @@
-//! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is readable.
+//! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is
+//! readable.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -10,14 +11,16 @@ use manylane_sys::udp_table::Entry;
 /// The tables of bound UDP sockets, of the network namespace of the calling thread.
 const UDP_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
-/// How long a socket is waited for that the kernel is about to close. It was seen to take up to 100 ms, and beside threads that
-/// keep all processors busy up to 3 s.
+/// How long a socket is waited for that the kernel is about to close. It was seen to take up to 100
+/// ms, and beside threads that keep all processors busy up to 3 s.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long what somebody had who has ended may stay taken: a port, a queue, a device's place for a program.
+/// How long what somebody had who has ended may stay taken: a port, a queue, a device's place for a
+/// program.
 pub(crate) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a table is read for who is in the way: the kernel leaves entries out of one that changes meanwhile.
+/// How often a table is read for who is in the way: the kernel leaves entries out of one that
+/// changes meanwhile.
 const SCAN_ATTEMPTS_MAX: u32 = 5;
 
 /// Who has a socket open.
@@ -25,7 +28,8 @@ const SCAN_ATTEMPTS_MAX: u32 = 5;
 enum Owner {
     /// By its id and its command.
     Process(u32, String),
-    /// No process, as far as this one's `/proc` goes: one that has ended had it, or it belongs to another container.
+    /// No process, as far as this one's `/proc` goes: one that has ended had it, or it belongs to
+    /// another container.
     NoProcess,
     /// A process whose files this one may not see, or nobody.
     Unknown,
@@ -36,8 +40,8 @@ enum Owner {
 pub(crate) struct PortOwner {
     /// Process, command and user, as far as they can be seen.
     pub(crate) description: Option<String>,
-    /// It ends by itself, as far as can be seen: sockets of a process that was killed, which the kernel closes one by one. AF_XDP sockets
-    /// take it some 10 ms, and the port comes after them.
+    /// It ends by itself, as far as can be seen: sockets of a process that was killed, which the
+    /// kernel closes one by one. AF_XDP sockets take it some 10 ms, and the port comes after them.
     pub(crate) is_exiting: bool,
 }
 
@@ -55,7 +59,8 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     PortOwner { description: who, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
 }
 
-/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be seen.
+/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be
+/// seen.
 pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     let table = fs::read_to_string(UDP_TABLES[usize::from(addr.is_ipv6())]).ok()?;
     // The kernel prints a table that changes meanwhile: an entry may be missing, or be there twice.
@@ -65,7 +70,8 @@ pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     Some(describe(&found, &socket_owner(found.inode)))
 }
 
-/// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if that takes too long.
+/// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if
+/// that takes too long.
 pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
     let start = Instant::now();
     while entries().any(|entry| sockets.contains(&entry.inode)) {

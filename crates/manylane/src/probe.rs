@@ -1,12 +1,14 @@
 //! What this machine and this process can do, found out by trying.
 //!
-//! The same answers serve the builder's fallbacks, `manylane doctor`, and the tests' decision to skip.
+//! The same answers serve the builder's fallbacks, `manylane doctor`, and the tests' decision to
+//! skip.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use manylane_sys::barrier;
-use manylane_sys::sock::{self, ClassicInsn, Flag};
+use manylane_sys::cbpf;
+use manylane_sys::sock::{self, Flag};
 
 use crate::error::Error;
 use crate::io::uring;
@@ -25,7 +27,8 @@ pub struct Probe {
     pub gro: Result<(), Error>,
     /// Sending trains of datagrams (UDP GSO).
     pub gso: Result<(), Error>,
-    /// A receive by io_uring that is armed once: what [`Engine::Uring`](crate::Engine::Uring) needs.
+    /// A receive by io_uring that is armed once: what [`Engine::Uring`](crate::Engine::Uring)
+    /// needs.
     pub uring: Result<(), Error>,
     /// Calls on a kernel socket that look at its device before they sleep: what
     /// [`WaitPolicy::BusyPoll`](crate::WaitPolicy::BusyPoll) needs with engine `mmsg`.
@@ -55,8 +58,8 @@ pub fn probe() -> Probe {
         });
         tried.map_err(|err| Error::system(what, err))
     };
-    // BPF_RET | BPF_K with 0: always the first socket.
-    let first = [ClassicInsn { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    // Always the first socket.
+    let first = [cbpf::insn(cbpf::RET_K, 0)];
     let unsupported = || std::io::Error::from(std::io::ErrorKind::Unsupported);
     Probe {
         ebpf: steer::try_load_ebpf(),

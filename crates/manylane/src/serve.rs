@@ -20,9 +20,10 @@ use crate::socket::{Shared, Socket};
 
 /// How long an idle lane sleeps at most before it looks whether it has to leave.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long one that may steal sleeps before it looks at the others, and how long at most, since it sleeps twice as long each
-/// time that there was nothing: many lanes that all wake up each millisecond keep a machine from its other work (threads of
-/// the kernel were seen to wait for seconds, and with them the end of grace periods).
+/// How long one that may steal sleeps before it looks at the others, and how long at most, since it
+/// sleeps twice as long each time that there was nothing: many lanes that all wake up each
+/// millisecond keep a machine from its other work (threads of the kernel were seen to wait for
+/// seconds, and with them the end of grace periods).
 const STEAL_INTERVAL_MIN: Duration = Duration::from_millis(1);
 const STEAL_INTERVAL_MAX: Duration = Duration::from_millis(8);
 /// Failed receives in a row after which a lane gives up.
@@ -47,14 +48,15 @@ pub struct LaneInfo {
 }
 
 impl Socket {
-    /// Runs `handler` on every batch of every lane, one pinned thread per lane, each with a clone of its own,
-    /// until [`Handle::stop`](crate::Handle::stop). Replies leave when the closure returns.
+    /// Runs `handler` on every batch of every lane, one pinned thread per lane, each with a clone
+    /// of its own, until [`Handle::stop`](crate::Handle::stop). Replies leave when the closure
+    /// returns.
     ///
     /// After a stop, what is queued is still handled; then the counters are returned.
     ///
     /// # Errors
-    /// [`ErrorKind::Panicked`] if a closure panicked: the other lanes are stopped, and the message says what the
-    /// panic said. Otherwise what ended a lane.
+    /// [`ErrorKind::Panicked`] if a closure panicked: the other lanes are stopped, and the message
+    /// says what the panic said. Otherwise what ended a lane.
     pub fn serve<F>(self, handler: F) -> Result<Counters>
     where
         F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Clone + Send,
@@ -62,7 +64,8 @@ impl Socket {
         self.serve_with(|_| handler.clone())
     }
 
-    /// Like [`serve`](Self::serve) with a closure made for each lane, also for those that are added later.
+    /// Like [`serve`](Self::serve) with a closure made for each lane, also for those that are added
+    /// later.
     ///
     /// # Errors
     /// As for [`serve`](Self::serve).
@@ -79,7 +82,8 @@ impl Socket {
             let mut running = 0;
             let mut run = |lane: Box<Lane>| {
                 let info = LaneInfo { id: lane.id(), cpu: lane.cpu() };
-                // Lanes that run already have to be told to end, or this scope would wait for them for ever.
+                // Lanes that run already have to be told to end, or this scope would wait for them
+                // for ever.
                 let handler = catch_unwind(AssertUnwindSafe(|| make(info)));
                 let handler = handler.map_err(|panic| panic_error(info.id, panic.as_ref()))?;
                 spawn(scope, lane, handler, events.clone())
@@ -155,12 +159,14 @@ fn panic_error(id: LaneId, panic: &(dyn Any + Send)) -> Error {
     Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
 }
 
-/// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so many messages.
+/// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so
+/// many messages.
 fn next_steal_interval(nap: Duration, messages: usize) -> Duration {
     if messages > 0 { STEAL_INTERVAL_MIN } else { (nap * 2).min(STEAL_INTERVAL_MAX) }
 }
 
-/// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at the end.
+/// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at
+/// the end.
 fn run<F>(lane: &mut Lane, handler: &mut F, shared: &Shared) -> Result<()>
 where
     F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
@@ -202,8 +208,9 @@ where
             tick::sleep(pause);
         }
     }
-    // Nothing more may arrive: the lane is out of steering, or it has stopped receiving. The latter also if the socket is
-    // stopped only now, or if more comes than was queued: where the kernel chooses, it goes on to choose this lane.
+    // Nothing more may arrive: the lane is out of steering, or it has stopped receiving. The latter
+    // also if the socket is stopped only now, or if more comes than was queued: where the kernel
+    // chooses, it goes on to choose this lane.
     let mut queued = lane.queued();
     loop {
         lane.maybe_shut_down(queued == 0);

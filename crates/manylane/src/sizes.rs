@@ -1,8 +1,9 @@
 //! Other buffers while a socket runs: how many messages a receive takes, and how long each may be.
 //!
-//! A lane that is driven by hand is told by its owner ([`Lane::resize`]). One that serves looks for itself: whoever asks
-//! ([`Handle::resize`](crate::Handle::resize)) writes both numbers into one word that all lanes share and nobody else writes, and
-//! each lane compares it, once a batch, with what it has.
+//! A lane that is driven by hand is told by its owner ([`Lane::resize`]). One that serves looks for
+//! itself: whoever asks ([`Handle::resize`](crate::Handle::resize)) writes both numbers into one
+//! word that all lanes share and nobody else writes, and each lane compares it, once a batch, with
+//! what it has.
 //!
 //! | engine | what happens | what is lost |
 //! |---|---|---|
@@ -63,18 +64,21 @@ impl RequestedSizes {
 }
 
 impl Lane {
-    /// Has other buffers from the next receive on: for batches of `batch` messages, 1 to 1024, of up to `datagram_size` bytes
-    /// each. With GRO every buffer has room for a train, whatever the size. What has arrived stays, and comes.
+    /// Has other buffers from the next receive on: for batches of `batch` messages, 1 to 1024, of
+    /// up to `datagram_size` bytes each. With GRO every buffer has room for a train, whatever the
+    /// size. What has arrived stays, and comes.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`, whose frames have one size; an error of the system
-    /// where a limit of memory is in the way: the lane is then as it was.
+    /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`, whose frames have one
+    /// size; an error of the system where a limit of memory is in the way: the lane is then as it
+    /// was.
     pub fn resize(&mut self, batch: usize, datagram_size: usize) -> Result<()> {
         let sizes = Sizes::checked(self.engine(), batch, datagram_size)?;
         self.rebuild_buffers(sizes.apply_to(self.capabilities()))
     }
 
-    /// Sees to it that the lane has the sizes that are wanted; `coalesce` goes by the size of batches.
+    /// Sees to it that the lane has the sizes that are wanted; `coalesce` goes by the size of
+    /// batches.
     #[inline]
     pub(crate) fn update_sizes(&mut self, known: &mut Option<Sizes>, coalesce: &mut RxCoalesce) {
         let wanted = self.requested_sizes();

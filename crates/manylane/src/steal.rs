@@ -1,8 +1,9 @@
 //! Stealing: an idle lane looks for one that has more than it gets done.
 //!
-//! Nothing of this is on the hot path: a lane looks only when a receive timed out, and a victim does nothing for
-//! it. A lane is a victim if datagrams wait in its queue and, since the thief looked last, it has not come back
-//! for them (its thread is busy with a batch) or has filled whole batches (it is behind).
+//! Nothing of this is on the hot path: a lane looks only when a receive timed out, and a victim
+//! does nothing for it. A lane is a victim if datagrams wait in its queue and, since the thief
+//! looked last, it has not come back for them (its thread is busy with a batch) or has filled whole
+//! batches (it is behind).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

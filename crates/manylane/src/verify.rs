@@ -7,8 +7,9 @@ use crate::error::{EAGAIN, errno_of};
 /// As many as libbpf makes.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
 
-/// Loads a program, again if a signal came: the kernel does not go on verifying for a thread that has one to handle (`EAGAIN`), and
-/// a ring of io_uring that is being closed interrupts the thread that made it in the same way.
+/// Loads a program, again if a signal came: the kernel does not go on verifying for a thread that
+/// has one to handle (`EAGAIN`), and a ring of io_uring that is being closed interrupts the thread
+/// that made it in the same way.
 pub(crate) fn load_with_retry<E: StdError + 'static>(
     mut load: impl FnMut() -> Result<(), E>,
 ) -> Result<(), E> {

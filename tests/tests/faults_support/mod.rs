@@ -1,8 +1,9 @@
-//! Children: this test program again, as another process, with another user or with limits of its own.
+//! Children: this test program again, as another process, with another user or with limits of its
+//! own.
 //!
-//! A child is an ignored test that does nothing unless it is started from here. Parent and child talk in lines;
-//! a child that was told to hold something does so until its standard input ends, which it also does when the
-//! parent dies.
+//! A child is an ignored test that does nothing unless it is started from here. Parent and child
+//! talk in lines; a child that was told to hold something does so until its standard input ends,
+//! which it also does when the parent dies.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -21,7 +22,8 @@ use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
 pub(crate) use rustix::process::{Resource, Signal};
 
-/// This program. By this link a user who may not see the folder of the program can run it all the same.
+/// This program. By this link a user who may not see the folder of the program can run it all the
+/// same.
 const SELF_EXE: &str = "/proc/self/exe";
 const ROLE_VAR: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege.
@@ -51,7 +53,8 @@ pub(crate) fn wait_for_parent() {
 
 /// In a child: sets a soft limit of this process; none for as much as the hard one allows.
 ///
-/// By the system call: a program such as prlimit(1) would inherit the limit, and could not even start under some.
+/// By the system call: a program such as prlimit(1) would inherit the limit, and could not even
+/// start under some.
 pub(crate) fn set_limit(what: Resource, value: Option<u64>) {
     let maximum = getrlimit(what).maximum;
     setrlimit(what, Rlimit { current: value.or(maximum), maximum }).unwrap();
@@ -74,8 +77,8 @@ pub(crate) fn open_fds() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Takes every free descriptor below the highest that is open: the limit is one of numbers, and from here on their
-/// count is the next number. They stay open until the process ends.
+/// Takes every free descriptor below the highest that is open: the limit is one of numbers, and
+/// from here on their count is the next number. They stay open until the process ends.
 pub(crate) fn fill_gaps() {
     loop {
         let filler = File::open("/dev/null").unwrap();
@@ -86,8 +89,8 @@ pub(crate) fn fill_gaps() {
     }
 }
 
-/// A child that runs, with none of the descriptors of this process: sockets that tests close meanwhile are closed. It is
-/// killed when this value goes, should it still run.
+/// A child that runs, with none of the descriptors of this process: sockets that tests close
+/// meanwhile are closed. It is killed when this value goes, should it still run.
 pub(crate) struct Child {
     process: Process,
     lines: Receiver<String>,

@@ -10,7 +10,8 @@ use manylane::{Builder, Handle, Socket};
 use manylane_testbed::Host;
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 
-/// A receive buffer that holds all that these tests send at once: what does not arrive was not delayed.
+/// A receive buffer that holds all that these tests send at once: what does not arrive was not
+/// delayed.
 pub(crate) const RECV_BUFFER: usize = 64 << 20;
 
 /// Opens a socket at `ip` of `host`, with the options that `change` sets.
@@ -38,8 +39,8 @@ pub(crate) fn echo(host: &Host, socket: Socket) -> Serving {
     })
 }
 
-/// Takes what comes and answers nothing: the senders of live frames have no socket, and an answer would only
-/// make an ICMP message that the device counts too.
+/// Takes what comes and answers nothing: the senders of live frames have no socket, and an answer
+/// would only make an ICMP message that the device counts too.
 pub(crate) fn sink(host: &Host, socket: Socket) -> Serving {
     host.run(|| Serving::start(socket, |_, _| {}))
 }

@@ -1,4 +1,5 @@
-//! A count of all that the process allocates, and traffic that answers in every way and allocates nothing itself.
+//! A count of all that the process allocates, and traffic that answers in every way and allocates
+//! nothing itself.
 
 use std::alloc::System;
 
@@ -9,7 +10,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Datagrams that are counted, and such that come before: the first ones fill what is kept for good.
+/// Datagrams that are counted, and such that come before: the first ones fill what is kept for
+/// good.
 pub(crate) const COUNTED: usize = 10_000;
 pub(crate) const WARMUP: usize = 2_000;
 pub(crate) const CLIENTS: usize = 8;

@@ -68,7 +68,8 @@ pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
     );
 }
 
-/// All replies were sent, and all but `first` by XDP: before the next hop is known they go through the companion.
+/// All replies were sent, and all but `first` by XDP: before the next hop is known they go through
+/// the companion.
 pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
     assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
@@ -126,7 +127,8 @@ pub(crate) fn frame_to(
     frame((a, SocketAddr::new(a.ip(0, to.is_ipv6()), 4444)), (b, to), payload, change)
 }
 
-/// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by two more than another.
+/// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by
+/// two more than another.
 pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
     let served = handle.xdp_queues();
     let mut numbers: Vec<u32> =

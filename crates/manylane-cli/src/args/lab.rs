@@ -8,9 +8,9 @@ use super::values::positive;
 
 /// `manylane lab`.
 ///
-/// Each paper's table is printed in the paper's form, with the paper's numbers beside those of this machine, what differs from
-/// the paper's set-up, and a conclusion made from the figures. What is done is kept in a file: a run that was stopped goes on
-/// with --resume.
+/// Each paper's table is printed in the paper's form, with the paper's numbers beside those of this
+/// machine, what differs from the paper's set-up, and a conclusion made from the figures. What is
+/// done is kept in a file: a run that was stopped goes on with --resume.
 #[derive(Debug, Args)]
 pub(crate) struct LabArgs {
     /// The paper
@@ -22,7 +22,8 @@ pub(crate) struct LabArgs {
     /// Rounds of each experiment [default: 9; 2 with --quick]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) rounds: Option<usize>,
-    /// Units that the readers of one run take together (rivera) [default: 500000; 25000 with --quick]
+    /// Units that the readers of one run take together (rivera) [default: 500000; 25000 with
+    /// --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) units: Option<u64>,
     /// Length of a flood (sarma) [default: 60s; 2s with --quick]
@@ -55,7 +56,8 @@ pub(crate) enum LabPaper {
     Rivera,
     /// Atomic operations, locks, floods and starvation: Tables 1 to 3, figures 7 to 9
     Sarma,
-    /// What taking many messages by one call costs, and the experiment between two hosts that the paper announces
+    /// What taking many messages by one call costs, and the experiment between two hosts that the
+    /// paper announces
     Orlowsky,
     /// Receivers compared in datagrams per second, and round-trip times: Tables 1 and 2
     Priambodo,

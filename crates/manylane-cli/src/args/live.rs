@@ -11,14 +11,17 @@ use crate::parse;
 /// What a socket lets in, for `echo` and `run`.
 #[derive(Debug, Args)]
 pub(crate) struct FilterArgs {
-    /// Datagrams per second that each source may send, and how many at once, as RATE[/BURST][,per=LEN[:LEN6]]: 1000/50, or
-    /// 20k,per=24 for each /24 (of IPv6 each /56). Twice at most. What is above it the XDP program drops (engine xdp)
+    /// Datagrams per second that each source may send, and how many at once, as
+    /// RATE[/BURST][,per=LEN[:LEN6]]: 1000/50, or 20k,per=24 for each /24 (of IPv6 each /56). Twice
+    /// at most. What is above it the XDP program drops (engine xdp)
     #[arg(long, value_name = "LIMIT")]
     pub(crate) limit: Vec<Limit>,
-    /// Prefix to let in, past all limits, such as 192.0.2.0/24; the longest prefix decides (engine xdp)
+    /// Prefix to let in, past all limits, such as 192.0.2.0/24; the longest prefix decides (engine
+    /// xdp)
     #[arg(long, value_name = "PREFIX")]
     pub(crate) allow: Vec<Prefix>,
-    /// Prefix whose datagrams the XDP program drops, such as 198.51.100.0/24 or 2001:db8::/32 (engine xdp)
+    /// Prefix whose datagrams the XDP program drops, such as 198.51.100.0/24 or 2001:db8::/32
+    /// (engine xdp)
     #[arg(long, value_name = "PREFIX")]
     pub(crate) deny: Vec<Prefix>,
 }
@@ -31,16 +34,19 @@ impl FilterArgs {
 
 /// `manylane limit`.
 ///
-/// Without an option, says what is in force and what was dropped for it. All changes of a call come into force together, or
-/// none does. Root may, and the user that the process runs as. It holds for datagrams that come in frames of the devices of
-/// engine xdp, to addresses and ports of the process; fragments, packets with IP options, and what was sent on this machine
-/// are not held back.
+/// Without an option, says what is in force and what was dropped for it. All changes of a call come
+/// into force together, or none does. Root may, and the user that the process runs as. It holds for
+/// datagrams that come in frames of the devices of engine xdp, to addresses and ports of the
+/// process; fragments, packets with IP options, and what was sent on this machine are not held
+/// back.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
-    /// Number of the process: one of `manylane echo`, the launcher `manylane run`, or one that opens a control socket by the library
+    /// Number of the process: one of `manylane echo`, the launcher `manylane run`, or one that
+    /// opens a control socket by the library
     #[arg(value_name = "PID")]
     pub(crate) pid: u32,
-    /// Limit that takes the place of those there are, as RATE[/BURST][,per=LEN[:LEN6]]; twice at most
+    /// Limit that takes the place of those there are, as RATE[/BURST][,per=LEN[:LEN6]]; twice at
+    /// most
     #[arg(long, value_name = "LIMIT")]
     pub(crate) limit: Vec<Limit>,
     /// Take all limits away
@@ -62,9 +68,10 @@ pub(crate) struct LimitArgs {
 
 /// `manylane top`.
 ///
-/// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that open a control socket by the library
-/// (manylane::control), in the network namespace it runs in. Root sees all, a user those of their own. Keys: q or Esc ends, up
-/// and down (or k and j) pick a lane, s sorts by another column, space stops and goes on.
+/// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that open
+/// a control socket by the library (manylane::control), in the network namespace it runs in. Root
+/// sees all, a user those of their own. Keys: q or Esc ends, up and down (or k and j) pick a lane,
+/// s sorts by another column, space stops and goes on.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     /// Show this process alone, also one in another network namespace (as root)

@@ -1,4 +1,5 @@
-//! Settings that can be read, set and put back: what findings advise, and `manylane tune` carries out.
+//! Settings that can be read, set and put back: what findings advise, and `manylane tune` carries
+//! out.
 
 use std::fs;
 use std::io;
@@ -21,7 +22,8 @@ pub(crate) enum Target {
     DeviceFile { device: String, file: String },
     /// A file of a processor below `/sys/devices/system/cpu/cpuN`.
     CpuFile { cpu: usize, file: String },
-    /// A parameter of a module, also of one that is built in: a file below `/sys/module/MODULE/parameters`.
+    /// A parameter of a module, also of one that is built in: a file below
+    /// `/sys/module/MODULE/parameters`.
     ModuleParameter { module: String, name: String },
     /// Processors that may get an interrupt.
     Interrupt { number: u32 },
@@ -94,8 +96,8 @@ impl Target {
         }
     }
 
-    /// Names from a journal lead to no file but the one that they are to name. And `/sys` may show the devices of another
-    /// network namespace, under the same names.
+    /// Names from a journal lead to no file but the one that they are to name. And `/sys` may show
+    /// the devices of another network namespace, under the same names.
     fn check(&self) -> Result<()> {
         let is_name = |name: &str| is_below(name) && !name.contains('/');
         let is_right = match self {
@@ -221,15 +223,16 @@ impl Target {
         Ok(())
     }
 
-    /// Whether two values mean the same: masks and lists of processors are printed in more than one way.
+    /// Whether two values mean the same: masks and lists of processors are printed in more than one
+    /// way.
     pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
         use super::gather::files::parse_cpu_mask;
-        use manylane_testbed::machine::parse_cpu_list;
+        use manylane_sys::cpu::parse_list;
         match self {
             Self::DeviceFile { file, .. } if file.ends_with("_cpus") => {
                 parse_cpu_mask(one) == parse_cpu_mask(other)
             }
-            Self::Interrupt { .. } => parse_cpu_list(one) == parse_cpu_list(other),
+            Self::Interrupt { .. } => parse_list(one) == parse_list(other),
             _ => one.split_whitespace().eq(other.split_whitespace()),
         }
     }

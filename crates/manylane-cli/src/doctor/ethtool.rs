@@ -1,4 +1,5 @@
-//! Settings of devices by the netlink form of ethtool (Linux 5.6), and what drivers do with XDP (Linux 6.3).
+//! Settings of devices by the netlink form of ethtool (Linux 5.6), and what drivers do with XDP
+//! (Linux 6.3).
 
 use std::io;
 

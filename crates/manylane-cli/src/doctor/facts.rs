@@ -1,4 +1,5 @@
-//! What was seen of this machine, as plain values: rules judge these and nothing else, `--json` prints them.
+//! What was seen of this machine, as plain values: rules judge these and nothing else, `--json`
+//! prints them.
 //!
 //! `None` and empty lists mean that something could not be seen; [`Facts::gaps`] says why.
 
@@ -18,7 +19,8 @@ pub(crate) struct Facts {
     pub(crate) watched: Option<f64>,
     /// What the kernel lets this process use.
     pub(crate) features: Vec<Feature>,
-    /// The engine that `auto` takes on kernel sockets, for batches of the usual size and for single messages, each with why.
+    /// The engine that `auto` takes on kernel sockets, for batches of the usual size and for single
+    /// messages, each with why.
     pub(crate) engines: BTreeMap<String, String>,
     /// What this process may do.
     pub(crate) privileges: Privileges,
@@ -90,10 +92,11 @@ pub(crate) struct Cpu {
     pub(crate) governors: BTreeMap<usize, String>,
     /// What decides how processors idle, such as `menu`, or `haltpoll` in virtual machines.
     pub(crate) idle_governor: Option<String>,
-    /// Nanoseconds that an idle processor of a virtual machine looks for work at most before it halts, where the kernel has
-    /// `haltpoll` (Linux 5.4).
+    /// Nanoseconds that an idle processor of a virtual machine looks for work at most before it
+    /// halts, where the kernel has `haltpoll` (Linux 5.4).
     pub(crate) halt_poll_ns: Option<u64>,
-    /// How each may idle, where the kernel has a choice of states and can be told how late one may be left.
+    /// How each may idle, where the kernel has a choice of states and can be told how late one may
+    /// be left.
     pub(crate) idle: BTreeMap<usize, Idle>,
     /// NUMA node of each, where the kernel tells.
     pub(crate) nodes: BTreeMap<usize, u32>,
@@ -102,9 +105,11 @@ pub(crate) struct Cpu {
 /// How a processor may idle.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Idle {
-    /// Microseconds that each state takes to be left, by the kernel's table; those that are switched off are not in here.
+    /// Microseconds that each state takes to be left, by the kernel's table; those that are
+    /// switched off are not in here.
     pub(crate) latencies: Vec<u64>,
-    /// Microseconds that it may take at most (`pm_qos_resume_latency_us`): `0` for no limit, `n/a` for none at all.
+    /// Microseconds that it may take at most (`pm_qos_resume_latency_us`): `0` for no limit, `n/a`
+    /// for none at all.
     pub(crate) limit: String,
 }
 
@@ -131,7 +136,8 @@ pub(crate) struct Lane {
     pub(crate) thread: u64,
     pub(crate) socket: String,
     pub(crate) lane: String,
-    /// How it waits (`manylane::WaitPolicy`); none of programs that are run, which wait as they like.
+    /// How it waits (`manylane::WaitPolicy`); none of programs that are run, which wait as they
+    /// like.
     pub(crate) wait: Option<String>,
     /// Processors that the thread may run on.
     pub(crate) cpus: Vec<usize>,

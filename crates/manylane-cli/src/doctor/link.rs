@@ -1,4 +1,5 @@
-//! Devices, addresses and routes of this network namespace, and its UDP sockets' buffers, by netlink.
+//! Devices, addresses and routes of this network namespace, and its UDP sockets' buffers, by
+//! netlink.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -158,7 +159,8 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Size of the receive buffer of each UDP socket, by inode. A kernel without `CONFIG_INET_UDP_DIAG` tells nothing.
+/// Size of the receive buffer of each UDP socket, by inode. A kernel without `CONFIG_INET_UDP_DIAG`
+/// tells nothing.
 pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
     const BY_FAMILY: u16 = 20;
     const UDP: u8 = 17;
@@ -170,7 +172,8 @@ pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
         body.extend(u32::MAX.to_ne_bytes());
         body.resize(56, 0);
         NetlinkSocket::open(NETLINK_SOCK_DIAG)?.request(BY_FAMILY, &body, RequestKind::Dump, |message| {
-            // struct inet_diag_msg is of 72 bytes, the last of them the inode; then rmem_alloc and rcvbuf.
+            // struct inet_diag_msg is of 72 bytes, the last of them the inode; then rmem_alloc and
+            // rcvbuf.
             let attrs = AttrReader::new(message.get(72..).unwrap_or_default());
             let buffer = attrs.find(SKMEMINFO).and_then(|memory| u32_at(memory, 4));
             if let (Some(inode), Some(buffer)) = (u32_at(message, 68), buffer) {

@@ -6,8 +6,8 @@
 //!  trying             values    findings out
 //! ```
 //!
-//! Only [`gather`] looks at the machine; it never fails: what cannot be seen is a gap with its reason, and rules that need it
-//! say that they do not know. Nothing is changed here.
+//! Only [`gather`] looks at the machine; it never fails: what cannot be seen is a gap with its
+//! reason, and rules that need it say that they do not know. Nothing is changed here.
 
 pub(crate) mod change;
 pub(crate) mod ethtool;

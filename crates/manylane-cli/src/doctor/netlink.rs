@@ -1,9 +1,10 @@
-//! Asking the kernel by netlink: what the doctor asks generic netlink (ethtool, devices), links, addresses, routes and
-//! sockets.
+//! Asking the kernel by netlink: what the doctor asks generic netlink (ethtool, devices), links,
+//! addresses, routes and sockets.
 //!
-//! A question is a header and attributes; an answer is messages, each cut into a body and attributes. What is cut short
-//! ends the walk, and nothing beyond it is read. Only the attributes that are asked for are looked at, so that a kernel
-//! which tells more, or in another form, hides no device.
+//! A question is a header and attributes; an answer is messages, each cut into a body and
+//! attributes. What is cut short ends the walk, and nothing beyond it is read. Only the attributes
+//! that are asked for are looked at, so that a kernel which tells more, or in another form, hides
+//! no device.
 
 use std::io;
 

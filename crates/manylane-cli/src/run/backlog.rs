@@ -1,5 +1,5 @@
-//! What waits for a program that is run, seen from outside: in the kernel's queues of its lanes, whatever the program does, and in
-//! the rings that were leased to it.
+//! What waits for a program that is run, seen from outside: in the kernel's queues of its lanes,
+//! whatever the program does, and in the rings that were leased to it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -99,8 +99,9 @@ pub(crate) fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it builds for tests is in
-/// the folder for dependencies alone, and newer than what may be beside the program.
+/// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it
+/// builds for tests is in the folder for dependencies alone, and newer than what may be beside the
+/// program.
 const LIBRARY_DIRS: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
 
 fn find_library(exe: &Path) -> Result<PathBuf> {
@@ -117,8 +118,8 @@ fn find_library(exe: &Path) -> Result<PathBuf> {
     }
 }
 
-/// `LD_PRELOAD` with the library behind what the user had there: a library of the user's that insists on being the first
-/// one (such as a sanitizer's) stays so.
+/// `LD_PRELOAD` with the library behind what the user had there: a library of the user's that
+/// insists on being the first one (such as a sanitizer's) stays so.
 pub(crate) fn ld_preload(users: Option<OsString>, library: &Path) -> OsString {
     let mut all = users.unwrap_or_default();
     let has_it =

@@ -1,4 +1,5 @@
-//! Standing for the program: what is sent to us is sent to it, we stop and go on as it does, and learn how it ends.
+//! Standing for the program: what is sent to us is sent to it, we stop and go on as it does, and
+//! learn how it ends.
 
 use std::fs;
 use std::io;
@@ -78,13 +79,15 @@ impl Running {
                 }
                 continue;
             };
-            // Of signals that wait together the one of the lowest number is told first: a child may have ended before.
+            // Of signals that wait together the one of the lowest number is told first: a child may
+            // have ended before.
             let stops = self.stops;
             if let Some(end) = self.poll_children()? {
                 return Ok(Some(end));
             }
-            // Whoever stops the group stops the program too, which may be sooner than we are. What was sent before we
-            // stopped and went on has had its effect: passed on now, it would stop the program once more.
+            // Whoever stops the group stops the program too, which may be sooner than we are. What
+            // was sent before we stopped and went on has had its effect: passed on now, it would
+            // stop the program once more.
             let is_past = self.stops != stops && is_job_control(arrived.signal);
             if !is_past {
                 self.forward_signal(arrived);
@@ -98,7 +101,8 @@ impl Running {
             let change = match process::try_wait(if self.follow { -1 } else { self.pid }) {
                 Ok(Some(change)) => change,
                 Ok(None) => return Ok(None),
-                // Nobody is left to be followed. (There is no such thing before the program has ended.)
+                // Nobody is left to be followed. (There is no such thing before the program has
+                // ended.)
                 Err(_) if self.exit.is_some() => return Ok(self.exit),
                 Err(err) => return Err(err),
             };
@@ -115,7 +119,8 @@ impl Running {
             if !self.follow {
                 return Ok(Some(end.1));
             }
-            // The program's own failure counts; that of what it left behind, if it meant to leave it behind.
+            // The program's own failure counts; that of what it left behind, if it meant to leave
+            // it behind.
             if end.0 == self.pid || matches!(self.exit, Some(Exit::Code(0))) {
                 self.exit = Some(end.1);
             }
@@ -163,7 +168,8 @@ impl Running {
     }
 }
 
-/// Whether a signal stops processes or lets them go on: the kernel forgets those that wait, too, when one of the other kind comes.
+/// Whether a signal stops processes or lets them go on: the kernel forgets those that wait, too,
+/// when one of the other kind comes.
 fn is_job_control(signal: i32) -> bool {
     matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU | SIGCONT)
 }

@@ -1,4 +1,5 @@
-//! Engine `xdp` for programs that are run: this process opens the devices, and leases the program their queues.
+//! Engine `xdp` for programs that are run: this process opens the devices, and leases the program
+//! their queues.
 //!
 //! The program, which may be an ordinary user's, has in its environment how its library asks. A
 //! thread of this process answers. When this process ends, however it ends, the kernel has all
@@ -50,7 +51,8 @@ pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<OpenDevices>
     Ok(OpenDevices(lessor))
 }
 
-/// Why a device is not to be touched: most drivers of network cards take the link down for a moment when a program comes.
+/// Why a device is not to be touched: most drivers of network cards take the link down for a moment
+/// when a program comes.
 fn skip_reason(links: &ProtectedLinks, device: &str) -> Option<String> {
     /// Drivers that have no link to take down.
     const LINKLESS_DRIVERS: [&str; 6] = ["virtio_net", "ena", "gve", "hv_netvsc", "mana", "vmxnet3"];

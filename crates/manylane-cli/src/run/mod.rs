@@ -1,7 +1,7 @@
 //! `manylane run`: an unmodified server on lanes.
 //!
-//! Exit codes are the program's; 125, 126 and 127 mean what they mean for `env(1)` and `nohup(1)`: we failed, the
-//! program cannot be executed, there is no such program.
+//! Exit codes are the program's; 125, 126 and 127 mean what they mean for `env(1)` and `nohup(1)`:
+//! we failed, the program cannot be executed, there is no such program.
 //!
 //! | module | does |
 //! |---|---|

@@ -10,8 +10,8 @@ use manylane_sys::lease;
 use manylane_sys::shim::{self, Addr, ReportFile};
 use serde::Serialize;
 
-/// The file, in memory. Programs inherit its descriptor; one that is started without it finds it by its path, as long as
-/// this value lives. Who has it mapped keeps it.
+/// The file, in memory. Programs inherit its descriptor; one that is started without it finds it by
+/// its path, as long as this value lives. Who has it mapped keeps it.
 pub(super) struct SharedReport {
     file: ReportFile,
     inherited: OwnedFd,

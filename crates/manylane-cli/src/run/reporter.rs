@@ -1,4 +1,5 @@
-//! What lanes did and what fell back: a line now and then while the program runs, a table or a document at its end.
+//! What lanes did and what fell back: a line now and then while the program runs, a table or a
+//! document at its end.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! The terminal: the table, what is known of the lane that is picked, and the cores. It fits into 80 columns and 24 lines.
+//! The terminal: the table, what is known of the lane that is picked, and the cores. It fits into
+//! 80 columns and 24 lines.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -93,7 +94,8 @@ impl Screen {
         frame.render_stateful_widget(table, area, &mut self.table);
     }
 
-    /// What is known of the lane that is picked, and what was not let in: that of its socket comes first.
+    /// What is known of the lane that is picked, and what was not let in: that of its socket comes
+    /// first.
     fn details(&self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
         let picked = self.table.selected().and_then(|at| view.rows.get(at));
@@ -118,7 +120,8 @@ impl Screen {
     }
 }
 
-/// As many lines as there is room for when each is broken into pieces of `width`; where that is not all, the last place says so.
+/// As many lines as there is room for when each is broken into pieces of `width`; where that is not
+/// all, the last place says so.
 fn fit_lines(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
     let count = lines.len();
     let (mut kept, mut used) = (Vec::new(), 0);

@@ -1,5 +1,5 @@
-//! Reads the text form of Prometheus, as far as our own pages use it. What is not understood is passed over: a process may
-//! be of a later version, or not be what it says it is.
+//! Reads the text form of Prometheus, as far as our own pages use it. What is not understood is
+//! passed over: a process may be of a later version, or not be what it says it is.
 
 /// One line of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]

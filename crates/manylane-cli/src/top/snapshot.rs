@@ -1,4 +1,5 @@
-//! One look: what processes with a control socket say, the time of their threads, and what the cores do.
+//! One look: what processes with a control socket say, the time of their threads, and what the
+//! cores do.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +48,8 @@ pub(super) struct Lane {
     pub(super) sent: u64,
     pub(super) queued: Option<u64>,
     pub(super) queue_limit: Option<u64>,
-    /// Frames that wait in the rings of its queues, and for how many there is room; none without engine xdp.
+    /// Frames that wait in the rings of its queues, and for how many there is room; none without
+    /// engine xdp.
     pub(super) ring_frames: Option<u64>,
     pub(super) ring_entries: Option<u64>,
     /// By reason.
@@ -96,7 +98,8 @@ impl Snapshot {
             }
         }
         for (key, lane) in &mut look.lanes {
-            // The program that is run has another number than its launcher, which the thread's own list knows.
+            // The program that is run has another number than its launcher, which the thread's own
+            // list knows.
             lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
         }
         look.at = Some(Instant::now());
@@ -205,7 +208,8 @@ fn run_time(pid: u32, tid: u32) -> Option<u64> {
     read(&format!("/proc/{pid}/task/{tid}/schedstat")).split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, and two that are in the first ones.
+/// Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, and two that are in the
+/// first ones.
 fn cores(stat: &str) -> BTreeMap<u32, Core> {
     let core = |line: &str| -> Option<(u32, Core)> {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();

@@ -30,7 +30,8 @@ pub(super) struct Row {
     /// Memory that waits in the lane's queue of the kernel, and at which it is full.
     pub(super) queued_bytes: Option<u64>,
     pub(super) queue_limit_bytes: Option<u64>,
-    /// Frames that waited in the rings of its devices' queues behind its last batch, and for how many there is room.
+    /// Frames that waited in the rings of its devices' queues behind its last batch, and for how
+    /// many there is room.
     pub(super) ring_frames: Option<u64>,
     pub(super) ring_entries: Option<u64>,
     /// Share of a core that its thread had.
@@ -231,7 +232,8 @@ impl View {
         text + &format!("softirq: {}\n", self.cores_line())
     }
 
-    /// The queues that were leased, of each socket in a line: the fullest of their rings, and what found no room.
+    /// The queues that were leased, of each socket in a line: the fullest of their rings, and what
+    /// found no room.
     pub(super) fn ring_lines(&self) -> Vec<String> {
         let mut sockets: BTreeMap<(u32, &str), Vec<&RingRow>> = BTreeMap::new();
         for ring in &self.rings {
@@ -259,7 +261,8 @@ impl View {
         self.cores.iter().map(CoreRow::text).collect::<Vec<_>>().join(", ")
     }
 
-    /// The same in so many lines of so many columns: where there is no room for all, those with the largest shares.
+    /// The same in so many lines of so many columns: where there is no room for all, those with the
+    /// largest shares.
     pub(super) fn fit_cores(&self, width: usize, lines: usize) -> String {
         let all = self.cores_line();
         // No core is broken in two: the room of one is left over at each end.

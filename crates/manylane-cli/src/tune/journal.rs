@@ -1,10 +1,13 @@
-//! What `manylane tune` changed, and what was there before: a file that survives a crash at any point.
+//! What `manylane tune` changed, and what was there before: a file that survives a crash at any
+//! point.
 //!
-//! An entry is written, with what is intended, before the change is made, and again when it is done. So whatever value
-//! is found later, the entry says whose it is: what was there, what was set, or somebody else's.
+//! An entry is written, with what is intended, before the change is made, and again when it is
+//! done. So whatever value is found later, the entry says whose it is: what was there, what was
+//! set, or somebody else's.
 //!
-//! Whoever could write the journal could have root set what he likes. So neither it nor a folder on the way to it may be
-//! another user's, or one that others may write to; and no link is followed in the folder that it is in.
+//! Whoever could write the journal could have root set what he likes. So neither it nor a folder on
+//! the way to it may be another user's, or one that others may write to; and no link is followed in
+//! the folder that it is in.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -52,8 +55,8 @@ impl Entry {
         self.target.is_same(&self.before, value)
     }
 
-    /// Whether it is of a network namespace that is not this one, as far as that can be told: after a restart of the
-    /// machine, namespaces have other numbers.
+    /// Whether it is of a network namespace that is not this one, as far as that can be told: after
+    /// a restart of the machine, namespaces have other numbers.
     pub(super) fn is_other_namespace(&self, settings: &dyn Settings) -> bool {
         self.boot == settings.boot_id() && self.namespace.is_some() && self.namespace != settings.namespace()
     }
@@ -159,7 +162,8 @@ fn open_options() -> OpenOptions {
     options
 }
 
-/// Whether nobody but root and this user can change a file or a folder; in one that is sticky, others can add to it.
+/// Whether nobody but root and this user can change a file or a folder; in one that is sticky,
+/// others can add to it.
 fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
     const STICKY: u32 = 0o1000;
     let others = of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);

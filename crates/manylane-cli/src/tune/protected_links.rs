@@ -1,5 +1,5 @@
-//! What could cut the user off: changes that take a link down which the default route or an ssh session needs, and XDP
-//! programs on devices that nobody has named.
+//! What could cut the user off: changes that take a link down which the default route or an ssh
+//! session needs, and XDP programs on devices that nobody has named.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -59,7 +59,8 @@ impl ProtectedLinks {
     }
 }
 
-/// Local address and peer of each ssh session: that of this process, which sudo may have hidden from it, and all others.
+/// Local address and peer of each ssh session: that of this process, which sudo may have hidden
+/// from it, and all others.
 fn ssh_sessions() -> Vec<(IpAddr, IpAddr)> {
     let mut found = Vec::new();
     let mut pid = std::process::id();

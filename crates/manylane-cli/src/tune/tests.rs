@@ -290,7 +290,8 @@ fn a_restart_of_the_machine_takes_settings_along() {
     let mut fake = fake();
     place.apply(&fake, &sysctl(), "200").unwrap();
     place.apply(&fake, &ring(), "512").unwrap();
-    // One is as it was, the other was put there again by somebody; namespaces and devices have other numbers.
+    // One is as it was, the other was put there again by somebody; namespaces and devices have
+    // other numbers.
     (fake.boot, fake.namespace, fake.device) = ("second", 2, Some(9));
     fake.set(&sysctl(), "100");
     assert_eq!(place.undo(&fake), [Outcome::Done, Outcome::Already]);

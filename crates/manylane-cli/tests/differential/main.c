@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* Seconds that a script may take: longer than a busy machine needs. */
-#define PATIENCE 20
+#define PATIENCE 60
 
 struct shared *all;
 int slots[SLOTS];

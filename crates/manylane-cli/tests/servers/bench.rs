@@ -1,5 +1,6 @@
-//! The measured load (`scripts/bench-run.py`), short: each server of its list, alone and under `manylane run`, at a rate at which
-//! all requests fit every receive buffer. All are answered, once and rightly, and nothing is missing in the document.
+//! The measured load (`scripts/bench-run.py`), short: each server of its list, alone and under
+//! `manylane run`, at a rate at which all requests fit every receive buffer. All are answered, once
+//! and rightly, and nothing is missing in the document.
 
 use std::path::Path;
 use std::process::{Command, Output};

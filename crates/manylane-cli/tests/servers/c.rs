@@ -1,4 +1,5 @@
-//! Servers in C, in every way in which threads or children share a socket: blocking, poll, select, epoll.
+//! Servers in C, in every way in which threads or children share a socket: blocking, poll, select,
+//! epoll.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,5 +1,6 @@
-//! DNS servers: NSD, Knot and Unbound. The first two have a socket for each process or thread by themselves
-//! (SO_REUSEPORT) and have to go on as they are; Unbound's threads share one if they are told so.
+//! DNS servers: NSD, Knot and Unbound. The first two have a socket for each process or thread by
+//! themselves (SO_REUSEPORT) and have to go on as they are; Unbound's threads share one if they are
+//! told so.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,5 @@
-//! Kamailio: its children are forked when the socket is bound, and each of them blocks in a receive on it.
+//! Kamailio: its children are forked when the socket is bound, and each of them blocks in a receive
+//! on it.
 
 use crate::load::Load;
 use crate::place::Place;
@@ -17,7 +18,8 @@ fn options(n: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// An answer without what is different each time by itself: our port, and the mark of the server's start.
+/// An answer without what is different each time by itself: our port, and the mark of the server's
+/// start.
 fn normalize(answer: &[u8]) -> String {
     let text = String::from_utf8(answer.to_vec()).unwrap();
     let lines = text.lines().map(|line| {

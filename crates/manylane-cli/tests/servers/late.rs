@@ -1,4 +1,5 @@
-//! `--drop head` with engine `xdp`: what a server gets that comes late to a ring that is more than half full.
+//! `--drop head` with engine `xdp`: what a server gets that comes late to a ring that is more than
+//! half full.
 
 use std::process::Command;
 
@@ -11,7 +12,8 @@ use crate::xdp::{OPTIONS, Scene};
 /// Of a ring of 1024: more than half, and less than all.
 const FRAMES_SENT: u64 = 800;
 
-/// Frames that wait in the one ring that was leased by the launcher `pid`, and for how many there is room.
+/// Frames that wait in the one ring that was leased by the launcher `pid`, and for how many there
+/// is room.
 fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
     let mut top = scene.place.command(env!("CARGO_BIN_EXE_manylane"));
     top.args(["top", "--once", "--json", "--interval", "100ms", &pid.to_string()]);

@@ -1,4 +1,5 @@
-//! Load: many flows, each with a few requests on their way at a time, so that nothing has to get lost.
+//! Load: many flows, each with a few requests on their way at a time, so that nothing has to get
+//! lost.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use crate::place::Place;
 use crate::server::{TEST_TIMEOUT, retry_interrupted};
 
-/// Requests of a flow that wait for an answer at a time. All of them together fit every receive buffer.
+/// Requests of a flow that wait for an answer at a time. All of them together fit every receive
+/// buffer.
 const WINDOW: usize = 3;
 
 /// What to ask.
@@ -31,8 +33,8 @@ impl Load {
         (self.flows * self.each) as u64
     }
 
-    /// Asks `request(n)` for all n at `addr`, and returns all answers, sorted: as many as requests, from that address, and
-    /// nothing behind them.
+    /// Asks `request(n)` for all n at `addr`, and returns all answers, sorted: as many as requests,
+    /// from that address, and nothing behind them.
     pub(crate) fn ask(
         self,
         place: &Place,

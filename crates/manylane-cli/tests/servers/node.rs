@@ -1,5 +1,5 @@
-//! Servers in Node.js: `dgram` in one process, and in a cluster, whose first process opens the socket and passes it to
-//! the others.
+//! Servers in Node.js: `dgram` in one process, and in a cluster, whose first process opens the
+//! socket and passes it to the others.
 
 use std::process::ExitStatus;
 

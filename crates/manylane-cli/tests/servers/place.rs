@@ -50,7 +50,8 @@ impl Place {
         path.to_str().unwrap().to_owned()
     }
 
-    /// Writes a file there, with what stands for each of the words between two @ in `text`, and returns its path.
+    /// Writes a file there, with what stands for each of the words between two @ in `text`, and
+    /// returns its path.
     pub(crate) fn filled(&self, name: &str, text: &str, words: &[(&str, &str)]) -> String {
         let at = ("FOLDER", self.folder.to_str().unwrap());
         let fill = |text: String, (word, with): &(&str, &str)| text.replace(&format!("@{word}@"), with);

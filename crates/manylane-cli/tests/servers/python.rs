@@ -1,5 +1,5 @@
-//! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to be gained, nothing
-//! to be lost.
+//! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to
+//! be gained, nothing to be lost.
 
 use crate::script::{self, ScriptRun};
 

@@ -1,4 +1,5 @@
-//! rsyslog: each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is looked at.
+//! rsyslog: each thread of imudp waits on an epoll instance of its own. It answers nothing: its
+//! file is looked at.
 
 use std::collections::BTreeMap;
 use std::fs;

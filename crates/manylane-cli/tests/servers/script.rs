@@ -1,4 +1,5 @@
-//! Servers that are a few lines of a language with a runtime of its own: each answers with the request turned around.
+//! Servers that are a few lines of a language with a runtime of its own: each answers with the
+//! request turned around.
 
 use std::net::SocketAddr;
 use std::process::ExitStatus;
@@ -19,8 +20,8 @@ pub(crate) struct ScriptRun {
     pub(crate) answered: u64,
 }
 
-/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It gets the port as its
-/// argument.
+/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It
+/// gets the port as its argument.
 pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
     let place = Place::new(test);
     let file = place.file("server", script);

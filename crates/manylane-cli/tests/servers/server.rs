@@ -27,7 +27,8 @@ pub(crate) struct Server {
     log: String,
 }
 
-/// What `receive` brings. A receive with a timeout comes back in vain when its process is stopped or frozen for a moment.
+/// What `receive` brings. A receive with a timeout comes back in vain when its process is stopped
+/// or frozen for a moment.
 pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {
@@ -130,8 +131,8 @@ impl Server {
     fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
         let deadline = Instant::now() + TEST_TIMEOUT;
         let mut buffer = [0; 4096];
-        // Between hosts the kernel says so six times at once, and then once in a second (net.ipv4.icmp_ratelimit): a request that
-        // comes in between is lost without a word.
+        // Between hosts the kernel says so six times at once, and then once in a second
+        // (net.ipv4.icmp_ratelimit): a request that comes in between is lost without a word.
         let is_far = socket.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback());
         let mut tries = 0;
         loop {

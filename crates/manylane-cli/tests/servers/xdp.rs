@@ -1,5 +1,6 @@
-//! Servers with engine `xdp`: the launcher has the privileges, and leases queues; the server is an ordinary user's. The same
-//! answers, none lost and none twice, and frames that really came and left as such.
+//! Servers with engine `xdp`: the launcher has the privileges, and leases queues; the server is an
+//! ordinary user's. The same answers, none lost and none twice, and frames that really came and
+//! left as such.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -63,8 +64,8 @@ impl Scene {
         [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
     }
 
-    /// Waits until the server is bound. A request that is on its way while the XDP program comes to the device may be lost, as
-    /// at any server that starts.
+    /// Waits until the server is bound. A request that is on its way while the XDP program comes to
+    /// the device may be lost, as at any server that starts.
     fn wait_for_server(server: &Server) {
         let report = report_file(server.pid());
         wait_for("a socket that is bound", || report.report().header.sockets.load(Relaxed) > 0);
@@ -78,7 +79,8 @@ impl Scene {
         }
     }
 
-    /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the way: how many it were.
+    /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the
+    /// way: how many it were.
     pub(crate) fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
         let mut asked = 0;
@@ -110,7 +112,8 @@ fn frames(file: &ReportFile) -> (u64, u64) {
 /// be frames.
 fn check(report: &Report, asked: u64, by_kernel: u64) {
     assert_eq!(report.sum("received"), asked, "{report:?}");
-    // The last answer of a receiver may be here before it is counted there, and the server ends then.
+    // The last answer of a receiver may be here before it is counted there, and the server ends
+    // then.
     let sent = report.sum("sent");
     assert!((asked - RECEIVERS..=asked).contains(&sent), "{sent} sent of {asked}: {report:?}");
     let rest = asked - report.sum("received_by_xdp");
@@ -191,8 +194,8 @@ fn netns_xdp_what_the_companion_gets() {
     check(&report.unwrap(), WARM_UP + more + 3 * EACH, 2 * EACH);
 }
 
-/// Without its launcher a program has no queues any more, and goes on. (The launcher takes the program along that it has
-/// started, and not that one's children.)
+/// Without its launcher a program has no queues any more, and goes on. (The launcher takes the
+/// program along that it has started, and not that one's children.)
 #[test]
 fn netns_xdp_a_launcher_that_is_killed() {
     let Some(scene) = Scene::new("netns_xdp_a_launcher_that_is_killed") else { return };
@@ -293,8 +296,8 @@ impl Report {
     }
 }
 
-/// What the program `calls.c` sees of sockets, alone and with queues; the reasons that the report may then name, and the least
-/// that had to be frames for each socket.
+/// What the program `calls.c` sees of sockets, alone and with queues; the reasons that the report
+/// may then name, and the least that had to be frames for each socket.
 fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) -> Option<Report> {
     calls_with(test, what, reasons, frames, &[])
 }
@@ -368,8 +371,8 @@ fn netns_xdp_calls_that_fall_back() {
 fn netns_xdp_calls_that_close() {
     let report = calls("netns_xdp_calls_that_close", "closes", &["full"], &[(7021, 101)]);
     let Some(report) = report else { return };
-    // The kernel brings the first two: by then the receiver has come back, and gets its queues before
-    // the third is sent. With few descriptors to spare (7022 and on) it gets none.
+    // The kernel brings the first two: by then the receiver has come back, and gets its queues
+    // before the third is sent. With few descriptors to spare (7022 and on) it gets none.
     let few = (7022..=7032).map(|port| (port, 0));
     for (port, frames) in few.chain([(7033, 101), (7034, 10), (7035, 10)]) {
         assert_eq!(report.by_xdp(port), frames, "port {port}: {report:?}");
@@ -381,7 +384,8 @@ fn netns_xdp_sockets_after_the_last_loan_leave_nothing_open() {
     calls("netns_xdp_sockets_after_the_last_loan_leave_nothing_open", "reopened", &["full"], &[(7071, 64)]);
 }
 
-/// The process is killed with the queue's lock (in builds with debug assertions), and waits to be reaped.
+/// The process is killed with the queue's lock (in builds with debug assertions), and waits to be
+/// reaped.
 #[test]
 fn netns_xdp_a_zombie_takes_no_frame_of_a_queue_along() {
     let vars = [("MANYLANE_TEST_DIE_AT", "peeked")];
@@ -389,7 +393,8 @@ fn netns_xdp_a_zombie_takes_no_frame_of_a_queue_along() {
     calls_with("netns_xdp_a_zombie_takes_no_frame_of_a_queue_along", "killed", &[], &frames, &vars);
 }
 
-/// The thread ends with the queue's lock (in builds with debug assertions), and its process lives on.
+/// The thread ends with the queue's lock (in builds with debug assertions), and its process lives
+/// on.
 #[test]
 fn netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it() {
     let vars = [("MANYLANE_TEST_END_AT", "peeked")];

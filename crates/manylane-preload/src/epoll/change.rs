@@ -59,19 +59,22 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     // SAFETY: null, or the program's event, which the kernel would read here, too.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     if let (Some((events, _)), EPOLL_CTL_ADD | EPOLL_CTL_MOD) = (wanted, op) {
-        // Whether it has fired already is the kernel's secret: such an entry cannot move from lane to lane.
+        // Whether it has fired already is the kernel's secret: such an entry cannot move from lane
+        // to lane.
         if events & EPOLLONESHOT as u32 != 0 {
             lanes::fall_back(sock, fd, Reason::Events);
         } else if events & EPOLLET as u32 != 0
             && let Some(shared) = sock.shared()
         {
-            // An edge is told while the kernel's queue has something: nothing may be taken ahead of it.
+            // An edge is told while the kernel's queue has something: nothing may be taken ahead of
+            // it.
             prefetch::disable(shared, fd, Reason::NoPrefetchEdges);
         }
         if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
-        // A lane has one descriptor: an instance cannot watch it twice, as it watches two descriptors of a socket.
+        // A lane has one descriptor: an instance cannot watch it twice, as it watches two
+        // descriptors of a socket.
         if op == EPOLL_CTL_ADD && epoll.has_other_fd(sock, fd) {
             lanes::fall_back(sock, fd, Reason::Events);
         }
@@ -132,8 +135,8 @@ fn ctl_tracked(
     }
 }
 
-/// The program has changed an entry of an instance, or taken one out, after the library stood aside:
-/// leftovers are told of as the entry now says.
+/// The program has changed an entry of an instance, or taken one out, after the library stood
+/// aside: leftovers are told of as the entry now says.
 pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
     let Some((epoll, sock)) = table::epoll(epfd).zip(table::sock(fd)) else { return };
     let Some(item) = epoll.item(sock, fd) else { return };
@@ -147,8 +150,9 @@ pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const 
     }
 }
 
-/// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
-/// sleeps. (Other processes' threads move their entries when they return from a slice.)
+/// A socket has become plain: what watches its lanes here watches the socket itself from now on,
+/// also while its thread sleeps. (Other processes' threads move their entries when they return from
+/// a slice.)
 pub(crate) fn handle_fallback(sock: &Sock) {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
@@ -162,7 +166,8 @@ pub(crate) fn handle_fallback(sock: &Sock) {
     }
 }
 
-/// A socket for which there was no room has become plain. What its lanes still hold is told of as for any other.
+/// A socket for which there was no room has become plain. What its lanes still hold is told of as
+/// for any other.
 #[cold]
 fn add_after_fallback(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
     if sock.shared().is_some_and(is_managed)
@@ -209,14 +214,15 @@ pub(super) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int,
     if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
         return;
     }
-    // Another thread may close the instance's descriptor or the socket's, and their numbers come to mean something else: it has
-    // to wait with that, or has done so before.
+    // Another thread may close the instance's descriptor or the socket's, and their numbers come to
+    // mean something else: it has to wait with that, or has done so before.
     let Some(_numbers) = lock(&sock.fd_lock, true) else { return };
     if table::entry(epfd) != Entry::Epoll(epoll.index()) {
         return;
     }
     let added = item.fd.load(Ordering::Relaxed);
-    // The program may have closed the descriptor that it added, and go on with another one for the same socket.
+    // The program may have closed the descriptor that it added, and go on with another one for the
+    // same socket.
     let is_open = table::entry(added) == Entry::Sock(sock.index());
     let Some(fd) = (if is_open { Some(added) } else { lanes::any_fd(sock) }) else { return };
     let from = sock.fd_of(before, fd);

@@ -1,10 +1,13 @@
-//! epoll: an instance that one thread waits on watches that thread's lane, with the program's own events and data.
+//! epoll: an instance that one thread waits on watches that thread's lane, with the program's own
+//! events and data.
 //!
-//! The program adds its descriptor, and the kernel watches it: lane 0. When the thread that waits has another lane, the
-//! entry moves there, always from within that thread's own wait, which has a bound since there were two receivers; back
-//! again when the socket falls back. What is in other lanes and not waited for is told after a slice, as poll does it.
+//! The program adds its descriptor, and the kernel watches it: lane 0. When the thread that waits
+//! has another lane, the entry moves there, always from within that thread's own wait, which has a
+//! bound since there were two receivers; back again when the socket falls back. What is in other
+//! lanes and not waited for is told after a slice, as poll does it.
 //!
-//! An instance that several threads or processes wait on stays with the program's own socket, which then is plain.
+//! An instance that several threads or processes wait on stays with the program's own socket, which
+//! then is plain.
 //!
 //! | file | what it does |
 //! |---|---|
@@ -36,7 +39,8 @@ pub(crate) use change::{ctl_after_detach, epoll_create, epoll_create1, epoll_ctl
 pub(crate) use nested::{detach, mark_nested};
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait, has_leftovers};
 
-/// Epoll instances of a process that the library can know, and UDP sockets in each that may have lanes.
+/// Epoll instances of a process that the library can know, and UDP sockets in each that may have
+/// lanes.
 const MAX_EPOLLS: usize = 1024;
 const MAX_ITEMS: usize = 32;
 /// Items of a block: it is mapped by pages.
@@ -96,7 +100,8 @@ pub(crate) struct Epoll {
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
-    /// Items for sockets that become plain because all of those are taken, and have left something in lanes.
+    /// Items for sockets that become plain because all of those are taken, and have left something
+    /// in lanes.
     overflow: AtomicPtr<ItemBlock>,
 }
 
@@ -130,7 +135,8 @@ impl Epoll {
 
     fn all() -> &'static [Epoll] {
         let at = EPOLLS.load(Ordering::Acquire);
-        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it (start::is_ready).
+        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it
+        // (start::is_ready).
         unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
     }
 
@@ -159,7 +165,8 @@ impl Epoll {
         Some(at as u32)
     }
 
-    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will
+    /// open it.
     pub(crate) fn in_child() {
         let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
         used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
@@ -209,13 +216,15 @@ impl Epoll {
         })
     }
 
-    /// The same, and another one first each time: where an answer has no room for all, each has its turn.
+    /// The same, and another one first each time: where an answer has no room for all, each has its
+    /// turn.
     fn items_round_robin(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
         let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
         self.items().skip(first).chain(self.items().take(first))
     }
 
-    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.
+    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and
+    /// watched as the program said.
     fn is_plain(&self) -> bool {
         let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
         self.items().all(|(item, sock)| {
@@ -288,7 +297,8 @@ pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
         .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
 }
 
-/// A socket closes. Its lanes do, too, unless another process has them: then this one's instances let go of them.
+/// A socket closes. Its lanes do, too, unless another process has them: then this one's instances
+/// let go of them.
 pub(crate) fn remove_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {

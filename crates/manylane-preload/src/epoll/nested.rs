@@ -1,8 +1,9 @@
 //! Instances that are waited for as descriptors: by poll(2), by select(2), or by another instance.
 //!
-//! The kernel answers such a wait by what the instance watches, so sockets in it become plain. It knows nothing of what was in
-//! their lanes, or was taken ahead of them: while there are such leftovers, the instance also watches a *stand-in*, a descriptor
-//! of the library's that is always readable, with the data of a socket's entry. It is out of the instance while the library itself
+//! The kernel answers such a wait by what the instance watches, so sockets in it become plain. It
+//! knows nothing of what was in their lanes, or was taken ahead of them: while there are such
+//! leftovers, the instance also watches a *stand-in*, a descriptor of the library's that is always
+//! readable, with the data of a socket's entry. It is out of the instance while the library itself
 //! waits on that, and in once leftovers remain after that.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -35,7 +36,8 @@ pub(crate) fn mark_nested(fd: c_int) {
 #[cold]
 fn mark_nested_now(epoll: &'static Epoll, epfd: c_int) {
     if epoll.nested.compare_exchange(0, NESTED, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-        // Either this sees a socket that comes into it, or the thread that adds it sees that it is nested.
+        // Either this sees a socket that comes into it, or the thread that adds it sees that it is
+        // nested.
         fence(Ordering::SeqCst);
         for (item, sock) in epoll.items() {
             lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
@@ -151,7 +153,8 @@ pub(crate) fn detach() {
     }
 }
 
-/// Before a wait on an instance that has others in it: these do not tell of what was received meanwhile.
+/// Before a wait on an instance that has others in it: these do not tell of what was received
+/// meanwhile.
 #[inline]
 pub(super) fn refresh_all() {
     if HAS_PLACEHOLDERS.load(Ordering::Relaxed) {

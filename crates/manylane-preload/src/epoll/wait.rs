@@ -1,4 +1,5 @@
-//! Waiting on an instance: by the program's own call where nobody else receives on its sockets, and in slices where somebody does.
+//! Waiting on an instance: by the program's own call where nobody else receives on its sockets, and
+//! in slices where somebody does.
 
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -20,7 +21,8 @@ use crate::{
     single_receiver, table, thread,
 };
 
-/// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
+/// The member of the calling thread, if it is the one receiver of the one UDP socket in the
+/// instance. It may wait from now on.
 #[inline(always)]
 fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
     let place = single_receiver::find_by_epoll(epfd)?;
@@ -153,9 +155,9 @@ fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<
     Some(epoll)
 }
 
-/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None: what
-/// is left of the wait is for that (the sockets are plain since an earlier turn, or the library stands
-/// aside).
+/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None:
+/// what is left of the wait is for that (the sockets are plain since an earlier turn, or the
+/// library stands aside).
 fn wait_sliced(
     epoll: &'static Epoll,
     epfd: c_int,
@@ -204,7 +206,8 @@ fn wait_sliced(
     answer
 }
 
-/// After a wait on an instance that is waited for as a descriptor, too: leftovers that remain are told of there.
+/// After a wait on an instance that is waited for as a descriptor, too: leftovers that remain are
+/// told of there.
 #[cold]
 fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut told: Events) {
     for (item, _) in epoll.items().filter(|(item, _)| told.is_reported(item)) {
@@ -222,7 +225,8 @@ fn wait_loop(
     (held, mask): (&signals::DeferredSignals, *const sigset_t),
     mut native: impl FnMut() -> c_int,
 ) -> Option<c_int> {
-    // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
+    // Something may be there that the kernel does not tell of again (EPOLLET): then the next round
+    // waits for a slice.
     let mut in_vain = false;
     let mut first = true;
     loop {
@@ -330,9 +334,10 @@ fn has_prefetched(item: &Item, sock: &Sock) -> bool {
 /// Entries between two looks of the kernel's while queues always have something.
 const KERNEL_POLL_INTERVAL: u32 = 8;
 
-/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches, and what was taken ahead of them. The kernel watches the program's entries
-/// as ever; queues are looked at here, and the instance is waited for with them. While they have something, the kernel is
-/// asked for the rest now and then.
+/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches, and what was
+/// taken ahead of them. The kernel watches the program's entries as ever; queues are looked at
+/// here, and the instance is waited for with them. While they have something, the kernel is asked
+/// for the rest now and then.
 fn wait_with_queues(
     epoll: &'static Epoll,
     epfd: c_int,
@@ -431,7 +436,8 @@ fn rx_coalesce(
     rx_coalesce::before_sleep(lane, until.remaining(), look, rest)
 }
 
-/// The calling thread is the one that waits on the instance; if another one was before, its sockets are plain.
+/// The calling thread is the one that waits on the instance; if another one was before, its sockets
+/// are plain.
 fn claim(epoll: &'static Epoll) {
     let who = thread::id();
     let before = epoll.waiter.load(Ordering::Relaxed);
@@ -446,14 +452,15 @@ fn claim(epoll: &'static Epoll) {
     }
 }
 
-/// Says to each socket that the calling thread waits for it, and moves entries to the thread's lanes. Whether the wait needs a
-/// bound.
+/// Says to each socket that the calling thread waits for it, and moves entries to the thread's
+/// lanes. Whether the wait needs a bound.
 fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
         if item.wanted() == 0 {
-            // It does not wait for what comes to its lane, which others have to take. Its wait has a bound all the same.
+            // It does not wait for what comes to its lane, which others have to take. Its wait has
+            // a bound all the same.
             any |= shared.mode() == MULTI_LANE;
             continue;
         }
@@ -512,7 +519,8 @@ impl Events {
     }
 }
 
-/// Tells of sockets that have something in a lane that is not watched, of those that are `due`; whether there are any.
+/// Tells of sockets that have something in a lane that is not watched, of those that are `due`;
+/// whether there are any.
 fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items_round_robin(epoll.round_robin.fetch_add(1, Ordering::Relaxed)) {
@@ -533,7 +541,8 @@ fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock,
     any
 }
 
-/// A wait ends before its slice: tells of other lanes, too, where a look at them is overdue, or had something the last time.
+/// A wait ends before its slice: tells of other lanes, too, where a look at them is overdue, or had
+/// something the last time.
 fn add_due_lanes(epoll: &Epoll, told: &mut Events) {
     let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
     let datagrams = items.any(|(item, _)| told.is_reported(item));

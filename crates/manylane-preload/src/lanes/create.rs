@@ -1,5 +1,5 @@
-//! When a socket gets lanes: as soon as everybody who receives on it can be trusted with one, and before a fork or the loss of
-//! privileges in advance.
+//! When a socket gets lanes: as soon as everybody who receives on it can be trusted with one, and
+//! before a fork or the loss of privileges in advance.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,20 +28,23 @@ const PREOPENED_LANES_MIN: usize = 4;
 
 /// Sockets that this is done for: a program with more is no server that forks its receivers.
 const PREOPENED_SOCKETS_MAX: usize = 64;
-/// Of a process's sockets, so many are bound with steering that only matters once there is a group: it costs twice what a socket
-/// costs, and who opens one for each request is not to pay that for ever.
+/// Of a process's sockets, so many are bound with steering that only matters once there is a group:
+/// it costs twice what a socket costs, and who opens one for each request is not to pay that for
+/// ever.
 const PRE_STEERED_MAX: u32 = 4096;
 static PRE_STEERED_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads that are woken for one
-/// datagram, the kernel lets those go on sleeping that come too late, so that the last one may take long to prove itself.
+/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads
+/// that are woken for one datagram, the kernel lets those go on sleeping that come too late, so
+/// that the last one may take long to prove itself.
 #[inline]
 pub(crate) fn should_try_create(shared: &Shared, member: &Member) -> bool {
     shared.attempts.load(Ordering::Relaxed) < EAGER_ATTEMPTS_MAX
         || member.heartbeat.load(Ordering::Relaxed) % 32 < 2
 }
 
-/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.
+/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for
+/// lanes.
 #[cold]
 pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     // Lanes take more of the stack than all else: another receive makes them.
@@ -63,7 +66,8 @@ pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay plain.
+/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay
+/// plain.
 fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
     let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
@@ -78,7 +82,8 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
             remove_member_locked(shared, fd, at, guard);
             continue;
         }
-        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the mode has changed.
+        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the
+        // mode has changed.
         let state = member.state.load(Ordering::SeqCst);
         let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
         let kind = member.kind.load(Ordering::Relaxed);
@@ -125,8 +130,9 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
     None
 }
 
-/// Opens at most `share` sockets until there are `wanted` with the program's own, or until one cannot be opened, or no descriptor
-/// can be spared for it. None after a fork: the other process would not have them. The error is why there are not as many now.
+/// Opens at most `share` sockets until there are `wanted` with the program's own, or until one
+/// cannot be opened, or no descriptor can be spared for it. None after a fork: the other process
+/// would not have them. The error is why there are not as many now.
 fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> Result<(), Reason> {
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     if have >= wanted {
@@ -151,7 +157,8 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     let mut steered = have >= 2;
     let mut why = Reason::NoSocket;
     for lane in have..wanted.min(most).min(MAX_LANES) {
-        // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
+        // At once: what comes before the group is steered may land in any of its sockets, also
+        // where nobody looks as yet.
         let new = match lane_socket::open_lane(fd, || steered = steered || steer_to(shared, fd, 1)) {
             Ok(new) => new,
             Err(reason) => {
@@ -167,7 +174,8 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         // None could be bound: nobody else may join.
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
     } else if !steered {
-        // Without steering a lane cannot be left again. The new ones are bound: what they got stays in reach.
+        // Without steering a lane cannot be left again. The new ones are bound: what they got stays
+        // in reach.
         let all = lanes_mask(shared) & !1;
         sock.lane_fds().for_each(|(_, lane)| lane_socket::retire(lane));
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
@@ -193,7 +201,8 @@ fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) 
     assign(shared, fd, full);
 }
 
-/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get what nobody looks for.
+/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get
+/// what nobody looks for.
 pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
     let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
         && sock.plain_reason().is_none()
@@ -243,7 +252,8 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     }
 }
 
-/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered to by nobody.
+/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered
+/// to by nobody.
 pub(crate) fn preopen_lanes() {
     let errno = real::errno();
     let (cpus, limit) = start::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
@@ -256,16 +266,16 @@ pub(crate) fn preopen_lanes() {
     for (nth, sock) in all().enumerate() {
         let generation = sock.generation.load(Ordering::Acquire);
         let (Some(shared), Some(fd)) = (sock.shared(), dup_any(sock)) else { continue };
-        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has closed it, and what is here now is
-        // another one.
+        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has
+        // closed it, and what is here now is another one.
         if let Some(guard) = recovery::lock(sock, shared, true)
             && may_have(&sock)
             && sock.generation.load(Ordering::Acquire) == generation
         {
             let fd = fd.fd();
             lease::acquire_early(sock, shared, fd, &guard);
-            // Who receives on it may be in a wait without a bound already, or looks at nothing but the program's own socket:
-            // not one datagram may land elsewhere.
+            // Who receives on it may be in a wait without a bound already, or looks at nothing but
+            // the program's own socket: not one datagram may land elsewhere.
             if sock.pre_steered.load(Ordering::Acquire) != 0 && shared.forked.load(Ordering::Relaxed) == 0 {
                 // Each gets its part of the descriptors that there are.
                 let left = count.saturating_sub(nth).max(1);

@@ -1,4 +1,5 @@
-//! How a socket becomes a plain one: lanes leave steering, then the table of ports, and are emptied by whoever receives next.
+//! How a socket becomes a plain one: lanes leave steering, then the table of ports, and are emptied
+//! by whoever receives next.
 
 use std::sync::atomic::Ordering;
 
@@ -14,8 +15,9 @@ use crate::{
     send_batch, single_receiver, sockopt,
 };
 
-/// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
-/// whoever receives next. When this returns, the program's own socket is the only one that gets anything.
+/// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are
+/// emptied by whoever receives next. When this returns, the program's own socket is the only one
+/// that gets anything.
 #[cold]
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     if quiesce::enter() {
@@ -59,7 +61,8 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
     }
 }
 
-/// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
+/// All steps of falling back. Each may be done twice: who finishes what somebody died over does
+/// them all.
 pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     single_receiver::disarm(sock);
     lease::close(sock, shared);

@@ -2,8 +2,9 @@
 //!
 //! # When
 //!
-//! Lanes are made when every thread that ever waited for the socket has come back to receive again, and each wait
-//! has had a bound since there were two of them: `consider`. Threads that come later prove the same before they get one.
+//! Lanes are made when every thread that ever waited for the socket has come back to receive again,
+//! and each wait has had a bound since there were two of them: `consider`. Threads that come later
+//! prove the same before they get one.
 //!
 //! # How a change survives who makes it
 //!
@@ -69,8 +70,8 @@ pub(crate) fn lanes_mask(shared: &Shared) -> u64 {
     }
 }
 
-/// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only under the lock: lanes
-/// may just be being made.
+/// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only
+/// under the lock: lanes may just be being made.
 pub(crate) fn group_fd(sock: &Sock) -> c_int {
     sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
 }
@@ -83,7 +84,8 @@ pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     table::tracked(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
 }
 
-/// A socket, for a thread that has no descriptor of the program's in its hands: another one may close any of them at any time.
+/// A socket, for a thread that has no descriptor of the program's in its hands: another one may
+/// close any of them at any time.
 pub(crate) fn dup_any(sock: &Sock) -> Option<HiddenFd> {
     dup_checked(sock, any_fd(sock)?)
 }
@@ -106,8 +108,8 @@ pub(crate) fn close(sock: &Sock) {
     if let Some(shared) = sock.shared()
         && let Some(guard) = recovery::lock(sock, shared, true)
     {
-        // Nobody else has it: who binds the port next is to get all that comes from now on. The lessor would learn of the
-        // end of the lease a moment too late.
+        // Nobody else has it: who binds the port next is to get all that comes from now on. The
+        // lessor would learn of the end of the lease a moment too late.
         if shared.forked.load(Ordering::Relaxed) == 0 {
             lease::close(sock, shared);
         }
@@ -128,7 +130,8 @@ pub(crate) fn close(sock: &Sock) {
     sock.release();
 }
 
-/// The program has closed one of the library's own descriptors past it, and has its number: what needs that goes on without.
+/// The program has closed one of the library's own descriptors past it, and has its number: what
+/// needs that goes on without.
 #[cold]
 pub(crate) fn handle_lost_fd(fd: c_int) {
     for sock in Sock::in_use() {

@@ -47,7 +47,8 @@ fn owned_lanes(shared: &Shared) -> u64 {
     (0..MAX_LANES).filter(has_owner).fold(0, |mask, lane| mask | 1 << lane)
 }
 
-/// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
+/// Gives a lane to each member that comes back and has none, as far as there are any; then steers
+/// to those.
 pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
@@ -58,7 +59,8 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
             continue;
         }
         let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
-        // One that proved itself a moment ago gets its own the next time; shared is what cannot be more.
+        // One that proved itself a moment ago gets its own the next time; shared is what cannot be
+        // more.
         let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
         if free.is_some() {
             shared.owner[lane].store(at as u32 + 1, Ordering::Release);
@@ -96,7 +98,8 @@ pub(super) fn is_live(member: &Member) -> bool {
         && !liveness::has_exited(member.liveness.load(Ordering::Acquire))
 }
 
-/// Lanes without an owner go to members that share the lane of another one, as far as there are such.
+/// Lanes without an owner go to members that share the lane of another one, as far as there are
+/// such.
 pub(crate) fn split_shared_lanes(shared: &Shared) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
@@ -114,8 +117,8 @@ pub(crate) fn split_shared_lanes(shared: &Shared) {
     update_oversubscribed(shared);
 }
 
-/// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
-/// each datagram.
+/// More threads than lanes: some share one, as all would share the program's own socket. The kernel
+/// wakes one of them for each datagram.
 fn least_shared(shared: &Shared, lanes: usize) -> usize {
     let members = |lane: usize| {
         let has = |member: &&Member| member.lane.load(Ordering::Relaxed) == lane as c_int;
@@ -139,7 +142,8 @@ pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     heir.is_some()
 }
 
-/// Takes a member's lane out of steering and frees its place. What the lane holds stays within everybody's reach.
+/// Takes a member's lane out of steering and frees its place. What the lane holds stays within
+/// everybody's reach.
 pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
     let _change = recovery::start_change(shared, recovery::OWNERS, guard);
     let member = &shared.members[at];

@@ -56,18 +56,21 @@ fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     program
 }
 
-/// The sanitizer that the library was built with (`address`, `thread`), as `scripts/sanitize.sh` says.
+/// The sanitizer that the library was built with (`address`, `thread`), as `scripts/sanitize.sh`
+/// says.
 pub fn sanitizer() -> Option<String> {
     std::env::var("MANYLANE_SANITIZER").ok()
 }
 
-/// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told with `why`.
+/// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told
+/// with `why`.
 pub fn can_run_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
     skip::need(name, !sanitizer().is_some_and(|ours| sanitizers.contains(&&*ours)), why)
 }
 
-/// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded library cannot: Rust's
-/// own, since that of the compiler may be of another version. The programs' libraries find it there.
+/// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded
+/// library cannot: Rust's own, since that of the compiler may be of another version. The programs'
+/// libraries find it there.
 fn sanitizer_compiler(name: &str, to: &str) -> Command {
     let mut command = Command::new("clang");
     // Past the driver, which would look for the runtime of clang.

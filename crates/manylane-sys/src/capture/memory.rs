@@ -1,9 +1,11 @@
-//! The memory of a ring: two files without a name, one for what the producer writes, one for the consumer's counter.
+//! The memory of a ring: two files without a name, one for what the producer writes, one for the
+//! consumer's counter.
 //!
-//! Both are sealed against becoming shorter or longer, so that no access of either process can fail (`SIGBUS`); the
-//! first, once it is mapped here, also against being written to by anybody who maps it later (`F_SEAL_FUTURE_WRITE`,
-//! Linux 5.1). All pages are there before a lane touches them; they are of the process with the lanes, which the other
-//! one looks at: it would pay for pages that it is the first to touch.
+//! Both are sealed against becoming shorter or longer, so that no access of either process can fail
+//! (`SIGBUS`); the first, once it is mapped here, also against being written to by anybody who maps
+//! it later (`F_SEAL_FUTURE_WRITE`, Linux 5.1). All pages are there before a lane touches them;
+//! they are of the process with the lanes, which the other one looks at: it would pay for pages
+//! that it is the first to touch.
 
 use std::ffi::CStr;
 use std::io;
@@ -26,23 +28,26 @@ pub struct Region {
     words: usize,
 }
 
-// SAFETY: every access is an atomic load or store of a word, in memory that stays mapped as long as the value.
+// SAFETY: every access is an atomic load or store of a word, in memory that stays mapped as long as
+// the value.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl AsRef<[AtomicU64]> for Region {
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: so many words are mapped, page aligned, as long as `self`; the file has them and cannot become
-        // shorter (its seals; `map` looks). They are accessed as atomics only, here and, as far as it matters to us,
-        // by every process: a write of any other kind changes values and nothing else, as all values are valid. Where
-        // the mapping is read-only the words are only loaded, relaxed (contract of `map`).
+        // SAFETY: so many words are mapped, page aligned, as long as `self`; the file has them and
+        // cannot become shorter (its seals; `map` looks). They are accessed as atomics only, here
+        // and, as far as it matters to us, by every process: a write of any other kind changes
+        // values and nothing else, as all values are valid. Where the mapping is read-only the
+        // words are only loaded, relaxed (contract of `map`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
 impl Region {
-    /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded, relaxed.
+    /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded,
+    /// relaxed.
     fn map(fd: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
         Self::map_sealed(fd, writable, RING_BYTES_MAX, libc::F_SEAL_SHRINK)
     }
@@ -68,7 +73,8 @@ impl Region {
         if bytes == 0 || bytes > longest || !bytes.is_multiple_of(size_of::<u64>()) {
             return Err(wrong());
         }
-        // In units of 512 bytes, whatever the size of a page. Where it is sealed against writing, none can go later.
+        // In units of 512 bytes, whatever the size of a page. Where it is sealed against writing,
+        // none can go later.
         if (stat.st_blocks as u64).saturating_mul(512) < bytes as u64 {
             return Err(wrong());
         }
@@ -94,7 +100,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map`; nothing borrowed from `self` outlives it.
+        // SAFETY: base and length are those of the mmap in `map`; nothing borrowed from `self`
+        // outlives it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.words * size_of::<u64>()) };
     }
 }
@@ -120,8 +127,8 @@ fn seal(fd: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a ring with counters for `devices` and room for `bytes` of frames and their heads (rounded up; for the longest
-/// frame at least), and returns what another process needs to [`open`] it.
+/// Makes a ring with counters for `devices` and room for `bytes` of frames and their heads (rounded
+/// up; for the longest frame at least), and returns what another process needs to [`open`] it.
 ///
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit; `EINVAL` before Linux 5.1.
@@ -137,10 +144,12 @@ pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [O
     Ok((Producer::new(ours, theirs, devices), [data, taken]))
 }
 
-/// Opens a ring that another process [made](create) for so many devices and bytes, whatever that process says it is.
+/// Opens a ring that another process [made](create) for so many devices and bytes, whatever that
+/// process says it is.
 ///
 /// # Errors
-/// `InvalidData` if it is no ring, one of another version, or longer than asked for; what `mmap(2)` reports.
+/// `InvalidData` if it is no ring, one of another version, or longer than asked for; what `mmap(2)`
+/// reports.
 pub fn open(files: &[OwnedFd; 2], devices: usize, bytes: usize) -> io::Result<Consumer<Region>> {
     let [data, taken] = files;
     let longest = ring_words(devices, bytes.min(RING_BYTES_MAX / 2)) * size_of::<u64>();

@@ -1,7 +1,8 @@
 //! Frames for another process to look at: rings in memory that two processes share.
 //!
-//! A lane writes copies of frames into a [`Producer`]; a process that captures takes them from the [`Consumer`] of the
-//! same ring. Neither waits for the other, neither makes a system call for the other, and neither trusts the other:
+//! A lane writes copies of frames into a [`Producer`]; a process that captures takes them from the
+//! [`Consumer`] of the same ring. Neither waits for the other, neither makes a system call for the
+//! other, and neither trusts the other:
 //!
 //! | what one side could do | why the other one lives |
 //! |---|---|
@@ -17,7 +18,8 @@
 //! | `ring.rs` | the ring: producer, consumer, layout, and why they need no lock; nothing unsafe |
 //! | `memory.rs` | the memory: files without a name, their seals, their mappings (Linux 5.1) |
 
-// Under the model checker only the ring is built: its atomics cannot lie in memory that processes share.
+// Under the model checker only the ring is built: its atomics cannot lie in memory that processes
+// share.
 #[cfg(not(loom))]
 mod memory;
 mod ring;

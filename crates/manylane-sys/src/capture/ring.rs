@@ -1,7 +1,9 @@
-//! One ring of frames: words that only grow counters lead through, one producer, one consumer, no lock.
+//! One ring of frames: words that only grow counters lead through, one producer, one consumer, no
+//! lock.
 //!
-//! The memory is words of 64 bits, each read and written by itself: whatever the other process does meanwhile, a load
-//! gives some value and nothing worse. The words, of the part that the producer writes:
+//! The memory is words of 64 bits, each read and written by itself: whatever the other process does
+//! meanwhile, a load gives some value and nothing worse. The words, of the part that the producer
+//! writes:
 //!
 //! | words | hold |
 //! |---|---|
@@ -11,16 +13,20 @@
 //! | 16 + 4 n | of device n: its index, frames dropped that it received, and that it should send; the last is "any other" |
 //! | then | frames: words of a head, then the bytes, each record behind the other, round and round |
 //!
-//! The consumer has a part of its own, of which it writes the first word: words of frames taken out so far. The order:
+//! The consumer has a part of its own, of which it writes the first word: words of frames taken out
+//! so far. The order:
 //!
-//! 1. *A frame is there before it is announced.* The producer writes the words of a record, then its counter with
-//!    `Release`. The consumer reads the counter, then passes a fence with `Acquire`, then reads the record. (A load
-//!    that acquires may not be made of memory that is mapped read-only; a relaxed one of a word, and a fence, may.)
-//! 2. *A frame is not overwritten while it is read.* The consumer reads the words of a record, then writes its counter
-//!    with `Release`. The producer reads that with `Acquire` before it writes to those words again.
+//! 1. *A frame is there before it is announced.* The producer writes the words of a record, then
+//!    its counter with `Release`. The consumer reads the counter, then passes a fence with
+//!    `Acquire`, then reads the record. (A load that acquires may not be made of memory that is
+//!    mapped read-only; a relaxed one of a word, and a fence, may.)
+//! 2. *A frame is not overwritten while it is read.* The consumer reads the words of a record, then
+//!    writes its counter with `Release`. The producer reads that with `Acquire` before it writes to
+//!    those words again.
 //!
-//! The producer reads the consumer's counter only when there seems to be no room. It believes it if it lies between
-//! what it was before and what has been put in; anything else is no progress, and in the end a full ring.
+//! The producer reads the consumer's counter only when there seems to be no room. It believes it if
+//! it lies between what it was before and what has been put in; anything else is no progress, and
+//! in the end a full ring.
 
 use std::fmt;
 
@@ -155,7 +161,8 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         for (at, ifindex) in devices.iter().chain([&IFINDEX_OTHER]).enumerate() {
             words[DEVICE_TABLE_OFFSET + DEVICE_WORDS * at].store(u64::from(*ifindex), Ordering::Relaxed);
         }
-        // Release: who sees that this is a ring sees its sizes. (Who is given it later sees it anyway.)
+        // Release: who sees that this is a ring sees its sizes. (Who is given it later sees it
+        // anyway.)
         words[MAGIC_OFFSET].store(MAGIC, Ordering::Release);
         Self {
             data,
@@ -210,8 +217,8 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         }
     }
 
-    /// Lets the other side see the frame that was staged last, or counts that it had no room; if `real` is not, it
-    /// never was.
+    /// Lets the other side see the frame that was staged last, or counts that it had no room; if
+    /// `real` is not, it never was.
     pub fn commit(&mut self, real: bool) {
         let Some(Staged { end, counter }) = self.staged.take() else { return };
         let words = self.data.as_ref();

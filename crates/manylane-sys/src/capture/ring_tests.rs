@@ -1,4 +1,5 @@
-//! The ring in plain memory: both ends are ours, on one thread, on two, with nonsense in it, and under the model checker.
+//! The ring in plain memory: both ends are ours, on one thread, on two, with nonsense in it, and
+//! under the model checker.
 
 use std::sync::Arc;
 
@@ -192,7 +193,8 @@ mod plain {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
 
-        /// Whatever is put in and taken in whatever order: what comes out is what went in, less what was counted.
+        /// Whatever is put in and taken in whatever order: what comes out is what went in, less
+        /// what was counted.
         #[test]
         fn nothing_is_lost_uncounted(steps in prop::collection::vec((any::<bool>(), 0_usize..90), 1..200)) {
             let (mut producer, mut consumer) = ring(64);

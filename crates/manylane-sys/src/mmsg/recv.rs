@@ -13,8 +13,8 @@ use crate::sock;
 
 pub use echo::EchoControls;
 
-/// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers do not all
-/// fall into one set of the cache.
+/// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers
+/// do not all fall into one set of the cache.
 const STAGGER: usize = 192;
 /// How often a receive is tried again that told of something else.
 const RECV_RETRIES: u32 = 10;
@@ -61,14 +61,16 @@ pub struct RecvRing {
     _vectors: PinnedSlice<libc::iovec>,
 }
 
-// SAFETY: the raw pointers in the headers point into memory that the ring owns and that moves with it.
+// SAFETY: the raw pointers in the headers point into memory that the ring owns and that moves with
+// it.
 unsafe impl Send for RecvRing {}
 
 impl RecvRing {
     /// Allocates and builds everything that calls will use.
     ///
     /// # Errors
-    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` if a memory limit does not leave room for the buffers.
+    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` if a memory limit does not leave room for
+    /// the buffers.
     pub fn new(options: RecvOptions) -> io::Result<Self> {
         let RecvOptions { batch, buffer, control } = options;
         if !(1..=1024).contains(&batch) {
@@ -84,8 +86,9 @@ impl RecvRing {
         // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
         let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
-            // SAFETY: `at` gives the address of an element of an allocation that this ring owns and that nobody
-            // else reads or writes now; the buffer pointer stays inside the mapping of stride * batch bytes.
+            // SAFETY: `at` gives the address of an element of an allocation that this ring owns and
+            // that nobody else reads or writes now; the buffer pointer stays inside the mapping of
+            // stride * batch bytes.
             unsafe {
                 let vector = vectors.ptr_at(index);
                 (*vector).iov_base = buffers.as_ptr().add(index * stride).cast();
@@ -123,8 +126,9 @@ impl RecvRing {
 
     /// Receives up to a batch and returns how many messages there are; 0 if none came.
     ///
-    /// What the call before received is overwritten. A wait ends early, with 0, after a signal, or when the
-    /// socket was shut down for reading (which wakes a sleeper also on a socket that is not connected).
+    /// What the call before received is overwritten. A wait ends early, with 0, after a signal, or
+    /// when the socket was shut down for reading (which wakes a sleeper also on a socket that is
+    /// not connected).
     ///
     /// # Errors
     /// What `recvmmsg(2)` reports, but for "nothing there" and "interrupted".
@@ -140,7 +144,8 @@ impl RecvRing {
         let vlen = self.headers.len() as libc::c_uint;
         let mut tries = RECV_RETRIES;
         let ret = loop {
-            // SAFETY: the headers and all that they point at belong to this ring, which is borrowed for the call.
+            // SAFETY: the headers and all that they point at belong to this ring, which is borrowed
+            // for the call.
             let ret = unsafe {
                 libc::recvmmsg(fd.as_raw_fd(), self.headers.ptr_at(0), vlen, flags as _, ptr::null_mut())
             };
@@ -156,8 +161,8 @@ impl RecvRing {
             }
         };
         self.written = ret;
-        // Of a socket that is shut down while the call sleeps, the first message is an empty one without a sender:
-        // no datagram has none. What arrives at that moment may follow it.
+        // Of a socket that is shut down while the call sleeps, the first message is an empty one
+        // without a sender: no datagram has none. What arrives at that moment may follow it.
         self.skipped = usize::from(ret > 0 && self.header(0).msg_hdr.msg_namelen == 0);
         Ok(self.written - self.skipped)
     }
@@ -206,8 +211,8 @@ impl RecvRing {
         let header = self.header(index);
         let full_len = header.msg_len as usize;
         let len = full_len.min(self.buffer);
-        // SAFETY: the buffer lies inside the mapping, which started zeroed, so that all of it is initialised; the
-        // kernel writes to it only during `recv`, which needs `&mut self`.
+        // SAFETY: the buffer lies inside the mapping, which started zeroed, so that all of it is
+        // initialised; the kernel writes to it only during `recv`, which needs `&mut self`.
         let data = unsafe { slice::from_raw_parts(self.buffers.as_ptr().add(index * self.stride), len) };
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
         let peer = unsafe { &*self.names.ptr_at(index) };
@@ -224,7 +229,8 @@ impl RecvRing {
     }
 }
 
-/// What the messages of a receive are together: enough to count them where the kernel said nothing of any.
+/// What the messages of a receive are together: enough to count them where the kernel said nothing
+/// of any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Bytes that fitted into the buffers.

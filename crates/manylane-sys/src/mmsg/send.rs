@@ -8,7 +8,8 @@ use crate::addr::{SockAddr, Source};
 use crate::control::SendControl;
 use crate::map::{Mapping, PinnedSlice};
 
-/// Largest payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20 and 8 bytes.
+/// Largest payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20 and
+/// 8 bytes.
 const MAX_PAYLOAD: usize = 65_507;
 /// Largest payload over IPv6, whose own header its length does not count (RFC 8200, section 3).
 const MAX_PAYLOAD_V6: usize = 65_527;
@@ -21,8 +22,9 @@ pub fn fits(peer: &SockAddr, len: usize) -> bool {
 }
 /// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take twice as many.
 const MAX_SEGMENTS: u16 = 64;
-/// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel refuses trains
-/// whose segments exceed the MTU of the path (less for IPv6, tunnels and such: see `limit_gso`).
+/// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel
+/// refuses trains whose segments exceed the MTU of the path (less for IPv6, tunnels and such: see
+/// `limit_gso`).
 const MAX_SEGMENT_SIZE: usize = 1472;
 /// Pieces of payload that can be queued; contiguous ones share one.
 const VECTORS_MAX: usize = 1024;
@@ -34,7 +36,8 @@ const ARENA_BYTES: usize = 256 << 10;
 pub struct SendOptions {
     /// Messages that one call sends at most, 1 to 1024.
     pub batch: usize,
-    /// Whether consecutive datagrams of one size to one peer become one message (UDP GSO, since Linux 4.18).
+    /// Whether consecutive datagrams of one size to one peer become one message (UDP GSO, since
+    /// Linux 4.18).
     pub gso: bool,
 }
 
@@ -71,8 +74,9 @@ pub struct SendRing {
     stuck: bool,
 }
 
-// SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors that count as
-// used, into payloads that a `SendBatch` borrows; a batch clears the queue before anything is sent.
+// SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors that
+// count as used, into payloads that a `SendBatch` borrows; a batch clears the queue before anything
+// is sent.
 unsafe impl Send for SendRing {}
 
 impl SendRing {
@@ -89,7 +93,8 @@ impl SendRing {
         // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
         let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
-            // SAFETY: an element of the ring's own allocation, which nobody else reads or writes now.
+            // SAFETY: an element of the ring's own allocation, which nobody else reads or writes
+            // now.
             unsafe { (*headers.ptr_at(index)).msg_hdr.msg_name = names.ptr_at(index).cast() };
         }
         Ok(Self {
@@ -157,8 +162,8 @@ impl SendRing {
         self.vectors_used += 1;
     }
 
-    /// Queues one datagram; false, and nothing is queued, if there is no room. The caller keeps `data` alive until
-    /// the queue is cleared or dropped.
+    /// Queues one datagram; false, and nothing is queued, if there is no room. The caller keeps
+    /// `data` alive until the queue is cleared or dropped.
     fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         if self.vectors_used == VECTORS_MAX {
             return false;
@@ -222,28 +227,29 @@ impl<'a> SendBatch<'a> {
         self.ring.queued
     }
 
-    /// Queues a datagram whose payload is borrowed; no copy is made. Returns false, and queues nothing, if the
-    /// ring is full or the payload is longer than a datagram can be.
+    /// Queues a datagram whose payload is borrowed; no copy is made. Returns false, and queues
+    /// nothing, if the ring is full or the payload is longer than a datagram can be.
     #[inline]
     pub fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: &'a [u8]) -> bool {
         fits(peer, data.len()) && self.ring.push(peer, source, data.as_ptr(), data.len())
     }
 
-    /// Space in the ring for a payload of up to `len` bytes, for [`push_reserved`](Self::push_reserved); none if
-    /// there is not so much left.
+    /// Space in the ring for a payload of up to `len` bytes, for
+    /// [`push_reserved`](Self::push_reserved); none if there is not so much left.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if len > MAX_PAYLOAD_V6 || len > ARENA_BYTES - self.ring.arena_used {
             return None;
         }
-        // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before it.
+        // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before
+        // it.
         Some(unsafe {
             std::slice::from_raw_parts_mut(self.ring.arena.as_ptr().add(self.ring.arena_used), len)
         })
     }
 
-    /// Queues the first `len` bytes of what [`reserve`](Self::reserve) gave last. Returns false, and queues
-    /// nothing, if the ring is full; the bytes stay as they are.
+    /// Queues the first `len` bytes of what [`reserve`](Self::reserve) gave last. Returns false,
+    /// and queues nothing, if the ring is full; the bytes stay as they are.
     #[inline]
     pub fn push_reserved(&mut self, peer: &SockAddr, source: Option<Source>, len: usize) -> bool {
         if !fits(peer, len) || len > ARENA_BYTES - self.ring.arena_used {
@@ -255,7 +261,8 @@ impl<'a> SendBatch<'a> {
         pushed
     }
 
-    /// Forgets everything queued, but keeps the first `len` bytes of what [`reserve`](Self::reserve) gave last.
+    /// Forgets everything queued, but keeps the first `len` bytes of what
+    /// [`reserve`](Self::reserve) gave last.
     pub fn clear_keep_reserved(&mut self, len: usize) {
         let from = self.ring.arena_used;
         let len = len.min(ARENA_BYTES - from);
@@ -275,7 +282,8 @@ impl<'a> SendBatch<'a> {
     /// Sends the queued messages from `from` on, without waiting; returns how many the kernel took.
     ///
     /// # Errors
-    /// What `sendmmsg(2)` reports for message `from`. An error of a later one shows when a call starts with it.
+    /// What `sendmmsg(2)` reports for message `from`. An error of a later one shows when a call
+    /// starts with it.
     pub fn send(&mut self, fd: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
         let left = self.ring.queued.saturating_sub(from);
         if left == 0 {
@@ -294,9 +302,9 @@ impl<'a> SendBatch<'a> {
         Ok(sent)
     }
 
-    /// Sends the datagrams of message `index` one by one, from the `skip`th on: for devices and paths that do
-    /// not take a train. Returns the datagrams and bytes that the kernel took before the first
-    /// error, and that error.
+    /// Sends the datagrams of message `index` one by one, from the `skip`th on: for devices and
+    /// paths that do not take a train. Returns the datagrams and bytes that the kernel took before
+    /// the first error, and that error.
     pub fn send_split(
         &mut self,
         fd: BorrowedFd<'_>,

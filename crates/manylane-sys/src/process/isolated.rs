@@ -1,8 +1,8 @@
 //! Programs that never have descriptors of this process but the first three.
 //!
-//! That is more than close-on-exec: a child has copies of all descriptors until its exec is over, which takes a busy machine
-//! some tenths of a second. Whatever another thread closes meanwhile stays open for so long, and the port of a socket taken.
-//! Before Linux 5.9 it has them here, too.
+//! That is more than close-on-exec: a child has copies of all descriptors until its exec is over,
+//! which takes a busy machine some tenths of a second. Whatever another thread closes meanwhile
+//! stays open for so long, and the port of a socket taken. Before Linux 5.9 it has them here, too.
 //!
 //! ```text
 //! thread of the caller ─► thread with a table of its own (0, 1, 2) ─► the program
@@ -34,15 +34,17 @@ pub struct IsolatedChild {
 #[derive(Debug)]
 pub struct StdinGuard(#[expect(dead_code, reason = "lives: that is all")] Sender<std::convert::Infallible>);
 
-/// ThreadSanitizer knows one table of descriptors in a process. With a second one it takes what two threads open under the
-/// same number for one thing, and writes its report of that to a descriptor which is something else in this thread.
+/// ThreadSanitizer knows one table of descriptors in a process. With a second one it takes what two
+/// threads open under the same number for one thing, and writes its report of that to a descriptor
+/// which is something else in this thread.
 const SINGLE_FD_TABLE: bool = cfg!(manylane_tsan);
 
-/// Does `work` in `namespace` if there is one, by a thread that has no descriptors but the first three.
+/// Does `work` in `namespace` if there is one, by a thread that has no descriptors but the first
+/// three.
 ///
 /// # Safety
-/// Neither the work nor what it gives back may own a descriptor, or use one, that it has not opened itself: under that number
-/// there is nothing, or something else.
+/// Neither the work nor what it gives back may own a descriptor, or use one, that it has not opened
+/// itself: under that number there is nothing, or something else.
 unsafe fn run_on_isolated_thread<T: Send>(
     namespace: Option<&NetNs>,
     work: impl FnOnce() -> io::Result<T> + Send,
@@ -51,8 +53,9 @@ unsafe fn run_on_isolated_thread<T: Send>(
         namespace.map_or(Ok(()), NetNs::enter)?;
         if !SINGLE_FD_TABLE {
             let [first, last] = [3, libc::c_uint::MAX];
-            // SAFETY: takes numbers and no pointer. The thread gets a table of its own, into which only the descriptors
-            // below `first` are copied: those of the process stay open. That no value here owns one, the caller sees to.
+            // SAFETY: takes numbers and no pointer. The thread gets a table of its own, into which
+            // only the descriptors below `first` are copied: those of the process stay open. That
+            // no value here owns one, the caller sees to.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
         }
         work()
@@ -63,11 +66,12 @@ unsafe fn run_on_isolated_thread<T: Send>(
     })
 }
 
-/// Runs `program` to its end, with `input` to read, in `namespace` if there is one, and returns what it printed. The child
-/// never has any descriptor of this process but the first three.
+/// Runs `program` to its end, with `input` to read, in `namespace` if there is one, and returns
+/// what it printed. The child never has any descriptor of this process but the first three.
 ///
 /// # Errors
-/// When there is no such program, no thread or no descriptor, or this process may not enter the namespace.
+/// When there is no such program, no thread or no descriptor, or this process may not enter the
+/// namespace.
 pub fn run_isolated(
     namespace: Option<&NetNs>,
     program: &str,
@@ -88,8 +92,9 @@ pub fn run_isolated(
     unsafe { run_on_isolated_thread(namespace, work) }
 }
 
-/// Starts `program` in `namespace` if there is one, with `variables` added to the environment, and as `user` if there is one.
-/// The child never has any descriptor of this process but the first three.
+/// Starts `program` in `namespace` if there is one, with `variables` added to the environment, and
+/// as `user` if there is one. The child never has any descriptor of this process but the first
+/// three.
 ///
 /// # Errors
 /// As for [`run_isolated`].
@@ -121,7 +126,8 @@ pub fn spawn_isolated(
         })?;
         Ok(IsolatedChild { process, lines, stdin_guard: StdinGuard(keep) })
     };
-    // SAFETY: words, and the pipes that it opens, which stay in threads of that table; without them a `Child` is a number.
+    // SAFETY: words, and the pipes that it opens, which stay in threads of that table; without them
+    // a `Child` is a number.
     unsafe { run_on_isolated_thread(namespace, work) }
 }
 

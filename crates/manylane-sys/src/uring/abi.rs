@@ -1,4 +1,5 @@
-//! The layouts that user space and the kernel share (linux/io_uring.h), and the numbers that go with them.
+//! The layouts that user space and the kernel share (linux/io_uring.h), and the numbers that go
+//! with them.
 
 use std::mem::offset_of;
 
@@ -26,7 +27,8 @@ pub(super) const RECV_MULTISHOT: u16 = 1 << 1;
 pub(super) const CANCEL_USER_DATA: u64 = 2;
 
 pub(super) const SETUP_CQSIZE: u32 = 1 << 3;
-/// The ring starts disabled, so that another thread than its maker can become the one that submits (Linux 5.10).
+/// The ring starts disabled, so that another thread than its maker can become the one that submits
+/// (Linux 5.10).
 pub(super) const SETUP_R_DISABLED: u32 = 1 << 6;
 /// The kernel sets a flag in the ring when there is something to do in a call (Linux 5.19).
 pub(super) const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
@@ -47,7 +49,8 @@ pub(super) const OFF_SQES: i64 = 0x1000_0000;
 pub(super) const ENTER_GETEVENTS: u32 = 1 << 0;
 pub(super) const ENTER_EXT_ARG: u32 = 1 << 3;
 
-/// Of the flags of the submission ring: completions wait outside of the ring; there is work to do in a call.
+/// Of the flags of the submission ring: completions wait outside of the ring; there is work to do
+/// in a call.
 pub(super) const SQ_CQ_OVERFLOW: u32 = 1 << 1;
 pub(super) const SQ_TASKRUN: u32 = 1 << 2;
 
@@ -139,7 +142,8 @@ pub(super) struct Params {
     pub(super) cq_off: CqOffsets,
 }
 
-/// `struct io_uring_buf`: an entry of a ring of buffers. The last word of the first entry is the ring's tail.
+/// `struct io_uring_buf`: an entry of a ring of buffers. The last word of the first entry is the
+/// ring's tail.
 #[repr(C)]
 pub(super) struct Buf {
     pub(super) addr: u64,
@@ -187,7 +191,8 @@ pub(super) struct Timespec {
     pub(super) nsec: i64,
 }
 
-/// `struct io_uring_recvmsg_out`: what a multishot receive writes before address, control messages and payload.
+/// `struct io_uring_recvmsg_out`: what a multishot receive writes before address, control messages
+/// and payload.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct RecvmsgOut {

@@ -1,5 +1,6 @@
-//! Receiving by io_uring as one writes it by hand, after the examples of liburing: what lanes are measured against. Nothing
-//! is checked that a program would not check which trusts its kernel, and nothing moves between threads.
+//! Receiving by io_uring as one writes it by hand, after the examples of liburing: what lanes are
+//! measured against. Nothing is checked that a program would not check which trusts its kernel, and
+//! nothing moves between threads.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -112,7 +113,8 @@ impl BareMultishot {
         };
         (0..count).for_each(|id| bare.add_buffer(id as u16));
         bare.publish();
-        // A receive that does not sleep itself is not told of a shutdown, by which others say that it is time to end.
+        // A receive that does not sleep itself is not told of a shutdown, by which others say that
+        // it is time to end.
         bare.ring.push(Sqe {
             opcode: abi::OP_POLL_ADD,
             flags: abi::SQE_FIXED_FILE,
@@ -129,8 +131,9 @@ impl BareMultishot {
             .as_ptr()
             .wrapping_add(usize::from(id) * self.stride + LEADING_PAD)
             .expose_provenance();
-        // SAFETY: the masked index is below the number of entries of the mapping; the kernel reads an entry only once the
-        // tail has passed it, and there is one for each buffer. The tail, which shares the first, is not touched.
+        // SAFETY: the masked index is below the number of entries of the mapping; the kernel reads
+        // an entry only once the tail has passed it, and there is one for each buffer. The tail,
+        // which shares the first, is not touched.
         unsafe {
             let entry = self.entries.as_ptr().cast::<abi::Buf>().add(usize::from(self.tail & self.mask));
             (&raw mut (*entry).addr).write(addr as u64);
@@ -144,8 +147,8 @@ impl BareMultishot {
         super::buffers::store_tail(&self.entries, self.tail);
     }
 
-    /// Receives up to a batch; 0 if nothing came within `wait` ([`Duration::MAX`]: for ever), or when the socket was shut down.
-    /// Once a receive is over, its messages stay until the next one.
+    /// Receives up to a batch; 0 if nothing came within `wait` ([`Duration::MAX`]: for ever), or
+    /// when the socket was shut down. Once a receive is over, its messages stay until the next one.
     ///
     /// # Errors
     /// What the socket or io_uring reports.
@@ -220,8 +223,9 @@ impl BareMultishot {
     pub fn message(&self, index: usize) -> Message<'_> {
         let (id, written) = self.completed[index];
         let len = (written as usize).min(self.buffer_len);
-        // SAFETY: the buffer lies inside the mapping, whose memory started zeroed; a completion has given it to the batch, and
-        // the kernel gets it back only by `recv`, which needs `&mut self`.
+        // SAFETY: the buffer lies inside the mapping, whose memory started zeroed; a completion has
+        // given it to the batch, and the kernel gets it back only by `recv`, which needs
+        // `&mut self`.
         let bytes = unsafe {
             std::slice::from_raw_parts(
                 self.buffers.as_ptr().add(usize::from(id) * self.stride + LEADING_PAD),
@@ -249,7 +253,8 @@ pub struct BareOneshot {
     to_submit: usize,
 }
 
-// SAFETY: the raw pointers in the headers point into memory that this value owns and that moves with it.
+// SAFETY: the raw pointers in the headers point into memory that this value owns and that moves
+// with it.
 unsafe impl Send for BareOneshot {}
 
 impl Drop for BareOneshot {
@@ -259,7 +264,8 @@ impl Drop for BareOneshot {
 }
 
 impl BareOneshot {
-    /// Registers `socket` and builds a header for each message of a batch. There are no control messages.
+    /// Registers `socket` and builds a header for each message of a batch. There are no control
+    /// messages.
     ///
     /// # Errors
     /// As of [`UringRecv::new`](super::UringRecv::new).
@@ -273,7 +279,8 @@ impl BareOneshot {
         let headers: PinnedSlice<libc::msghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         let buffers = Mapping::new(buffer * batch)?;
         for index in 0..batch {
-            // SAFETY: elements of allocations that nobody else reads or writes now; the buffer is inside the mapping.
+            // SAFETY: elements of allocations that nobody else reads or writes now; the buffer is
+            // inside the mapping.
             unsafe {
                 (*vectors.ptr_at(index)).iov_base = buffers.as_ptr().add(index * buffer).cast();
                 let header = &mut *headers.ptr_at(index);
@@ -338,7 +345,8 @@ impl BareOneshot {
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
         let full = self.lens[index] as usize;
-        // SAFETY: inside the mapping, which started zeroed; the kernel writes only during `recv`, which needs `&mut self`.
+        // SAFETY: inside the mapping, which started zeroed; the kernel writes only during `recv`,
+        // which needs `&mut self`.
         let data = unsafe {
             std::slice::from_raw_parts(self.buffers.as_ptr().add(index * self.buffer), full.min(self.buffer))
         };

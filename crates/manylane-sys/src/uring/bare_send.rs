@@ -1,5 +1,5 @@
-//! Sending by io_uring as one writes it by hand: to measure the calls of engine `mmsg` against, by which all engines on kernel
-//! sockets send.
+//! Sending by io_uring as one writes it by hand: to measure the calls of engine `mmsg` against, by
+//! which all engines on kernel sockets send.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,8 @@ pub struct BareSender {
 }
 
 impl BareSender {
-    /// Registers `socket` and builds `batch` headers; with `zero_copy`, payloads are not copied (Linux 6.1).
+    /// Registers `socket` and builds `batch` headers; with `zero_copy`, payloads are not copied
+    /// (Linux 6.1).
     ///
     /// # Errors
     /// As of [`UringRecv::new`](super::UringRecv::new).
@@ -50,8 +51,8 @@ impl BareSender {
         Ok(Self { ring, headers, vectors, names, zero_copy })
     }
 
-    /// Sends each of `payloads`, no more than a batch, to `peer`, and returns how many left. The kernel is done with all of them
-    /// when this returns.
+    /// Sends each of `payloads`, no more than a batch, to `peer`, and returns how many left. The
+    /// kernel is done with all of them when this returns.
     ///
     /// # Errors
     /// What io_uring reports.
@@ -110,6 +111,6 @@ impl Drop for BareSender {
     }
 }
 
-// SAFETY: the raw pointers in the headers point into memory that this value owns and that moves with it, and into payloads during
-// a call only.
+// SAFETY: the raw pointers in the headers point into memory that this value owns and that moves
+// with it, and into payloads during a call only.
 unsafe impl Send for BareSender {}

@@ -1,8 +1,9 @@
 //! Buffers that the kernel picks from: a ring of their addresses, and who owns each.
 //!
-//! There are as many slots as buffers, a power of two, and buffer k is in slot k for good. The kernel picks buffers in the
-//! order of the slots, each for one message (`io_ring_buffer_select` in io_uring/kbuf.c), and its completions tell of them in
-//! that order. So they also come back in that order: the slots are written once, and to give back a batch is one store.
+//! There are as many slots as buffers, a power of two, and buffer k is in slot k for good. The
+//! kernel picks buffers in the order of the slots, each for one message (`io_ring_buffer_select` in
+//! io_uring/kbuf.c), and its completions tell of them in that order. So they also come back in that
+//! order: the slots are written once, and to give back a batch is one store.
 //!
 //! ```text
 //!        tail - count        head                   tail
@@ -10,8 +11,8 @@
 //!            │ the batch's    │ the kernel's         │
 //! ```
 //!
-//! What we read of a buffer comes before the tail, which is stored with `Release` and loaded by the kernel with
-//! `smp_load_acquire`: whoever sees the tail finds our last reads of the buffer over.
+//! What we read of a buffer comes before the tail, which is stored with `Release` and loaded by the
+//! kernel with `smp_load_acquire`: whoever sees the tail finds our last reads of the buffer over.
 
 use std::io;
 use std::mem::offset_of;
@@ -102,7 +103,8 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Maps `count` buffers, a power of two, registers them with `ring`, and gives all to the kernel.
+    /// Maps `count` buffers, a power of two, registers them with `ring`, and gives all to the
+    /// kernel.
     pub(super) fn new(ring: &Ring, count: usize, shape: BufferLayout) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         if !count.is_power_of_two() || count > BUFFERS_MAX {
@@ -114,8 +116,8 @@ impl Buffers {
         let buffers = Self { ring: map, memory, layout: shape, stride, ownership: Ownership::new(count) };
         for id in 0..count {
             let addr = buffers.ptr_at(id as u16).expose_provenance() as u64;
-            // SAFETY: the mapping has so many entries, and nobody reads them yet. The tail, which shares the first, is not
-            // touched.
+            // SAFETY: the mapping has so many entries, and nobody reads them yet. The tail, which
+            // shares the first, is not touched.
             unsafe {
                 let entry = buffers.ring.as_ptr().cast::<Buf>().add(id);
                 (&raw mut (*entry).addr).write(addr);
@@ -193,7 +195,8 @@ impl Buffers {
 /// Tells the kernel how many entries `ring` was given.
 #[inline]
 pub(super) fn store_tail(ring: &Mapping, given: u16) {
-    // SAFETY: the word lies inside the first entry of the mapping and is aligned; the kernel only loads it.
+    // SAFETY: the word lies inside the first entry of the mapping and is aligned; the kernel only
+    // loads it.
     let tail = unsafe { AtomicU16::from_ptr(ring.as_ptr().add(offset_of!(Buf, tail)).cast()) };
     tail.store(given, Ordering::Release);
 }

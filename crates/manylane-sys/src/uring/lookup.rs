@@ -1,4 +1,5 @@
-//! Requests of io_uring that do nothing but look up a file: what finding a descriptor costs, by itself.
+//! Requests of io_uring that do nothing but look up a file: what finding a descriptor costs, by
+//! itself.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,7 +1,8 @@
 //! io_uring for one lane: everything registered once, then completions instead of calls.
 //!
-//! A *multishot* receive is submitted once and then brings a completion for each message, which the kernel writes
-//! into a buffer that it picks from a ring of them. The stages, and who owns a buffer in each:
+//! A *multishot* receive is submitted once and then brings a completion for each message, which the
+//! kernel writes into a buffer that it picks from a ring of them. The stages, and who owns a buffer
+//! in each:
 //!
 //! | stage | file | who owns the buffer | when it is full or missing |
 //! |---|---|---|---|
@@ -11,8 +12,9 @@
 //! | completions are taken | `recv.rs` | the batch, as checked views | room for one per buffer and a few more: it cannot overflow |
 //! | the batch is over | `buffers.rs` | the kernel again, all at once | - |
 //!
-//! Nothing is taken out of the socket but in calls of the thread that owns the ring (`DEFER_TASKRUN`): between them,
-//! datagrams wait in the socket's queue, where they are counted and where others may take them.
+//! Nothing is taken out of the socket but in calls of the thread that owns the ring
+//! (`DEFER_TASKRUN`): between them, datagrams wait in the socket's queue, where they are counted
+//! and where others may take them.
 
 mod abi;
 mod bare;

@@ -3,7 +3,8 @@
 //! ```text
 //!   recv: 1. buffers of the last batch back to the kernel, all at once
 //!         2. completions that are there already
-//!         3. room in the batch, and work for the kernel, or nothing yet and leave to wait: one call, then 2.
+//!         3. room in the batch, and work for the kernel, or nothing yet and leave to wait:
+//!            one call, then 2.
 //!            The receive has ended, for whatever reason: the same call arms it anew
 //! ```
 //!
@@ -39,7 +40,8 @@ pub struct UringOptions {
     pub batch: usize,
     /// Bytes of payload that fit into a buffer.
     pub buffer: usize,
-    /// Buffers, 1 to 32,768, of which the next power of two is taken. Those of a batch are not the kernel's while it lasts.
+    /// Buffers, 1 to 32,768, of which the next power of two is taken. Those of a batch are not the
+    /// kernel's while it lasts.
     pub buffers: usize,
     /// Whether to receive control messages at all.
     pub control: bool,
@@ -140,16 +142,18 @@ impl RegisteredRing {
 
     /// Makes the calling thread the owner.
     ///
-    /// The socket is not registered as a file of the ring. What is under way has it, looked up each time it is armed, and lets go
-    /// of it when that ends, at the latest with its thread; the ring would have it until the kernel has torn the ring down.
+    /// The socket is not registered as a file of the ring. What is under way has it, looked up each
+    /// time it is armed, and lets go of it when that ends, at the latest with its thread; the ring
+    /// would have it until the kernel has torn the ring down.
     fn take_ownership(&mut self) -> io::Result<()> {
         self.ring.enable()?;
         self.is_owned = true;
         Ok(())
     }
 
-    /// A receive that does not sleep itself is not told of a shutdown; what waits for its completion is to be woken all the
-    /// same (`wake` in `sock.rs`). A poll for nothing is told of hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
+    /// A receive that does not sleep itself is not told of a shutdown; what waits for its
+    /// completion is to be woken all the same (`wake` in `sock.rs`). A poll for nothing is told of
+    /// hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
     fn arm_shutdown_poll(&mut self, socket: BorrowedFd<'_>) {
         self.ring.push(Sqe {
             opcode: abi::OP_POLL_ADD,
@@ -160,11 +164,11 @@ impl RegisteredRing {
         self.is_shutdown_armed = true;
     }
 
-    /// Ends what is under way; what it has taken is among the completions then. Whether nothing is any more, and the socket let
-    /// go of.
+    /// Ends what is under way; what it has taken is among the completions then. Whether nothing is
+    /// any more, and the socket let go of.
     ///
-    /// Of another thread's ring nothing can be ended: the kernel does that some time after it was closed. Nothing is taken out
-    /// of the socket there, either.
+    /// Of another thread's ring nothing can be ended: the kernel does that some time after it was
+    /// closed. Nothing is taken out of the socket there, either.
     fn cancel(&mut self) -> bool {
         let under_way: &[u64] = match (self.is_armed, self.is_shutdown_armed) {
             (true, true) => &[RECEIVE_USER_DATA, SHUTDOWN_USER_DATA],
@@ -188,8 +192,9 @@ impl UringRecv {
     /// Registers everything that calls will use. Nothing is received yet.
     ///
     /// # Errors
-    /// `ENOSYS` without io_uring; `EPERM` where the sysctl `kernel.io_uring_disabled` or a seccomp filter forbids it;
-    /// `EINVAL` before Linux 6.1, and for sizes that cannot be; `ENOMEM` at a limit of memory, `EMFILE` of descriptors.
+    /// `ENOSYS` without io_uring; `EPERM` where the sysctl `kernel.io_uring_disabled` or a seccomp
+    /// filter forbids it; `EINVAL` before Linux 6.1, and for sizes that cannot be; `ENOMEM` at a
+    /// limit of memory, `EMFILE` of descriptors.
     pub fn new(options: UringOptions) -> io::Result<Self> {
         options.validate()?;
         // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
@@ -214,8 +219,8 @@ impl UringRecv {
         })
     }
 
-    /// Has other buffers from now on: so many, of so many bytes, for batches of so many messages. What the present ones hold
-    /// is handed out first, in batches of that size.
+    /// Has other buffers from now on: so many, of so many bytes, for batches of so many messages.
+    /// What the present ones hold is handed out first, in batches of that size.
     ///
     /// # Errors
     /// `EINVAL` for a number that cannot be.
@@ -232,7 +237,8 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Lets waits look at the device of the socket for so many microseconds before they sleep (`IORING_REGISTER_NAPI`).
+    /// Lets waits look at the device of the socket for so many microseconds before they sleep
+    /// (`IORING_REGISTER_NAPI`).
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.9.
@@ -262,14 +268,16 @@ impl UringRecv {
         self.ring_replacements
     }
 
-    /// Whether the last error was the ring's, not the socket's: there is nothing to be had any more by this way.
+    /// Whether the last error was the ring's, not the socket's: there is nothing to be had any more
+    /// by this way.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Whether the kernel may have the socket for a moment yet after ring and socket are closed: what another thread than the
-    /// calling one has under way, it alone could have ended. Known after [`stop`](Self::stop).
+    /// Whether the kernel may have the socket for a moment yet after ring and socket are closed:
+    /// what another thread than the calling one has under way, it alone could have ended. Known
+    /// after [`stop`](Self::stop).
     #[must_use]
     pub fn is_socket_pinned(&self) -> bool {
         self.is_socket_pinned
@@ -281,21 +289,22 @@ impl UringRecv {
         self.current.ring.pending() as usize
     }
 
-    /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv) brings from now on.
+    /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv)
+    /// brings from now on.
     pub fn stop(&mut self) {
         self.is_stopping = true;
         self.is_socket_pinned |= !self.current.cancel();
     }
 
-    /// Receives up to a batch from `socket`, always the same one, and returns how many messages there are; 0 if none came
-    /// within `wait`.
+    /// Receives up to a batch from `socket`, always the same one, and returns how many messages
+    /// there are; 0 if none came within `wait`.
     ///
-    /// What the call before received goes back to the kernel. A wait may end early, with 0: after a signal, when the socket
-    /// was shut down for reading, when somebody else took what had come.
+    /// What the call before received goes back to the kernel. A wait may end early, with 0: after a
+    /// signal, when the socket was shut down for reading, when somebody else took what had come.
     ///
     /// # Errors
-    /// What the socket reports, but for "nothing there" and "interrupted"; what io_uring reports, see
-    /// [`is_broken`](Self::is_broken).
+    /// What the socket reports, but for "nothing there" and "interrupted"; what io_uring reports,
+    /// see [`is_broken`](Self::is_broken).
     #[inline]
     pub fn recv(&mut self, socket: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<usize> {
         self.release_buffers();
@@ -328,7 +337,8 @@ impl UringRecv {
         Ok(self.filled)
     }
 
-    /// Calls the kernel; false if there is nothing to be had from this ring any more, but what the batch holds.
+    /// Calls the kernel; false if there is nothing to be had from this ring any more, but what the
+    /// batch holds.
     fn enter(&mut self, wait: Option<Duration>) -> io::Result<bool> {
         match self.current.ring.enter(wait) {
             Ok(()) => Ok(true),
@@ -355,7 +365,8 @@ impl UringRecv {
         }
     }
 
-    /// Another ring takes over from one of which all has been handed out; else what is left of it becomes the batch.
+    /// Another ring takes over from one of which all has been handed out; else what is left of it
+    /// becomes the batch.
     #[cold]
     fn replace_ring(&mut self) -> io::Result<()> {
         self.is_socket_pinned |= !self.current.cancel();
@@ -421,8 +432,8 @@ impl UringRecv {
         outcome
     }
 
-    /// Takes what is a message of many, up to the first completion that is anything else: of each only its lengths, and all but
-    /// these is read when somebody asks.
+    /// Takes what is a message of many, up to the first completion that is anything else: of each
+    /// only its lengths, and all but these is read when somebody asks.
     #[inline]
     fn reap_messages(&mut self, there: u32) {
         const MULTISHOT_FLAGS: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
@@ -455,7 +466,8 @@ impl UringRecv {
     #[cold]
     fn handle_completion(&mut self, completion: Cqe) -> io::Result<()> {
         if completion.user_data == SHUTDOWN_USER_DATA {
-            // An error on the socket ends the poll, too: it is armed anew together with the receive, which that has ended.
+            // An error on the socket ends the poll, too: it is armed anew together with the
+            // receive, which that has ended.
             self.current.is_shutdown_armed = false;
             self.current.is_shutdown |=
                 completion.res > 0 && completion.res & i32::from(libc::POLLRDHUP) != 0;
@@ -463,7 +475,8 @@ impl UringRecv {
         if completion.user_data != RECEIVE_USER_DATA {
             return Ok(());
         }
-        // What says neither "more" nor anything bad is the last message: an empty datagram ends a receive.
+        // What says neither "more" nor anything bad is the last message: an empty datagram ends a
+        // receive.
         self.current.is_armed &= completion.flags & abi::CQE_MORE != 0;
         if completion.flags & abi::CQE_BUFFER != 0 && !self.reap_last_message(completion) {
             // No message, or in a buffer whose turn it is not: no kernel that we know does that.

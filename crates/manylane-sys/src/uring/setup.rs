@@ -2,16 +2,19 @@
 //!
 //! # Order of memory
 //!
-//! Both rings are arrays with two counters that only grow (and wrap at 2^32); each side writes one and reads the other.
-//! 1. *Submissions*: the entry is written, then our counter with `Release`; the kernel loads it with `Acquire`
-//!    (`io_sqring_entries`). It reads entries only in our own call, which orders them anyway. An entry is free again when
-//!    the call says that it was submitted.
-//! 2. *Completions*: the kernel writes the entry, and before it the buffer that the entry names, then its counter with
-//!    `smp_store_release` (`io_commit_cqring`); we load that counter with `Acquire`. Who sees the counter sees entry and
-//!    buffer. We read the entry, then store our counter with `Release`; the kernel loads it with `Acquire` before it writes
-//!    the entry again (`__io_cqring_events`, control dependency in `io_cqe_cache_refill`).
-//! 3. *The flag "there is work"* is set by whoever a datagram wakes, with an atomic or, after the datagram was queued. We load it
-//!    with `Acquire`; one that we see late is seen by the next call, like a datagram that comes a moment later.
+//! Both rings are arrays with two counters that only grow (and wrap at 2^32); each side writes one
+//! and reads the other.
+//! 1. *Submissions*: the entry is written, then our counter with `Release`; the kernel loads it
+//!    with `Acquire` (`io_sqring_entries`). It reads entries only in our own call, which orders
+//!    them anyway. An entry is free again when the call says that it was submitted.
+//! 2. *Completions*: the kernel writes the entry, and before it the buffer that the entry names,
+//!    then its counter with `smp_store_release` (`io_commit_cqring`); we load that counter with
+//!    `Acquire`. Who sees the counter sees entry and buffer. We read the entry, then store our
+//!    counter with `Release`; the kernel loads it with `Acquire` before it writes the entry again
+//!    (`__io_cqring_events`, control dependency in `io_cqe_cache_refill`).
+//! 3. *The flag "there is work"* is set by whoever a datagram wakes, with an atomic or, after the
+//!    datagram was queued. We load it with `Acquire`; one that we see late is seen by the next
+//!    call, like a datagram that comes a moment later.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -59,12 +62,14 @@ impl RingMapping {
 
 impl Drop for RingMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map`; pointers into it are in the same `Ring` alone.
+        // SAFETY: base and length are those of the mmap in `map`; pointers into it are in the same
+        // `Ring` alone.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// A ring: one thread submits to it and takes from it, and is its owner from [`enable`](Self::enable) on.
+/// A ring: one thread submits to it and takes from it, and is its owner from
+/// [`enable`](Self::enable) on.
 pub(super) struct Ring {
     sq_tail: NonNull<AtomicU32>,
     sq_flags: NonNull<AtomicU32>,
@@ -83,8 +88,8 @@ pub(super) struct Ring {
     fd: OwnedFd,
 }
 
-// SAFETY: the memory belongs to this value alone on our side; that the kernel wants one thread to submit is told by an
-// error, and not a matter of memory.
+// SAFETY: the memory belongs to this value alone on our side; that the kernel wants one thread to
+// submit is told by an error, and not a matter of memory.
 unsafe impl Send for Ring {}
 
 impl AsFd for Ring {
@@ -95,7 +100,8 @@ impl AsFd for Ring {
 }
 
 impl Ring {
-    /// Makes a ring with room for `completions`, disabled; with an array of indices, as before Linux 6.6, if asked for.
+    /// Makes a ring with room for `completions`, disabled; with an array of indices, as before
+    /// Linux 6.6, if asked for.
     pub(super) fn new(completions: u32, sqarray: bool) -> io::Result<Self> {
         Self::with_entries(SUBMISSION_ENTRIES, completions, sqarray)
     }
@@ -136,7 +142,8 @@ impl Ring {
         if has_array {
             let array = rings.ptr_at::<u32>(sq.array, params.sq_entries as usize)?;
             for index in 0..params.sq_entries {
-                // SAFETY: an element of the array that `at` has checked; the ring is disabled, nobody reads it.
+                // SAFETY: an element of the array that `at` has checked; the ring is disabled,
+                // nobody reads it.
                 unsafe { array.add(index as usize).write(index) };
             }
         }
@@ -169,11 +176,12 @@ impl Ring {
         self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
     }
 
-    /// Ends all that is under way; what it has brought is among the completions then. Whether they tell the end of each of
-    /// `under_way`, which are what the entries carried.
+    /// Ends all that is under way; what it has brought is among the completions then. Whether they
+    /// tell the end of each of `under_way`, which are what the entries carried.
     ///
-    /// A call may find nothing to do although a request has not ended: while another thread wakes it, by a datagram or a shutdown,
-    /// its end is work that this thread is still to be given (`io_poll_get_ownership` in io_uring/poll.c).
+    /// A call may find nothing to do although a request has not ended: while another thread wakes
+    /// it, by a datagram or a shutdown, its end is work that this thread is still to be given
+    /// (`io_poll_get_ownership` in io_uring/poll.c).
     pub(super) fn cancel(&mut self, under_way: &[u64]) -> io::Result<bool> {
         self.push(Sqe {
             opcode: abi::OP_ASYNC_CANCEL,
@@ -198,7 +206,8 @@ impl Ring {
     fn has_final_completion(&self, what: u64) -> bool {
         (0..self.pending()).any(|next| {
             let at = self.local_cq_head.wrapping_add(next) & self.cq_mask;
-            // SAFETY: as in `peek`: an entry between those that were taken and the kernel's counter.
+            // SAFETY: as in `peek`: an entry between those that were taken and the kernel's
+            // counter.
             let completion = unsafe { self.cqes.add(at as usize).read() };
             completion.user_data == what && completion.flags & abi::CQE_MORE == 0
         })
@@ -214,7 +223,8 @@ impl Ring {
         self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1)
     }
 
-    /// Lets waits look at the devices of the sockets for so many microseconds before they sleep (Linux 6.9).
+    /// Lets waits look at the devices of the sockets for so many microseconds before they sleep
+    /// (Linux 6.9).
     pub(super) fn register_napi(&self, micros: u32) -> io::Result<()> {
         // The kernel writes what was in force into it, which nobody reads.
         let mut what = abi::Napi { busy_poll_to: micros, prefer_busy_poll: 1, ..abi::Napi::default() };
@@ -228,14 +238,17 @@ impl Ring {
         crate::check(ret as libc::c_int).map(drop)
     }
 
-    /// Puts in an entry to be submitted by the next call. There is room for all that is ever under way.
+    /// Puts in an entry to be submitted by the next call. There is room for all that is ever under
+    /// way.
     pub(super) fn push(&mut self, entry: Sqe) {
         debug_assert!(self.queued <= self.sq_mask);
-        // SAFETY: the masked index is below the number of entries; the slot is free, see 1 in the module's head.
+        // SAFETY: the masked index is below the number of entries; the slot is free, see 1 in the
+        // module's head.
         unsafe { self.sqes.add((self.local_sq_tail & self.sq_mask) as usize).write(entry) };
         self.local_sq_tail = self.local_sq_tail.wrapping_add(1);
         self.queued += 1;
-        // SAFETY: the word is in the mapping, which lives as long as `self`, and is accessed atomically by both sides.
+        // SAFETY: the word is in the mapping, which lives as long as `self`, and is accessed
+        // atomically by both sides.
         unsafe { self.sq_tail.as_ref() }.store(self.local_sq_tail, Ordering::Release);
     }
 
@@ -252,9 +265,11 @@ impl Ring {
         flags & (abi::SQ_TASKRUN | abi::SQ_CQ_OVERFLOW) != 0
     }
 
-    /// Submits what was put in and lets the kernel do its work; with `wait`, until there is a completion, or so long.
+    /// Submits what was put in and lets the kernel do its work; with `wait`, until there is a
+    /// completion, or so long.
     ///
-    /// A wait that nothing ended, or a signal, is no error. [`Duration::MAX`] is without a bound, and without a timer.
+    /// A wait that nothing ended, or a signal, is no error. [`Duration::MAX`] is without a bound,
+    /// and without a timer.
     ///
     /// # Errors
     /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
@@ -276,8 +291,9 @@ impl Ring {
         };
         let flags = abi::ENTER_GETEVENTS | abi::ENTER_EXT_ARG;
         let fd = self.fd.as_raw_fd();
-        // SAFETY: the kernel reads `arg` and the time that it points at, which live across the call. What the entries
-        // point at lives as long as they are under way: their maker keeps it.
+        // SAFETY: the kernel reads `arg` and the time that it points at, which live across the
+        // call. What the entries point at lives as long as they are under way: their maker keeps
+        // it.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -319,12 +335,13 @@ impl Ring {
         if there == self.local_cq_head {
             return None;
         }
-        // SAFETY: the masked index is below the number of entries; the kernel has written this one and leaves it alone
-        // until it is popped, see 2 in the module's head.
+        // SAFETY: the masked index is below the number of entries; the kernel has written this one
+        // and leaves it alone until it is popped, see 2 in the module's head.
         Some(unsafe { self.cqes.add((self.local_cq_head & self.cq_mask) as usize).read() })
     }
 
-    /// Takes the completion that was looked at, to be told to the kernel by [`release`](Self::release).
+    /// Takes the completion that was looked at, to be told to the kernel by
+    /// [`release`](Self::release).
     #[inline]
     pub(super) fn pop(&mut self) {
         self.local_cq_head = self.local_cq_head.wrapping_add(1);

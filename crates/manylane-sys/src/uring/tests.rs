@@ -67,7 +67,8 @@ fn batch_after_batch_comes_whole_and_in_order() {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { sqarray, ..OPTIONS });
         assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
-        // Far more than there are buffers, so that all counters of the rings wrap around their sizes.
+        // Far more than there are buffers, so that all counters of the rings wrap around their
+        // sizes.
         for round in 0..40 {
             let range = round * 100..(round + 1) * 100;
             send(&client, range.clone());
@@ -250,7 +251,8 @@ fn a_plain_receive_beside_it_takes_what_it_gets() {
     for round in 0..100 {
         let range = round * 40..(round + 1) * 40;
         send(&client, range.clone());
-        // Nothing is taken out of the socket behind anybody's back: all is there for whoever asks first.
+        // Nothing is taken out of the socket behind anybody's back: all is there for whoever asks
+        // first.
         let count = plain.recv(server.as_fd(), Wait::Never).unwrap();
         let mut got: Vec<u32> = (0..count).map(|index| number(plain.message(index).data)).collect();
         assert_eq!(got.len(), 8);
@@ -419,7 +421,8 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
     for round in 0..10 {
-        // Nobody is there: the kernel keeps the refusal for the next call on the socket, whichever it is.
+        // Nobody is there: the kernel keeps the refusal for the next call on the socket, whichever
+        // it is.
         let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         server.connect(nobody).unwrap();
         server.send(b"anybody?").unwrap();
@@ -471,7 +474,8 @@ fn what_is_written_by_hand_receives_the_same() {
         }
     }
     assert!(last > 0);
-    // Of two that receive in turn, each empties the socket; the multishot may have taken more than it has handed out.
+    // Of two that receive in turn, each empties the socket; the multishot may have taken more than
+    // it has handed out.
     got.sort_unstable();
     assert_eq!(got, (0..4000).collect::<Vec<_>>());
 }

@@ -1,18 +1,21 @@
-//! What the members of a queue share: the fill and the completion ring, the free frames, and who may send how many.
+//! What the members of a queue share: the fill and the completion ring, the free frames, and who
+//! may send how many.
 //!
-//! A device queue has one fill and one completion ring, whoever receives from it and sends to it. Each member takes
-//! the lock once a batch, when it receives: what the batch held goes back, what was sent comes back (whoever sent it),
-//! the kernel gets frames to receive into, and the descriptors of the member's own receive ring are checked and held.
-//! On demand, once for many frames, it takes the lock when it has run out of what it may send. Nobody makes a system
-//! call or takes another lock with this one held, so it cannot be part of a deadlock, and it is held for as long as a
-//! batch takes to be counted.
+//! A device queue has one fill and one completion ring, whoever receives from it and sends to it.
+//! Each member takes the lock once a batch, when it receives: what the batch held goes back, what
+//! was sent comes back (whoever sent it), the kernel gets frames to receive into, and the
+//! descriptors of the member's own receive ring are checked and held. On demand, once for many
+//! frames, it takes the lock when it has run out of what it may send. Nobody makes a system call or
+//! takes another lock with this one held, so it cannot be part of a deadlock, and it is held for as
+//! long as a batch takes to be counted.
 //!
 //! # Who may send
 //!
-//! A frame on its way out is one less to receive into. So `frames - receiving` may be out at a time, in all, and a
-//! member's part of that is the same as everybody else's. A member has it granted in portions, called credits: one
-//! for each frame that is in its supply, taken, or on its way out, and those that it has not used yet. When the
-//! kernel has sent a frame, the place of the frame says which member's account the credit goes back to.
+//! A frame on its way out is one less to receive into. So `frames - receiving` may be out at a
+//! time, in all, and a member's part of that is the same as everybody else's. A member has it
+//! granted in portions, called credits: one for each frame that is in its supply, taken, or on its
+//! way out, and those that it has not used yet. When the kernel has sent a frame, the place of the
+//! frame says which member's account the credit goes back to.
 
 mod batch_ops;
 
@@ -26,7 +29,8 @@ use super::frames::{FrameState, Frames, MEMBERS_MAX, MemberId, Packet, StateWord
 use super::ring::{Consumer, Producer};
 use super::socket::Maps;
 
-/// A value on cache lines of its own: what lies beside it is read all the time by threads that do not take the lock.
+/// A value on cache lines of its own: what lies beside it is read all the time by threads that do
+/// not take the lock.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -45,12 +49,14 @@ pub(super) struct UmemSocket {
 
 /// What all members of a queue share.
 pub(super) struct FrameAllocator {
-    // Dropped from the top: the rings before their maps, and these before the socket and the frames. (The kernel has
-    // the pages of the frames pinned, so that the rest of the order is for tidiness.)
+    // Dropped from the top: the rings before their maps, and these before the socket and the
+    // frames. (The kernel has the pages of the frames pinned, so that the rest of the order is for
+    // tidiness.)
     inner: CachePadded<Mutex<Inner>>,
     _maps: Option<Maps>,
-    /// By what the frames and both rings were made. A mapping keeps its socket open, whoever closes the descriptor:
-    /// were these the first member's, its socket would stay while others have the queue. None in tests.
+    /// By what the frames and both rings were made. A mapping keeps its socket open, whoever closes
+    /// the descriptor: were these the first member's, its socket would stay while others have the
+    /// queue. None in tests.
     pub(super) umem_socket: Option<UmemSocket>,
     /// Whether packets come in several frames if they are long.
     pub(super) multi_buffer: bool,
@@ -72,7 +78,8 @@ struct Inner {
     granted: u32,
     /// Accounts that are open.
     members: u32,
-    /// Credits that all of them together may have, and that one may: kept, since to find out takes a division.
+    /// Credits that all of them together may have, and that one may: kept, since to find out takes
+    /// a division.
     quota: (u32, u32),
 }
 
@@ -95,13 +102,14 @@ pub(super) struct FrameCache {
     pub(super) frames: Vec<u32>,
     /// Frames taken since the batch began: as many are there when the next one begins.
     pub(super) allocated: u32,
-    /// The pool had nothing. It is not asked again before the next batch or flush: not per datagram.
+    /// The pool had nothing. It is not asked again before the next batch or flush: not per
+    /// datagram.
     pub(super) is_exhausted: bool,
 }
 
 impl FrameAllocator {
-    /// A pool without members, which has given the kernel frames to receive into for a member with a receive ring of
-    /// so many entries. `kernel` is the socket of the rings and what they lie in.
+    /// A pool without members, which has given the kernel frames to receive into for a member with
+    /// a receive ring of so many entries. `kernel` is the socket of the rings and what they lie in.
     pub(super) fn new(
         rings: UmemRings,
         kernel: Option<(Maps, UmemSocket)>,
@@ -137,7 +145,8 @@ impl FrameAllocator {
     /// All that may be done with the lock held.
     #[inline]
     pub(super) fn lock(&self) -> AllocatorGuard<'_> {
-        // Whoever panicked with the lock held did so between two steps; each leaves everything in order.
+        // Whoever panicked with the lock held did so between two steps; each leaves everything in
+        // order.
         let inner = self.inner.0.lock().unwrap_or_else(PoisonError::into_inner);
         AllocatorGuard { frames: &self.frames, inner }
     }
@@ -155,8 +164,8 @@ pub(super) struct AllocatorGuard<'a> {
 }
 
 impl AllocatorGuard<'_> {
-    /// Opens an account for a member whose receive ring has so many entries, and gives the kernel frames for it. None
-    /// if there are no more numbers.
+    /// Opens an account for a member whose receive ring has so many entries, and gives the kernel
+    /// frames for it. None if there are no more numbers.
     pub(super) fn join(&mut self, ring: u32) -> Option<MemberId> {
         let accounts = &mut self.inner.slots;
         // A number whose frames are still on their way would get the credits of two.
@@ -175,9 +184,9 @@ impl AllocatorGuard<'_> {
         Some(at as MemberId)
     }
 
-    /// Shares out the frames anew between receiving and sending. What is unread in receive rings is no more to
-    /// receive into; with as many frames as all rings have entries, a member that does not read takes none from
-    /// the others.
+    /// Shares out the frames anew between receiving and sending. What is unread in receive rings is
+    /// no more to receive into; with as many frames as all rings have entries, a member that does
+    /// not read takes none from the others.
     fn rebalance(&mut self) {
         let open = self.inner.slots.iter().filter(|account| account.is_open);
         let (members, rings) = open
@@ -189,9 +198,9 @@ impl AllocatorGuard<'_> {
         self.inner.quota = (outgoing, (outgoing / members.max(1)).max(1));
     }
 
-    /// Closes the account of a member. What it had is free, but for what the kernel is still sending. What the kernel
-    /// has not taken from its send ring is free, too, if it takes nothing without being asked (`asked`), which nobody
-    /// does any more; otherwise it may take it yet.
+    /// Closes the account of a member. What it had is free, but for what the kernel is still
+    /// sending. What the kernel has not taken from its send ring is free, too, if it takes nothing
+    /// without being asked (`asked`), which nobody does any more; otherwise it may take it yet.
     pub(super) fn leave(
         &mut self,
         me: MemberId,
@@ -206,7 +215,8 @@ impl AllocatorGuard<'_> {
         for frame in frames.in_state(FrameState::HeldSending, Some(me)) {
             frames.set_state(frame, StateWord::new(FrameState::Sending, me));
         }
-        // First what was sent: the kernel may have dropped a packet, which completes it, and not moved on in the ring.
+        // First what was sent: the kernel may have dropped a packet, which completes it, and not
+        // moved on in the ring.
         self.reap();
         for desc in tx.unconsumed(asked) {
             let frame = self.frames.frame_of(desc.addr);
@@ -254,14 +264,15 @@ impl AllocatorGuard<'_> {
         self.inner.fill.publish();
     }
 
-    /// Whether the kernel wants to be told that the fill ring has entries; none where it cannot say so.
+    /// Whether the kernel wants to be told that the fill ring has entries; none where it cannot say
+    /// so.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> Option<bool> {
         self.inner.fill.needs_wakeup()
     }
 
-    /// The frame that the kernel says it has received into: from filling to nowhere, where the caller takes it from.
-    /// None, and counted, if that cannot be.
+    /// The frame that the kernel says it has received into: from filling to nowhere, where the
+    /// caller takes it from. None, and counted, if that cannot be.
     #[inline]
     fn accept_desc(&mut self, desc: &xdp_desc) -> Option<u32> {
         let frame =
@@ -274,8 +285,8 @@ impl AllocatorGuard<'_> {
         frame
     }
 
-    /// Filling to held: what the kernel says it has received, in one frame. None, and counted, if that cannot be; the
-    /// frame goes back to the free list if it was the kernel's.
+    /// Filling to held: what the kernel says it has received, in one frame. None, and counted, if
+    /// that cannot be; the frame goes back to the free list if it was the kernel's.
     #[inline]
     pub(super) fn hold(&mut self, me: MemberId, desc: &xdp_desc) -> Option<Packet> {
         let frame = self.accept_desc(desc)?;
@@ -300,7 +311,8 @@ impl AllocatorGuard<'_> {
         self.inner.invalid += 1;
     }
 
-    /// Held to free (to filling at once, if the kernel lacks some), or to sending if it is still on its way out.
+    /// Held to free (to filling at once, if the kernel lacks some), or to sending if it is still on
+    /// its way out.
     #[inline]
     pub(super) fn release_held(&mut self, me: MemberId, frame: u32) {
         match self.frames.state(frame).state() {
@@ -336,8 +348,9 @@ impl AllocatorGuard<'_> {
         granted
     }
 
-    /// Whether nothing is to be done for a member: the kernel has all frames that it should have to receive into, and what
-    /// is granted to the member is in its purse, so that nothing of its comes back.
+    /// Whether nothing is to be done for a member: the kernel has all frames that it should have to
+    /// receive into, and what is granted to the member is in its purse, so that nothing of its
+    /// comes back.
     #[inline]
     pub(super) fn is_idle(&self, me: MemberId, purse: &FrameCache) -> bool {
         let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
@@ -354,7 +367,8 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Gets what the batch that begins will need, if it is like the one before: a batch of up to so many packets.
+    /// Gets what the batch that begins will need, if it is like the one before: a batch of up to so
+    /// many packets.
     #[inline]
     pub(super) fn refill_cache(&mut self, me: MemberId, purse: &mut FrameCache, batch: usize) {
         let frames = purse.allocated.min(purse.frames.capacity() as u32);
@@ -362,8 +376,8 @@ impl AllocatorGuard<'_> {
         (purse.allocated, purse.is_exhausted) = (0, false);
     }
 
-    /// Fills a purse up to so many credits and frames. A purse that has more keeps it, unless the part of each member
-    /// has become smaller: then it gives up what it has too much.
+    /// Fills a purse up to so many credits and frames. A purse that has more keeps it, unless the
+    /// part of each member has become smaller: then it gives up what it has too much.
     #[inline]
     pub(super) fn fill_cache(&mut self, me: MemberId, purse: &mut FrameCache, credits: u32, frames: u32) {
         if purse.credits < credits {
@@ -421,7 +435,8 @@ impl AllocatorGuard<'_> {
 
 #[cfg(test)]
 impl AllocatorGuard<'_> {
-    /// Whether all counts are right, by the places of the frames and by what each member has unused.
+    /// Whether all counts are right, by the places of the frames and by what each member has
+    /// unused.
     pub(super) fn audit(&self, purses: &[(MemberId, &FrameCache)]) {
         let mut free = self.inner.free.clone();
         free.sort_unstable();
@@ -457,7 +472,8 @@ impl AllocatorGuard<'_> {
         }
         let granted = self.inner.slots.iter().map(|account| account.granted).sum::<u32>();
         assert_eq!(self.inner.granted, granted);
-        // What one that has left is still sending was granted when there were others to share with, or none.
+        // What one that has left is still sending was granted when there were others to share with,
+        // or none.
         let of_members = self.inner.slots.iter().filter(|account| account.is_open);
         let of_members = of_members.map(|account| account.granted).sum::<u32>();
         assert!(of_members + self.inner.fill_target <= self.frames.count() || self.inner.members != 1);

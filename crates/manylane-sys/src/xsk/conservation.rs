@@ -1,6 +1,6 @@
-//! Frames are conserved: whatever order packets arrive, are held, answered, dropped, sent and completed in, and
-//! members join and leave, every frame is in one place, payloads stay as they came while they may be borrowed, and
-//! what leaves is what was written.
+//! Frames are conserved: whatever order packets arrive, are held, answered, dropped, sent and
+//! completed in, and members join and leave, every frame is in one place, payloads stay as they
+//! came while they may be borrowed, and what leaves is what was written.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -36,8 +36,8 @@ enum Act {
         member: usize,
         sent: bool,
     },
-    /// The header is written, and the packet sent with part of its payload; `turned` as replies are, which ask whether
-    /// the packet can be sent at all.
+    /// The header is written, and the packet sent with part of its payload; `turned` as replies
+    /// are, which ask whether the packet can be sent at all.
     SendInPlace {
         packet: usize,
         payload: usize,
@@ -360,7 +360,8 @@ impl World<'_> {
         assert!(census.invalid <= self.invalid);
     }
 
-    /// All comes to rest: what waits is received and dropped, what was queued is sent, all is completed.
+    /// All comes to rest: what waits is received and dropped, what was queued is sent, all is
+    /// completed.
     fn drain(&mut self) {
         for member in &mut self.members {
             let bell = self.mock.wakeup(member.number);
@@ -411,7 +412,8 @@ fn cases() -> ProptestConfig {
 
 #[test]
 fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
-    // Granted while it was alone with a short ring: more than is left beside the longer ring of the one that stays.
+    // Granted while it was alone with a short ring: more than is left beside the longer ring of the
+    // one that stays.
     let options = mock::options(6, 1, 4, 1);
     let (mock, core) = mock::open_with(options, Linearizer::disabled(), 0);
     let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };

@@ -7,15 +7,16 @@
 //! | free, filling, sending, held and sending, held and done | the allocator's, the kernel's | the holder of the lock of the [`FrameAllocator`](super::allocator::FrameAllocator) |
 //! | held, cached, allocated | one member's | that member, without the lock |
 //!
-//! (A held frame that was not sent also becomes free under the lock, at the end of the batch, by its member.) So no
-//! two threads ever write one place at a time, and a frame is never in two hands: what the slices handed out elsewhere
-//! rely on. An address from the kernel that names a frame which the kernel does not have is refused, whatever the
-//! kernel or another member says.
+//! (A held frame that was not sent also becomes free under the lock, at the end of the batch, by
+//! its member.) So no two threads ever write one place at a time, and a frame is never in two
+//! hands: what the slices handed out elsewhere rely on. An address from the kernel that names a
+//! frame which the kernel does not have is refused, whatever the kernel or another member says.
 //!
-//! Places are atomics because others may look while one writes: completions are checked against all of them. A member
-//! that gives a frame to the kernel stores its place with `Release`, and who takes the completion loads it with
-//! `Acquire`: what the member has written and read in the frame comes before what its next owner does there, even if
-//! the kernel completes what it was never told of.
+//! Places are atomics because others may look while one writes: completions are checked against all
+//! of them. A member that gives a frame to the kernel stores its place with `Release`, and who
+//! takes the completion loads it with `Acquire`: what the member has written and read in the frame
+//! comes before what its next owner does there, even if the kernel completes what it was never told
+//! of.
 
 use std::ptr;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -67,7 +68,8 @@ const FRAME_STATES: [FrameState; 8] = [
     FrameState::Sending,
 ];
 
-/// What tells a frame that a batch holds from one that it held and the kernel has sent: one bit, for one comparison of both.
+/// What tells a frame that a batch holds from one that it held and the kernel has sent: one bit,
+/// for one comparison of both.
 const SENT_BIT: u16 = 1;
 const _: () = assert!(
     FrameState::Held as u16 | SENT_BIT == FrameState::HeldSent as u16
@@ -98,9 +100,10 @@ impl StateWord {
     }
 }
 
-/// A received packet of the current batch. `len` bytes from `start` on are initialised and this batch's alone: they
-/// lie within `frame`, which is in one of the three held places while the packet is in the batch, or in the buffer of
-/// the member for packets of several frames. `at + payload <= len`, once payloads were found.
+/// A received packet of the current batch. `len` bytes from `start` on are initialised and this
+/// batch's alone: they lie within `frame`, which is in one of the three held places while the
+/// packet is in the batch, or in the buffer of the member for packets of several frames.
+/// `at + payload <= len`, once payloads were found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) start: *mut u8,
@@ -119,15 +122,17 @@ impl Packet {
         Self { start: ptr::null_mut(), frame: NO_FRAME, len: 0, payload_offset: 0, payload_len: 0 };
 }
 
-// SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has at a time.
+// SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has
+// at a time.
 unsafe impl Send for Packet {}
 
-/// All that a loop over a batch needs of the frames, by value, so that it stays in registers: for whoever has the lock of
-/// the pool.
+/// All that a loop over a batch needs of the frames, by value, so that it stays in registers: for
+/// whoever has the lock of the pool.
 ///
-/// It moves frames between filling and the batch of the member that has the lock. Of those places nobody else has one, and who
-/// had it before has moved it with the lock held, or is this member: the lock is order enough, and no load or store has to be.
-/// What is in a frame goes to the kernel and comes back by the rings, with their order.
+/// It moves frames between filling and the batch of the member that has the lock. Of those places
+/// nobody else has one, and who had it before has moved it with the lock held, or is this member:
+/// the lock is order enough, and no load or store has to be. What is in a frame goes to the kernel
+/// and comes back by the rings, with their order.
 #[derive(Clone, Copy)]
 pub(super) struct BatchFrames<'a> {
     base: *mut u8,
@@ -136,8 +141,8 @@ pub(super) struct BatchFrames<'a> {
 }
 
 impl BatchFrames<'_> {
-    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame that its address
-    /// is in, and is not empty.
+    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within
+    /// the frame that its address is in, and is not empty.
     #[inline]
     fn start(self, desc: &xdp_desc) -> Option<*mut u8> {
         // Its first and its last byte have the same frame.
@@ -146,8 +151,8 @@ impl BatchFrames<'_> {
         fits.then(|| self.base.wrapping_add(desc.addr as usize))
     }
 
-    /// Filling to `to`: makes `packet` the one that a descriptor names, and that lies within its frame. False, and nothing is
-    /// moved or written, if that cannot be.
+    /// Filling to `to`: makes `packet` the one that a descriptor names, and that lies within its
+    /// frame. False, and nothing is moved or written, if that cannot be.
     #[inline]
     pub(super) fn accept_desc(self, desc: &xdp_desc, to: StateWord, packet: &mut Packet) -> bool {
         let frame = desc.addr >> self.shift;
@@ -159,13 +164,15 @@ impl BatchFrames<'_> {
             return false;
         }
         place.store(to.0, Ordering::Relaxed);
-        // No more places than numbers of 32 bits. Where its payload is nobody asks before it was looked for.
+        // No more places than numbers of 32 bits. Where its payload is nobody asks before it was
+        // looked for.
         (packet.start, packet.frame, packet.len) = (start, frame as u32, desc.len);
         true
     }
 
-    /// To filling, if a member's batch holds it and the kernel does not send it: its address, for the fill ring, which has
-    /// room for it. None, and nothing is moved, if not. `held` is the place of a frame that the batch holds.
+    /// To filling, if a member's batch holds it and the kernel does not send it: its address, for
+    /// the fill ring, which has room for it. None, and nothing is moved, if not. `held` is the
+    /// place of a frame that the batch holds.
     #[inline]
     pub(super) fn refill(self, frame: u32, held: StateWord) -> Option<u64> {
         let place = self.states.get(frame as usize)?;
@@ -181,8 +188,8 @@ impl BatchFrames<'_> {
 pub(super) struct Frames {
     memory: Mapping,
     shift: u32,
-    /// Bytes at the beginning of a frame that no packet may start in if it is to be sent: what the kernel is told of
-    /// the packet goes there. Zero if nothing is told.
+    /// Bytes at the beginning of a frame that no packet may start in if it is to be sent: what the
+    /// kernel is told of the packet goes there. Zero if nothing is told.
     tx_metadata_len: usize,
     states: Box<[AtomicU16]>,
 }
@@ -254,7 +261,8 @@ impl Frames {
         }
     }
 
-    /// The packet that a descriptor of the kernel's names in `frame`, if it lies within it and is not empty.
+    /// The packet that a descriptor of the kernel's names in `frame`, if it lies within it and is
+    /// not empty.
     #[inline]
     pub(super) fn packet(&self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
         let start = self.batch_frames().start(desc)?;
@@ -267,8 +275,8 @@ impl Frames {
         BatchFrames { base: self.base(), shift: self.shift, states: &self.states }
     }
 
-    /// How many frames are where; what is `invalid` is not known here. While other members work, frames may be
-    /// counted where they were a moment ago, but each once.
+    /// How many frames are where; what is `invalid` is not known here. While other members work,
+    /// frames may be counted where they were a moment ago, but each once.
     pub(super) fn frame_counts(&self) -> FrameCounts {
         let mut census = FrameCounts::default();
         for place in &self.states {

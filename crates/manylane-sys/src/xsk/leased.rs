@@ -1,18 +1,21 @@
 //! A queue that another process has opened, used by any thread of any process that has it.
 //!
-//! All that is known of it is in memory that they share: the kernel's four rings, which hold their own counters, and
-//! [`Control`]: the lock, and the frames that are free to send from. Nothing is remembered elsewhere. So it does not matter who
-//! takes the next packet, or whether who took the last one still lives.
+//! All that is known of it is in memory that they share: the kernel's four rings, which hold their
+//! own counters, and [`Control`]: the lock, and the frames that are free to send from. Nothing is
+//! remembered elsewhere. So it does not matter which thread takes the next packet, or whether the
+//! one that took the last still lives.
 //!
 //! | who | may |
 //! |---|---|
 //! | anybody | see whether packets wait ([`LeasedQueue::has_received`]), and tell the kernel to send ([`LeasedQueue::kick`]) |
 //! | who has the lock ([`QueueGuard`]) | take packets, write one into a free frame, put it into the send ring |
 //!
-//! The lock names its [`Holder`]. A thread that ends with it is found out by who wants it next, and loses it: threads of the
-//! same program know by the token; the lessor, by the lease, which all processes have closed by then. Each step is ordered so
-//! that this costs a frame at most: a packet leaves the receive ring before its frame goes to the fill ring, a frame leaves
-//! the free ones before it goes into the send ring. A signal handler that meets its own thread's lock finds nothing here.
+//! The lock names its [`Holder`]. A thread that ends with it is found out by who wants it next, and
+//! loses it: threads of the same program know by the token; the lessor, by the lease, which all
+//! processes have closed by then. Each step is ordered so that this costs a frame at most: a packet
+//! leaves the receive ring before its frame goes to the fill ring, a frame leaves the free ones
+//! before it goes into the send ring. A signal handler that meets its own thread's lock finds
+//! nothing here.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +34,8 @@ use crate::shared::{Atomics, SharedMapping};
 /// Frames of the largest memory.
 pub(super) const FRAMES_MAX: usize = 1 << 14;
 
-/// Tries to get the lock, each with the processor given away, before it is looked whether its holder lives.
+/// Tries to get the lock, each with the processor given away, before it is looked whether its
+/// holder lives.
 const LOCK_YIELDS_MAX: u32 = 200;
 /// Looks before it is given up: the holder is stopped, or waits for its turn on a busy machine.
 const HOLDER_CHECKS_MAX: u32 = 20;
@@ -41,9 +45,10 @@ const HOLDER_CHECKS_MAX: u32 = 20;
 const TX_HEADROOM: usize = 64;
 const _: () = assert!(TX_HEADROOM >= METADATA_LEN);
 
-/// A thread that holds a queue's lock: the lease that it has the queue by, and a token by which others of its program know
-/// whether it lives. Numbers of processes would not do: those of a zombie are taken, those of another PID namespace mean
-/// another process, and they say nothing of threads.
+/// A thread that holds a queue's lock: the lease that it has the queue by, and a token by which
+/// others of its program know whether it lives. Numbers of processes would not do: those of a
+/// zombie are taken, those of another PID namespace mean another process, and they say nothing of
+/// threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder(u64);
 
@@ -98,8 +103,9 @@ pub struct LeasedQueue {
     maps: [Maps; 2],
 }
 
-// SAFETY: the memory of the rings is touched by who has the lock, which is in memory that all share, but for the counter
-// that `has_received` loads, an atomic; the socket's cell is written by nobody.
+// SAFETY: the memory of the rings is touched by who has the lock, which is in memory that all
+// share, but for the counter that `has_received` loads, an atomic; the socket's cell is written by
+// nobody.
 unsafe impl Send for LeasedQueue {}
 // SAFETY: as above.
 unsafe impl Sync for LeasedQueue {}
@@ -177,8 +183,9 @@ impl LeasedQueue {
         Producer::resume(self.rings.tx).produced()
     }
 
-    /// The queue for the caller alone, which is `own`; `is_gone` says of a holder whether it will never come back. None if
-    /// somebody else keeps it for long, or the caller's own thread has it already.
+    /// The queue for the caller alone, which is `own`; `is_gone` says of a holder whether it will
+    /// never come back. None if somebody else keeps it for long, or the caller's own thread has it
+    /// already.
     #[inline]
     pub fn lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<QueueGuard<'_>> {
         let lock = &self.control().lock;
@@ -221,11 +228,12 @@ impl LeasedQueue {
         None
     }
 
-    /// Has the kernel send what is in the send ring. An error means that the device is gone, and all that there is with it.
+    /// Has the kernel send what is in the send ring. An error means that the device is gone, and
+    /// all that there is with it.
     pub fn kick(&self) {
         let mut tx = Producer::resume(self.rings.tx);
-        // Each call sends what it has a budget for; what a full device leaves goes with the next packet, or with a look of
-        // the lessor's.
+        // Each call sends what it has a budget for; what a full device leaves goes with the next
+        // packet, or with a look of the lessor's.
         let mut before = tx.pending();
         for _ in 0..4 {
             if before == 0 || self.socket.send().is_err() {
@@ -239,7 +247,8 @@ impl LeasedQueue {
         }
     }
 
-    /// All frames are free to be received into or sent from; once, before anybody else has the queue.
+    /// All frames are free to be received into or sent from; once, before anybody else has the
+    /// queue.
     pub(super) fn init_frames(&self, filled: u32) {
         let control = self.control();
         let mut fill = Producer::resume(self.rings.fill);
@@ -261,7 +270,8 @@ impl AsFd for LeasedQueue {
     }
 }
 
-/// A queue that the caller has for itself, for some hundred nanoseconds: no system call is made with it.
+/// A queue that the caller has for itself, for some hundred nanoseconds: no system call is made
+/// with it.
 pub struct QueueGuard<'a> {
     queue: &'a LeasedQueue,
     rx: Consumer<xdp_desc>,
@@ -314,7 +324,8 @@ impl<'a> QueueGuard<'a> {
         self.pop();
     }
 
-    /// Gives the frame that `addr` lies in to the kernel, or to the free ones where the fill ring is full.
+    /// Gives the frame that `addr` lies in to the kernel, or to the free ones where the fill ring
+    /// is full.
     fn return_frame(&mut self, addr: usize) {
         let frame = addr / FRAME_SIZE as usize;
         let mut fill = Producer::resume(self.queue.rings.fill);
@@ -373,7 +384,8 @@ impl<'a> QueueGuard<'a> {
                 && let Some(addr) = sent.pop()
             {
                 back += 1;
-                // Released first: a frame that is forgotten does no harm, one that is twice there does.
+                // Released first: a frame that is forgotten does no harm, one that is twice there
+                // does.
                 sent.release();
                 let frame = (addr / u64::from(FRAME_SIZE)) as u32;
                 if frame < self.queue.terms.frames {

@@ -28,9 +28,10 @@ pub(super) fn memory_size(frames: u32) -> usize {
     frames as usize * FRAME_SIZE as usize + size_of::<Control>()
 }
 
-/// How a queue is bound that is leased. Always by copying: a driver that does not copy writes *every* frame of the queue into
-/// the memory, before the XDP program has looked at it, and takes what is the kernel's out of it again. Who has the memory
-/// would read and change what all others receive, and who leaves the fill ring empty would stop it.
+/// How a queue is bound that is leased. Always by copying: a driver that does not copy writes
+/// *every* frame of the queue into the memory, before the XDP program has looked at it, and takes
+/// what is the kernel's out of it again. Who has the memory would read and change what all others
+/// receive, and who leaves the fill ring empty would stop it.
 fn options(ifindex: u32, queue: u32) -> QueueOptions {
     QueueOptions {
         ifindex,
@@ -70,8 +71,9 @@ impl LessorQueue {
         let memory = SharedMapping::map(file.as_fd(), bytes).map_err(failed(Step::Memory))?;
         let anchor = Socket::open().map_err(failed(Step::Socket))?;
         let size = u64::from(FRAME_COUNT) * u64::from(FRAME_SIZE);
-        // SAFETY: the memory is zeroed, page aligned, longer than that, and dropped after the socket. What is in the frames
-        // is read and written by who has a queue's lock, as its rings allow (`LeasedQueue`).
+        // SAFETY: the memory is zeroed, page aligned, longer than that, and dropped after the
+        // socket. What is in the frames is read and written by who has a queue's lock, as its rings
+        // allow (`LeasedQueue`).
         unsafe { anchor.register(memory.as_ptr(), size, FRAME_SIZE) }.map_err(failed(Step::Register))?;
         let shared_rings =
             QueueOptions { ring: SHARED_RING_ENTRIES, tx_ring: SHARED_RING_ENTRIES, ..options };
@@ -92,8 +94,8 @@ impl LessorQueue {
         })
     }
 
-    /// One more socket for it, for the lease of that number: what it is like, and the socket, which an XDP program may
-    /// redirect to.
+    /// One more socket for it, for the lease of that number: what it is like, and the socket, which
+    /// an XDP program may redirect to.
     ///
     /// # Errors
     /// See [`Step`].

@@ -1,8 +1,9 @@
 //! Packets of several frames, put together in a buffer of the member.
 //!
-//! The kernel cuts a packet that is longer than a frame (Linux 6.6, `XDP_USE_SG`): all descriptors of it but the last
-//! say that it goes on. Here they become one packet again, in three steps: with the lock of the pool held, the frames
-//! are checked and held, and room is set aside; without it, the bytes are copied; with it again, the frames are free.
+//! The kernel cuts a packet that is longer than a frame (Linux 6.6, `XDP_USE_SG`): all descriptors
+//! of it but the last say that it goes on. Here they become one packet again, in three steps: with
+//! the lock of the pool held, the frames are checked and held, and room is set aside; without it,
+//! the bytes are copied; with it again, the frames are free.
 
 use libc::xdp_desc;
 
@@ -13,9 +14,11 @@ use crate::map::Mapping;
 
 /// Bytes of the longest packet that is put together.
 pub(super) const PACKET_LEN_MAX: usize = 1 << 16;
-/// Frames that one packet comes in at most: of 2048 bytes, of which the kernel keeps 256, the longest needs 37.
+/// Frames that one packet comes in at most: of 2048 bytes, of which the kernel keeps 256, the
+/// longest needs 37.
 pub(super) const FRAGS_MAX: usize = 64;
-/// Bytes of all packets of one batch that are put together. What does not fit comes with the next batch.
+/// Bytes of all packets of one batch that are put together. What does not fit comes with the next
+/// batch.
 const BUFFER_SIZE: usize = 16 * PACKET_LEN_MAX;
 /// Where packets begin: so that two of them share no cache line.
 const ALIGN: usize = 64;
@@ -159,8 +162,8 @@ impl Linearizer {
         for PendingCopy { src: from, dst: to } in &self.copies {
             // SAFETY: a piece is initialised memory of a frame that this batch holds (see
             // `Packet`), and `to` is in the buffer: `linearize` has set aside, behind each other,
-            // as many bytes as the pieces have. Both are ours alone: no slice is leased while `self`
-            // is borrowed mutably, and frames and buffer are two mappings.
+            // as many bytes as the pieces have. Both are ours alone: no slice is leased while
+            // `self` is borrowed mutably, and frames and buffer are two mappings.
             unsafe { to.copy_from_nonoverlapping(from.start.cast_const(), from.len as usize) };
         }
         let mut locked = pool.lock();

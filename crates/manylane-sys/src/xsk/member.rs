@@ -1,6 +1,7 @@
 //! A member of a queue without its socket: its two rings, its batch, and its way to the pool.
 //!
-//! Everything a queue does but system calls is here and in the pool, so that tests can be the kernel.
+//! Everything a queue does but system calls is here and in the pool, so that tests can be the
+//! kernel.
 
 use std::cell::Cell;
 use std::io;
@@ -52,13 +53,13 @@ pub(super) struct MemberRings {
 ///
 /// It ends with [`leave`](Self::leave); what it had is lost to the others otherwise.
 ///
-/// A look that finds nothing reads the first cache line and the counter of the ring: a lane has many queues, most of which
-/// have nothing when it wakes up.
+/// A look that finds nothing reads the first cache line and the counter of the ring: a lane has
+/// many queues, most of which have nothing when it wakes up.
 #[repr(C, align(64))]
 pub(super) struct QueueMember {
     rx: Consumer<xdp_desc>,
-    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the ring and no further, so
-    /// many times.
+    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the
+    /// ring and no further, so many times.
     idle_skips: u32,
     /// Whether it is known where the payloads of the batch are.
     has_payloads: bool,
@@ -113,7 +114,8 @@ impl QueueMember {
         let TxQueue { allocator: pool, member: me, cache: purse, .. } = &mut self.tx_queue;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
-        // First what was sent: most of it is of this batch, and goes back to the kernel with the rest of it.
+        // First what was sent: most of it is of this batch, and goes back to the kernel with the
+        // rest of it.
         locked.reap();
         locked.end_batch(me, &self.batch[..self.len]);
         self.len = 0;
@@ -204,7 +206,8 @@ impl QueueMember {
     /// See [`Queue::flush_pending`](super::Queue::flush_pending).
     #[inline]
     pub(super) fn flush_pending(&mut self, bell: &dyn RingWakeup) -> io::Result<()> {
-        // A quiet member has nothing on its way out; that is known without the cache lines of its send ring.
+        // A quiet member has nothing on its way out; that is known without the cache lines of its
+        // send ring.
         if self.idle_skips > 0 || !self.tx_queue.tx.has_unconsumed() {
             return Ok(());
         }
@@ -217,15 +220,16 @@ impl QueueMember {
     #[inline]
     pub(super) fn packet(&self, i: usize) -> &[u8] {
         let Packet { start, len, .. } = self.batch[..self.len][i];
-        // SAFETY: the packet is in initialised memory that is the batch's alone as long as `self` is borrowed (see
-        // `Packet`); mutable slices of it borrow `self` mutably.
+        // SAFETY: the packet is in initialised memory that is the batch's alone as long as `self`
+        // is borrowed (see `Packet`); mutable slices of it borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
     /// See [`Queue::edit_packets`](super::Queue::edit_packets).
     pub(super) fn edit_packets(&mut self, mut edit: impl FnMut(&mut [u8])) {
         for packet in &self.batch[..self.len] {
-            // SAFETY: as in `packet`; and `self` is borrowed mutably, so that there is no other slice of it.
+            // SAFETY: as in `packet`; and `self` is borrowed mutably, so that there is no other
+            // slice of it.
             edit(unsafe { std::slice::from_raw_parts_mut(packet.start, packet.len as usize) });
         }
     }
@@ -257,8 +261,8 @@ impl QueueMember {
         (payloads, Sender::new(payloads, &mut self.tx_queue, bell))
     }
 
-    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue) for what the
-    /// kernel may still have.
+    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue)
+    /// for what the kernel may still have.
     pub(super) fn leave(&mut self, bell: &dyn RingWakeup) {
         // What was to be sent shall be sent; what cannot be comes back.
         let _ = self.tx_queue.flush(bell);

@@ -88,8 +88,8 @@ impl Kernel {
         put
     }
 
-    /// A packet arrives, cut into pieces, each of which says that it goes on but the last; none of it if not all of
-    /// it finds room.
+    /// A packet arrives, cut into pieces, each of which says that it goes on but the last; none of
+    /// it if not all of it finds room.
     pub(super) fn receive_frags(&mut self, member: usize, packet: &[u8], piece: usize) -> bool {
         self.drain_fill_ring();
         let count = packet.len().div_ceil(piece);
@@ -238,8 +238,8 @@ pub(super) struct Mock {
 }
 
 impl Mock {
-    /// One more member, with receive and send rings of these sizes; its number for the kernel and for
-    /// [`wakeup`](Self::wakeup).
+    /// One more member, with receive and send rings of these sizes; its number for the kernel and
+    /// for [`wakeup`](Self::wakeup).
     pub(super) fn join(&self, options: &QueueOptions, assembly: Linearizer) -> (usize, QueueMember) {
         let empty = xdp_desc { addr: 0, len: 0, options: 0 };
         let (tx, rx) = (MockRing::new(options.tx_ring, empty), MockRing::new(options.ring, empty));

@@ -1,27 +1,28 @@
 //! Queues of a device in user space: AF_XDP sockets, their rings and their frames (Linux 5.4).
 //!
-//! A [`Queue`] owns the memory that a device queue receives into and sends from. It is cut into frames of one
-//! size; a frame is in one place at a time: with the kernel to be received into, in the current batch, free, taken
-//! to be filled, or with the kernel to be sent. [`Queue::frame_counts`] says how many are where.
+//! A [`Queue`] owns the memory that a device queue receives into and sends from. It is cut into
+//! frames of one size; a frame is in one place at a time: with the kernel to be received into, in
+//! the current batch, free, taken to be filled, or with the kernel to be sent.
+//! [`Queue::frame_counts`] says how many are where.
 //!
 //! One round of a lane:
 //!
-//! 1. [`Queue::receive`] ends the batch before, takes back what was sent, gives the kernel frames to receive into,
-//!    and takes what has come.
+//! 1. [`Queue::receive`] ends the batch before, takes back what was sent, gives the kernel frames
+//!    to receive into, and takes what has come.
 //! 2. [`Queue::find_payloads`] to parse, and to say where payloads are.
-//! 3. [`Queue::split`] leases the payloads and the way out: replies are written before a payload, in the frame it
-//!    came in, or into a frame of their own.
+//! 3. [`Queue::split`] leases the payloads and the way out: replies are written before a payload,
+//!    in the frame it came in, or into a frame of their own.
 //! 4. [`Sender::flush`] hands them to the kernel.
 //!
-//! What the kernel writes, in rings and in frames, is checked before use and cannot change afterwards: the kernel
-//! writes only to frames that it was given to receive into.
+//! What the kernel writes, in rings and in frames, is checked before use and cannot change
+//! afterwards: the kernel writes only to frames that it was given to receive into.
 //!
 //! # One queue, several members
 //!
-//! A device queue has one fill and one completion ring in the kernel, but any number of sockets. So threads can share
-//! it: [`Queue::open`] makes the queue and its first member, [`Queue::join`] further ones. What they have in common is
-//! the pool: the memory and the places of its frames, both rings, the free list, and how many frames each member may
-//! have on their way out.
+//! A device queue has one fill and one completion ring in the kernel, but any number of sockets. So
+//! threads can share it: [`Queue::open`] makes the queue and its first member, [`Queue::join`]
+//! further ones. What they have in common is the pool: the memory and the places of its frames,
+//! both rings, the free list, and how many frames each member may have on their way out.
 //!
 //! | who | owns | reached |
 //! |---|---|---|
@@ -29,9 +30,10 @@
 //! | a member | its receive and send ring, its batch, its supply of frames and credits | without a lock |
 //! | the kernel | what is being received into and sent from | through the rings |
 //!
-//! A member that holds the lock makes no system call and takes no other lock, so members cannot block each other for
-//! longer than it takes to count a batch, and cannot be in a deadlock. Who sleeps holds nothing that others need but
-//! its last batch and what lies in its receive ring: see [`Queue::join`] for how many frames that takes.
+//! A member that holds the lock makes no system call and takes no other lock, so members cannot
+//! block each other for longer than it takes to count a batch, and cannot be in a deadlock. Who
+//! sleeps holds nothing that others need but its last batch and what lies in its receive ring: see
+//! [`Queue::join`] for how many frames that takes.
 //!
 //! | file | holds |
 //! |---|---|
@@ -46,7 +48,8 @@
 //! | `owners.rs` | who has a queue, of all processes |
 //! | `lessor.rs`, `leased.rs` | a queue that one process opens and others use: all that is known of it is in shared memory |
 
-// Under the model checker only the rings are built: its atomics cannot lie in memory that the kernel shares.
+// Under the model checker only the rings are built: its atomics cannot lie in memory that the
+// kernel shares.
 #[cfg(not(loom))]
 mod allocator;
 #[cfg(test)]
@@ -113,11 +116,11 @@ pub struct QueueOptions {
     pub ifindex: u32,
     /// Queue of the device.
     pub queue: u32,
-    /// Frames in all. As many as `ring`, but at most half, are kept for receiving; the others are for the batch
-    /// and for sending. Twice `ring` suits most.
+    /// Frames in all. As many as `ring`, but at most half, are kept for receiving; the others are
+    /// for the batch and for sending. Twice `ring` suits most.
     pub frames: u32,
-    /// Bytes of a frame: 2048 or 4096, and not more than a page. The kernel keeps the first 256 of a frame that it
-    /// receives into.
+    /// Bytes of a frame: 2048 or 4096, and not more than a page. The kernel keeps the first 256 of
+    /// a frame that it receives into.
     pub frame_size: u32,
     /// Entries of the receive and the fill ring, a power of two.
     pub ring: u32,
@@ -151,8 +154,8 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Packets dropped: too long for a frame, or no frame in the fill ring. Before Linux 5.9 also those that found
-    /// the receive ring full.
+    /// Packets dropped: too long for a frame, or no frame in the fill ring. Before Linux 5.9 also
+    /// those that found the receive ring full.
     pub rx_dropped: u64,
     /// Entries of the fill ring that were no frames.
     pub rx_invalid_descs: u64,
@@ -160,8 +163,8 @@ pub struct Statistics {
     pub tx_invalid_descs: u64,
     /// Packets dropped because the receive ring was full (Linux 5.9, as all below; before, 0).
     pub rx_ring_full: u64,
-    /// Times that the kernel found no frame in the fill ring. With copying each is a packet, which `rx_dropped`
-    /// has too; without, a device waits or drops, and counts that itself.
+    /// Times that the kernel found no frame in the fill ring. With copying each is a packet, which
+    /// `rx_dropped` has too; without, a device waits or drops, and counts that itself.
     pub rx_fill_ring_empty_descs: u64,
     /// Times that the kernel found the send ring empty.
     pub tx_ring_empty_descs: u64,
@@ -189,7 +192,8 @@ pub struct FrameCounts {
     pub allocated: u32,
     /// With the kernel to be sent, or sent and not taken back yet; those of current batches too.
     pub sending: u32,
-    /// Not frames: entries of the kernel's that named no frame of its, or more of one than there is.
+    /// Not frames: entries of the kernel's that named no frame of its, or more of one than there
+    /// is.
     pub invalid: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Who has a queue: the AF_XDP sockets of all processes, asked for by netlink (Linux 5.1, `CONFIG_XDP_SOCKETS_DIAG`).
+//! Who has a queue: the AF_XDP sockets of all processes, asked for by netlink (Linux 5.1,
+//! `CONFIG_XDP_SOCKETS_DIAG`).
 
 use std::io;
 
@@ -11,13 +12,13 @@ const XDP_DIAG_INFO: u16 = 1;
 const REQUEST_LEN: usize = 20;
 const MESSAGE_LEN: usize = 16;
 
-/// The AF_XDP sockets that are bound to a queue of a device of the calling thread's network namespace, by their inodes:
-/// what `/proc/PID/fd` shows as `socket:[INODE]`. A [`Queue`](super::Queue) has one for each member and one more, by
-/// which it was opened.
+/// The AF_XDP sockets that are bound to a queue of a device of the calling thread's network
+/// namespace, by their inodes: what `/proc/PID/fd` shows as `socket:[INODE]`. A
+/// [`Queue`](super::Queue) has one for each member and one more, by which it was opened.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that cannot say (before Linux 5.1, or without `CONFIG_XDP_SOCKETS_DIAG`), and what a socket
-/// reports that cannot be opened or read.
+/// `ENOENT` from a kernel that cannot say (before Linux 5.1, or without `CONFIG_XDP_SOCKETS_DIAG`),
+/// and what a socket reports that cannot be opened or read.
 pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
     let mut request = [0; REQUEST_LEN];
     request[0] = libc::AF_XDP as u8;

@@ -17,21 +17,22 @@ use crate::map::Mapping;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// The options: a size that is no power of two, is zero, or is too small for another one; a device or queue that
-    /// is not the one to join.
+    /// The options: a size that is no power of two, is zero, or is too small for another one; a
+    /// device or queue that is not the one to join.
     Options,
     /// Memory for the frames: `ENOMEM`, the limit of the address space.
     Memory,
-    /// Opening the socket: `EPERM` without `CAP_NET_RAW`, `EAFNOSUPPORT` from a kernel without AF_XDP, `EMFILE`.
+    /// Opening the socket: `EPERM` without `CAP_NET_RAW`, `EAFNOSUPPORT` from a kernel without
+    /// AF_XDP, `EMFILE`.
     Socket,
-    /// Registering the frames: `ENOBUFS` beyond `RLIMIT_MEMLOCK` without `CAP_IPC_LOCK`, `ENOMEM`, `EINVAL` for
-    /// frames larger than a page.
+    /// Registering the frames: `ENOBUFS` beyond `RLIMIT_MEMLOCK` without `CAP_IPC_LOCK`, `ENOMEM`,
+    /// `EINVAL` for frames larger than a page.
     Register,
     /// Making or mapping the rings: `ENOMEM`.
     Rings,
-    /// Binding to the queue: `EBUSY` if somebody has it (or had it: the kernel lets go of it some time after a
-    /// socket was closed), `EINVAL` if the device has no such queue, `EOPNOTSUPP` if its driver cannot do without
-    /// copying, `ENODEV` without the device.
+    /// Binding to the queue: `EBUSY` if somebody has it (or had it: the kernel lets go of it some
+    /// time after a socket was closed), `EINVAL` if the device has no such queue, `EOPNOTSUPP` if
+    /// its driver cannot do without copying, `ENODEV` without the device.
     Bind,
     /// Joining a queue: no socket has it any more, or too many do.
     Join,
@@ -96,15 +97,17 @@ impl Step {
 /// keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not
 /// taken stay in [`FrameCounts::sending`] until it has sent them.
 pub struct Queue {
-    // Dropped from the top: first the descriptor, then the rings and their maps, with which the socket closes; then the
-    // pool, if it has no other member. (The kernel has all the memory pinned, so that the order is for tidiness.)
+    // Dropped from the top: first the descriptor, then the rings and their maps, with which the
+    // socket closes; then the pool, if it has no other member. (The kernel has all the memory
+    // pinned, so that the order is for tidiness.)
     socket: Socket,
     member: QueueMember,
     _maps: Maps,
     allocator: Arc<FrameAllocator>,
 }
 
-/// By what other sockets of the process join a [`Queue`]; see [`Queue::join`]. It keeps nothing open.
+/// By what other sockets of the process join a [`Queue`]; see [`Queue::join`]. It keeps nothing
+/// open.
 #[derive(Clone)]
 pub struct WeakQueue {
     allocator: Weak<FrameAllocator>,
@@ -125,23 +128,25 @@ impl fmt::Debug for WeakQueue {
 }
 
 impl Queue {
-    /// Opens a queue, with its fill ring filled. Nothing is received before an XDP program redirects to it.
+    /// Opens a queue, with its fill ring filled. Nothing is received before an XDP program
+    /// redirects to it.
     ///
     /// # Errors
     /// See [`Step`].
     pub fn open(options: &QueueOptions) -> Result<Self, OpenError> {
         let bytes = check_options(options).map_err(Step::Options.failed())?;
         let memory = Mapping::new(bytes).map_err(Step::Memory.failed())?;
-        // A child process would share the pinned pages copy-on-write, and whoever writes to one first gets a copy:
-        // before Linux 5.12 that may be us, and the kernel goes on with the other one.
-        // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this process. Where it
-        // fails, no child is worse off than without.
+        // A child process would share the pinned pages copy-on-write, and whoever writes to one
+        // first gets a copy: before Linux 5.12 that may be us, and the kernel goes on with the
+        // other one.
+        // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this
+        // process. Where it fails, no child is worse off than without.
         unsafe { libc::madvise(memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
         let anchor = Socket::open().map_err(Step::Socket.failed())?;
         let size = u64::from(options.frames) * u64::from(options.frame_size);
-        // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is dropped after the
-        // socket (locals go in reverse); otherwise both go into the pool, which drops them in that order, and which
-        // touches the memory only as the rings allow.
+        // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is
+        // dropped after the socket (locals go in reverse); otherwise both go into the pool, which
+        // drops them in that order, and which touches the memory only as the rings allow.
         let room = unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
             .map_err(Step::Register.failed())?;
         let (rings, maps) = anchor.umem_rings(options).map_err(Step::Rings.failed())?;
@@ -156,18 +161,20 @@ impl Queue {
         Self::add_member(Arc::new(pool), options, socket, member)
     }
 
-    /// Joins a queue that others of this process have: one more socket for the same queue of the same device, for
-    /// another thread. All members share the frames, the fill and the completion ring; each receives what an XDP
-    /// program redirects to its socket (by the XSKMAP entry that has it), and sends for itself.
+    /// Joins a queue that others of this process have: one more socket for the same queue of the
+    /// same device, for another thread. All members share the frames, the fill and the completion
+    /// ring; each receives what an XDP program redirects to its socket (by the XSKMAP entry that
+    /// has it), and sends for itself.
     ///
-    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, `ifindex` and `queue` have to be those of the
-    /// queue, and all others are as the queue was opened. Frames for receiving are as many as the receive rings of all
-    /// members have entries, but at most half; the other half is for sending, the same part for each member. So a
-    /// queue for N members is opened with `frames` of 2 N times `ring`: then none can take from the others what they
-    /// need to receive, not even by not reading its ring.
+    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, `ifindex` and `queue` have
+    /// to be those of the queue, and all others are as the queue was opened. Frames for receiving
+    /// are as many as the receive rings of all members have entries, but at most half; the other
+    /// half is for sending, the same part for each member. So a queue for N members is opened with
+    /// `frames` of 2 N times `ring`: then none can take from the others what they need to receive,
+    /// not even by not reading its ring.
     ///
-    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: let one socket have the queue
-    /// there.
+    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: let one
+    /// socket have the queue there.
     ///
     /// # Errors
     /// See [`Step`]; [`Step::Join`] when no member is left.
@@ -204,8 +211,8 @@ impl Queue {
         let assembly =
             if pool.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
         let assembly = assembly.map_err(Step::Memory.failed())?;
-        // A device that copies nothing would have to say whether it does checksums; where packets are copied, the
-        // kernel does those that the device does not.
+        // A device that copies nothing would have to say whether it does checksums; where packets
+        // are copied, the kernel does those that the device does not.
         let checksums = pool.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
         let core = QueueMember::join(Arc::clone(&pool), rings, options, assembly, checksums)
             .ok_or_else(full)
@@ -219,17 +226,19 @@ impl Queue {
         WeakQueue { allocator: Arc::downgrade(&self.allocator) }
     }
 
-    /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns how many it has.
+    /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns how
+    /// many it has.
     ///
-    /// The batch before ends: what it had is free, or on its way out. What was sent comes back, and the kernel
-    /// gets new frames to receive into.
+    /// The batch before ends: what it had is free, or on its way out. What was sent comes back, and
+    /// the kernel gets new frames to receive into.
     #[inline]
     pub fn receive(&mut self, most: usize) -> usize {
         self.member.receive(&self.socket, most)
     }
 
-    /// Whether a [`receive`](Self::receive) would bring nothing and has nothing to do: then it need not be called. A look at one
-    /// cache line of ours and at the counter of the ring. Not always told: now and then a receive shall look at everything.
+    /// Whether a [`receive`](Self::receive) would bring nothing and has nothing to do: then it need
+    /// not be called. A look at one cache line of ours and at the counter of the ring. Not always
+    /// told: now and then a receive shall look at everything.
     #[inline]
     #[must_use]
     pub fn is_idle(&mut self) -> bool {
@@ -249,8 +258,8 @@ impl Queue {
         self.member.backlog()
     }
 
-    /// Entries of the receive ring that waited when the last batch began, and are not in it. It does not look at the ring, whose
-    /// counter another core writes.
+    /// Entries of the receive ring that waited when the last batch began, and are not in it. It
+    /// does not look at the ring, whose counter another core writes.
     #[inline]
     #[must_use]
     pub fn cached_backlog(&self) -> u32 {
@@ -272,10 +281,9 @@ impl Queue {
         self.member.edit_packets(edit);
     }
 
-    /// Shows every packet of the batch, in order and with its number, to `find`, which says where its payload starts and how
-    /// long it is.
-    /// What is before it is its header; what is behind it nobody looks at. Where it says nothing, and before, all of
-    /// a packet is its payload.
+    /// Shows every packet of the batch, in order and with its number, to `find`, which says where
+    /// its payload starts and how long it is. What is before it is its header; what is behind it
+    /// nobody looks at. Where it says nothing, and before, all of a packet is its payload.
     ///
     /// # Panics
     /// If a packet does not have the bytes that are said to be its payload.
@@ -284,8 +292,8 @@ impl Queue {
         self.member.find_payloads(find);
     }
 
-    /// The payloads of the batch, and the way out. The payloads may be read while replies to them are written and
-    /// sent.
+    /// The payloads of the batch, and the way out. The payloads may be read while replies to them
+    /// are written and sent.
     #[inline]
     pub fn split(&mut self) -> (Payloads<'_>, Sender<'_>) {
         self.member.split(&self.socket)
@@ -297,8 +305,8 @@ impl Queue {
         self.split().1
     }
 
-    /// [`Sender::flush`], if something is left that the kernel had not taken when it was told last: without it, a look at
-    /// our side of the ring is all that it costs.
+    /// [`Sender::flush`], if something is left that the kernel had not taken when it was told last:
+    /// without it, a look at our side of the ring is all that it costs.
     ///
     /// # Errors
     /// As for [`Sender::flush`].
@@ -330,8 +338,9 @@ impl Queue {
         self.allocator.multi_buffer
     }
 
-    /// Whether packets may be sent whose checksum is not finished (Linux 6.11, where packets are copied): see
-    /// [`Sender::send_in_place_partial`]. Never without copying, where only some drivers can do it.
+    /// Whether packets may be sent whose checksum is not finished (Linux 6.11, where packets are
+    /// copied): see [`Sender::send_in_place_partial`]. Never without copying, where only some
+    /// drivers can do it.
     #[must_use]
     pub fn has_csum_offload(&self) -> bool {
         self.member.has_csum_offload()
@@ -344,9 +353,9 @@ impl Queue {
     }
 
     /// Makes the device queue work in our calls instead of in interrupts (`SO_PREFER_BUSY_POLL` and
-    /// `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the kernel has them, and `SO_BUSY_POLL`): a [`receive`](Self::receive)
-    /// that finds nothing, and a flush, let the device work for up to `micros`, on `budget` packets (0: the
-    /// kernel's default). Zero `micros` ends it.
+    /// `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the kernel has them, and `SO_BUSY_POLL`): a
+    /// [`receive`](Self::receive) that finds nothing, and a flush, let the device work for up to
+    /// `micros`, on `budget` packets (0: the kernel's default). Zero `micros` ends it.
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`.

@@ -1,4 +1,5 @@
-//! What tests on the real kernel need: namespaces, veth pairs, and an XDP program that leads frames to queues.
+//! What tests on the real kernel need: namespaces, veth pairs, and an XDP program that leads frames
+//! to queues.
 
 use std::io;
 use std::net::UdpSocket;
@@ -28,7 +29,8 @@ pub(super) fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {
 
 fn set_up(device: &str) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
+    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of
+    // it.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
         *to = from as libc::c_char;
@@ -44,13 +46,15 @@ fn ip(words: &str) {
     assert!(done.success(), "ip {words}");
 }
 
-/// A pair of devices in a namespace of its own: frames sent from `far` arrive at `near`, where queues are.
+/// A pair of devices in a namespace of its own: frames sent from `far` arrive at `near`, where
+/// queues are.
 pub(super) struct Pair {
     pub(super) near: u32,
     pub(super) far: u32,
 }
 
-/// Hardware address of the far end; that of the near one ends in 0, so that the program leads it to member 0.
+/// Hardware address of the far end; that of the near one ends in 0, so that the program leads it to
+/// member 0.
 pub(super) const FAR_MAC: [u8; 6] = [2, 0, 0, 0, 1, 99];
 
 /// Runs `test` with a pair of devices; the far one has the address 192.0.2.2.
@@ -117,7 +121,8 @@ pub(super) fn datagram(frame: &mut [u8], port: u16, payload: &[u8]) -> usize {
     42 + payload.len()
 }
 
-/// The headers of a datagram for the far end, whose checksum is that of the pseudo header and no more.
+/// The headers of a datagram for the far end, whose checksum is that of the pseudo header and no
+/// more.
 pub(super) fn unfinished_head(frame: &mut [u8], port: u16, payload: usize) {
     let (from, to, udp) = ([192, 0, 2, 9], [192, 0, 2, 2], (8 + payload) as u16);
     frame[..6].copy_from_slice(&FAR_MAC);
@@ -145,8 +150,8 @@ fn sum(bytes: &[u8]) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// An XDP program on a device: a frame goes to the queue whose number the hardware address of its destination ends in,
-/// and to the kernel if there is none. It goes away with this value.
+/// An XDP program on a device: a frame goes to the queue whose number the hardware address of its
+/// destination ends in, and to the kernel if there is none. It goes away with this value.
 pub(super) struct Program {
     map: OwnedFd,
     _program: OwnedFd,
@@ -156,7 +161,8 @@ pub(super) struct Program {
 /// What bpf(2) takes, in 32-bit words: a pointer is two of them.
 fn bpf(command: libc::c_long, words: &[u32]) -> io::Result<libc::c_int> {
     let len = size_of_val(words);
-    // SAFETY: the kernel reads `len` bytes of `words`; what they point at lives across the call, as callers see to.
+    // SAFETY: the kernel reads `len` bytes of `words`; what they point at lives across the call, as
+    // callers see to.
     check(unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), len) } as libc::c_int)
 }
 

@@ -66,7 +66,8 @@ fn netns_a_queue_of_a_device_has_one_owner() {
 #[test]
 fn netns_what_is_sent_arrives_and_its_frames_come_back() {
     in_namespace("netns_what_is_sent_arrives_and_its_frames_come_back", |ifindex| {
-        // Packets that come from a device, not from a route: with loopback addresses those are suspicious.
+        // Packets that come from a device, not from a route: with loopback addresses those are
+        // suspicious.
         for setting in ["route_localnet", "accept_local"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/lo/{setting}"), "1").unwrap();
         }
@@ -87,7 +88,8 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
                 let len = receiver.recv(&mut got).unwrap();
                 assert_eq!(got[..len], [round, number]);
             }
-            // The kernel completes a packet when the receiver has let go of it, which may be a moment later.
+            // The kernel completes a packet when the receiver has let go of it, which may be a
+            // moment later.
             let start = Instant::now();
             while queue.frame_counts().sending > 0 && start.elapsed() < Duration::from_secs(5) {
                 queue.receive(0);

@@ -1,4 +1,5 @@
-//! Queues on a veth pair, which an XDP program leads frames to: members of one queue, long packets, checksums.
+//! Queues on a veth pair, which an XDP program leads frames to: members of one queue, long packets,
+//! checksums.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd as _;

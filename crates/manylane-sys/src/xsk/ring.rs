@@ -1,25 +1,28 @@
 //! The rings that user space and the kernel share: one producer, one consumer, no lock.
 //!
-//! A ring is an array of slots and two counters that only grow (and wrap at 2^32): what the producer has put in,
-//! what the consumer has taken out. Each side writes its own counter and reads the other's. The ordering, for
-//! all four rings of a queue and for both directions:
+//! A ring is an array of slots and two counters that only grow (and wrap at 2^32): what the
+//! producer has put in, what the consumer has taken out. Each side writes its own counter and reads
+//! the other's. The ordering, for all four rings of a queue and for both directions:
 //!
-//! 1. *Slots and frames become visible.* The producer writes the slot (and, before it, the bytes of the frame
-//!    that the slot names), then stores its counter with `Release`. The consumer loads that counter with
-//!    `Acquire`. Who sees the counter sees the slot and the bytes. The kernel's side is `smp_store_release` in
-//!    `__xskq_prod_submit` and `smp_load_acquire` in `__xskq_cons_peek` (net/xdp/xsk_queue.h).
-//! 2. *Slots are not overwritten while they are read.* The consumer reads the slot, then stores its counter with
-//!    `Release`; the producer loads that counter with `Acquire` before it writes the slot again. (As a producer
-//!    the kernel relies on a control dependency here: its write cannot happen before the load that allows it.)
-//! 3. *Frames are not written while they are read.* A frame that is put into the fill ring was read by us before
-//!    (1) publishes it, so the kernel writes to it later. A frame that is in the completion ring was read by the
-//!    kernel before (1) publishes it, so we write to it later.
+//! 1. *Slots and frames become visible.* The producer writes the slot (and, before it, the bytes of
+//!    the frame that the slot names), then stores its counter with `Release`. The consumer loads
+//!    that counter with `Acquire`. Who sees the counter sees the slot and the bytes. The kernel's
+//!    side is `smp_store_release` in `__xskq_prod_submit` and `smp_load_acquire` in
+//!    `__xskq_cons_peek` (net/xdp/xsk_queue.h).
+//! 2. *Slots are not overwritten while they are read.* The consumer reads the slot, then stores its
+//!    counter with `Release`; the producer loads that counter with `Acquire` before it writes the
+//!    slot again. (As a producer the kernel relies on a control dependency here: its write cannot
+//!    happen before the load that allows it.)
+//! 3. *Frames are not written while they are read.* A frame that is put into the fill ring was read
+//!    by us before (1) publishes it, so the kernel writes to it later. A frame that is in the
+//!    completion ring was read by the kernel before (1) publishes it, so we write to it later.
 //!
-//! Both sides keep a copy of the other's counter and load it again only when the copy says "full" or "empty":
-//! one load and one store for each ring and batch, however many entries it has.
+//! Both sides keep a copy of the other's counter and load it again only when the copy says "full"
+//! or "empty": one load and one store for each ring and batch, however many entries it has.
 //!
-//! The counter of the other side is not trusted: one that claims more entries than the ring has counts as no
-//! progress. What is in a slot is read once, so that it cannot change between check and use.
+//! The counter of the other side is not trusted: one that claims more entries than the ring has
+//! counts as no progress. What is in a slot is read once, so that it cannot change between check
+//! and use.
 
 use std::ptr::NonNull;
 use std::slice;
@@ -81,10 +84,10 @@ impl<T> Copy for RingMemory<T> {}
 
 impl<T: Copy> RingMemory<T> {
     /// # Safety
-    /// The pointers are aligned and point at memory that stays mapped and initialised as long as the producer or
-    /// consumer that is made of this: `slots` at `entries` slots, a power of two. Nothing in this process but one
-    /// producer and one consumer touches that memory, and the other side keeps to the order at the top of this
-    /// file.
+    /// The pointers are aligned and point at memory that stays mapped and initialised as long as
+    /// the producer or consumer that is made of this: `slots` at `entries` slots, a power of two.
+    /// Nothing in this process but one producer and one consumer touches that memory, and the other
+    /// side keeps to the order at the top of this file.
     pub(super) unsafe fn new(
         producer: NonNull<AtomicU32>,
         consumer: NonNull<AtomicU32>,
@@ -98,18 +101,20 @@ impl<T: Copy> RingMemory<T> {
 
     fn slot(&self, index: u32) -> &Slot<T> {
         let at = (index & (self.entries - 1)) as usize;
-        // SAFETY: the masked index is below `entries`, and that many slots are there (contract of `new`).
+        // SAFETY: the masked index is below `entries`, and that many slots are there (contract of
+        // `new`).
         unsafe { self.slots.add(at).as_ref() }
     }
 
-    /// The slots of `count` entries from `index` on, no more than there are: those up to the end of the memory, and those
-    /// that go on at its beginning.
+    /// The slots of `count` entries from `index` on, no more than there are: those up to the end of
+    /// the memory, and those that go on at its beginning.
     #[inline]
     fn slices(&self, index: u32, count: u32) -> [&[Slot<T>]; 2] {
         let (at, count) = (index & (self.entries - 1), count.min(self.entries));
         let straight = count.min(self.entries - at);
-        // SAFETY: neither run goes beyond `entries`, and that many slots are there, one behind the other (contract of
-        // `new`). A slot is a cell: what the other side writes into one is no matter of the slice.
+        // SAFETY: neither run goes beyond `entries`, and that many slots are there, one behind the
+        // other (contract of `new`). A slot is a cell: what the other side writes into one is no
+        // matter of the slice.
         unsafe {
             [
                 slice::from_raw_parts(self.slots.add(at as usize).as_ptr().cast_const(), straight as usize),
@@ -140,8 +145,8 @@ pub(super) struct Producer<T> {
     cached_consumer: u32,
 }
 
-// SAFETY: the memory is reached through this value alone on our side (contract of `RingMemory::new`), and entries
-// may cross threads.
+// SAFETY: the memory is reached through this value alone on our side (contract of
+// `RingMemory::new`), and entries may cross threads.
 unsafe impl<T: Send> Send for Producer<T> {}
 
 impl<T: Copy> Producer<T> {
@@ -150,8 +155,8 @@ impl<T: Copy> Producer<T> {
         Self { memory, next: 0, published: 0, cached_consumer: 0 }
     }
 
-    /// The producer of a ring that another one of ours has left, with all that it had put in published. Who makes one has
-    /// to be alone with it, after the other one (a lock).
+    /// The producer of a ring that another one of ours has left, with all that it had put in
+    /// published. Who makes one has to be alone with it, after the other one (a lock).
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
@@ -166,7 +171,8 @@ impl<T: Copy> Producer<T> {
         self.next.wrapping_sub(self.cached_consumer) == self.memory.entries
     }
 
-    /// Puts an entry in, to be seen by the consumer after [`publish`](Self::publish); false if the ring is full.
+    /// Puts an entry in, to be seen by the consumer after [`publish`](Self::publish); false if the
+    /// ring is full.
     #[inline]
     pub(super) fn push(&mut self, value: T) -> bool {
         if self.is_full() {
@@ -175,14 +181,15 @@ impl<T: Copy> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the slot is free: the consumer has released it (2), and nobody but us writes to slots.
+        // SAFETY: the slot is free: the consumer has released it (2), and nobody but us writes to
+        // slots.
         self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Puts in what `make` makes of each item, one after the other, as long as it makes something and there is room, and
-    /// returns how many it was.
+    /// Puts in what `make` makes of each item, one after the other, as long as it makes something
+    /// and there is room, and returns how many it was.
     #[inline]
     pub(super) fn push_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
         let room =
@@ -205,11 +212,13 @@ impl<T: Copy> Producer<T> {
         put
     }
 
-    /// No more than `most` entries wait for the consumer, or are not published: the caller knows that from what the consumer has
-    /// handed on since, which it read with `Acquire`. It spares a look at a counter that another core writes.
+    /// No more than `most` entries wait for the consumer, or are not published: the caller knows
+    /// that from what the consumer has handed on since, which it read with `Acquire`. It spares a
+    /// look at a counter that another core writes.
     ///
-    /// Slots are not overwritten while they are read (2) nevertheless: the consumer has read an entry before it handed on what
-    /// that one was good for, whether or not it has stored its counter yet. It takes them in order.
+    /// Slots are not overwritten while they are read (2) nevertheless: the consumer has read an
+    /// entry before it handed on what that one was good for, whether or not it has stored its
+    /// counter yet. It takes them in order.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn assume_pending_max(&mut self, most: u32) {
@@ -225,7 +234,8 @@ impl<T: Copy> Producer<T> {
             return None;
         }
         self.next = self.next.wrapping_sub(1);
-        // SAFETY: we have written the slot, and nobody but us writes to slots; the consumer has not been told of it.
+        // SAFETY: we have written the slot, and nobody but us writes to slots; the consumer has not
+        // been told of it.
         Some(self.memory.slot(self.next).with(|slot| unsafe { slot.read() }))
     }
 
@@ -242,7 +252,8 @@ impl<T: Copy> Producer<T> {
     #[inline]
     pub(super) fn publish(&mut self) {
         if self.published != self.next {
-            // Release: the slots, and the frames they name, are visible to whoever sees the counter (1).
+            // Release: the slots, and the frames they name, are visible to whoever sees the counter
+            // (1).
             self.memory.producer().store(self.next, Ordering::Release);
             self.published = self.next;
         }
@@ -254,7 +265,8 @@ impl<T: Copy> Producer<T> {
         self.next
     }
 
-    /// Whether the consumer has not taken all that was put in, as far as this side has looked: no load of its counter.
+    /// Whether the consumer has not taken all that was put in, as far as this side has looked: no
+    /// load of its counter.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn has_unconsumed(&self) -> bool {
@@ -267,7 +279,8 @@ impl<T: Copy> Producer<T> {
         self.published.wrapping_sub(self.cached_consumer)
     }
 
-    /// What was put in and not published, the oldest first; with `published`, also what was and is not taken.
+    /// What was put in and not published, the oldest first; with `published`, also what was and is
+    /// not taken.
     pub(super) fn unconsumed(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
         self.refresh();
         let first = if published { self.cached_consumer } else { self.published };
@@ -280,13 +293,14 @@ impl<T: Copy> Producer<T> {
 
     /// Whether the kernel wants to be told that the ring has entries; none where it cannot say so.
     ///
-    /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our load to
-    /// overtake our store, which even x86 allows, both sides could miss each other: we see the flag still clear,
-    /// the kernel the ring still empty. The fence forbids it.
+    /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our
+    /// load to overtake our store, which even x86 allows, both sides could miss each other: we see
+    /// the flag still clear, the kernel the ring still empty. The fence forbids it.
     pub(super) fn needs_wakeup(&self) -> Option<bool> {
         let flags = self.memory.flags?;
         fence(Ordering::SeqCst);
-        // SAFETY: the word stays mapped, and every access to it is atomic (contract of `RingMemory::new`).
+        // SAFETY: the word stays mapped, and every access to it is atomic (contract of
+        // `RingMemory::new`).
         let flags = unsafe { flags.as_ref() }.load(Ordering::Relaxed);
         Some(flags & libc::XDP_RING_NEED_WAKEUP != 0)
     }
@@ -312,8 +326,8 @@ impl<T: Copy> Consumer<T> {
         Self { memory, next: 0, released: 0, cached_producer: 0 }
     }
 
-    /// The consumer of a ring that another one of ours has left, with all that it had taken released. Who makes one has to
-    /// be alone with it, after the other one (a lock).
+    /// The consumer of a ring that another one of ours has left, with all that it had taken
+    /// released. Who makes one has to be alone with it, after the other one (a lock).
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
@@ -344,7 +358,8 @@ impl<T: Copy> Consumer<T> {
         self.load().wrapping_sub(self.next)
     }
 
-    /// Takes the oldest entry; the producer may use its slot again after [`release`](Self::release).
+    /// Takes the oldest entry; the producer may use its slot again after
+    /// [`release`](Self::release).
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.cached_producer == self.next {
@@ -353,15 +368,16 @@ impl<T: Copy> Consumer<T> {
                 return None;
             }
         }
-        // SAFETY: the producer has published the slot (1), and does not write to it before we release it (2). It
-        // was written as a `T`, for which any bytes are a value where the writer is the kernel. Volatile: read
-        // once, whatever the other side does.
+        // SAFETY: the producer has published the slot (1), and does not write to it before we
+        // release it (2). It was written as a `T`, for which any bytes are a value where the writer
+        // is the kernel. Volatile: read once, whatever the other side does.
         let value = self.memory.slot(self.next).with(|slot| unsafe { slot.read_volatile() });
         self.next = self.next.wrapping_add(1);
         Some(value)
     }
 
-    /// Takes up to `most` entries as long as `each` says that it has taken its one, and returns how many it was.
+    /// Takes up to `most` entries as long as `each` says that it has taken its one, and returns how
+    /// many it was.
     #[inline]
     pub(super) fn pop_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
         if self.cached_producer.wrapping_sub(self.next) < most {
@@ -383,8 +399,8 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Takes an entry for each place in `to`, as long as there are some and `fill` fills the place with them, and returns how
-    /// many it was.
+    /// Takes an entry for each place in `to`, as long as there are some and `fill` fills the place
+    /// with them, and returns how many it was.
     #[inline]
     pub(super) fn pop_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
         let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
@@ -407,14 +423,15 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.
+    /// Puts the newest `count` back that were taken and not released: they are taken again, and
+    /// read anew.
     pub(super) fn cancel(&mut self, count: u32) {
         let taken = self.next.wrapping_sub(self.released);
         self.next = self.next.wrapping_sub(count.min(taken));
     }
 
-    /// The producer's counter, or ours if that one cannot be. `Acquire`: with it come the slots, and the bytes of
-    /// the frames that they name (1, 3).
+    /// The producer's counter, or ours if that one cannot be. `Acquire`: with it come the slots,
+    /// and the bytes of the frames that they name (1, 3).
     fn load(&self) -> u32 {
         let put = self.memory.producer().load(Ordering::Acquire);
         if put.wrapping_sub(self.released) > self.memory.entries

@@ -33,8 +33,8 @@ impl<T: Copy> MockRing<T> {
     pub(in super::super) fn split(&self) -> (Producer<T>, Consumer<T>) {
         let slots = NonNull::from(self.slots.as_slice()).cast();
         let [of_producer, of_consumer] = [(); 2].map(|()| {
-            // SAFETY: all of it is memory of this ring, of so many slots, written and read through atomics and
-            // cells only; callers keep the ring (see above).
+            // SAFETY: all of it is memory of this ring, of so many slots, written and read through
+            // atomics and cells only; callers keep the ring (see above).
             unsafe {
                 RingMemory::new(
                     NonNull::from(&self.producer),
@@ -265,8 +265,8 @@ mod plain {
     }
 }
 
-/// Every interleaving, and every value that the memory model allows a load to see. A race on a slot fails the
-/// model as much as a wrong value.
+/// Every interleaving, and every value that the memory model allows a load to see. A race on a slot
+/// fails the model as much as a wrong value.
 #[cfg(loom)]
 mod model {
     use loom::cell::UnsafeCell;
@@ -283,7 +283,8 @@ mod model {
         frames: Vec<UnsafeCell<u32>>,
     }
 
-    // SAFETY: the model checks that no two threads are in a cell at a time, which is what it is for.
+    // SAFETY: the model checks that no two threads are in a cell at a time, which is what it is
+    // for.
     unsafe impl Sync for Shared {}
 
     fn shared(entries: u32, frames: u32) -> Arc<Shared> {
@@ -325,7 +326,8 @@ mod model {
         });
     }
 
-    /// Batches: several entries to one publication, several to one release; one by one, or all that there are.
+    /// Batches: several entries to one publication, several to one release; one by one, or all that
+    /// there are.
     #[test]
     fn batches_are_passed_on_without_a_race() {
         for at_once in [false, true] {

@@ -1,4 +1,5 @@
-//! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten in place.
+//! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten
+//! in place.
 //!
 //! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no
 //! packet's `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch,
@@ -44,7 +45,8 @@ impl<'a> Payloads<'a> {
         }
     }
 
-    /// The payload of packet `i`: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of it.
+    /// The payload of packet `i`: what [`Queue::find_payloads`](super::Queue::find_payloads) was
+    /// told, or all of it.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -65,30 +67,33 @@ pub struct PacketRef<'a> {
 }
 
 impl<'a> PacketRef<'a> {
-    /// Its payload: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of it.
+    /// Its payload: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of
+    /// it.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
-        // SAFETY: a packet is initialised memory, and its payload lies in it (see `Packet`). Its frame, or the buffer
-        // it is in, stays in the batch for `'a`, so that the kernel does not write to it and nobody takes it; of this
-        // range nobody has a mutable slice (see the top of this file).
+        // SAFETY: a packet is initialised memory, and its payload lies in it (see `Packet`). Its
+        // frame, or the buffer it is in, stays in the batch for `'a`, so that the kernel does not
+        // write to it and nobody takes it; of this range nobody has a mutable slice (see the top of
+        // this file).
         unsafe {
             let start = self.packet.start.add(self.packet.payload_offset as usize);
             slice::from_raw_parts(start.cast_const(), self.packet.payload_len as usize)
         }
     }
 
-    /// Its header, as it was received, if that has `N` bytes. None once the header of this packet, or of one behind it, may have
-    /// been written to ([`Sender::header_mut`]).
+    /// Its header, as it was received, if that has `N` bytes. None once the header of this packet,
+    /// or of one behind it, may have been written to ([`Sender::header_mut`]).
     #[inline]
     #[must_use]
     pub fn header<const N: usize>(&self) -> Option<[u8; N]> {
         if self.packet.payload_offset as usize != N || self.index < self.headers_written.get() {
             return None;
         }
-        // SAFETY: a packet is initialised memory, and has `at` bytes before its payload (see `Packet`). Its frame stays in
-        // the batch for `'a`; nobody has had a mutable slice of these bytes in this batch (just checked), so that there is
-        // none, and the copy is made before there can be one.
+        // SAFETY: a packet is initialised memory, and has `at` bytes before its payload (see
+        // `Packet`). Its frame stays in the batch for `'a`; nobody has had a mutable slice of these
+        // bytes in this batch (just checked), so that there is none, and the copy is made before
+        // there can be one.
         Some(unsafe { self.packet.start.cast::<[u8; N]>().read() })
     }
 }
@@ -124,9 +129,9 @@ impl<'a> Sender<'a> {
         let packet = &self.payloads.packets[i];
         assert!(!self.tx_queue.is_sent(packet), "packet {i} was sent");
         self.payloads.headers_written.set(self.payloads.headers_written.get().max(i + 1));
-        // SAFETY: these bytes are of a packet that the batch holds for `'a` and that no ring names (just checked);
-        // no payload has them, nobody reads them by value any more (see the top of this file), and the slice borrows `self`
-        // mutably.
+        // SAFETY: these bytes are of a packet that the batch holds for `'a` and that no ring names
+        // (just checked); no payload has them, nobody reads them by value any more (see the top of
+        // this file), and the slice borrows `self` mutably.
         unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) }
     }
 
@@ -154,8 +159,9 @@ impl<'a> Sender<'a> {
     #[must_use]
     pub fn header(&self, i: usize) -> &[u8] {
         let packet = &self.payloads.packets[i];
-        // SAFETY: these bytes are of a frame that the batch holds for `'a`, sent or not; the kernel does not write to
-        // frames that it sends from, and we only through `header_mut`, which borrows `self` mutably.
+        // SAFETY: these bytes are of a frame that the batch holds for `'a`, sent or not; the kernel
+        // does not write to frames that it sends from, and we only through `header_mut`, which
+        // borrows `self` mutably.
         unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) }
     }
 
@@ -182,9 +188,10 @@ impl<'a> Sender<'a> {
             payload_len <= packet.payload_len as usize,
             "packet {i} has no {payload_len} bytes of payload"
         );
-        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload in the packet (see
-        // `Packet`). The batch holds its frame for `'a`; once it was sent, the device reads it, and nobody writes to
-        // it. Header slices, which are the only ones that may be written to, borrow `self` mutably.
+        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload
+        // in the packet (see `Packet`). The batch holds its frame for `'a`; once it was sent, the
+        // device reads it, and nobody writes to it. Header slices, which are the only ones that may
+        // be written to, borrow `self` mutably.
         unsafe {
             slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize + payload_len)
         }
@@ -206,8 +213,8 @@ impl<'a> Sender<'a> {
         self.tx_queue.is_sent(&self.payloads.packets[i])
     }
 
-    /// Whether packet `i` came in several frames. It then lies in none, and cannot be sent from where it is: a reply
-    /// needs a frame of its own.
+    /// Whether packet `i` came in several frames. It then lies in none, and cannot be sent from
+    /// where it is: a reply needs a frame of its own.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -216,9 +223,9 @@ impl<'a> Sender<'a> {
         self.payloads.packets[i].frame == NO_FRAME
     }
 
-    /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, and nothing is
-    /// queued, if it was sent before, if it would be empty, if it came in several frames, or if there is no room to
-    /// send.
+    /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, and
+    /// nothing is queued, if it was sent before, if it would be empty, if it came in several
+    /// frames, or if there is no room to send.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -267,8 +274,8 @@ impl<'a> Sender<'a> {
         Some(TxFrame { frame })
     }
 
-    /// All the room of a frame that was taken: the frame without a few bytes at its beginning where the kernel is told
-    /// of checksums.
+    /// All the room of a frame that was taken: the frame without a few bytes at its beginning where
+    /// the kernel is told of checksums.
     ///
     /// # Panics
     /// If the frame was taken from another queue, or by another member (where that shows).
@@ -276,8 +283,9 @@ impl<'a> Sender<'a> {
     pub fn frame_mut(&mut self, fresh: &mut TxFrame) -> &mut [u8] {
         assert!(self.tx_queue.is_allocated(fresh.frame), "a frame of another queue");
         let (addr, len) = self.tx_queue.tx_area(fresh.frame);
-        // SAFETY: a taken frame lies in the memory of all frames, in no ring and no batch, and this member alone has
-        // it (just checked); the slice borrows `self` mutably, so that there is no second one of the same frame.
+        // SAFETY: a taken frame lies in the memory of all frames, in no ring and no batch, and this
+        // member alone has it (just checked); the slice borrows `self` mutably, so that there is no
+        // second one of the same frame.
         unsafe {
             let start = self.tx_queue.allocator.frames.base().add(addr as usize);
             slice::from_raw_parts_mut(start, len)
@@ -297,7 +305,8 @@ impl<'a> Sender<'a> {
     /// [`send_in_place_partial`](Self::send_in_place_partial).
     ///
     /// # Errors
-    /// The frame, in the same cases, and where no checksums are offered or this one does not lie in the packet.
+    /// The frame, in the same cases, and where no checksums are offered or this one does not lie in
+    /// the packet.
     #[inline]
     pub fn send_frame_partial(
         &mut self,
@@ -321,13 +330,14 @@ impl<'a> Sender<'a> {
         self.tx_queue.abandon();
     }
 
-    /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet. They stay in
-    /// the ring, in order, and go with a later flush, if the device does not get to them by itself, as it does
-    /// without copying.
+    /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet.
+    /// They stay in the ring, in order, and go with a later flush, if the device does not get to
+    /// them by itself, as it does without copying.
     ///
-    /// With copying the sending happens in this call, until all is sent or the kernel does not get on: device
-    /// busy or down, its buffer or the completion ring full. Some kernels drop what a device that is down shall
-    /// send, and say no more than that it was busy; they may count it as not taken until the ring is empty.
+    /// With copying the sending happens in this call, until all is sent or the kernel does not get
+    /// on: device busy or down, its buffer or the completion ring full. Some kernels drop what a
+    /// device that is down shall send, and say no more than that it was busy; they may count it as
+    /// not taken until the ring is empty.
     ///
     /// # Errors
     /// What `sendto(2)` reports beyond these states: `ENXIO` when the device is gone.

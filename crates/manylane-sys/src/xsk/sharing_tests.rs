@@ -26,8 +26,8 @@ fn who_leaves_gives_everything_back() {
         assert!(kernel.receive_at(1, &packet(at, 60)));
     }
     drop(kernel);
-    // Four held, of which one is being sent and one is in the ring; eight unread; two taken, of which one is in the
-    // ring.
+    // Four held, of which one is being sent and one is in the ring; eight unread; two taken, of
+    // which one is in the ring.
     let bell = mock.wakeup(1);
     assert_eq!(second.receive(&bell, 4), 4);
     let mut sender = second.split(&bell).1;
@@ -45,7 +45,8 @@ fn who_leaves_gives_everything_back() {
     drop(second);
     let census = first.frame_counts();
     assert_eq!((census.sending, census.held, census.allocated), (1, 0, 0), "what is on its way");
-    // More than one member needs are with the kernel already; they come back as they are received into.
+    // More than one member needs are with the kernel already; they come back as they are received
+    // into.
     assert_eq!((census.filling, census.free, census.invalid), (20, 43, 0));
     mock.kernel.borrow_mut().complete(0);
     first.receive(&mock, 0);
@@ -211,7 +212,8 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
     let mut kernel = mock.kernel.borrow_mut();
     kernel.receive(&packet(1, 60));
     kernel.receive(&packet(2, 60));
-    // Where a program has moved the beginning: with too little room before it, and where it is not aligned.
+    // Where a program has moved the beginning: with too little room before it, and where it is not
+    // aligned.
     kernel.headroom = 16;
     kernel.receive(&packet(3, 60));
     kernel.headroom = HEADROOM + 2;
@@ -273,17 +275,19 @@ impl RingWakeup for Silent {
     fn receive(&self) {}
 }
 
-/// The kernel on one thread, two members on two more: whoever completes, frees and fills, each frame is in one hand,
-/// and the bytes of each packet are those that were written.
+/// The kernel on one thread, two members on two more: whoever completes, frees and fills, each
+/// frame is in one hand, and the bytes of each packet are those that were written.
 #[test]
 fn members_on_several_threads_share_the_frames() {
-    // Beside programs that compute, each yield can cost many milliseconds: few packets, and yields only where nothing is left to do.
+    // Beside programs that compute, each yield can cost many milliseconds: few packets, and yields
+    // only where nothing is left to do.
     let (each, batch) = if cfg!(miri) { (40, 4) } else { (50_000, 16) };
     let options = QueueOptions { ..options(64, 16, 16, batch) };
     let (mock, first) = mock::open(options);
     let (_, second) = mock.join(&options, Linearizer::disabled());
     let pool = std::sync::Arc::clone(&mock.allocator);
-    // The memory of the rings is kept by the mock, on this thread; the ends of the members cross to others.
+    // The memory of the rings is kept by the mock, on this thread; the ends of the members cross to
+    // others.
     let kernel = &mut *mock.kernel.borrow_mut();
     let received = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let member = |mut core: QueueMember, received: &AtomicUsize, number: usize| {
@@ -300,7 +304,8 @@ fn members_on_several_threads_share_the_frames() {
                 );
             }
             for i in 0..count {
-                // In place, or in a frame of its own: each packet has one answer, or is dropped where there is no room.
+                // In place, or in a frame of its own: each packet has one answer, or is dropped
+                // where there is no room.
                 if i % 2 == 0 {
                     let _ = sender.send_in_place(i, 60);
                 } else if let Some(mut fresh) = sender.alloc() {

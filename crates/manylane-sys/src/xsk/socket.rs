@@ -15,8 +15,8 @@ use super::tx_queue::METADATA_LEN;
 use super::{Mode, QueueOptions, Statistics};
 use crate::{busy_poll, check, sock};
 
-/// Of asm-generic/socket.h; the libc crate does not have all of them.
-/// Of linux/if_xdp.h (Linux 6.17): packets that one call sends at most when it copies, 32 by default.
+/// Of asm-generic/socket.h; the libc crate does not have all of them. Of linux/if_xdp.h (Linux
+/// 6.17): packets that one call sends at most when it copies, 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
 /// All rings of a socket that is bound.
@@ -43,12 +43,13 @@ impl Socket {
         Ok(Self { fd, zero_copy: false, busy_polling: Cell::new(false) })
     }
 
-    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages. Bytes that whatever is sent
-    /// needs before it, for what the kernel is told of it: zero if it can be told nothing.
+    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages. Bytes
+    /// that whatever is sent needs before it, for what the kernel is told of it: zero if it can be
+    /// told nothing.
     ///
     /// # Safety
-    /// The memory is page aligned, initialised, and stays mapped until the socket is closed. What is in it is read
-    /// and written only as the rings allow.
+    /// The memory is page aligned, initialised, and stays mapped until the socket is closed. What
+    /// is in it is read and written only as the rings allow.
     pub(super) unsafe fn register(&self, start: *mut u8, len: u64, frame_size: u32) -> io::Result<usize> {
         let region = libc::xdp_umem_reg {
             addr: start as u64,
@@ -58,8 +59,8 @@ impl Socket {
             flags: 0,
             tx_metadata_len: 0,
         };
-        // Since Linux 6.11, and the flag is invalid before. Linux 6.8 to 6.10 took the length without a flag; so did
-        // all before, and ignored it, so that one cannot tell.
+        // Since Linux 6.11, and the flag is invalid before. Linux 6.8 to 6.10 took the length
+        // without a flag; so did all before, and ignored it, so that one cannot tell.
         let telling = libc::xdp_umem_reg {
             flags: libc::XDP_UMEM_TX_METADATA_LEN,
             tx_metadata_len: METADATA_LEN as u32,
@@ -73,8 +74,9 @@ impl Socket {
         }
     }
 
-    /// Makes the two rings that a device queue has once and maps them. A socket that has them needs a receive or a
-    /// send ring, too, to be bound; this one gets the smallest, which nobody leads anything to.
+    /// Makes the two rings that a device queue has once and maps them. A socket that has them needs
+    /// a receive or a send ring, too, to be bound; this one gets the smallest, which nobody leads
+    /// anything to.
     pub(super) fn umem_rings(&self, options: &QueueOptions) -> io::Result<(UmemRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
@@ -102,9 +104,9 @@ impl Socket {
         Self { fd, zero_copy: false, busy_polling: Cell::new(false) }
     }
 
-    /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of the queue has them,
-    /// Linux 5.10). The memory is theirs as long as the maps are, and who makes a producer or consumer of it is the only one
-    /// of all processes.
+    /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of
+    /// the queue has them, Linux 5.10). The memory is theirs as long as the maps are, and who makes
+    /// a producer or consumer of it is the only one of all processes.
     pub(super) fn all_rings(
         &self,
         shared: u32,
@@ -117,8 +119,9 @@ impl Socket {
         let completion = Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, shared, word)?;
         let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
         let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
-        // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size of the
-        // type. The rest is the caller's, who keeps the maps as long as the memory is used.
+        // SAFETY: each map is made with the offsets and the number of entries of its ring, and
+        // entries of the size of the type. The rest is the caller's, who keeps the maps as long as
+        // the memory is used.
         let rings = unsafe {
             AllRings {
                 fill: fill.ring_memory(&offsets.fr, flags, shared),
@@ -138,7 +141,8 @@ impl Socket {
         let (offsets, flags) = self.offsets()?;
         let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
         let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
-        // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as the rings.
+        // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as the
+        // rings.
         let rings = unsafe {
             MemberRings {
                 rx: Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
@@ -164,8 +168,9 @@ impl Socket {
         Ok((xdp_mmap_offsets { rx: at(0), tx: at(1), fr: at(2), cr: at(3) }, flags))
     }
 
-    /// Binds to the queue that another socket is bound to, whose mode and flags go for this one, too. The kernel
-    /// refuses any flag beside, and fill and completion rings of our own (`xsk_bind` in net/xdp/xsk.c).
+    /// Binds to the queue that another socket is bound to, whose mode and flags go for this one,
+    /// too. The kernel refuses any flag beside, and fill and completion rings of our own
+    /// (`xsk_bind` in net/xdp/xsk.c).
     pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
         bind_with_flags(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
         // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
@@ -179,7 +184,8 @@ impl Socket {
             .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
-    /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is needed.
+    /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is
+    /// needed.
     pub(super) fn raise_tx_limits(&self, options: &QueueOptions) {
         let _ = self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
         // Copies on their way out are charged to the socket, twice their size.
@@ -202,8 +208,9 @@ impl Socket {
     }
 }
 
-/// Binds a socket that has all it takes to a queue of a device that nobody has; whether packets come in several frames
-/// if they are long. Who joins it later gets them, too: the kernel keeps that with the frames.
+/// Binds a socket that has all it takes to a queue of a device that nobody has; whether packets
+/// come in several frames if they are long. Who joins it later gets them, too: the kernel keeps
+/// that with the frames.
 pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<bool> {
     let mode = match options.mode {
         Mode::Auto => 0,
@@ -215,14 +222,15 @@ pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<boo
     };
     if options.multi_buffer {
         let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
-        // Before Linux 6.6 the flag is invalid; the other is for a driver that copies nothing, and knows only packets
-        // of one frame.
+        // Before Linux 6.6 the flag is invalid; the other is for a driver that copies nothing, and
+        // knows only packets of one frame.
         if !refused(&bound, &[libc::EINVAL, libc::EOPNOTSUPP]) {
             return bound.map(|()| true);
         }
     }
     let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
-    // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, each time.)
+    // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, each
+    // time.)
     if refused(&bound, &[libc::EINVAL]) {
         return bind_with_flags(fd, options, mode, 0).map(|()| false);
     }
@@ -243,7 +251,8 @@ fn bind_with_flags(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, share
     Ok(())
 }
 
-/// What the kernel counts of the AF_XDP socket behind a descriptor, for whoever has it and not the [`Queue`].
+/// What the kernel counts of the AF_XDP socket behind a descriptor, for whoever has it and not the
+/// [`Queue`].
 ///
 /// [`Queue`]: super::Queue
 ///
@@ -273,8 +282,8 @@ pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
 /// An option of AF_XDP: `value` as far as the kernel has overwritten it, and how many bytes it has.
 fn get<T: Pod>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and for which any
-    // bytes are a value (`Pod`).
+    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and
+    // for which any bytes are a value (`Pod`).
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len)
     })?;
@@ -311,7 +320,8 @@ impl RingWakeup for Socket {
     }
 
     fn send(&self) -> io::Result<KickOutcome> {
-        // Past the C library: in the preload library its function says that the program has no such descriptor.
+        // Past the C library: in the preload library its function says that the program has no such
+        // descriptor.
         // SAFETY: no data and no address: sendto(2) reads no memory of ours.
         let ret = unsafe {
             let nothing = ptr::null::<u8>();
@@ -322,7 +332,8 @@ impl RingWakeup for Socket {
         }
         let err = io::Error::last_os_error();
         match err.raw_os_error() {
-            // Out of budget, of socket buffer, of memory, of room in the completion ring or the device.
+            // Out of budget, of socket buffer, of memory, of room in the completion ring or the
+            // device.
             Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(KickOutcome::Accepted),
             Some(libc::EBUSY) => Ok(KickOutcome::Dropped),
             Some(libc::ENETDOWN) => Ok(KickOutcome::Down),
@@ -332,7 +343,8 @@ impl RingWakeup for Socket {
 
     fn receive(&self) {
         // Errors are states here: a device that is down or gone has nothing for us.
-        // SAFETY: no room for data and none for an address: recvfrom(2) writes to no memory of ours.
+        // SAFETY: no room for data and none for an address: recvfrom(2) writes to no memory of
+        // ours.
         let ret = unsafe {
             libc::recvfrom(
                 self.fd.as_raw_fd(),
@@ -361,7 +373,8 @@ struct Map {
     len: usize,
 }
 
-// SAFETY: what is mapped is reached through the one producer or consumer made of it, which may cross threads.
+// SAFETY: what is mapped is reached through the one producer or consumer made of it, which may
+// cross threads.
 unsafe impl Send for Map {}
 // SAFETY: a shared map has nothing that could be called.
 unsafe impl Sync for Map {}
@@ -373,7 +386,8 @@ impl Map {
         let overflow = |_| io::Error::from_raw_os_error(libc::EOVERFLOW);
         let len = usize::try_from(at.desc).map_err(overflow)? + entries as usize * each;
         let page = off_t::try_from(page).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
+        // ours.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -392,8 +406,9 @@ impl Map {
     }
 
     /// # Safety
-    /// `at` and `entries` are those the map was made with, and `T` has the size it was made with and any bytes as
-    /// values. Not more than one producer or consumer is made of the result, and it is gone before the map is.
+    /// `at` and `entries` are those the map was made with, and `T` has the size it was made with
+    /// and any bytes as values. Not more than one producer or consumer is made of the result, and
+    /// it is gone before the map is.
     unsafe fn ring_memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
         let word = |offset: u64| {
             let offset = offset as usize;
@@ -404,9 +419,9 @@ impl Map {
             unsafe { self.base.add(offset).cast::<AtomicU32>() }
         };
         assert!(at.desc.is_multiple_of(align_of::<T>() as u64));
-        // SAFETY: the words are inside the mapping and aligned (checked above), so are the slots, for which `new`
-        // made it long enough; the memory is the kernel's and zeroed, so initialised; the other side is the kernel.
-        // The rest is the caller's.
+        // SAFETY: the words are inside the mapping and aligned (checked above), so are the slots,
+        // for which `new` made it long enough; the memory is the kernel's and zeroed, so
+        // initialised; the other side is the kernel. The rest is the caller's.
         unsafe {
             let slots = self.base.add(at.desc as usize).cast::<Slot<T>>();
             RingMemory::new(
@@ -422,8 +437,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; the ring that used it is gone (contract of
-        // `ring_memory`).
+        // SAFETY: base and length are those of the mmap in `new`; the ring that used it is gone
+        // (contract of `ring_memory`).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

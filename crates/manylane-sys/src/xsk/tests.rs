@@ -255,7 +255,8 @@ fn the_kernel_gets_its_frames_back_before_it_says_that_it_took_them() {
     for _ in 0..8 {
         (0..4).for_each(|_| assert!(mock.kernel.borrow_mut().receive(&packet(0, 60))));
         assert_eq!(core.receive(&mock, 4), 4);
-        // It has stored its counter of the ring, which is as long as it is full, last before it took these.
+        // It has stored its counter of the ring, which is as long as it is full, last before it
+        // took these.
         assert_eq!((core.receive(&mock, 4), core.frame_counts().filling), (0, 4));
     }
     assert_eq!(core.frame_counts().invalid, 0);
@@ -297,7 +298,8 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
         (core.frame_counts().invalid, core.frame_counts().free, core.frame_counts().filling),
         (3, 4, 4)
     );
-    // More than the frame has, and an option that nobody knows: the frame was the kernel's and is ours again.
+    // More than the frame has, and an option that nobody knows: the frame was the kernel's and is
+    // ours again.
     let mut kernel = mock.kernel.borrow_mut();
     assert!(kernel.receive_with(0, 2048 - 256 + 1, 0, &packet(0, 60)));
     assert!(kernel.receive_with(0, 60, 4, &packet(0, 60)));
@@ -369,7 +371,8 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     assert_eq!((core.frame_counts().filling, core.frame_counts().held), (16, 0));
 }
 
-/// Headers are read by value until somebody could write to them: then there is a mutable slice, and nothing else may look.
+/// Headers are read by value until somebody could write to them: then there is a mutable slice, and
+/// nothing else may look.
 #[test]
 fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
     let (mock, mut core) = mock::open(options(32, 16, 16, 8));

@@ -16,8 +16,8 @@ use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 struct Lanes {
     addr: SocketAddr,
     handle: Handle,
-    /// A seat for each lane that ever was: lanes come and go while it runs. Locked when a lane starts and
-    /// when somebody asks, never per batch.
+    /// A seat for each lane that ever was: lanes come and go while it runs. Locked when a lane
+    /// starts and when somebody asks, never per batch.
     stats: Arc<Mutex<Vec<Arc<WorkerStats>>>>,
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
 }

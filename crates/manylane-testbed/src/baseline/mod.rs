@@ -1,8 +1,8 @@
 //! The receivers that lanes are measured against, and the lanes themselves in the same dress.
 //!
-//! Each is what a good engineer would write by hand for the same job: no needless system call, no shared
-//! counter, the same batch, the same receive buffer, the same pinning. All read the first byte of each
-//! payload, so that all pay for the memory the datagram is in.
+//! Each is what a good engineer would write by hand for the same job: no needless system call, no
+//! shared counter, the same batch, the same receive buffer, the same pinning. All read the first
+//! byte of each payload, so that all pay for the memory the datagram is in.
 
 pub(crate) mod lane;
 pub(crate) mod recvfrom;

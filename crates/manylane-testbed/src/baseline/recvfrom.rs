@@ -1,5 +1,6 @@
-//! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call, and answers it with
-//! one. It sleeps in that call, or lets the kernel look at the device first (`SO_BUSY_POLL`), or asks again and again.
+//! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call, and
+//! answers it with one. It sleeps in that call, or lets the kernel look at the device first
+//! (`SO_BUSY_POLL`), or asks again and again.
 
 use std::hint::black_box;
 use std::io::ErrorKind;

@@ -1,6 +1,6 @@
-//! `socket/recvmmsg`, `reuseport/recvmmsg`, `reuseport/gro`: batches by `recvmmsg` on headers that are built
-//! once, from one shared socket or from a socket for each thread. Those that answer send each batch back by one
-//! `sendmmsg` on the same headers, trains as trains.
+//! `socket/recvmmsg`, `reuseport/recvmmsg`, `reuseport/gro`: batches by `recvmmsg` on headers that
+//! are built once, from one shared socket or from a socket for each thread. Those that answer send
+//! each batch back by one `sendmmsg` on the same headers, trains as trains.
 
 use std::hint::black_box;
 use std::net::UdpSocket;
@@ -108,7 +108,8 @@ fn recv_loop(
             ring.echo(socket.as_fd(), controls);
         }
         post.stats.set_delivered(delivered);
-        // Waits for a larger batch, unless more is waiting: which behind a full one the next call will tell.
+        // Waits for a larger batch, unless more is waiting: which behind a full one the next call
+        // will tell.
         wait = Wait::First;
         if !pause.is_zero() {
             if messages == ring.capacity() {

@@ -22,7 +22,8 @@ fn options(threads: usize) -> ReceiverOptions {
     }
 }
 
-/// Sends `count` datagrams from each of 8 sources and waits until they arrived, a few seconds at most.
+/// Sends `count` datagrams from each of 8 sources and waits until they arrived, a few seconds at
+/// most.
 fn exercise(running: &dyn RunningReceiver, count: u64) {
     for _ in 0..8 {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -63,7 +64,8 @@ fn send_requests(to: std::net::SocketAddr) {
             client.send(&payload).unwrap();
             let len = loop {
                 match client.recv(&mut buffer) {
-                    // A receive with a timeout comes back in vain when its thread was stopped for a moment.
+                    // A receive with a timeout comes back in vain when its thread was stopped for a
+                    // moment.
                     Err(err) if err.kind() == std::io::ErrorKind::Interrupted => {}
                     other => break other.unwrap(),
                 }

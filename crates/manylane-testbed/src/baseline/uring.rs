@@ -1,6 +1,7 @@
-//! `uring/plain`: a multishot receive for each thread, on sockets of its own by `SO_REUSEPORT`: the loop that one writes
-//! by hand, with buffers as large as the datagrams, and each batch answered by one `sendmmsg`. Receives that are submitted
-//! one by one (`uring/single` of `bench batch`) cost more, and have no name here.
+//! `uring/plain`: a multishot receive for each thread, on sockets of its own by `SO_REUSEPORT`: the
+//! loop that one writes by hand, with buffers as large as the datagrams, and each batch answered by
+//! one `sendmmsg`. Receives that are submitted one by one (`uring/single` of `bench batch`) cost
+//! more, and have no name here.
 
 use std::hint::black_box;
 use std::net::UdpSocket;

@@ -15,7 +15,8 @@ use manylane_sys::{cpu, measure, xsk};
 
 use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 
-/// What one thread shows to others, on cache lines of its own: two, for processors fetch them in pairs.
+/// What one thread shows to others, on cache lines of its own: two, for processors fetch them in
+/// pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct WorkerStats {
@@ -27,7 +28,8 @@ pub(crate) struct WorkerStats {
 }
 
 impl WorkerStats {
-    /// Says how many datagrams this thread has taken. One writer: a plain store, no locked instruction.
+    /// Says how many datagrams this thread has taken. One writer: a plain store, no locked
+    /// instruction.
     #[inline]
     pub(crate) fn set_delivered(&self, delivered: u64) {
         self.delivered.store(delivered, Ordering::Relaxed);
@@ -100,7 +102,8 @@ pub(crate) struct WorkerCtx<'a> {
 }
 
 impl WorkerCtx<'_> {
-    /// Whether to stop. Asked when a receive came back empty, so that it costs nothing under load, or per batch.
+    /// Whether to stop. Asked when a receive came back empty, so that it costs nothing under load,
+    /// or per batch.
     pub(crate) fn should_stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -203,7 +206,8 @@ impl Drop for Workers {
     }
 }
 
-/// Whether the receive has to say to which address a datagram was sent, so that its answer can leave from there.
+/// Whether the receive has to say to which address a datagram was sent, so that its answer can
+/// leave from there.
 pub(crate) fn needs_local_address(options: &ReceiverOptions) -> bool {
     options.work == Work::Echo && options.addr.ip().is_unspecified()
 }
@@ -231,8 +235,8 @@ pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> R
     Ok(sockets)
 }
 
-/// Binds, and waits a moment for an address that is in use: a child process that is being started has copies of the
-/// sockets that a receiver before has closed, until it runs its own program.
+/// Binds, and waits a moment for an address that is in use: a child process that is being started
+/// has copies of the sockets that a receiver before has closed, until it runs its own program.
 fn bind_with_retry(fd: &OwnedFd, addr: &SocketAddr) -> io::Result<()> {
     const BIND_TIMEOUT: Duration = Duration::from_secs(1);
     let start = Instant::now();

@@ -1,8 +1,9 @@
-//! `xsk/checked`: the loop of `xsk/raw`, but it believes no frame that a kernel would not. What it costs more is what
-//! checking costs; what lanes cost more than it is what lanes cost.
+//! `xsk/checked`: the loop of `xsk/raw`, but it believes no frame that a kernel would not. What it
+//! costs more is what checking costs; what lanes cost more than it is what lanes cost.
 //!
-//! By hand, for untagged frames: Ethernet type; version and length of the IP header, lengths, no fragment; length of UDP; the
-//! checksums of the IPv4 header and of UDP. It shares no code with the library.
+//! By hand, for untagged frames: Ethernet type; version and length of the IP header, lengths, no
+//! fragment; length of UDP; the checksums of the IPv4 header and of UDP. It shares no code with the
+//! library.
 
 use super::xsk_raw::FrameParser;
 
@@ -98,7 +99,8 @@ fn parse_udp(segment: &[u8], addresses: u64, needs_checksum: bool) -> Option<&[u
     (is_whole || csum_fold(pseudo) == u16::from_ne_bytes([head[6], head[7]])).then_some(payload)
 }
 
-/// Adds `bytes`, as words of 16 bits, four bytes at a time: a frame is far too short to overflow it.
+/// Adds `bytes`, as words of 16 bits, four bytes at a time: a frame is far too short to overflow
+/// it.
 #[inline]
 fn csum_partial(mut sum: u64, bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
@@ -159,7 +161,8 @@ mod tests {
         }
     }
 
-    /// What flips of bits leave, this refuses and believes as the library does, which reads tags and options, too.
+    /// What flips of bits leave, this refuses and believes as the library does, which reads tags
+    /// and options, too.
     #[test]
     fn it_believes_what_the_library_believes_whatever_is_flipped_or_cut() {
         for v6 in [false, true] {
@@ -210,7 +213,8 @@ mod tests {
     #[test]
     fn what_is_no_plain_udp_is_refused() {
         let good = frame(b"payload", false);
-        // A total length beyond the frame, and one that is shorter than that of UDP; options; fragments; TCP; ARP.
+        // A total length beyond the frame, and one that is shorter than that of UDP; options;
+        // fragments; TCP; ARP.
         for (at, value) in [(16, 1), (17, 34), (14, 0x46), (20, 0x20), (21, 1), (23, 6), (13, 6)] {
             let mut bytes = good.clone();
             bytes[at] = value;

@@ -1,8 +1,9 @@
-//! `xsk/raw`: a minimal loop over raw AF_XDP rings, with an XDP program that does no more than it must.
+//! `xsk/raw`: a minimal loop over raw AF_XDP rings, with an XDP program that does no more than it
+//! must.
 //!
-//! Answers leave in the frame of their request: both addresses and both ports change places, which leaves the
-//! checksums as they are. It trusts every frame: that is what makes it minimal. [`xsk_checked`](super::xsk_checked) is the
-//! same loop with another way to read a frame.
+//! Answers leave in the frame of their request: both addresses and both ports change places, which
+//! leaves the checksums as they are. It trusts every frame: that is what makes it minimal.
+//! [`xsk_checked`](super::xsk_checked) is the same loop with another way to read a frame.
 
 use std::any::Any;
 use std::hint::black_box;
@@ -116,8 +117,8 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
     })
 }
 
-/// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the calling thread's
-/// namespace, as long as the value lives.
+/// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the
+/// calling thread's namespace, as long as the value lives.
 pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     let object = manylane_bpf::object("redirect").map_err(|why| anyhow!(why))?;
     let mut ebpf = EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(object)?;
@@ -131,7 +132,8 @@ impl FrameParser for Unchecked {
     const NAME: &'static str = "xsk/raw";
     const REJECTS_INVALID: bool = false;
 
-    /// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to be asked.
+    /// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to
+    /// be asked.
     #[inline]
     fn payload(packet: &[u8]) -> Option<&[u8]> {
         let head = packet.first_chunk::<PAYLOAD_OFFSET>()?;

@@ -1,12 +1,15 @@
-//! `bench batch`: what taking a datagram costs when it is there already, by its size and by how many a call may take. The
-//! queue is filled, then emptied by one thread, and the CPU time of the emptying is divided by the datagrams: no wake-up, no
-//! pause and no idle time is in it, only what the call costs and what each datagram does.
+//! `bench batch`: what taking a datagram costs when it is there already, by its size and by how
+//! many a call may take. The queue is filled, then emptied by one thread, and the CPU time of the
+//! emptying is divided by the datagrams: no wake-up, no pause and no idle time is in it, only what
+//! the call costs and what each datagram does.
 //!
 //! Each stage of a sample:
 //!
-//! 1. The receiver is made, with its buffers and whatever it registers, and takes some datagrams, so that no page is new.
-//! 2. As often as it takes: a queue is filled, from another core where there is one; the CPU clock is read; calls take all
-//!    of it; the clock is read again. Datagrams that do not arrive are counted as lost.
+//! 1. The receiver is made, with its buffers and whatever it registers, and takes some datagrams,
+//!    so that no page is new.
+//! 2. As often as it takes: a queue is filled, from another core where there is one; the CPU clock
+//!    is read; calls take all of it; the clock is read again. Datagrams that do not arrive are
+//!    counted as lost.
 
 use std::any::Any;
 use std::fmt;
@@ -203,7 +206,8 @@ fn measure(
     config: Config,
     round: usize,
 ) -> Result<BatchSample> {
-    // Several flows, in turn: of one the kernel would make trains on a device, for those that take them.
+    // Several flows, in turn: of one the kernel would make trains on a device, for those that take
+    // them.
     let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, gso: false };
     let mut sum = BatchSample { round, ..BatchSample::default() };
     // A receive that is armed once is armed by the first call.

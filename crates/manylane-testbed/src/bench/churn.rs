@@ -1,7 +1,7 @@
 //! `bench churn`: do lanes that come and go lose datagrams?
 //!
-//! While traffic runs at half the rate that loses nothing, a lane is added or removed at every tick. All that
-//! was sent must have been delivered when everything has come to rest.
+//! While traffic runs at half the rate that loses nothing, a lane is added or removed at every
+//! tick. All that was sent must have been delivered when everything has come to rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,7 +140,8 @@ fn churn(
     })
 }
 
-/// Adds a lane, removes the oldest, adds one, … one change a tick; so in time every first lane has gone.
+/// Adds a lane, removes the oldest, adds one, … one change a tick; so in time every first lane has
+/// gone.
 fn change_lanes(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
     let (mut added, mut removed) = (0, 0);
     let mut next = Instant::now() + every;

@@ -1,10 +1,11 @@
-//! `bench flap`: what is lost when something beside the traffic changes: a second socket opens or closes on the
-//! device, an XDP program comes or goes, a link goes down and up.
+//! `bench flap`: what is lost when something beside the traffic changes: a second socket opens or
+//! closes on the device, an XDP program comes or goes, a link goes down and up.
 //!
-//! Traffic runs to one receiver at a rate that it takes easily, and in the middle of it one thing happens. What
-//! entered the link and did not reach the application is lost; what the link did not take, because it was down, is
-//! refused and nobody's fault. Rounds in which nothing happens tell what the machine loses by itself, and the
-//! receiver on kernel sockets tells what the kernel loses in the same event.
+//! Traffic runs to one receiver at a rate that it takes easily, and in the middle of it one thing
+//! happens. What entered the link and did not reach the application is lost; what the link did not
+//! take, because it was down, is refused and nobody's fault. Rounds in which nothing happens tell
+//! what the machine loses by itself, and the receiver on kernel sockets tells what the kernel loses
+//! in the same event.
 
 use std::any::Any;
 use std::fmt;
@@ -90,8 +91,9 @@ impl Event {
         }
     }
 
-    /// Whether it can happen beside a receiver of this kind. A device has one XDP program: where the receiver has
-    /// attached it, no other can come, and a second socket of the process attaches none.
+    /// Whether it can happen beside a receiver of this kind. A device has one XDP program: where
+    /// the receiver has attached it, no other can come, and a second socket of the process attaches
+    /// none.
     pub const fn is_supported(self, kind: Kind) -> bool {
         let brings_program =
             matches!(self, Self::ProgramAttaches | Self::ProgramDetaches | Self::XdpOpens | Self::XdpCloses);

@@ -1,7 +1,8 @@
-//! `bench gso`: what receiving costs when the sender sends trains of datagrams (UDP GSO) over loopback.
+//! `bench gso`: what receiving costs when the sender sends trains of datagrams (UDP GSO) over
+//! loopback.
 //!
-//! The kernel then carries a train through as one packet; a receiver with GRO takes it as one message, one
-//! without has it cut into datagrams first.
+//! The kernel then carries a train through as one packet; a receiver with GRO takes it as one
+//! message, one without has it cut into datagrams first.
 
 use anyhow::Result;
 

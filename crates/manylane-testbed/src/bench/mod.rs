@@ -40,8 +40,9 @@ use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
 use crate::synthetic_work::SyntheticWork;
 
-/// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can have. A hypervisor may
-/// take a core away for longer than a quarter of them lasts, and kernel sockets have queues for that, too.
+/// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can
+/// have. A hypervisor may take a core away for longer than a quarter of them lasts, and kernel
+/// sockets have queues for that, too.
 pub(crate) const RING_SIZE: u32 = 16_384;
 
 /// What all benchmarks share.
@@ -69,7 +70,8 @@ pub struct Options {
     pub batch: usize,
     /// Receive buffer of each socket in bytes.
     pub recv_buffer: usize,
-    /// What lanes and `reuseport/*` pause for after a batch that was not full; by default what lanes do by themselves.
+    /// What lanes and `reuseport/*` pause for after a batch that was not full; by default what
+    /// lanes do by themselves.
     pub rx_coalesce: Option<Duration>,
     /// How lanes are steered to.
     pub steering: Steering,
@@ -99,8 +101,8 @@ impl Options {
         }
     }
 
-    /// The pause with so many threads on so many processors, of what takes frames and of what does not; none where
-    /// threads are not pinned.
+    /// The pause with so many threads on so many processors, of what takes frames and of what does
+    /// not; none where threads are not pinned.
     fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
         let usual = if frames { Builder::default_xdp_rx_coalesce } else { Builder::default_rx_coalesce };
@@ -156,8 +158,8 @@ pub trait Controller {
     fn stop(&self) -> &AtomicBool;
 }
 
-/// The rate that was asked for; else half of the highest that each of `kinds` takes without loss, so that what is lost
-/// at it has another reason.
+/// The rate that was asked for; else half of the highest that each of `kinds` takes without loss,
+/// so that what is lost at it has another reason.
 fn safe_rate(
     setup: &mut Setup,
     options: &Options,
@@ -199,8 +201,9 @@ fn oversubscribed_note(setup: &Setup) -> Option<String> {
 
 /// Receive buffer of each socket unless the user says: 64 MiB, or what this process may have.
 ///
-/// On a shared machine the receivers stand still for tens of milliseconds now and then (the hypervisor runs somebody
-/// else). A queue that outlasts that is what makes a loss mean that the receiver is too slow.
+/// On a shared machine the receivers stand still for tens of milliseconds now and then (the
+/// hypervisor runs somebody else). A queue that outlasts that is what makes a loss mean that the
+/// receiver is too slow.
 #[must_use]
 pub fn default_recv_buffer() -> usize {
     const RECV_BUFFER_MAX: usize = 64 << 20;

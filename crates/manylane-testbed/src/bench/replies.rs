@@ -1,6 +1,7 @@
-//! `bench replies`: what sending a datagram costs, by its size and by how many a call sends: by `sendmmsg` on headers that are
-//! built once, which is how lanes on kernel sockets answer, and by io_uring with an entry for each. One thread sends over
-//! loopback to a socket that refuses all: what the kernel does to deliver, up to there, is in the CPU time of all alike.
+//! `bench replies`: what sending a datagram costs, by its size and by how many a call sends: by
+//! `sendmmsg` on headers that are built once, which is how lanes on kernel sockets answer, and by
+//! io_uring with an entry for each. One thread sends over loopback to a socket that refuses all:
+//! what the kernel does to deliver, up to there, is in the CPU time of all alike.
 
 use std::fmt;
 use std::net::UdpSocket;
@@ -92,7 +93,8 @@ pub fn run(
             let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
             director.progress(f64::from(taken) / planned, &what);
             let pin = setup.receiver_cpus().first().copied();
-            // On a thread of its own: the pinning must not outlive it, and a ring belongs to a thread.
+            // On a thread of its own: the pinning must not outlive it, and a ring belongs to a
+            // thread.
             let measured = thread::spawn(move || {
                 if let Some(cpu) = pin {
                     cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;

@@ -1,10 +1,10 @@
-//! `bench rx` and `bench echo`: what receiving costs, or receiving and answering. The two differ in what receivers do
-//! with a datagram and in what counts as delivered; the rest is one run:
+//! `bench rx` and `bench echo`: what receiving costs, or receiving and answering. The two differ in
+//! what receivers do with a datagram and in what counts as delivered; the rest is one run:
 //!
 //! 1. Search: up to which rate does each receiver lose next to nothing?
 //! 2. Cost: all receivers at one common rate that none of them loses at, interleaved.
-//! 3. Overload: what does each still deliver at twice its own no-loss rate? A receiver that collapses there
-//!    has receive livelock.
+//! 3. Overload: what does each still deliver at twice its own no-loss rate? A receiver that
+//!    collapses there has receive livelock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,14 +19,16 @@ use crate::receiver::{Kind, Work};
 use crate::schema::{BENCH_ECHO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
 use crate::stats::{interleaved, median};
 
-/// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well inside.
+/// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well
+/// inside.
 const COMMON_RATE_FRACTION: f64 = 0.9;
 /// Trials that a search takes as a rule; only the progress bar depends on it.
 const TRIALS_EXPECTED: usize = 14;
 
 /// When a quick run stops searching rates and starts to measure cost.
 const QUICK_SEARCH_TIMEOUT: Duration = Duration::from_secs(14);
-/// When a quick run must come to its end, whatever is left: on a busy machine everything takes longer.
+/// When a quick run must come to its end, whatever is left: on a busy machine everything takes
+/// longer.
 const QUICK_RUN_TIMEOUT: Duration = Duration::from_secs(36);
 
 /// One thing that is measured.
@@ -113,7 +115,8 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// The configurations whose no-loss rate is searched: all, or in a quick run those with most threads.
+    /// The configurations whose no-loss rate is searched: all, or in a quick run those with most
+    /// threads.
     fn searched_configs<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
         let most = configs.iter().map(|config| config.threads).max();
         let quick = self.options.quick;
@@ -166,7 +169,8 @@ impl Bench<'_> {
                     .push(format!("quick run, slow machine: no time for {kind}, {threads} threads"));
                 continue;
             }
-            // What the receiver before it reached is a good first guess: half of it saves the climb.
+            // What the receiver before it reached is a good first guess: half of it saves the
+            // climb.
             let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
             let from = Limits { start_pps: guess, ..limits };
             let time = self.trial_duration();

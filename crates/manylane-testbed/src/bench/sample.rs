@@ -29,8 +29,8 @@ pub(crate) fn check_stop(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// What is known of a receiver at one moment. What was asked of it is counted where it shows that it is done:
-/// in its threads, or for answers at the host that they come back to.
+/// What is known of a receiver at one moment. What was asked of it is counted where it shows that
+/// it is done: in its threads, or for answers at the host that they come back to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReceiverCounts {
     /// Datagrams delivered, or requests answered.
@@ -60,8 +60,8 @@ fn receiver_counts(answers: Option<&ReplyCounter>, receiver: Snapshot) -> Result
 
 /// Starts a receiver, warms it up, and measures it under `load`.
 ///
-/// Each sample has a receiver of its own, so that only one is there at a time and none inherits the state
-/// of an earlier sample.
+/// Each sample has a receiver of its own, so that only one is there at a time and none inherits the
+/// state of an earlier sample.
 ///
 /// # Errors
 /// When the receiver or the sender fails.
@@ -99,14 +99,15 @@ pub fn measure(
     let rx_cpu = running.snapshot().rx_cpu;
     let receiver = Snapshot { rx_cpu, ..running.stop()? };
     let after = receiver_counts(answers.as_ref(), receiver)?;
-    // Idle time counts in ticks; what was busy between the two looks served what was delivered between them.
+    // Idle time counts in ticks; what was busy between the two looks served what was delivered
+    // between them.
     let total_cpu_ns = ns_per_datagram(busy, at_end.completed - before.completed);
     let delivered_pps = delivered_pps?;
     Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
 }
 
-/// Datagrams per second that are done in the middle of a stretch of traffic: neither its first moments
-/// count nor the queue that is emptied after its end.
+/// Datagrams per second that are done in the middle of a stretch of traffic: neither its first
+/// moments count nor the queue that is emptied after its end.
 fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64> {
     thread::sleep(duration.mul_f64(0.3));
     let (start, before) = (Instant::now(), watched.counts()?.completed);

@@ -117,8 +117,9 @@ struct Search<'a, T> {
 impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
     /// The rate that was really offered, if `rate` stayed within the limit.
     ///
-    /// A receiver that loses and a sender that stays behind have the same number of tries, for either may have
-    /// been the machine's doing; a try where the sender stayed behind says nothing about the receiver.
+    /// A receiver that loses and a sender that stays behind have the same number of tries, for
+    /// either may have been the machine's doing; a try where the sender stayed behind says nothing
+    /// about the receiver.
     fn try_rate(&mut self, rate: f64) -> Result<Option<f64>> {
         let tries = self.limits.attempts.max(1);
         let (mut lost, mut behind, mut fastest) = (0, 0, 0.0_f64);

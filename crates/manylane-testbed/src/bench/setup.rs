@@ -50,7 +50,8 @@ enum Environment {
 /// Sends over loopback.
 #[derive(Default)]
 struct LoopbackSender {
-    /// The target that flows were opened for, and the flows, where answers are counted: they come back to them.
+    /// The target that flows were opened for, and the flows, where answers are counted: they come
+    /// back to them.
     target: Option<Traffic>,
     flows: SharedFlows,
 }
@@ -84,7 +85,8 @@ struct Hosts {
     testbed: Testbed,
     /// Receive queues of each device.
     queues: u32,
-    /// The sender and the traffic that it was made for: it keeps its program while only the rate changes.
+    /// The sender and the traffic that it was made for: it keeps its program while only the rate
+    /// changes.
     sender: Option<(Traffic, LiveSender)>,
 }
 
@@ -114,7 +116,8 @@ impl Hosts {
 /// Port of the receivers in the testbed, where nobody else has one.
 const RECEIVER_PORT: u16 = 7;
 
-/// Receive queues of the devices of a testbed, if nobody says: as many as the most lanes of a default run.
+/// Receive queues of the devices of a testbed, if nobody says: as many as the most lanes of a
+/// default run.
 const DEFAULT_QUEUES: u32 = 8;
 
 impl Setup {
@@ -126,8 +129,8 @@ impl Setup {
         Ok(Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus))
     }
 
-    /// Two hosts joined by `interfaces` veth pairs of several queues; the sender makes frames in XDP, and takes the
-    /// pairs in turn.
+    /// Two hosts joined by `interfaces` veth pairs of several queues; the sender makes frames in
+    /// XDP, and takes the pairs in turn.
     ///
     /// # Errors
     /// Without root, or where a network namespace cannot be made.
@@ -145,7 +148,8 @@ impl Setup {
         queues: u32,
     ) -> Result<Self> {
         let links = vec![(0, 1); interfaces.max(1)];
-        // Without IPv6 the kernels send nothing of their own, which the devices would count beside the traffic.
+        // Without IPv6 the kernels send nothing of their own, which the devices would count beside
+        // the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
         Ok(Self::with_environment(
@@ -246,8 +250,9 @@ impl Setup {
         self.hosts().map(|_| self.count_hook)
     }
 
-    /// What counts the answers to the traffic: from the first call on they are dropped where they come back to.
-    /// Over loopback those of the last target that was sent to are counted, and what was counted before.
+    /// What counts the answers to the traffic: from the first call on they are dropped where they
+    /// come back to. Over loopback those of the last target that was sent to are counted, and what
+    /// was counted before.
     ///
     /// # Errors
     /// Where eBPF cannot be loaded.

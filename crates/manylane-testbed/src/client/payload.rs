@@ -134,8 +134,9 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
 /// Length of the head of a numbered request.
 pub const SEQ_HEADER_LEN: usize = 16;
 
-/// A request that carries its own number, so that its answer is known whatever order answers come in:
-/// a mark of this run (8 bytes) and the number (8), both with the highest byte first; the rest is fixed.
+/// A request that carries its own number, so that its answer is known whatever order answers come
+/// in: a mark of this run (8 bytes) and the number (8), both with the highest byte first; the rest
+/// is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqPayload {
     /// A mark that earlier and other clients do not have: their late answers are not ours.
@@ -156,8 +157,8 @@ impl SeqPayload {
         }
     }
 
-    /// The number of the request that `answer` echoes, and whether it echoes it whole; `None` when it
-    /// answers no request of this run.
+    /// The number of the request that `answer` echoes, and whether it echoes it whole; `None` when
+    /// it answers no request of this run.
     pub fn read(&self, answer: &[u8]) -> Option<(u64, bool)> {
         let (mark, rest) = answer.split_first_chunk::<8>()?;
         let (number, rest) = rest.split_first_chunk::<8>()?;

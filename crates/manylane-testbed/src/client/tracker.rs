@@ -1,8 +1,8 @@
 //! Who was asked what, and which answers came: accounts of a client, without clock or sockets.
 //!
-//! Times are nanoseconds since the start of the run. A request counts from the moment it was *due*, not from
-//! the moment it was sent: a server that stalls the client delays the requests behind it too, and measuring
-//! from the sending would hide exactly that (coordinated omission).
+//! Times are nanoseconds since the start of the run. A request counts from the moment it was *due*,
+//! not from the moment it was sent: a server that stalls the client delays the requests behind it
+//! too, and measuring from the sending would hide exactly that (coordinated omission).
 
 use std::collections::VecDeque;
 
@@ -50,8 +50,8 @@ pub struct SeqTracker {
     /// When the requests were due that may still be answered in time; the first has number `base`.
     due: VecDeque<u64>,
     base: u64,
-    /// A bit for each request, set when it has an answer: small enough to keep for all of them, so that an
-    /// answer is told from a duplicate however late it comes.
+    /// A bit for each request, set when it has an answer: small enough to keep for all of them, so
+    /// that an answer is told from a duplicate however late it comes.
     answered: Vec<u64>,
 }
 
@@ -90,7 +90,8 @@ impl SeqTracker {
         self.counts.unexpected += 1;
     }
 
-    /// Forgets when requests were due that are beyond their timeout. True when none is left to wait for.
+    /// Forgets when requests were due that are beyond their timeout. True when none is left to wait
+    /// for.
     pub fn expire(&mut self, now_ns: u64) -> bool {
         while let Some(due) = self.due.front() {
             if now_ns.saturating_sub(*due) <= self.timeout_ns && !self.is_answered(self.base) {
@@ -131,10 +132,11 @@ impl SeqTracker {
     }
 }
 
-/// Accounts where answers carry no number: within a flow, the first answer belongs to the first request.
+/// Accounts where answers carry no number: within a flow, the first answer belongs to the first
+/// request.
 ///
-/// That is all that can be known, and it has a price: when an answer is lost, those behind it seem to come
-/// one request early until the lost one has timed out. Duplicates show as unexpected.
+/// That is all that can be known, and it has a price: when an answer is lost, those behind it seem
+/// to come one request early until the lost one has timed out. Duplicates show as unexpected.
 #[derive(Debug)]
 pub struct FifoTracker {
     timeout_ns: u64,

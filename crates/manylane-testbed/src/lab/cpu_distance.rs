@@ -1,5 +1,6 @@
-//! How near two processors are to each other. What the kernel says of shared cores and caches is, in a virtual machine, what the
-//! hypervisor made up; how long a cache line takes from one to the other cannot be. `sarma` and `priambodo` ask here, so that they agree.
+//! How near two processors are to each other. What the kernel says of shared cores and caches is,
+//! in a virtual machine, what the hypervisor made up; how long a cache line takes from one to the
+//! other cannot be. `sarma` and `priambodo` ask here, so that they agree.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +10,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 use manylane_sys::cpu;
 
-use crate::machine;
 use crate::stats::median;
 
-/// Two threads of one core hand a line over in some 5 to 20 ns, for it stays in their first cache; from core to core it takes 40 to more than 200.
+/// Two threads of one core hand a line over in some 5 to 20 ns, for it stays in their first cache;
+/// from core to core it takes 40 to more than 200.
 const SAME_CORE_NS_MAX: f64 = 25.0;
 /// Hand-overs there and back that are timed together.
 const HANDOVERS_PER_SAMPLE: u64 = 200;
@@ -25,15 +26,16 @@ pub(super) fn is_same_core(handover_ns: f64) -> bool {
 /// Processors of the same core by what the kernel says, that one among them.
 pub(super) fn thread_siblings(cpu: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    let mut list = machine::parse_cpu_list(fs::read_to_string(path).unwrap_or_default().trim());
+    let mut list = cpu::parse_list(&fs::read_to_string(path).unwrap_or_default()).unwrap_or_default();
     if !list.contains(&cpu) {
         list.push(cpu);
     }
     list
 }
 
-/// Nanoseconds that a line takes from one processor to the other, in the middle of so many stretches: half the time of a number
-/// that one writes, the other waits for and answers with the next one.
+/// Nanoseconds that a line takes from one processor to the other, in the middle of so many
+/// stretches: half the time of a number that one writes, the other waits for and answers with the
+/// next one.
 pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> Result<f64> {
     /// A word alone on the pair of lines that processors fetch.
     #[repr(align(128))]

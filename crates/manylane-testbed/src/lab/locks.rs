@@ -1,6 +1,6 @@
-//! Contentions of the kernel's locks, of this process only: who waited for which lock, how often, how long. By BPF on the
-//! tracepoints `lock:contention_begin` and `lock:contention_end` (Linux 5.19); how long locks are *held* no stock kernel tells
-//! (see [`lockstat`](super::lockstat)).
+//! Contentions of the kernel's locks, of this process only: who waited for which lock, how often,
+//! how long. By BPF on the tracepoints `lock:contention_begin` and `lock:contention_end` (Linux
+//! 5.19); how long locks are *held* no stock kernel tells (see [`lockstat`](super::lockstat)).
 
 use std::collections::BTreeMap;
 
@@ -182,8 +182,8 @@ fn find_caller<'a>(names: &[&'a str]) -> &'a str {
     names.iter().find(is_caller).copied().unwrap_or("unknown")
 }
 
-/// What the lock guards, by who wants it. The kernel has no names of locks; these are the functions of UDP and of pipes, and
-/// what they take (Linux 5.19 to 6.18).
+/// What the lock guards, by who wants it. The kernel has no names of locks; these are the functions
+/// of UDP and of pipes, and what they take (Linux 5.19 to 6.18).
 fn known_lock(names: &[&str]) -> Option<&'static str> {
     const KNOWN_LOCKS: [(&str, &str); 26] = [
         ("__schedule", "run queue of a processor"),

@@ -1,6 +1,7 @@
-//! `/proc/lock_stat`: how often each class of locks was taken, waited for and how long it was held. Only kernels that were built
-//! with CONFIG_LOCK_STAT have it, few of which anybody runs in earnest. It tells of the whole machine, and its classes are of
-//! all sockets of a family together. Nothing is cleared: what somebody else counts goes on, and we take differences.
+//! `/proc/lock_stat`: how often each class of locks was taken, waited for and how long it was held.
+//! Only kernels that were built with CONFIG_LOCK_STAT have it, few of which anybody runs in
+//! earnest. It tells of the whole machine, and its classes are of all sockets of a family together.
+//! Nothing is cleared: what somebody else counts goes on, and we take differences.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +15,8 @@ const LOCK_STAT_SYSCTL: &str = "/proc/sys/kernel/lock_stat";
 
 /// The form that is read here, of all kernels since 3.14.
 const VERSION_LINE: &str = "lock_stat version 0.4";
-/// Numbers behind a class: two times bounces, a count, and the shortest, longest, whole and mean time.
+/// Numbers behind a class: two times bounces, a count, and the shortest, longest, whole and mean
+/// time.
 const FIELD_COUNT: usize = 12;
 
 /// Classes of the locks of UDP sockets that guard the queue which datagrams are put into.
@@ -43,7 +45,8 @@ impl LockStats {
         self.held_ns = self.held_ns.saturating_add(other.held_ns);
     }
 
-    /// Somebody else may clear the statistics meanwhile: then what is there now is all that is known.
+    /// Somebody else may clear the statistics meanwhile: then what is there now is all that is
+    /// known.
     fn since(self, before: Self) -> Self {
         let less = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
         Self {
@@ -109,7 +112,8 @@ impl LockClasses {
     }
 }
 
-/// `  name:   con-bounces contentions min max total avg   acq-bounces acquisitions min max total avg`; other lines are none.
+/// A name, then con-bounces, contentions, min, max, total, avg, acq-bounces, acquisitions, min,
+/// max, total, avg; other lines are none.
 fn parse_class(line: &str) -> Option<(&str, LockStats)> {
     // A name may have colons; numbers have none.
     let (name, numbers) = line.rsplit_once(':')?;
@@ -126,7 +130,8 @@ fn parse_class(line: &str) -> Option<(&str, LockStats)> {
     Some((name.trim(), sums))
 }
 
-/// The name without what tells writers from readers (`-W`, `-R`), the depth (`/1`) and the number of a name (`#2`).
+/// The name without what tells writers from readers (`-W`, `-R`), the depth (`/1`) and the number
+/// of a name (`#2`).
 fn base_name(name: &str) -> &str {
     let name = name.strip_suffix("-W").or_else(|| name.strip_suffix("-R")).unwrap_or(name);
     let without = |name, mark| match str::rsplit_once(name, mark) {
@@ -138,7 +143,8 @@ fn base_name(name: &str) -> &str {
     without(without(name, '/'), '#')
 }
 
-/// Microseconds with two digits behind the point, of which the kernel cuts off what does not fit its field.
+/// Microseconds with two digits behind the point, of which the kernel cuts off what does not fit
+/// its field.
 fn parse_time_ns(text: &str) -> Option<u64> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let mut ns = whole.parse::<u64>().ok()?.checked_mul(1000)?;
@@ -223,7 +229,8 @@ mod tests {
 
     use super::*;
 
-    /// In the form of the kernel's Documentation/locking/lockstat.rst: readers and writers, nested locks, points of contention.
+    /// In the form of the kernel's Documentation/locking/lockstat.rst: readers and writers, nested
+    /// locks, points of contention.
     const TEXT: &str = include_str!("lockstat.txt");
 
     fn replaced(text: &str, with: &str) -> String {
@@ -332,7 +339,8 @@ mod tests {
             let _ = LockClasses::parse(&format!("{VERSION_LINE}\n{text}"));
         }
 
-        /// The kernel's text with something else in place of some of it: no panic, and no class out of nothing.
+        /// The kernel's text with something else in place of some of it: no panic, and no class out
+        /// of nothing.
         #[test]
         fn a_damaged_text_has_no_more_classes(at in 0..TEXT.len(), length in 0..200_usize, with in "[-:.0-9 a-z\n]{0,80}") {
             let (Some(before), Some(after)) = (TEXT.get(..at), TEXT.get((at + length).min(TEXT.len())..)) else {

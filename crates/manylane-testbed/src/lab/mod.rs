@@ -8,11 +8,12 @@
 //!                     table in the paper's form ─ conclusion by rules ─ JSON ─ page
 //! ```
 //!
-//! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on no other part, and its rows
-//! are in the state file before the next one starts. So a run can be stopped at any moment and resumed ([`state`]); rounds
-//! are parts of their own, so that receivers take turns over the whole run. What a machine cannot do is a row with the reason
-//! and no value. Nothing that is said of the results is written down beforehand: each paper has rules that make sentences of
-//! the rows ([`Rows`]), and a rule whose rows are missing says nothing.
+//! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on
+//! no other part, and its rows are in the state file before the next one starts. So a run can be
+//! stopped at any moment and resumed ([`state`]); rounds are parts of their own, so that receivers
+//! take turns over the whole run. What a machine cannot do is a row with the reason and no value.
+//! Nothing that is said of the results is written down beforehand: each paper has rules that make
+//! sentences of the rows ([`Rows`]), and a rule whose rows are missing says nothing.
 //!
 //! | module | holds |
 //! |---|---|
@@ -299,8 +300,8 @@ impl LabSettings {
 /// A finished run.
 pub type LabDocument = Document<LabSettings, Row>;
 
-/// Does what `state` does not have yet, and returns all of it. A part that fails is a row that says why; only a stop ends the
-/// run, and leaves the state as it is.
+/// Does what `state` does not have yet, and returns all of it. A part that fails is a row that says
+/// why; only a stop ends the run, and leaves the state as it is.
 ///
 /// # Errors
 /// When it is stopped, or the state cannot be written.

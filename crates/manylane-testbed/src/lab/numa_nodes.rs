@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::machine::parse_cpu_list;
+use manylane_sys::cpu;
 
 /// Where the kernel tells of them.
 pub(super) const SYSFS_DIR: &str = "/sys/devices/system/node";
@@ -19,9 +19,9 @@ pub(super) struct NumaNode {
 /// not tell.
 pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
-    let numbers = parse_cpu_list(text("online").trim());
-    let node =
-        |number| NumaNode { id: number, cpus: parse_cpu_list(text(&format!("node{number}/cpulist")).trim()) };
+    let numbers = cpu::parse_list(&text("online")).unwrap_or_default();
+    let cpus = |node| cpu::parse_list(&text(&format!("node{node}/cpulist"))).unwrap_or_default();
+    let node = |id| NumaNode { id, cpus: cpus(id) };
     numbers.into_iter().map(node).collect()
 }
 
@@ -34,8 +34,9 @@ pub(super) struct NodeChoice {
     pub(super) remote: Result<NumaNode, String>,
 }
 
-/// Picks a node at the device and one that is not. A device between two hosts of a testbed has no node of its own: its work is done where
-/// the frames are made, so that its node is the one of `device_cpu`.
+/// Picks a node at the device and one that is not. A device between two hosts of a testbed has no
+/// node of its own: its work is done where the frames are made, so that its node is the one of
+/// `device_cpu`.
 pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus: &[usize]) -> NodeChoice {
     if nodes.is_empty() {
         let why = || Err(format!("the kernel tells of no NUMA nodes ({SYSFS_DIR}, CONFIG_NUMA)"));

@@ -1,6 +1,7 @@
-//! Orlowsky: message headers that the kernel remembers, so that no call copies them in. His table repeats four numbers, and his
-//! experiment between two hosts was not made; both are here, with what needs no changed kernel: headers and buffers that are
-//! registered with io_uring or built once.
+//! Orlowsky: message headers that the kernel remembers, so that no call copies them in. His table
+//! repeats four numbers, and his experiment between two hosts was not made; both are here, with
+//! what needs no changed kernel: headers and buffers that are registered with io_uring or built
+//! once.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

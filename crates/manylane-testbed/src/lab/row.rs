@@ -1,4 +1,5 @@
-//! One figure of a table: where it stands, what it is, the samples that it was made of, and the paper's.
+//! One figure of a table: where it stands, what it is, the samples that it was made of, and the
+//! paper's.
 
 use std::collections::BTreeMap;
 
@@ -91,8 +92,8 @@ impl Row {
 /// The table of parts that failed.
 pub const FAILED_TABLE: &str = "failed";
 
-/// Rows of one paper with equal places made into one, and the paper's numbers beside them. What the paper printed and nobody
-/// measured is a row, too, where `all` parts ran.
+/// Rows of one paper with equal places made into one, and the paper's numbers beside them. What the
+/// paper printed and nobody measured is a row, too, where `all` parts ran.
 #[must_use]
 pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
     let mut merged: Vec<Row> = Vec::new();
@@ -143,7 +144,8 @@ impl<'a> Rows<'a> {
         self.cell(table, line, column)?.value
     }
 
-    /// What to say behind a comparison of two cells whose samples overlap; nothing where they do not.
+    /// What to say behind a comparison of two cells whose samples overlap; nothing where they do
+    /// not.
     #[must_use]
     pub fn overlap_note(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
         let range = |(line, column): (&str, &str)| {

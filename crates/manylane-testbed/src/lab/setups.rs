@@ -1,4 +1,5 @@
-//! Where parts run: loopback and the testbed, made when a part first needs them and kept for those after it.
+//! Where parts run: loopback and the testbed, made when a part first needs them and kept for those
+//! after it.
 
 use anyhow::{Result, anyhow};
 

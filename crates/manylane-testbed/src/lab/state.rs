@@ -1,6 +1,7 @@
-//! What a run has done, in a file: a line of JSON about machine and settings, then a line for each part that is finished. A
-//! part is there as a whole or not at all: a line that the end of the program cut short is taken away. A part that failed is
-//! there, too, but not done: whoever goes on tries it again, and its last line counts.
+//! What a run has done, in a file: a line of JSON about machine and settings, then a line for each
+//! part that is finished. A part is there as a whole or not at all: a line that the end of the
+//! program cut short is taken away. A part that failed is there, too, but not done: whoever goes on
+//! tries it again, and its last line counts.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -82,7 +83,8 @@ impl State {
         Ok(state)
     }
 
-    /// Goes on with what `path` has, on the same machine and with the same settings; only the command line may be another.
+    /// Goes on with what `path` has, on the same machine and with the same settings; only the
+    /// command line may be another.
     ///
     /// # Errors
     /// When the file is of another machine or of other settings, or is no state at all.

@@ -1,5 +1,5 @@
-//! Tables in plain text, in the form of the paper: its lines and columns, our figures, and below each line what the paper
-//! printed. Reasons why a cell is empty are notes under the table.
+//! Tables in plain text, in the form of the paper: its lines and columns, our figures, and below
+//! each line what the paper printed. Reasons why a cell is empty are notes under the table.
 
 use super::{Paper, Row, Scale, row};
 use crate::report::distinct;

@@ -1,4 +1,5 @@
-//! What pages of small benchmarks have in common: title, sentences, sections with plots, and how it was measured.
+//! What pages of small benchmarks have in common: title, sentences, sections with plots, and how it
+//! was measured.
 
 use std::fmt::Write as _;
 
@@ -41,7 +42,8 @@ pub(super) struct PlotLabels<'a> {
     pub(super) y: &'a str,
 }
 
-/// Samples of each of `names` at each of `places`, with lines that join the medians. Nothing where there are no samples at all.
+/// Samples of each of `names` at each of `places`, with lines that join the medians. Nothing where
+/// there are no samples at all.
 pub(super) fn samples(
     page: &mut String,
     words: PlotLabels<'_>,
@@ -71,7 +73,8 @@ pub(super) fn samples(
     Ok(())
 }
 
-/// A bar for each of `names` at each of `places`; where `most` has a value, a dark line stands at it.
+/// A bar for each of `names` at each of `places`; where `most` has a value, a dark line stands at
+/// it.
 pub(super) fn bars(
     page: &mut String,
     words: PlotLabels<'_>,

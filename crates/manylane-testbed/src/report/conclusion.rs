@@ -1,5 +1,5 @@
-//! What the figures of a run say, in plain words. Every sentence is computed; none is there because it was
-//! hoped for.
+//! What the figures of a run say, in plain words. Every sentence is computed; none is there because
+//! it was hoped for.
 
 use crate::schema::{BENCH_ECHO, BenchRow, Sample};
 use crate::stats::{Summary, mann_whitney, median};
@@ -29,8 +29,8 @@ impl Labels {
     }
 }
 
-/// The baselines that a lane is measured against first: a socket for each thread, as lanes have it, or the rings of
-/// a queue.
+/// The baselines that a lane is measured against first: a socket for each thread, as lanes have it,
+/// or the rings of a queue.
 fn baselines_for(lane: &str) -> &'static [&'static str] {
     if lane == "lane/xdp" { &["xsk/raw"] } else { &["reuseport/recvmmsg", "reuseport/gro"] }
 }
@@ -170,7 +170,8 @@ fn thread_count(count: usize) -> String {
     if count == 1 { "1 thread".into() } else { format!("{count} threads") }
 }
 
-/// How far the samples of the rows spread, and whether the machine was quiet enough to believe them.
+/// How far the samples of the rows spread, and whether the machine was quiet enough to believe
+/// them.
 pub(crate) fn quality(rows: &[&BenchRow]) -> String {
     let spreads = rows.iter().filter_map(|row| {
         let summary = Summary::from_samples(costs(row))?;

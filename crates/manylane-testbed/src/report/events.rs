@@ -1,5 +1,5 @@
-//! Pages about runs of `bench churn` and `bench flap`: what is lost when lanes come and go, and when something beside the traffic
-//! changes.
+//! Pages about runs of `bench churn` and `bench flap`: what is lost when lanes come and go, and
+//! when something beside the traffic changes.
 
 use std::fmt::Write as _;
 

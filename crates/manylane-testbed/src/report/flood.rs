@@ -179,7 +179,8 @@ fn sender_cpu_conclusions(rows: &[FloodRow]) -> Vec<String> {
     said
 }
 
-/// How the longest pauses of `who` in the first variant are to those in the second, as far as the rounds can tell.
+/// How the longest pauses of `who` in the first variant are to those in the second, as far as the
+/// rounds can tell.
 fn compare_longest(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'static str, f64)> {
     let [one, other] = variants.map(|variant| {
         let row = find_row(rows, "program", variant)?;

@@ -1,5 +1,5 @@
-//! A page about a lab run: for each paper its conclusion, its figures redrawn with the paper's numbers as series of their own,
-//! its tables, and what differs.
+//! A page about a lab run: for each paper its conclusion, its figures redrawn with the paper's
+//! numbers as series of their own, its tables, and what differs.
 
 use std::fmt::Write as _;
 

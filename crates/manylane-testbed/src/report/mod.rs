@@ -1,4 +1,5 @@
-//! A page about one run: what was compared, what it says, plots, and every figure. One file, nothing to load.
+//! A page about one run: what was compared, what it says, plots, and every figure. One file,
+//! nothing to load.
 
 pub mod batch;
 mod common;
@@ -153,7 +154,8 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Labels) ->
     Ok(())
 }
 
-/// Leaves out the places where no bar stands: a quick run searches rates for one number of threads only.
+/// Leaves out the places where no bar stands: a quick run searches rates for one number of threads
+/// only.
 fn drop_unmeasured(
     labels: &[String],
     mut bars: Vec<plots::Series>,

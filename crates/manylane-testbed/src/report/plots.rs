@@ -52,7 +52,8 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
     draw(HEIGHT, |area| {
         let values = || series.iter().flat_map(|line| line.values.iter().flatten());
         let samples = || series.iter().flat_map(|line| line.samples.iter().flatten());
-        // A few samples far above all medians would press these to the ground: they are told, and stand at the edge.
+        // A few samples far above all medians would press these to the ground: they are told, and
+        // stand at the edge.
         let (highest, top) = (axis_max(values().chain(samples())), axis_max(values()) * HEADROOM);
         let is_cut = values().any(|value| *value > 0.0) && highest > top;
         let top = if is_cut { top } else { highest };
@@ -136,7 +137,8 @@ pub(crate) fn bars(
     })
 }
 
-/// A row of bars for each of `labels`, which may be long: names are on the left, and each bar has its figure at its end.
+/// A row of bars for each of `labels`, which may be long: names are on the left, and each bar has
+/// its figure at its end.
 pub(crate) fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
     let height = 56 + (labels.len() * (12 + 16 * series.len().max(1))) as u32;
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
@@ -216,7 +218,8 @@ fn frame<'a, 'b>(area: &'a Area<'b>, places: usize, top: f64) -> Result<Chart<'a
 /// Long names of many places do not run into each other.
 fn label_size(labels: &[String]) -> u32 {
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
-    // A letter is at most 0.6 times as wide as it is high; the axis has what the plot's width leaves beside the numbers.
+    // A letter is at most 0.6 times as wide as it is high; the axis has what the plot's width
+    // leaves beside the numbers.
     let room = (WIDTH - 94) as usize * 5 / (3 * longest * labels.len()).max(1);
     u32::try_from(room).unwrap_or(FONT_SIZE).clamp(9, FONT_SIZE)
 }

@@ -1,4 +1,5 @@
-//! The page about `bench rtt`: times and cost of each contender, beside the one that blocks in `recvfrom`.
+//! The page about `bench rtt`: times and cost of each contender, beside the one that blocks in
+//! `recvfrom`.
 
 use std::fmt::Write as _;
 

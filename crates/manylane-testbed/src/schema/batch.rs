@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::median;
 
-/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what was delivered is what the kernel
-/// took.
+/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what
+/// was delivered is what the kernel took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchSample {
     /// The round that it was taken in, from 0.
     pub round: usize,
-    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied the queues.
+    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied
+    /// the queues.
     pub rx_cpu_ns: f64,
     /// Datagrams sent.
     pub sent: u64,

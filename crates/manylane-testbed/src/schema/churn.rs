@@ -21,7 +21,8 @@ pub struct ChurnRow {
     pub delivered_pps: f64,
     /// Share of the sent datagrams that did not.
     pub loss: f64,
-    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null: threads come and go.
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null: threads come and
+    /// go.
     pub rx_cpu_ns: Option<f64>,
     /// Nanoseconds of CPU of the whole machine per delivered datagram.
     pub total_cpu_ns: f64,

@@ -8,7 +8,8 @@ use crate::stats::Summary;
 /// Name of the document that `bench flood` writes.
 pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
 
-/// One sample of `bench flood`: one server, one stretch of time. What was sent is the flood and what regular clients asked.
+/// One sample of `bench flood`: one server, one stretch of time. What was sent is the flood and
+/// what regular clients asked.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FloodSample {
     /// What every sample has.
@@ -75,8 +76,10 @@ pub const PAUSE_BINS: usize = 24;
 /// How long somebody was kept from running.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FloodPauses {
-    /// `program` (a thread that only looks at the clock, on the lane's processor), `program beside the sender` (on that one's), `lane` (between two calls of its closure), `observer` (a thread that sleeps
-    /// 100 µs again and again; how late it wakes), `sender` (between two looks at its schedule).
+    /// `program` (a thread that only looks at the clock, on the lane's processor),
+    /// `program beside the sender` (on that one's), `lane` (between two calls of its closure),
+    /// `observer` (a thread that sleeps 100 µs again and again; how late it wakes), `sender`
+    /// (between two looks at its schedule).
     pub who: String,
     /// Its processor.
     pub cpu: usize,
@@ -87,8 +90,8 @@ pub struct FloodPauses {
     /// The longest after what the hypervisor took is taken off; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_unstolen_ms: Option<f64>,
-    /// The longest after that, and what the thread had that makes the flood, is taken off (`program beside the sender`), or the lane's
-    /// own one (`program`).
+    /// The longest after that, and what the thread had that makes the flood, is taken off
+    /// (`program beside the sender`), or the lane's own one (`program`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_apart_ms: Option<f64>,
     /// Pauses of more than a millisecond.
@@ -98,9 +101,11 @@ pub struct FloodPauses {
     /// Share of the time that the thread ran; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// Milliseconds in which the hypervisor ran somebody else in place of this processor (`steal` in `/proc/stat`, in steps of 10 ms).
+    /// Milliseconds in which the hypervisor ran somebody else in place of this processor (`steal`
+    /// in `/proc/stat`, in steps of 10 ms).
     pub steal_ms: f64,
-    /// Pauses by length: below 1 µs, then up to 2, 4, 8 µs and so on; the last bin has all longer ones.
+    /// Pauses by length: below 1 µs, then up to 2, 4, 8 µs and so on; the last bin has all longer
+    /// ones.
     pub histogram: Vec<u64>,
     /// All pauses of more than a millisecond, taken apart; of `program` only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -115,7 +120,8 @@ impl FloodPauses {
     }
 }
 
-/// One pause of a program that wants to run all the time, taken apart. What is in none of the parts, interrupts had.
+/// One pause of a program that wants to run all the time, taken apart. What is in none of the
+/// parts, interrupts had.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct FloodGap {
     /// All of it.
@@ -124,7 +130,8 @@ pub struct FloodGap {
     pub waited_ms: f64,
     /// Nobody ran here: the hypervisor had the processor.
     pub stolen_ms: f64,
-    /// The thread that makes the flood ran, the taking of its frames from the link in its context included: of `waited_ms`.
+    /// The thread that makes the flood ran, the taking of its frames from the link in its context
+    /// included: of `waited_ms`.
     #[serde(default)]
     pub sender_ms: f64,
     /// The lane's own thread ran: of `waited_ms`, on the lane's processor.
@@ -137,14 +144,16 @@ pub struct FloodGap {
 pub struct FloodRow {
     /// `clients`, `sources` or `program`.
     pub part: String,
-    /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`, `busy-thread` (no flood, but a thread that spins in place of its maker); of `sources`, `one-source`, `new-sources`.
+    /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`, `busy-thread` (no flood, but a thread
+    /// that spins in place of its maker); of `sources`, `one-source`, `new-sources`.
     pub variant: String,
     /// What every row has.
     #[serde(flatten)]
     pub figures: Metrics,
     /// Share of the requests of regular clients that were answered.
     pub answered: Option<f64>,
-    /// The longest pause in milliseconds: of `program` on the lane's processor, in part `sources` of the lane.
+    /// The longest pause in milliseconds: of `program` on the lane's processor, in part `sources`
+    /// of the lane.
     pub longest_ms: Option<f64>,
     /// See [`FloodPauses`].
     pub longest_unstolen_ms: Option<f64>,

@@ -16,13 +16,16 @@ pub struct RttMetrics {
     pub p99_ns: f64,
     /// Nanoseconds that 99.9 % of them took at most.
     pub p999_ns: f64,
-    /// Nanoseconds that the last one took; of several stretches the longest of all: medians hide what happens rarely.
+    /// Nanoseconds that the last one took; of several stretches the longest of all: medians hide
+    /// what happens rarely.
     pub max_ns: f64,
-    /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the requests.
+    /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the
+    /// requests.
     pub behind_p99_ns: f64,
     /// Processors that the answering thread kept busy, 1 at most.
     pub server_cores: f64,
-    /// Processors that were busy on the machine, with the generator, which never sleeps but in `idle`.
+    /// Processors that were busy on the machine, with the generator, which never sleeps but in
+    /// `idle`.
     pub machine_cores: f64,
 }
 
@@ -43,7 +46,8 @@ impl RttMetrics {
     }
 }
 
-/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a request was due.
+/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a
+/// request was due.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RttSample {
     /// What every sample has: sent are the requests that were due, delivered the answers.
@@ -54,7 +58,8 @@ pub struct RttSample {
     pub rtt: RttMetrics,
 }
 
-/// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the samples.
+/// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the
+/// samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RttRow {
     /// What every row has.

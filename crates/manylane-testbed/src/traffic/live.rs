@@ -1,9 +1,10 @@
-//! The fast sender: an XDP program makes the frames and the kernel hands them to the device, without a
-//! socket, a route or an skb on the sending side (live frames, Linux 5.18).
+//! The fast sender: an XDP program makes the frames and the kernel hands them to the device,
+//! without a socket, a route or an skb on the sending side (live frames, Linux 5.18).
 //!
-//! A run is one system call, in which the program itself keeps the pace: it asks the clock for each frame
-//! that the kernel offers, and lets those go that are not due. So a run occupies a CPU as long as it lasts,
-//! whatever the rate; and it is ended by a signal (SIGURG, which means nothing else here).
+//! A run is one system call, in which the program itself keeps the pace: it asks the clock for each
+//! frame that the kernel offers, and lets those go that are not due. So a run occupies a CPU as
+//! long as it lasts, whatever the rate; and it is ended by a signal (SIGURG, which means nothing
+//! else here).
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -26,8 +27,8 @@ use super::{Sent, Traffic, Until};
 use crate::host::Host;
 use crate::link::{DeviceCounters, device_counters};
 
-/// Frames that the kernel prepares at one time, after which the other end of the link may take them: so
-/// many as it takes in one go (NAPI_POLL_WEIGHT).
+/// Frames that the kernel prepares at one time, after which the other end of the link may take
+/// them: so many as it takes in one go (NAPI_POLL_WEIGHT).
 const BATCH: u32 = 64;
 /// Bytes that fit one page beside what the kernel keeps there, on every kernel so far.
 const PACKET_LEN_MAX: usize = 3300;
@@ -54,8 +55,8 @@ const HEADER_OFFSET: usize = 8;
 /// The most of them.
 const MAX_LINKS: usize = 64;
 
-/// Sends frames from one end of a link, or of several in turn. Exact counts need that it is the only such sender on
-/// that end.
+/// Sends frames from one end of a link, or of several in turn. Exact counts need that it is the
+/// only such sender on that end.
 #[derive(Debug)]
 pub struct LiveSender {
     host: Host,
@@ -69,8 +70,8 @@ pub struct LiveSender {
 }
 
 impl LiveSender {
-    /// Prepares to send `traffic` from `from` to `to` over `link`, which joins them. The target of the
-    /// traffic is any address of `to`.
+    /// Prepares to send `traffic` from `from` to `to` over `link`, which joins them. The target of
+    /// the traffic is any address of `to`.
     ///
     /// # Errors
     /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
@@ -78,8 +79,8 @@ impl LiveSender {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
 
-    /// As [`LiveSender::new`], but that each frame comes from a random address of 5.0.0.0/8: a flood. IPv4 only, and without
-    /// UDP checksums.
+    /// As [`LiveSender::new`], but that each frame comes from a random address of 5.0.0.0/8: a
+    /// flood. IPv4 only, and without UDP checksums.
     ///
     /// # Errors
     /// As [`LiveSender::new`].
@@ -88,8 +89,9 @@ impl LiveSender {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), true)
     }
 
-    /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the rate: what goes
-    /// over a link is sent to the address that `to` has there, and the port of the traffic.
+    /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the
+    /// rate: what goes over a link is sent to the address that `to` has there, and the port of the
+    /// traffic.
     ///
     /// # Errors
     /// As [`LiveSender::new`]; also without links.
@@ -151,15 +153,15 @@ impl LiveSender {
         })
     }
 
-    /// Runs on this CPU from now on. Frames enter the queue of the link that has the number of the CPU
-    /// (modulo queues), and the receiving end takes them on the same CPU.
+    /// Runs on this CPU from now on. Frames enter the queue of the link that has the number of the
+    /// CPU (modulo queues), and the receiving end takes them on the same CPU.
     pub fn pin(&mut self, cpu: usize) -> &mut Self {
         self.cpu = Some(cpu);
         self
     }
 
-    /// The thread that makes the frames, and in whose context the other end takes them, as long as it runs; 0 without one. Its clock
-    /// tells what of a processor's time the testbed had.
+    /// The thread that makes the frames, and in whose context the other end takes them, as long as
+    /// it runs; 0 without one. Its clock tells what of a processor's time the testbed had.
     pub fn sender_tid(&self) -> Arc<AtomicI32> {
         Arc::clone(&self.sender_tid)
     }
@@ -189,8 +191,8 @@ impl LiveSender {
             late: Duration::from_nanos(state[LATE]),
             cpu,
         };
-        // The program counts what it made. The link counts what it refused because it was full, and what
-        // went through; what is in neither went to a link that was down.
+        // The program counts what it made. The link counts what it refused because it was full, and
+        // what went through; what is in neither went to a link that was down.
         let settled = Instant::now();
         loop {
             let now = self.link_counters()?;
@@ -226,8 +228,8 @@ impl LiveSender {
         })
     }
 
-    /// Runs the program on a thread inside the host until it has done its orders, and returns the CPU time
-    /// of that thread.
+    /// Runs the program on a thread inside the host until it has done its orders, and returns the
+    /// CPU time of that thread.
     fn run(&self, until: &Until) -> Result<Duration> {
         install_signal_handler()?;
         let (thread_id, over) = (&*self.sender_tid, AtomicBool::new(false));
@@ -253,8 +255,8 @@ impl LiveSender {
                 if done {
                     over.store(true, Ordering::Relaxed);
                     let tid = thread_id.load(Ordering::Relaxed);
-                    // Again and again, since one that comes before the system call is lost; and to a
-                    // thread that may just have ended.
+                    // Again and again, since one that comes before the system call is lost; and to
+                    // a thread that may just have ended.
                     if tid != 0 && !worker.is_finished() {
                         let _ = signal::interrupt_thread(tid, SIGURG);
                     }

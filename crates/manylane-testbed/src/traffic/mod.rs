@@ -89,11 +89,12 @@ pub struct Sent {
     pub rejected: u64,
     /// From the first datagram to the last.
     pub elapsed: Duration,
-    /// The most that a burst was behind its schedule. More than some milliseconds on an idle machine: the
-    /// sender cannot keep the rate.
+    /// The most that a burst was behind its schedule. More than some milliseconds on an idle
+    /// machine: the sender cannot keep the rate.
     pub late: Duration,
-    /// CPU time of the sending thread. For [`live`], that is about the time of the run at any rate, and
-    /// includes what the other end of the link does to receive: a veth device runs both ends on one CPU.
+    /// CPU time of the sending thread. For [`live`], that is about the time of the run at any rate,
+    /// and includes what the other end of the link does to receive: a veth device runs both ends on
+    /// one CPU.
     pub cpu: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! Sending at a rate: how many datagrams are due, from the time since the start. No clock in here.
 //!
-//! The schedule is absolute: being late once does not lower the rate. What is due goes in bursts, because
-//! one wake-up per datagram would cost more than the datagram.
+//! The schedule is absolute: being late once does not lower the rate. What is due goes in bursts,
+//! because one wake-up per datagram would cost more than the datagram.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The portable sender: one connected socket a flow, `sendmmsg(2)`, and UDP GSO when asked for. It runs in
-//! the network namespace of the calling thread.
+//! The portable sender: one connected socket a flow, `sendmmsg(2)`, and UDP GSO when asked for. It
+//! runs in the network namespace of the calling thread.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -66,7 +66,8 @@ impl Flows {
         Ok(Flows { sockets, send_burst, gso: traffic.gso })
     }
 
-    /// From here on whatever comes to the flows is dropped and counted, at the least cost that there is.
+    /// From here on whatever comes to the flows is dropped and counted, at the least cost that
+    /// there is.
     ///
     /// # Errors
     /// What the kernel says.
@@ -143,8 +144,8 @@ fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Se
                 sent.datagrams += done as u64;
                 left -= done;
             }
-            // The kernel reports here that an earlier datagram met no socket; this one was not tried. Each
-            // such report takes a datagram that left, so this ends.
+            // The kernel reports here that an earlier datagram met no socket; this one was not
+            // tried. Each such report takes a datagram that left, so this ends.
             Err(err) if matches!(err.kind(), ErrorKind::ConnectionRefused | ErrorKind::Interrupted) => {}
             Err(err) if is_transient(&err) => {
                 let lost = left.min(send_burst.datagrams_per_message());

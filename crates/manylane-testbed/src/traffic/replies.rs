@@ -1,5 +1,6 @@
-//! Answers to generated requests, counted where the requests came from, and dropped there at once: neither a queue
-//! that overflows nor a client that is late makes an answer look lost, and the server hears of no closed port.
+//! Answers to generated requests, counted where the requests came from, and dropped there at once:
+//! neither a queue that overflows nor a client that is late makes an answer look lost, and the
+//! server hears of no closed port.
 //!
 //! Between hosts a program on the sender's device counts and drops ([`CountHook`]); over loopback
 //! the sender's sockets refuse everything, which the kernel counts.
@@ -16,14 +17,16 @@ use aya::{Ebpf, EbpfLoader};
 use super::portable::Flows;
 use crate::host::Host;
 
-/// Where answers are counted between hosts, and dropped. A virtual link hands an answer over in the thread that sends it, which
-/// so pays for all that happens up to there.
+/// Where answers are counted between hosts, and dropped. A virtual link hands an answer over in the
+/// thread that sends it, which so pays for all that happens up to there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountHook {
-    /// Where the other host's stack begins (tc, Linux 6.6 or a `clsact` qdisc): the device hands over the sender's own buffer.
+    /// Where the other host's stack begins (tc, Linux 6.6 or a `clsact` qdisc): the device hands
+    /// over the sender's own buffer.
     #[default]
     Stack,
-    /// In the other host's driver (XDP). The device copies each answer into a page of its own first.
+    /// In the other host's driver (XDP). The device copies each answer into a page of its own
+    /// first.
     Driver,
 }
 
@@ -107,7 +110,8 @@ impl ReplyCounter {
     /// Counts and drops what comes from `port` to `host` over `links`, where `counter` says.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program already.
+    /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
+    /// already.
     pub fn attach(host: &Host, links: &[usize], port: u16, counter: CountHook) -> Result<Self> {
         let object = manylane_bpf::object("answers").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()

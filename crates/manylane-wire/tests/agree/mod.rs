@@ -1,4 +1,5 @@
-//! What our parser and etherparse have to agree on. Used by the tests and by the fuzz target `frame`.
+//! What our parser and etherparse have to agree on. Used by the tests and by the fuzz target
+//! `frame`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -61,7 +62,8 @@ pub(crate) fn check(bytes: &[u8]) {
             check_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
             let sum = header.to_header().calc_header_checksum();
             let Network::Ipv4(packet, _) = frame.network else { panic!("not IPv4: {frame:?}") };
-            // Its checksum is that of a header built anew, which has no options and no reserved flag.
+            // Its checksum is that of a header built anew, which has no options and no reserved
+            // flag.
             if header.options().is_empty() && header.slice()[6] & 0x80 == 0 {
                 assert_eq!(packet.has_valid_checksum(), checksums_equal(sum, header.header_checksum()));
             }
@@ -95,8 +97,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Whether the layers below IP are such that both sides go on: at most two tags of the kinds we know, and
-/// no extension headers, which we leave to the kernel.
+/// Whether the layers below IP are such that both sides go on: at most two tags of the kinds we
+/// know, and no extension headers, which we leave to the kernel.
 fn is_comparable(packet: &SlicedPacket<'_>) -> bool {
     let known = [ethernet::ether_type::VLAN, ethernet::ether_type::SERVICE_VLAN].map(EtherType);
     let mut announced =

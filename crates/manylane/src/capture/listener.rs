@@ -1,4 +1,5 @@
-//! The thread that lets others capture a socket: it listens, checks who asks, makes rings, posts them to the lanes.
+//! The thread that lets others capture a socket: it listens, checks who asks, makes rings, posts
+//! them to the lanes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -75,8 +76,8 @@ impl Shared {
 }
 
 impl CaptureListener {
-    /// Listens for those who want to capture the lanes of the socket that is bound to `address` and uses `devices`
-    /// (index and name).
+    /// Listens for those who want to capture the lanes of the socket that is bound to `address` and
+    /// uses `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
         let listener = listen()?;
         let (wake, woken) = UnixStream::pair()?;

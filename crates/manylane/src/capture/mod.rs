@@ -1,5 +1,6 @@
-//! Seeing what lanes of the engine `xdp` receive and send. Frames that XDP takes are invisible to tcpdump; every socket
-//! of that engine offers copies of them to whoever may ask, which is what `manylane capture` does.
+//! Seeing what lanes of the engine `xdp` receive and send. Frames that XDP takes are invisible to
+//! tcpdump; every socket of that engine offers copies of them to whoever may ask, which is what
+//! `manylane capture` does.
 //!
 //! ```text
 //!  process with lanes                                          process that captures
@@ -10,15 +11,18 @@
 //! ```
 //!
 //! - **When nobody captures**, a lane reads one word a batch. That is all.
-//! - **While somebody does**, a lane copies each frame that it received, before it is judged, and each one that goes into
-//!   the TX ring, into a ring that it alone writes to. What has no room is counted. A lane makes no system call for a
-//!   capture, takes no lock that anybody holds for long, and never waits.
-//! - **Who may**: root, and the user that the process runs as, by the word of the kernel (`SO_PEERCRED`). The socket has
-//!   an abstract name, `manylane.capture.PID.N`, in the network namespace that the lanes are in. One capture at a time.
-//! - **Coming and going**: the thread makes a ring for each lane, sends its files to the process that captures, and
-//!   posts the ring to the lane's mailbox, where the lane finds it at its next batch. Lanes that come later get theirs
-//!   when they come. When the connection ends, however it ends, "no ring" is posted: at its next batch the lane leaves
-//!   its ring in the mailbox, and the thread unmaps it, which no lane can use any more. A lane that goes drops its ring.
+//! - **While somebody does**, a lane copies each frame that it received, before it is judged, and
+//!   each one that goes into the TX ring, into a ring that it alone writes to. What has no room is
+//!   counted. A lane makes no system call for a capture, takes no lock that anybody holds for long,
+//!   and never waits.
+//! - **Who may**: root, and the user that the process runs as, by the word of the kernel
+//!   (`SO_PEERCRED`). The socket has an abstract name, `manylane.capture.PID.N`, in the network
+//!   namespace that the lanes are in. One capture at a time.
+//! - **Coming and going**: the thread makes a ring for each lane, sends its files to the process
+//!   that captures, and posts the ring to the lane's mailbox, where the lane finds it at its next
+//!   batch. Lanes that come later get theirs when they come. When the connection ends, however it
+//!   ends, "no ring" is posted: at its next batch the lane leaves its ring in the mailbox, and the
+//!   thread unmaps it, which no lane can use any more. A lane that goes drops its ring.
 //! - **Nobody trusts anybody**: see [`manylane_sys::capture`].
 
 pub(crate) mod listener;
@@ -44,7 +48,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// How long a process may take for an answer, and until a capture has started.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Rings of one socket at a time, at most: those of its lanes, and of as many that are gone and not read to their end.
+/// Rings of one socket at a time, at most: those of its lanes, and of as many that are gone and not
+/// read to their end.
 const RINGS_MAX: usize = 2 * abi::MAX_LANES;
 /// Devices that are told apart, at most; all others are one.
 const DEVICES_MAX: usize = 256;
@@ -67,12 +72,12 @@ pub struct Targets {
     pub refused: Vec<(u32, String)>,
 }
 
-/// Finds the sockets that can be captured: of all processes in the network namespace of the calling thread, or of
-/// process `of`, wherever it is.
+/// Finds the sockets that can be captured: of all processes in the network namespace of the calling
+/// thread, or of process `of`, wherever it is.
 ///
 /// # Errors
-/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
-/// that this process may not enter (`CAP_SYS_ADMIN`).
+/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another
+/// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_targets(of: Option<u32>) -> Result<Targets> {
     of.map_or_else(|| scan(None), |pid| run_in_netns(pid, || scan(of)))
 }
@@ -82,7 +87,8 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     let listed = fs::read_to_string("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
     let mut found = Targets::default();
-    // A process in a PID namespace of its own calls itself by another number; who is behind the name is looked at.
+    // A process in a PID namespace of its own calls itself by another number; who is behind the
+    // name is looked at.
     let own = of.and_then(control::inner_pid);
     for name in wire::listeners(&listed) {
         let Some(named) = wire::pid_of(name) else { continue };
@@ -121,7 +127,8 @@ fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
 fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut buffer = [0; wire::MESSAGE_LEN_MAX];
     let heard = match unix_socket::recv(connection.as_fd(), &mut buffer) {
-        // It was closed with a question of ours unread; what it said before is still there, behind this error.
+        // It was closed with a question of ours unread; what it said before is still there, behind
+        // this error.
         Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
             unix_socket::recv(connection.as_fd(), &mut buffer)
         }
@@ -185,8 +192,8 @@ pub struct Device {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Frame<'a> {
-    /// Nanoseconds since 1970 by the clock of the machine, read once a batch: when the lane took it, or when it wrote
-    /// the first reply of the batch.
+    /// Nanoseconds since 1970 by the clock of the machine, read once a batch: when the lane took
+    /// it, or when it wrote the first reply of the batch.
     pub time: u64,
     /// The device: its place in [`Capture::devices`].
     pub device: usize,
@@ -226,7 +233,8 @@ struct Source {
 }
 
 impl Source {
-    /// Takes the ring of a lane, which has to be what was asked for: its pages are this process's, too.
+    /// Takes the ring of a lane, which has to be what was asked for: its pages are this process's,
+    /// too.
     fn add(&mut self, lane: LaneId, files: Vec<OwnedFd>) -> io::Result<()> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without its memory"))?;
@@ -246,7 +254,8 @@ impl Capture {
     /// begins is captured.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the system reports.
+    /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the
+    /// system reports.
     pub fn start(targets: Vec<Target>, snaplen: usize, buffer: usize) -> Result<Self> {
         let failed = |err| Error::system("starting a capture", err);
         let watch = Epoll::new(targets.len()).map_err(failed)?;
@@ -343,7 +352,8 @@ impl Capture {
         })
     }
 
-    /// Waits for `timeout`, or until a lane or a process comes or goes. Frames do not end it: lanes wake nobody.
+    /// Waits for `timeout`, or until a lane or a process comes or goes. Frames do not end it: lanes
+    /// wake nobody.
     ///
     /// # Errors
     /// What the system reports.

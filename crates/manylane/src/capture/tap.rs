@@ -1,4 +1,5 @@
-//! The lane's side of a capture: its ring, if it has one, and the mailbox where it finds or leaves it.
+//! The lane's side of a capture: its ring, if it has one, and the mailbox where it finds or leaves
+//! it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -49,7 +50,8 @@ impl Mailbox {
         drop(old);
     }
 
-    /// Unmaps what the lane has left here; false if it has not been here since something was posted.
+    /// Unmaps what the lane has left here; false if it has not been here since something was
+    /// posted.
     pub(super) fn reclaim(&self) -> bool {
         let (left, is_unseen) = {
             let mut slot = self.slot();
@@ -130,8 +132,8 @@ impl Tap {
         self.tx_meta = (ifindex, queue, 0);
     }
 
-    /// A frame that is about to be put into the TX ring. It is captured if that is then said to have
-    /// [worked](Self::commit_tx): whoever has put it there does not own its bytes any more.
+    /// A frame that is about to be put into the TX ring. It is captured if that is then said to
+    /// have [worked](Self::commit_tx): whoever has put it there does not own its bytes any more.
     #[inline]
     pub(crate) fn stage_tx(&mut self, frame: &[u8]) {
         if let Some(ring) = &mut self.ring {

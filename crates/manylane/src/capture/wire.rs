@@ -30,8 +30,8 @@ pub(super) fn pid_of(name: &str) -> Option<u32> {
     pid.parse().ok()
 }
 
-/// The names of ours that somebody listens under, of the list in /proc/net/unix: number, references, protocol, flags,
-/// type, state, inode, path.
+/// The names of ours that somebody listens under, of the list in /proc/net/unix: number,
+/// references, protocol, flags, type, state, inode, path.
 pub(super) fn listeners(listed: &str) -> Vec<&str> {
     /// `__SO_ACCEPTCON`: a socket that listens.
     const SO_ACCEPTCON: u32 = 0x10000;

@@ -1,4 +1,5 @@
-//! Opening by what was said: what does not go together is refused by name, and the engine is chosen.
+//! Opening by what was said: what does not go together is refused by name, and the engine is
+//! chosen.
 
 use std::time::Duration;
 
@@ -19,10 +20,10 @@ impl Builder {
     /// Checks the options and opens the socket: every lane is bound and ready when this returns.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
-    /// the option, the capability, the limit or the sysctl.
+    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the
+    /// message names the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
-        match self.engine {
+        match self.config.engine {
             Engine::Auto => self.open_auto(),
             Engine::Uring => self.open_uring(),
             Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
@@ -41,8 +42,9 @@ impl Builder {
     /// Engine `auto`.
     fn open_auto(&self) -> Result<Socket> {
         let mut fallback = None;
-        if self.xdp.devices.is_some() {
-            let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
+        if self.config.xdp.devices.is_some() {
+            let mut by_xdp = self.clone();
+            by_xdp.config.engine = Engine::Xdp;
             match by_xdp.check().and_then(Socket::open) {
                 Ok(socket) => return Ok(socket),
                 // No other one can hold anything back.
@@ -50,8 +52,8 @@ impl Builder {
                 Err(err) => fallback = Some(err.chain()),
             }
         }
-        // What cannot be is told before anything is measured. What is wrong with the port is so with every engine, and is
-        // then the error.
+        // What cannot be is told before anything is measured. What is wrong with the port is so
+        // with every engine, and is then the error.
         let config = Config { fallback, ..self.check()? };
         let choice = (self.chooser)(config.batch);
         let config = Config { choice: Some(choice.clone()), ..config };
@@ -84,27 +86,27 @@ impl Builder {
     /// What the engine `xdp` cannot do.
     fn check_xdp(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
-        if !matches!(self.steering, Steering::Flow | Steering::Cpu) {
+        if !matches!(self.config.steering, Steering::Flow | Steering::Cpu) {
             return refuse(format!(
                 "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
-                self.steering
+                self.config.steering
             ));
         }
-        if self.timestamps {
+        if self.config.timestamps {
             return refuse("timestamps do not go with engine xdp: its frames carry none".into());
         }
-        if self.reuse_port {
+        if self.config.reuse_port {
             return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
         }
-        if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
-            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
+        if !self.config.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.config.xdp.ring) {
+            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.config.xdp.ring));
         }
-        if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
-            let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
+        if !(1..=abi::MAX_SOCKETS).contains(&self.config.xdp.sockets) {
+            let (most, sockets) = (abi::MAX_SOCKETS, self.config.xdp.sockets);
             return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
         }
-        if !(1024..=1 << 24).contains(&self.xdp.sources) {
-            let sources = self.xdp.sources;
+        if !(1024..=1 << 24).contains(&self.config.xdp.sources) {
+            let sources = self.config.xdp.sources;
             return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
         }
         Ok(())
@@ -117,77 +119,62 @@ impl Builder {
             Some(lanes) => lanes,
             None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
         };
-        self.steering.check()?;
-        if self.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
+        self.config.steering.check()?;
+        if self.config.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
             return Err(Error::new(
                 ErrorKind::Config,
                 format!("rx_coalesce is more than {RX_COALESCE_MAX:?}"),
             ));
         }
-        if self.only_v6 && self.addr.is_ipv4() {
+        if self.config.only_v6 && self.config.addr.is_ipv4() {
             return Err(Error::new(
                 ErrorKind::Config,
-                format!("only_v6 does not go with the IPv4 address {}", self.addr),
+                format!("only_v6 does not go with the IPv4 address {}", self.config.addr),
             ));
         }
-        if self.reuse_port
-            && !matches!(self.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
+        if self.config.reuse_port
+            && !matches!(self.config.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
         {
             let message = format!(
                 "steering_backend {} does not go with reuse_port: the group is not ours alone",
-                self.steering_backend
+                self.config.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));
         }
-        if self.reuse_port && self.addr.port() == 0 {
+        if self.config.reuse_port && self.config.addr.port() == 0 {
             return Err(Error::new(ErrorKind::Config, "reuse_port needs a port to join, not 0"));
         }
-        if self.engine == Engine::Xdp {
+        if self.config.engine == Engine::Xdp {
             self.check_xdp()?;
         }
-        if self.has_filter() && self.engine != Engine::Xdp {
+        if self.has_filter() && self.config.engine != Engine::Xdp {
             let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
             return Err(Error::new(ErrorKind::Config, message));
         }
-        let mut xdp = self.xdp.clone();
-        xdp.filter.set_limits(&self.limits)?;
-        for (prefix, rule) in &self.rules {
-            xdp.filter.set_rule(*prefix, Some(*rule))?;
-        }
-        for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
+        for (name, bytes) in
+            [("recv_buffer", self.config.recv_buffer), ("send_buffer", self.config.send_buffer)]
+        {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
         }
-        Ok(Config {
-            addr: self.addr,
-            lanes: range("lanes", lanes, abi::MAX_LANES)?,
-            engine: if self.engine == Engine::Auto { Engine::Mmsg } else { self.engine },
-            steering: self.steering,
-            steering_backend: if self.reuse_port { SteeringBackend::Kernel } else { self.steering_backend },
-            placement: self.placement.clone(),
-            batch: range("batch", self.batch, BATCH_MAX)?,
-            datagram_size: range("datagram_size", self.datagram_size, DATAGRAM_SIZE_MAX)?,
-            recv_buffer: self.recv_buffer,
-            send_buffer: self.send_buffer,
-            gro: self.gro.unwrap_or(!matches!(self.steering, Steering::RoundRobin | Steering::Key { .. })),
-            gso: self.gso,
-            ecn: self.ecn,
-            timestamps: self.timestamps,
-            only_v6: self.only_v6,
-            reuse_port: self.reuse_port,
-            stealing: self.stealing,
-            drop_policy: self.drop_policy,
-            rx_coalesce: self.rx_coalesce,
-            wait: self.wait.check()?,
-            prefer_busy_poll: self.prefer_busy_poll,
-            wait_fallback: None,
-            uring_buffers: self
-                .uring_buffers
-                .map(|count| range("uring_buffers", count, 1 << 15))
-                .transpose()?,
-            fallback: None,
-            choice: None,
-            xdp,
-        })
+        let mut config = self.config.clone();
+        config.lanes = range("lanes", lanes, abi::MAX_LANES)?;
+        if config.engine == Engine::Auto {
+            config.engine = Engine::Mmsg;
+        }
+        if config.reuse_port {
+            config.steering_backend = SteeringBackend::Kernel;
+        }
+        range("batch", config.batch, BATCH_MAX)?;
+        range("datagram_size", config.datagram_size, DATAGRAM_SIZE_MAX)?;
+        config.gro =
+            self.gro.unwrap_or(!matches!(config.steering, Steering::RoundRobin | Steering::Key { .. }));
+        config.wait = config.wait.check()?;
+        config.uring_buffers.map(|count| range("uring_buffers", count, 1 << 15)).transpose()?;
+        config.xdp.filter.set_limits(&self.limits)?;
+        for (prefix, rule) in &self.rules {
+            config.xdp.filter.set_rule(*prefix, Some(*rule))?;
+        }
+        Ok(config)
     }
 }
 

@@ -33,7 +33,8 @@ pub(crate) enum PortSharing {
     ReusePort,
 }
 
-/// Opens and binds the socket of one lane, with every option set before the first datagram can reach it.
+/// Opens and binds the socket of one lane, with every option set before the first datagram can
+/// reach it.
 pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Result<(OwnedFd, Capabilities)> {
     let fd = sock::open(addr).map_err(|err| Error::system("opening a lane's socket", err))?;
     let socket = fd.as_fd();
@@ -48,8 +49,9 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     if addr.ip().is_unspecified() {
         set(if v6 { Flag::PktInfoV6 } else { Flag::PktInfoV4 }, true)?;
     }
-    // The kernel gives multicast to every socket on the port, not to one of the group: each lane would get a copy
-    // of what any program on the host has joined. This way only a lane that joined a group gets it.
+    // The kernel gives multicast to every socket on the port, not to one of the group: each lane
+    // would get a copy of what any program on the host has joined. This way only a lane that joined
+    // a group gets it.
     let multicast_all = if v6 { Flag::MulticastAllV6 } else { Flag::MulticastAllV4 };
     if sock::set_flag(socket, multicast_all, false).is_err() {
         log::debug!("{multicast_all:?} cannot be turned off: multicast would come to every lane");
@@ -143,7 +145,8 @@ pub(crate) struct MmsgIo {
 impl MmsgIo {
     pub(crate) fn new(config: &Config, addr: &SocketAddr, can: Capabilities) -> Result<Self> {
         let control = needs_ancillary(config, addr, can);
-        // The largest datagram fits with a byte to spare, so that only what is larger counts as cut off.
+        // The largest datagram fits with a byte to spare, so that only what is larger counts as cut
+        // off.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
         let recv = RecvRing::new(options).map_err(memory)?;

@@ -55,8 +55,8 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Looks at the `messages` that were received, and keeps what the kernel said of each in `said`, which has a place for
-    /// each where there are control messages at all.
+    /// Looks at the `messages` that were received, and keeps what the kernel said of each in
+    /// `said`, which has a place for each where there are control messages at all.
     #[inline]
     pub(crate) fn parse_ancillary(self, messages: usize, said: &mut [Ancillary]) -> RecvSummary {
         let Totals { bytes, truncated, with_control } = match self {

@@ -1,6 +1,7 @@
 //! Engine `uring`: a kernel socket, and a receive that the kernel was asked for once.
 //!
-//! It stands beside the rings of engine `mmsg`, which send, take what a lane steals, and receive where io_uring fails.
+//! It stands beside the rings of engine `mmsg`, which send, take what a lane steals, and receive
+//! where io_uring fails.
 //!
 //! | stage | who owns the buffer | when it is full or missing |
 //! |---|---|---|
@@ -11,7 +12,8 @@
 //! | the next receive | the kernel again, all at once | - |
 //! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane; what was taken is handed out first |
 //!
-//! Between calls everything waits in the socket's queue: it is there that it counts, and that others may steal.
+//! Between calls everything waits in the socket's queue: it is there that it counts, and that
+//! others may steal.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,8 +32,8 @@ use crate::counters::{Cells, Count};
 use crate::error::{EPERM, Error, Result};
 use crate::io::mmsg::needs_ancillary;
 
-/// Messages that the kernel takes out of a socket at one go, with room to spare (`MULTISHOT_MAX_RETRY`): so many buffers more
-/// than a batch has are never short.
+/// Messages that the kernel takes out of a socket at one go, with room to spare
+/// (`MULTISHOT_MAX_RETRY`): so many buffers more than a batch has are never short.
 pub(crate) const MULTISHOT_BATCH_MAX: usize = 64;
 
 /// How long a datagram may take on a trial over loopback.
@@ -52,7 +54,8 @@ pub(crate) struct UringIo {
     ancillary: Box<[Ancillary]>,
     /// Whether the last batch came from here.
     is_current: bool,
-    /// Readable while the socket is or the ring holds something; its content is decided when somebody asks.
+    /// Readable while the socket is or the ring holds something; its content is decided when
+    /// somebody asks.
     epoll: Epoll,
     is_registered: AtomicBool,
     /// Shortages and changes of rings that have been seen to.
@@ -81,8 +84,9 @@ pub(crate) fn probe() -> Result<()> {
     })
 }
 
-/// Does something with rings in a thread of its own, in which they are closed, too: a ring that is closed may interrupt a later
-/// call of the thread that made it (EINTR where a call has a time limit), and that is not to be one of the program's.
+/// Does something with rings in a thread of its own, in which they are closed, too: a ring that is
+/// closed may interrupt a later call of the thread that made it (EINTR where a call has a time
+/// limit), and that is not to be one of the program's.
 pub(crate) fn run_in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -115,7 +119,8 @@ fn failed(err: io::Error) -> Error {
 fn forbidden_by(set: &str) -> String {
     match set.trim() {
         "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
-        // To all, or to those without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group (Linux 6.6).
+        // To all, or to those without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group
+        // (Linux 6.6).
         set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
     }
 }
@@ -145,7 +150,8 @@ impl UringIo {
         })
     }
 
-    /// Takes a batch from `socket`, which has to come within `wait`, and reads what the kernel says about it.
+    /// Takes a batch from `socket`, which has to come within `wait`, and reads what the kernel says
+    /// about it.
     #[inline]
     pub(crate) fn recv(
         &mut self,
@@ -238,8 +244,8 @@ impl UringIo {
         self.epoll.as_fd()
     }
 
-    /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event loop may wait on it, and
-    /// from now on it tells of the socket alone.
+    /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event
+    /// loop may wait on it, and from now on it tells of the socket alone.
     pub(crate) fn into_readiness(self) -> Option<Epoll> {
         if !self.is_registered.into_inner() {
             return None;

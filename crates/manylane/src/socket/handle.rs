@@ -23,13 +23,14 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Ends [`Socket::serve`]: lanes handle what is queued, then it returns. May be called more than once.
+    /// Ends [`Socket::serve`]: lanes handle what is queued, then it returns. May be called more
+    /// than once.
     pub fn stop(&self) {
         self.shared.stop();
     }
 
-    /// The counters now. Lanes are not disturbed: their cells are read without a lock; only the list of lanes
-    /// is guarded by one, which no lane takes while it receives or sends.
+    /// The counters now. Lanes are not disturbed: their cells are read without a lock; only the
+    /// list of lanes is guarded by one, which no lane takes while it receives or sends.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
@@ -49,8 +50,8 @@ impl Handle {
         self.shared.lanes()
     }
 
-    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They change as lanes and
-    /// devices come and go.
+    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They
+    /// change as lanes and devices come and go.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
         self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
@@ -66,9 +67,9 @@ impl Handle {
         self.shared.xdp.get().map(|plane| plane.filter.clone()).ok_or_else(none)
     }
 
-    /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
-    /// left to the kernel or dropped), how many. Other sockets of this process on the same devices count too. Empty with any
-    /// other engine than `xdp`.
+    /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`,
+    /// or why a frame was left to the kernel or dropped), how many. Other sockets of this process
+    /// on the same devices count too. Empty with any other engine than `xdp`.
     #[must_use]
     pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
         self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.counts())
@@ -86,11 +87,12 @@ impl Handle {
         self.shared.lanes().iter().filter(|lane| lane.is_open()).map(|lane| lane.id).collect()
     }
 
-    /// Adds a lane to a socket that serves; it gets a thread of its own. The calling thread has to be in the network
-    /// namespace that the socket was opened in.
+    /// Adds a lane to a socket that serves; it gets a thread of its own. The calling thread has to
+    /// be in the network namespace that the socket was opened in.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a lane.
+    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a
+    /// lane.
     pub fn add_lane(&self) -> Result<LaneId> {
         let idle = || {
             Error::new(
@@ -106,10 +108,11 @@ impl Handle {
         Ok(id)
     }
 
-    /// Lets lanes that serve, and those that come, have other buffers: for batches of `batch` messages, 1 to 1024, of up to
-    /// `datagram_size` bytes each ([`Lane::resize`], for all lanes). Returns at once; each lane follows with its next receive,
-    /// an idle one within 20 ms. Nothing that has arrived is lost. A lane for which there is no memory keeps what it has, and
-    /// logs it.
+    /// Lets lanes that serve, and those that come, have other buffers: for batches of `batch`
+    /// messages, 1 to 1024, of up to `datagram_size` bytes each ([`Lane::resize`], for all lanes).
+    /// Returns at once; each lane follows with its next receive, an idle one within 20 ms. Nothing
+    /// that has arrived is lost. A lane for which there is no memory keeps what it has, and logs
+    /// it.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`.
@@ -118,8 +121,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that the socket was
-    /// opened in.
+    /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that
+    /// the socket was opened in.
     ///
     /// # Errors
     /// Whatever is in the way of opening a lane.
@@ -127,15 +130,15 @@ impl Handle {
         self.shared.open_lane()
     }
 
-    /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed. Returns when it
-    /// is gone.
+    /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed.
+    /// Returns when it is gone.
     ///
-    /// With steering by the kernel's own choice lanes cannot be taken out of steering, and what arrives while
-    /// this one closes is lost.
+    /// With steering by the kernel's own choice lanes cannot be taken out of steering, and what
+    /// arrives while this one closes is lost.
     ///
     /// # Errors
-    /// [`ErrorKind::LastLane`] for the only one; [`ErrorKind::State`] if there is no such lane, or if its closure
-    /// does not return within 30 s.
+    /// [`ErrorKind::LastLane`] for the only one; [`ErrorKind::State`] if there is no such lane, or
+    /// if its closure does not return within 30 s.
     pub fn remove_lane(&self, id: LaneId) -> Result<()> {
         self.shared.remove_lane(id)
     }

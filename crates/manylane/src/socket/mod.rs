@@ -1,9 +1,9 @@
 //! The socket: opening its lanes, and everything that concerns more than one of them.
 //!
-//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its buffers, and
-//! only then is steered to. A lane that leaves is taken out of steering, a grace period passes, its queue is
-//! drained by its own thread, and its socket is parked for the next lane: no socket of the group closes before all
-//! do (see `Steer::needs_parking` for why).
+//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its
+//! buffers, and only then is steered to. A lane that leaves is taken out of steering, a grace
+//! period passes, its queue is drained by its own thread, and its socket is parked for the next
+//! lane: no socket of the group closes before all do (see `Steer::needs_parking` for why).
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -44,7 +44,8 @@ use shared::{Control, capabilities};
 
 /// One bound address with many lanes.
 ///
-/// Either [`serve`](Self::serve) runs a thread per lane, or [`into_lanes`](Self::into_lanes) hands them out.
+/// Either [`serve`](Self::serve) runs a thread per lane, or [`into_lanes`](Self::into_lanes) hands
+/// them out.
 pub struct Socket {
     pub(crate) shared: Arc<Shared>,
     pub(crate) lanes: Vec<Lane>,
@@ -159,14 +160,15 @@ impl Socket {
         self.shared.config.engine
     }
 
-    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell back; or why
-    /// [`Engine::Uring`] is not.
+    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell
+    /// back; or why [`Engine::Uring`] is not.
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
     }
 
-    /// What [`Engine::Auto`] went by when it chose between engines on kernel sockets; none if it did not have to.
+    /// What [`Engine::Auto`] went by when it chose between engines on kernel sockets; none if it
+    /// did not have to.
     #[must_use]
     pub fn choice(&self) -> Option<&EngineChoice> {
         self.shared.config.choice.as_ref()

@@ -1,4 +1,5 @@
-//! What the lanes of a socket have in common: how one more of them comes, and what all of them have counted.
+//! What the lanes of a socket have in common: how one more of them comes, and what all of them have
+//! counted.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,7 +49,8 @@ pub(super) struct Control {
     pub(super) lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group that serve no lane.
     pub(super) parked: Vec<(Slot, Arc<OwnedFd>)>,
-    /// Inodes of sockets that rings of other threads than the one that dropped their lane have used.
+    /// Inodes of sockets that rings of other threads than the one that dropped their lane have
+    /// used.
     pub(super) orphaned: Vec<u64>,
     pub(super) closed: LaneCounters,
     pub(super) next_id: u64,
@@ -92,7 +94,8 @@ impl Shared {
         })
     }
 
-    /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings of its queues.
+    /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings
+    /// of its queues.
     pub(crate) fn recv_capacity(&self, lane: &Lane) -> usize {
         self.xdp.get().map_or(usize::MAX, |plane| plane.ring_capacity()).min(lane.recv_capacity())
     }
@@ -159,8 +162,9 @@ impl Shared {
         Ok(lane)
     }
 
-    /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering of its sockets:
-    /// the kernel lets other processes of the same user in once there are two lanes.
+    /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering
+    /// of its sockets: the kernel lets other processes of the same user in once there are two
+    /// lanes.
     pub(super) fn check_group(&self, control: &Control) -> Result<()> {
         let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();

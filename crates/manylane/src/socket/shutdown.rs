@@ -1,4 +1,5 @@
-//! Lanes that leave, and the end of the socket: out of steering, a grace period, drained, closed or parked.
+//! Lanes that leave, and the end of the socket: out of steering, a grace period, drained, closed or
+//! parked.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -28,7 +29,8 @@ impl Shared {
             if !lane.is_open() {
                 let under_way = lane.state.load(Ordering::Relaxed) == RETIRING;
                 drop(control);
-                // Somebody else has taken it out, and waits as this does: what was steered before is queued then.
+                // Somebody else has taken it out, and waits as this does: what was steered before
+                // is queued then.
                 if under_way {
                     barrier::synchronize();
                 }
@@ -47,15 +49,15 @@ impl Shared {
             lane.state.store(RETIRING, Ordering::Relaxed);
         }
         barrier::synchronize();
-        // Only now: a thread that sees it drains the queue and ends, which must not be before the last datagram
-        // has arrived.
-        // It may have noticed a stop meanwhile, and have stopped receiving.
+        // Only now: a thread that sees it drains the queue and ends, which must not be before the
+        // last datagram has arrived. It may have noticed a stop meanwhile, and have stopped
+        // receiving.
         _ = lane.state.fetch_max(DRAINING, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A lane is about to close: makes sure that nothing more arrives in its queue. Returns whether its socket can
-    /// serve another lane.
+    /// A lane is about to close: makes sure that nothing more arrives in its queue. Returns whether
+    /// its socket can serve another lane.
     pub(crate) fn detach(&self, lane: &LaneShared) -> bool {
         let retired = !self.is_stopping() && self.retire(lane).is_ok();
         if !retired {
@@ -72,15 +74,16 @@ impl Shared {
         if let Some(plane) = self.xdp.get() {
             plane.disable_lane(lane.id);
         }
-        // Without the filter, what arrives between here and the close is lost uncounted: nothing worse.
+        // Without the filter, what arrives between here and the close is lost uncounted: nothing
+        // worse.
         if sock::drop_all_incoming(lane.fd.as_fd()).is_ok() {
             barrier::synchronize();
         }
     }
 
-    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered. With the last one,
-    /// the sockets (inodes) that rings of other threads may have although they are closed; `has_left` is whether such a ring
-    /// has used this one's.
+    /// A lane has been drained: keeps its counters, and its socket where the group must not be
+    /// renumbered. With the last one, the sockets (inodes) that rings of other threads may have
+    /// although they are closed; `has_left` is whether such a ring has used this one's.
     pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, has_left: bool) -> Vec<u64> {
         let mut control = self.control();
         if has_left && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
@@ -135,13 +138,13 @@ impl Shared {
         self.retire(&lane)?;
         let fd = Arc::downgrade(&lane.fd);
         drop(lane);
-        // The lane's thread notices within the time that an idle lane sleeps. Waking it (as a stop does) would keep
-        // the socket awake for good, and the next lane may be given it.
+        // The lane's thread notices within the time that an idle lane sleeps. Waking it (as a stop
+        // does) would keep the socket awake for good, and the next lane may be given it.
         let mut control = self.control();
         let parks = control.steer.needs_parking();
         let deadline = Instant::now() + DRAIN_TIMEOUT;
-        // A socket that is not parked is closed when the last that looks at the lane lets go of it, a moment after
-        // the lane has left the list.
+        // A socket that is not parked is closed when the last that looks at the lane lets go of it,
+        // a moment after the lane has left the list.
         while control.lanes.iter().any(|lane| lane.id == id) || (!parks && fd.strong_count() > 0) {
             if Instant::now() > deadline {
                 let message = format!("lane {id} is out of steering, but its closure has not returned yet");

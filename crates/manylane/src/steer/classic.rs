@@ -1,53 +1,25 @@
 //! Steering by classic BPF: the table compiled into a program that returns the index of a socket.
 //!
-//! The kernel numbers the sockets of a group in the order of binding, and renumbers when one closes. The socket
-//! therefore closes none while it steers this way (it parks them for the next lane), so that a slot is an index.
+//! The kernel numbers the sockets of a group in the order of binding, and renumbers when one
+//! closes. The socket therefore closes none while it steers this way (it parks them for the next
+//! lane), so that a slot is an index.
 //!
-//! The program sees the payload of the datagram, and the network header at a negative offset; a load outside of
-//! the packet would end it with index 0, which is why keys are checked against the length first.
+//! The program sees the payload of the datagram, and the network header at a negative offset; a
+//! load outside of the packet would end it with index 0, which is why keys are checked against the
+//! length first.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use manylane_bpf::abi::TABLE_SIZE;
-use manylane_sys::sock::{self, ClassicInsn};
+use manylane_sys::cbpf::{
+    self, AD_CPU, AD_RANDOM, AND_K, Assembler, INSNS_MAX, Insn, JA, JGE_K, LD_B_ABS, LD_H_ABS, LD_IMM,
+    LD_LEN, LD_MEM, LD_W_ABS, LDX_MEM, LSH_K, MOD_K, MUL_K, OR_X, RET_K, RSH_K, ST, TAX, XOR_X,
+};
+use manylane_sys::sock;
 
 use super::table::{BUCKET_SHIFT, KEY_LAST, KEY_SEED, KEY_WORD, Layout};
 use super::{Slot, Steering};
-
-// Operation codes of linux/bpf_common.h, as far as they are used here.
-const LD_W_ABS: u16 = 0x20;
-const LD_H_ABS: u16 = 0x28;
-const LD_B_ABS: u16 = 0x30;
-const LD_W_IND: u16 = 0x40;
-const LD_LEN: u16 = 0x80;
-const LD_IMM: u16 = 0x00;
-const LD_MEM: u16 = 0x60;
-const LDX_MSH: u16 = 0xb1;
-const LDX_MEM: u16 = 0x61;
-const ST: u16 = 0x02;
-const ALU_MUL_K: u16 = 0x24;
-const ALU_AND_K: u16 = 0x54;
-const ALU_OR_X: u16 = 0x4c;
-const ALU_LSH_K: u16 = 0x64;
-const ALU_RSH_K: u16 = 0x74;
-const ALU_MOD_K: u16 = 0x94;
-const ALU_XOR_X: u16 = 0xac;
-const JA: u16 = 0x05;
-const JEQ_K: u16 = 0x15;
-const JGE_K: u16 = 0x35;
-const RET_K: u16 = 0x06;
-const TAX: u16 = 0x07;
-
-// Ancillary loads of linux/filter.h.
-const AD: u32 = -0x1000_i32 as u32;
-const AD_CPU: u32 = AD + 36;
-const AD_RANDOM: u32 = AD + 56;
-/// Start of the network header.
-const NET: u32 = -0x10_0000_i32 as u32;
-
-/// Longest program that the kernel takes (`BPF_MAXINSNS`).
-const MAX_INSNS: usize = 4096;
 
 /// Steering by classic BPF.
 pub(super) struct ClassicSteer {
@@ -77,46 +49,34 @@ impl ClassicSteer {
     }
 }
 
-fn insn(code: u16, k: u32) -> ClassicInsn {
-    ClassicInsn { code, jt: 0, jf: 0, k }
-}
-
-fn jump(code: u16, k: u32, jt: u8, jf: u8) -> ClassicInsn {
-    ClassicInsn { code, jt, jf, k }
-}
-
 /// The program for `policy` over the table.
-fn compile(policy: Steering, layout: &Layout) -> Vec<ClassicInsn> {
-    let mut code = Vec::new();
+fn compile(policy: Steering, layout: &Layout) -> Vec<Insn> {
+    let mut code = vec![cbpf::insn(RET_K, 0); INSNS_MAX];
+    let mut to = Assembler::new(&mut code);
     match policy {
-        Steering::Cpu => {
-            code.push(insn(LD_W_ABS, AD_CPU));
-            code.push(insn(ALU_AND_K, TABLE_SIZE as u32 - 1));
-        }
+        Steering::Cpu => to.extend([(LD_W_ABS, AD_CPU), (AND_K, TABLE_SIZE as u32 - 1)]),
         Steering::Key { offset, len } => {
-            let hash = key_hash(u32::from(offset), u32::from(len));
-            let flow = flow_hash();
-            // Too short for the key: by flow. The flow's hash stands behind the key's and a jump over it.
-            code.push(insn(LD_LEN, 0));
-            code.push(jump(JGE_K, u32::from(offset) + u32::from(len), 1, 0));
-            code.push(insn(JA, hash.len() as u32 + 1));
-            code.extend(hash);
-            code.push(insn(JA, flow.len() as u32));
-            code.extend(flow);
-            code.push(insn(ALU_RSH_K, BUCKET_SHIFT));
+            let (offset, len) = (u32::from(offset), u32::from(len));
+            to.push(LD_LEN, 0);
+            let is_long = to.branch(JGE_K, offset + len);
+            key_hash(&mut to, offset, len);
+            let done = to.branch(JA, 0);
+            // Too short for the key: by flow.
+            to.land_else(&is_long);
+            to.flow_hash();
+            to.land_always(&done);
+            to.push(RSH_K, BUCKET_SHIFT);
         }
         Steering::Flow => {
-            code.extend(flow_hash());
-            code.push(insn(ALU_RSH_K, BUCKET_SHIFT));
+            to.flow_hash();
+            to.push(RSH_K, BUCKET_SHIFT);
         }
-        _ => {
-            code.push(insn(LD_W_ABS, AD_RANDOM));
-            code.push(insn(ALU_MOD_K, layout.size() as u32));
-        }
+        _ => to.extend([(LD_W_ABS, AD_RANDOM), (MOD_K, layout.size() as u32)]),
     }
-    let runs = runs(layout);
-    select(&mut code, &runs);
-    debug_assert!(code.len() <= MAX_INSNS);
+    select(&mut to, &runs(layout));
+    let len = to.finish().map(<[Insn]>::len);
+    debug_assert!(len.is_some(), "the longest key and the worst table fit");
+    code.truncate(len.unwrap_or(0));
     code
 }
 
@@ -132,115 +92,68 @@ fn runs(layout: &Layout) -> Vec<(u32, Slot)> {
     runs
 }
 
-/// Emits a binary search for the run that A falls into, which returns its slot. There is at least one run; at
-/// most 1024 runs make 3070 instructions.
-fn select(code: &mut Vec<ClassicInsn>, runs: &[(u32, Slot)]) {
+/// Emits a binary search for the run that A falls into, which returns its slot. There is at least
+/// one run; at most 1024 runs make 3070 instructions.
+fn select(to: &mut Assembler<'_>, runs: &[(u32, Slot)]) {
     match runs {
         [] => {}
-        [(_, slot)] => code.push(insn(RET_K, *slot)),
+        [(_, slot)] => to.push(RET_K, *slot),
         _ => {
             let (low, high) = runs.split_at(runs.len() / 2);
-            // Conditional jumps reach 255 instructions only, so that the far side is reached by a plain one.
-            code.push(jump(JGE_K, high[0].0, 0, 1));
-            let far = code.len();
-            code.push(insn(JA, 0));
-            select(code, low);
-            code[far].k = (code.len() - far - 1) as u32;
-            select(code, high);
+            // Conditional jumps reach 255 instructions only: a plain one reaches the far side.
+            let is_high = to.branch(JGE_K, high[0].0);
+            let far = to.branch(JA, 0);
+            to.land_else(&is_high);
+            select(to, low);
+            to.land_always(&far);
+            select(to, high);
         }
     }
 }
 
-/// A ^= A >> bits; X and scratch 15 are overwritten.
-fn fold(code: &mut Vec<ClassicInsn>, bits: u32) {
-    code.extend([insn(TAX, 0), insn(ALU_RSH_K, bits), insn(ALU_XOR_X, 0)]);
+/// A ^= A >> bits; X is overwritten.
+fn fold(to: &mut Assembler<'_>, bits: u32) {
+    to.extend([(TAX, 0), (RSH_K, bits), (XOR_X, 0)]);
 }
 
 /// Leaves the key's hash in A: see [`super::key_hash`].
-fn key_hash(offset: u32, len: u32) -> Vec<ClassicInsn> {
-    let mut code = vec![insn(LD_IMM, KEY_SEED ^ len), insn(ST, 0)];
+fn key_hash(to: &mut Assembler<'_>, offset: u32, len: u32) {
+    to.extend([(LD_IMM, KEY_SEED ^ len), (ST, 0)]);
     for at in (0..len).step_by(4) {
         let from = offset + at;
         match len - at {
-            1 => code.extend([insn(LD_B_ABS, from), insn(ALU_LSH_K, 24)]),
-            2 => code.extend([insn(LD_H_ABS, from), insn(ALU_LSH_K, 16)]),
-            3 => code.extend([
-                insn(LD_B_ABS, from + 2),
-                insn(ALU_LSH_K, 8),
-                insn(ST, 1),
-                insn(LD_H_ABS, from),
-                insn(ALU_LSH_K, 16),
-                insn(LDX_MEM, 1),
-                insn(ALU_OR_X, 0),
+            1 => to.extend([(LD_B_ABS, from), (LSH_K, 24)]),
+            2 => to.extend([(LD_H_ABS, from), (LSH_K, 16)]),
+            3 => to.extend([
+                (LD_B_ABS, from + 2),
+                (LSH_K, 8),
+                (ST, 1),
+                (LD_H_ABS, from),
+                (LSH_K, 16),
+                (LDX_MEM, 1),
+                (OR_X, 0),
             ]),
-            _ => code.push(insn(LD_W_ABS, from)),
+            _ => to.push(LD_W_ABS, from),
         }
-        code.extend([insn(LDX_MEM, 0), insn(ALU_XOR_X, 0), insn(ALU_MUL_K, KEY_WORD)]);
-        fold(&mut code, 13);
-        code.push(insn(ST, 0));
+        to.extend([(LDX_MEM, 0), (XOR_X, 0), (MUL_K, KEY_WORD)]);
+        fold(to, 13);
+        to.push(ST, 0);
     }
-    code.extend([insn(LD_MEM, 0), insn(ALU_MUL_K, KEY_LAST)]);
-    fold(&mut code, 16);
-    code
-}
-
-/// Leaves a hash of addresses and ports in A: our own, since the kernel's is not to be had from here.
-fn flow_hash() -> Vec<ClassicInsn> {
-    let mix = |code: &mut Vec<ClassicInsn>| {
-        code.extend([insn(LDX_MEM, 0), insn(ALU_XOR_X, 0), insn(ALU_MUL_K, KEY_WORD)]);
-        fold(code, 13);
-        code.push(insn(ST, 0));
-    };
-    // IPv4: source, destination, then the ports behind a header of any length.
-    let mut v4 = Vec::new();
-    for word in [12, 16] {
-        v4.push(insn(LD_W_ABS, NET.wrapping_add(word)));
-        mix(&mut v4);
-    }
-    v4.push(insn(LDX_MSH, NET));
-    v4.push(insn(LD_W_IND, NET));
-    mix(&mut v4);
-    // IPv6: source, the end of the destination, and the ports if no extension header stands in between (protocol
-    // number 17); behind one the addresses have to do.
-    let mut v6 = Vec::new();
-    for word in [8, 12, 16, 20, 36] {
-        v6.push(insn(LD_W_ABS, NET.wrapping_add(word)));
-        mix(&mut v6);
-    }
-    let mut ports = vec![insn(LD_W_ABS, NET.wrapping_add(40))];
-    mix(&mut ports);
-    v6.push(insn(LD_B_ABS, NET.wrapping_add(6)));
-    v6.push(jump(JEQ_K, 17, 0, ports.len() as u8));
-    v6.extend(ports);
-
-    let mut code = vec![insn(LD_IMM, KEY_SEED), insn(ST, 0)];
-    code.extend([insn(LD_B_ABS, NET), insn(ALU_RSH_K, 4)]);
-    code.push(jump(JEQ_K, 4, 0, v4.len() as u8 + 1));
-    code.extend(v4);
-    code.push(insn(JA, v6.len() as u32));
-    code.extend(v6);
-    code.extend([insn(LD_MEM, 0), insn(ALU_MUL_K, KEY_LAST)]);
-    fold(&mut code, 16);
-    code
+    to.extend([(LD_MEM, 0), (MUL_K, KEY_LAST)]);
+    fold(to, 16);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Runs the part of a program that `select` makes.
-    fn run(code: &[ClassicInsn], a: u32) -> u32 {
-        let mut at = 0;
-        loop {
-            let ClassicInsn { code: op, jt, jf, k } = code[at];
-            at += 1;
-            match op {
-                RET_K => return k,
-                JA => at += k as usize,
-                JGE_K => at += usize::from(if a >= k { jt } else { jf }),
-                _ => panic!("operation {op:#x}"),
-            }
-        }
+    /// What `select` makes of `runs`.
+    fn selection(runs: &[(u32, Slot)]) -> Vec<Insn> {
+        let mut code = vec![cbpf::insn(RET_K, 0); INSNS_MAX];
+        let mut to = Assembler::new(&mut code);
+        to.push(LD_W_ABS, AD_CPU);
+        select(&mut to, runs);
+        to.finish().unwrap().to_vec()
     }
 
     #[test]
@@ -252,29 +165,22 @@ mod tests {
         for slot in [3, 60, 7, 31] {
             layout.retire(slot);
         }
-        let mut code = Vec::new();
-        select(&mut code, &runs(&layout));
+        let code = selection(&runs(&layout));
         for at in 0..TABLE_SIZE {
-            assert_eq!(run(&code, at as u32), layout.entry(at), "entry {at}");
+            assert_eq!(cbpf::interpret(&code, &[], at as u32), layout.entry(at), "entry {at}");
         }
     }
 
     #[test]
     fn the_worst_table_fits_into_a_program() {
         let runs: Vec<_> = (0..TABLE_SIZE as u32).map(|at| (at, at % 251)).collect();
-        let mut code = Vec::new();
-        select(&mut code, &runs);
+        let code = selection(&runs);
         let key = Steering::Key { offset: 0, len: 63 };
         let mut layout = Layout::new(key);
         layout.admit(0, None);
-        assert!(code.len() + compile(key, &layout).len() <= MAX_INSNS);
+        assert!(code.len() + compile(key, &layout).len() <= INSNS_MAX);
         for (at, slot) in &runs {
-            assert_eq!(run(&code, *at), *slot);
+            assert_eq!(cbpf::interpret(&code, &[], *at), *slot);
         }
-    }
-
-    #[test]
-    fn short_jumps_stay_in_reach() {
-        assert!(flow_hash().len() < 255);
     }
 }

@@ -1,7 +1,7 @@
 //! Steering by eBPF: `bpf/steer.bpf.c` loaded, its maps filled, attached to the group.
 //!
-//! The group forms when the second lane binds. Until then there is nothing to attach to and no socket that
-//! the array would take, so that the first lane waits in `first_socket`.
+//! The group forms when the second lane binds. Until then there is nothing to attach to and no
+//! socket that the array would take, so that the first lane waits in `first_socket`.
 
 use std::error::Error as StdError;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -39,7 +39,8 @@ pub(super) struct EbpfSteer {
 /// The error of a step of eBPF, of the kind that its number says.
 fn bpf_error<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
     let code = errno_of(&err);
-    // Without a descriptor for the types of the object aya goes on, and fails later for a reason of its own.
+    // Without a descriptor for the types of the object aya goes on, and fails later for a reason of
+    // its own.
     if let Err(err) = std::fs::File::open("/dev/null")
         && matches!(err.raw_os_error(), Some(EMFILE | ENFILE))
     {
@@ -70,14 +71,16 @@ impl EbpfSteer {
         };
         let number = policy.number();
         let mut program = EbpfLoader::new()
-            // The program has no relocations against the kernel's types, and parsing those takes long.
+            // The program has no relocations against the kernel's types, and parsing those takes
+            // long.
             .btf(None)
             .override_global("ml_policy", &number, true)
             .override_global("ml_key_offset", &offset, true)
             .override_global("ml_key_len", &len, true)
             .load(object)
             .map_err(|err| bpf_error("the eBPF maps for steering cannot be made", err))?;
-        // Before the maps are taken out of the object: loading writes their descriptors into the program.
+        // Before the maps are taken out of the object: loading writes their descriptors into the
+        // program.
         let steering = steer_program(&mut program)?;
         load_with_retry(|| steering.load())
             .map_err(|err| bpf_error("the eBPF program for steering does not load", err))?;

@@ -1,16 +1,16 @@
 //! Steering: the rule that picks the lane of a datagram, and what enforces it.
 //!
-//! A socket has one table. Its entries name lanes by slot; the policy says which entry a datagram means
-//! ([`table`] lays it out). Three things can enforce it, in this order of preference:
+//! A socket has one table. Its entries name lanes by slot; the policy says which entry a datagram
+//! means ([`table`] lays it out). Three things can enforce it, in this order of preference:
 //!
 //! 1. [`ebpf`]: every policy, the lanes found through a socket array, so that slots are ours;
-//! 2. [`classic`]: `flow`, `cpu`, `random` and `key`, compiled anew for each table, without a privilege;
-//!    `round-robin` and `least-loaded` become `random`;
+//! 2. [`classic`]: `flow`, `cpu`, `random` and `key`, compiled anew for each table, without a
+//!    privilege; `round-robin` and `least-loaded` become `random`;
 //! 3. the kernel's own choice: its hash over the group. Lanes then cannot be taken out of steering.
 //!
-//! Order of events, kept by [`Steer`] under the socket's control lock: a lane that comes is bound and has its
-//! buffers before it is steered to; a lane that leaves is out of the table, and a grace period has passed,
-//! before its queue is drained.
+//! Order of events, kept by [`Steer`] under the socket's control lock: a lane that comes is bound
+//! and has its buffers before it is steered to; a lane that leaves is out of the table, and a grace
+//! period has passed, before its queue is drained.
 
 mod classic;
 mod ebpf;
@@ -191,8 +191,8 @@ pub(crate) struct Steer {
 }
 
 impl Steer {
-    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards. `shared`
-    /// says that others may be in the group.
+    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped
+    /// afterwards. `shared` says that others may be in the group.
     pub(crate) fn new(policy: Steering, by: SteeringBackend, shared: bool) -> Result<Self> {
         let (backend, why) = match by {
             SteeringBackend::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
@@ -224,20 +224,23 @@ impl Steer {
         self.effective.clone()
     }
 
-    /// Whether a socket of the group must not be closed while others go on. Closing one takes it out of its group
-    /// before it is out of the table of ports (udp_lib_unhash in net/ipv4/udp.c): a datagram that meets it in
-    /// between is queued on it, past all steering, and lost. Classic BPF also needs the kernel's numbering of the
-    /// group to stay. Where the kernel chooses, a parked socket would be chosen: there it has to close.
+    /// Whether a socket of the group must not be closed while others go on. Closing one takes it
+    /// out of its group before it is out of the table of ports (udp_lib_unhash in net/ipv4/udp.c):
+    /// a datagram that meets it in between is queued on it, past all steering, and lost. Classic
+    /// BPF also needs the kernel's numbering of the group to stay. Where the kernel chooses, a
+    /// parked socket would be chosen: there it has to close.
     pub(crate) fn needs_parking(&self) -> bool {
         !matches!(self.backend, Backend::Kernel)
     }
 
-    /// Whether steering goes by the kernel's numbering of the group, which a stranger in it would shift.
+    /// Whether steering goes by the kernel's numbering of the group, which a stranger in it would
+    /// shift.
     pub(crate) fn is_index_based(&self) -> bool {
         matches!(self.backend, Backend::Classic(_))
     }
 
-    /// Starts to steer to the lane in `slot`, which is bound and ready. `cpu` is where its thread runs.
+    /// Starts to steer to the lane in `slot`, which is bound and ready. `cpu` is where its thread
+    /// runs.
     pub(crate) fn admit(&mut self, slot: Slot, fd: BorrowedFd<'_>, cpu: Option<usize>) -> Result<()> {
         if let Backend::Ebpf(ebpf) = &mut self.backend {
             ebpf.insert_socket(slot, fd)?;
@@ -246,8 +249,8 @@ impl Steer {
         self.apply(fd)
     }
 
-    /// Stops to steer to the lane in `slot`. After a grace period, nothing more arrives in its queue, unless the
-    /// kernel chooses (which always may pick it).
+    /// Stops to steer to the lane in `slot`. After a grace period, nothing more arrives in its
+    /// queue, unless the kernel chooses (which always may pick it).
     pub(crate) fn retire(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
         self.layout.retire(slot);
         self.apply(fd)
@@ -267,7 +270,8 @@ impl Steer {
             }
             Backend::Classic(classic) => classic.attach(fd, &self.layout).err(),
         };
-        // A kernel or a seccomp filter that takes no classic program: say so and go on with the kernel's choice.
+        // A kernel or a seccomp filter that takes no classic program: say so and go on with the
+        // kernel's choice.
         if let Some(err) = refused {
             log::warn!("steering by the kernel's choice: no classic BPF: {err}");
             self.effective = EffectiveSteering {

@@ -1,11 +1,14 @@
 //! The layout of the steering table: plain arithmetic, no system calls.
 //!
-//! - `flow` and `key`: 1024 buckets of a hash. A lane that leaves gives only its own buckets away, a lane that
-//!   comes takes its share from the fullest: flows in other buckets stay where they are.
+//! - `flow` and `key`: 1024 buckets of a hash. A lane that leaves gives only its own buckets away,
+//!   a lane that comes takes its share from the fullest: flows in other buckets stay where they
+//!   are.
 //! - `cpu`: entry c names the lane whose thread runs on CPU c, or any where there is none.
-//! - `round-robin`, `random`, `least-loaded`: the lanes in turn; the size of the table is their number.
+//! - `round-robin`, `random`, `least-loaded`: the lanes in turn; the size of the table is their
+//!   number.
 //!
-//! All entries always name open lanes, also behind the size, so that a reader may see any mix of two tables.
+//! All entries always name open lanes, also behind the size, so that a reader may see any mix of
+//! two tables.
 
 use manylane_bpf::abi::{TABLE_SIZE, Table};
 
@@ -40,8 +43,9 @@ impl Layout {
             self.buckets = vec![slot; TABLE_SIZE];
             return;
         }
-        // Take buckets from whoever has the most until the newcomer has its share. From the end, so that lanes
-        // that come one after the other lie nearly as the kernel's own scaling of the hash would put them.
+        // Take buckets from whoever has the most until the newcomer has its share. From the end, so
+        // that lanes that come one after the other lie nearly as the kernel's own scaling of the
+        // hash would put them.
         for _ in 0..TABLE_SIZE / lanes {
             let fullest = self.fullest();
             if let Some(at) = self.buckets.iter().rposition(|owner| *owner == fullest) {
@@ -109,7 +113,8 @@ impl Layout {
 /// The bucket of a hash: its ten top bits, which is the scale of the kernel's own choice.
 pub(super) const BUCKET_SHIFT: u32 = u32::BITS - TABLE_SIZE.trailing_zeros();
 
-/// Multipliers of the key's hash (the constants of MurmurHash3's finaliser; Austin Appleby, public domain).
+/// Multipliers of the key's hash (the constants of MurmurHash3's finaliser; Austin Appleby, public
+/// domain).
 pub(super) const KEY_SEED: u32 = 0x9e37_79b9;
 pub(super) const KEY_WORD: u32 = 0x85eb_ca6b;
 pub(super) const KEY_LAST: u32 = 0xc2b2_ae35;
@@ -172,8 +177,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: every bucket names a lane in steering, shares stay even, and a change moves
-        /// only the buckets of the lane that comes or goes.
+        /// Whatever comes and goes: every bucket names a lane in steering, shares stay even, and a
+        /// change moves only the buckets of the lane that comes or goes.
         #[test]
         fn buckets_move_no_more_than_they_must(steps in prop::collection::vec(0_u32..12, 1..40)) {
             let mut layout = Layout::new(Steering::Flow);

@@ -1,6 +1,8 @@
-//! When to look and when to sleep: decided from when the last batches came, with no clock and no I/O of its own.
+//! When to look and when to sleep: decided from when the last batches came, with no clock and no
+//! I/O of its own.
 //!
-//! `adaptive` keeps the last sixteen gaps between two batches that were waited for, and asks when a lane has found nothing:
+//! `adaptive` keeps the last sixteen gaps between two batches that were waited for, and asks when a
+//! lane has found nothing:
 //!
 //! 1. From when on is the next batch due? One gap may be shorter than all others: machines stumble.
 //! 2. The lane would *rest*, asleep, so that it is awake a little before, and look from then on. If
@@ -11,18 +13,21 @@
 //! 3. If to sleep at once would have cost less than that, the lane sleeps. A rest has to pay, too:
 //!    with the batch before it, the timer and the look behind it, it may keep the processor for
 //!    five twelfths of the gap at most ([`SLEEP_COST_SHARE_MAX`]).
-//! 4. What is late in spite of that is looked for a while longer: in *overtime*, which is saved up, a sixteenth of the time.
+//! 4. What is late in spite of that is looked for a while longer: in *overtime*, which is saved up,
+//!    a sixteenth of the time.
 //!
-//! So a lane whose requests come within microseconds of each other looks all the time, one whose requests come at even
-//! distances looks a little before each, and one that cannot foresee anything sleeps. Looking follows a batch, once: a lane
-//! without traffic does not look.
+//! So a lane whose requests come within microseconds of each other looks all the time, one whose
+//! requests come at even distances looks a little before each, and one that cannot foresee anything
+//! sleeps. Looking follows a batch, once: a lane without traffic does not look.
 //!
-//! A sleeper is woken *late*, by a timer or by a batch, and by how much, machines differ: a few microseconds on bare metal,
-//! thirty in a virtual machine. It is learned from rests, so that most end in time. A sleep that a timer ends costs a processor about as long as it ends
-//! late, since both are what the machine takes to set the timer, to go idle and to come back (measured on a virtual machine whose
-//! exits cost 7 µs: 27 to 38 µs late, 22 to 30 µs of CPU; one that a datagram ends costs 10). So a lane whose requests come
-//! every 50 µs rests on bare metal, and sleeps on such a machine. Gaps are counted from when batches are thought to have come, not from
-//! when a lane that was asleep had them: or who is late once would be late for ever.
+//! A sleeper is woken *late*, by a timer or by a batch, and by how much, machines differ: a few
+//! microseconds on bare metal, thirty in a virtual machine. It is learned from rests, so that most
+//! end in time. A sleep that a timer ends costs a processor about as long as it ends late, since
+//! both are what the machine takes to set the timer, to go idle and to come back (measured on a
+//! virtual machine whose exits cost 7 µs: 27 to 38 µs late, 22 to 30 µs of CPU; one that a datagram
+//! ends costs 10). So a lane whose requests come every 50 µs rests on bare metal, and sleeps on
+//! such a machine. Gaps are counted from when batches are thought to have come, not from when a
+//! lane that was asleep had them: or who is late once would be late for ever.
 
 use std::time::Duration;
 
@@ -32,12 +37,14 @@ use super::WaitPolicy;
 const GAP_HISTORY_LEN: usize = 16;
 /// Of these, odd ones at each side.
 const OUTLIERS_PER_SIDE: usize = 1;
-/// Nanoseconds of looking for each batch, on the average, that are worth it: about what going to sleep and being woken
-/// costs a processor, with the interrupt, and what the one who is answered would have waited for.
+/// Nanoseconds of looking for each batch, on the average, that are worth it: about what going to
+/// sleep and being woken costs a processor, with the interrupt, and what the one who is answered
+/// would have waited for.
 const WAKEUP_COST_NANOS: u64 = 25_000;
 /// Nanoseconds that a lane looks at a stretch at most.
 const SPIN_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// A rest in which a lane is not asleep for so long, with the time that its end is late, saves nothing.
+/// A rest in which a lane is not asleep for so long, with the time that its end is late, saves
+/// nothing.
 const SLEEP_NANOS_MIN: u64 = 20_000;
 /// Room around what was seen.
 const SLACK_NANOS: u64 = 2_000;
@@ -49,12 +56,14 @@ const WAKE_LATENCY_MAX: u64 = 100_000;
 const OVERDUE_SPIN_INTERVAL: u32 = 8;
 /// A rest that costs too much is tried once in so many times: what it costs may have changed.
 const SLEEP_PROBE_INTERVAL: u32 = 512;
-/// Nanoseconds that a lane looks on for a batch that is overdue, at most: machines stumble, and most stumbles are short.
+/// Nanoseconds that a lane looks on for a batch that is overdue, at most: machines stumble, and
+/// most stumbles are short.
 const OVERTIME_NANOS_MAX: u64 = 2 * WAKEUP_COST_NANOS;
 /// One part in so many of the time may go into that, and so much of it is saved up.
 const OVERTIME_DIVISOR: u64 = 16;
 const OVERTIME_BUDGET_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// The share of a gap that a rest may keep the processor for, with all that belongs to it: safely below half.
+/// The share of a gap that a rest may keep the processor for, with all that belongs to it: safely
+/// below half.
 const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
 /// After so many gaps it is looked at them anew.
 const RESORT_INTERVAL: usize = 4;
@@ -96,7 +105,8 @@ impl WaitGovernor {
         }
     }
 
-    /// Whether a wait may be anything else than a sleep: whether it is worth it to look what is there, and what the time is.
+    /// Whether a wait may be anything else than a sleep: whether it is worth it to look what is
+    /// there, and what the time is.
     #[inline]
     pub(crate) fn can_spin(&self) -> bool {
         match self {
@@ -166,7 +176,8 @@ pub(crate) struct Adaptive {
     /// When the last batch came that was waited for, and when the lane had it.
     last_arrival: Option<u64>,
     last_received: u64,
-    /// When the wait began that follows it, until when it is due in it, and until when it is looked for, if it is.
+    /// When the wait began that follows it, until when it is due in it, and until when it is looked
+    /// for, if it is.
     wait_start: u64,
     due: u64,
     spin_end: u64,
@@ -251,8 +262,8 @@ impl Adaptive {
         let earliest = now.saturating_sub(self.wake_latency).max(looked).min(now);
         let Some(awake) = self.sleep_end.take() else { return earliest };
         if now > awake.saturating_add(self.wake_latency / 2) {
-            // Its rest was over, or nearly so: it came as it was due, as far as anybody can tell. Whether time or the batch has
-            // woken the lane, it has taken so long at least.
+            // Its rest was over, or nearly so: it came as it was due, as far as anybody can tell.
+            // Whether time or the batch has woken the lane, it has taken so long at least.
             let late = (now - awake).min(WAKE_LATENCY_MAX);
             if late > self.wake_latency {
                 self.update_wake_latency(late);
@@ -268,7 +279,8 @@ impl Adaptive {
         earliest
     }
 
-    /// A sleep ended so late: a fourth of the way up, and a thirty-second down: most are not so late.
+    /// A sleep ended so late: a fourth of the way up, and a thirty-second down: most are not so
+    /// late.
     fn update_wake_latency(&mut self, late: u64) {
         if late > self.wake_latency {
             self.wake_latency += (late - self.wake_latency).div_ceil(4);
@@ -284,8 +296,8 @@ impl Adaptive {
         self.sleep_cost = self.sleep_cost - self.sleep_cost / 4 + late / 4;
     }
 
-    /// Whether a rest pays, with so much work before it and a look behind it, in a gap of this length; a trial now and then
-    /// finds out what it costs.
+    /// Whether a rest pays, with so much work before it and a look behind it, in a gap of this
+    /// length; a trial now and then finds out what it costs.
     fn should_sleep(&mut self, work_and_look: u64, gap: u64) -> bool {
         let cost = self.sleep_cost.saturating_add(work_and_look);
         if cost.saturating_mul(SLEEP_COST_SHARE_MAX.1) <= gap.saturating_mul(SLEEP_COST_SHARE_MAX.0) {
@@ -295,8 +307,9 @@ impl Adaptive {
         self.rejected_sleeps.is_multiple_of(SLEEP_PROBE_INTERVAL)
     }
 
-    /// The look from `start` on, counted from the last batch, that would have cost least of the last gaps, if not more than to
-    /// sleep: what it takes, and a sleep for each batch that it misses.
+    /// The look from `start` on, counted from the last batch, that would have cost least of the
+    /// last gaps, if not more than to sleep: what it takes, and a sleep for each batch that it
+    /// misses.
     fn best_spin(&self, start: u64) -> Option<SpinWindow> {
         let (mut best, mut least) = (None, GAP_HISTORY_LEN as u64 * WAKEUP_COST_NANOS);
         let mut met = 0;
@@ -332,7 +345,8 @@ impl Adaptive {
         });
         let look = rested.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
         let Some(SpinWindow { end, .. }) = look else {
-            // What is known of lateness fades, or a machine that once was slow would never rest again.
+            // What is known of lateness fades, or a machine that once was slow would never rest
+            // again.
             self.wake_latency -= self.wake_latency / 256;
             return Plan::default();
         };
@@ -347,8 +361,9 @@ impl Adaptive {
         }
     }
 
-    /// The look for a batch that should have come before `now`: others came that nobody had to wait for, or it is not known well
-    /// when the last one came. Where gaps are short, the next is due at any time; else a look now and then finds out.
+    /// The look for a batch that should have come before `now`: others came that nobody had to wait
+    /// for, or it is not known well when the last one came. Where gaps are short, the next is due
+    /// at any time; else a look now and then finds out.
     fn overdue_spin(&mut self, now: u64) -> Option<SpinWindow> {
         let longest = self.sorted_gaps[GAP_HISTORY_LEN - 1 - OUTLIERS_PER_SIDE];
         let end = longest + (longest - self.sorted_gaps[OUTLIERS_PER_SIDE]) / 4 + SLACK_NANOS;

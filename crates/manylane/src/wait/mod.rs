@@ -1,7 +1,8 @@
 //! Waiting: what a lane does while there is nothing to receive.
 //!
-//! A lane that sleeps costs nothing and is woken late: an interrupt, the scheduler, often a processor that has to come out
-//! of its idle state. One that looks all the time has what comes at once and costs a core. Between the two:
+//! A lane that sleeps costs nothing and is woken late: an interrupt, the scheduler, often a
+//! processor that has to come out of its idle state. One that looks all the time has what comes at
+//! once and costs a core. Between the two:
 //!
 //! | policy | in the program | in the kernel |
 //! |---|---|---|
@@ -32,28 +33,32 @@ pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long the kernel looks at the device unless the user says.
 const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
-/// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve) and
-/// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
+/// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve)
+/// and [`Lane::recv_timeout`](crate::Lane::recv_timeout).
 ///
-/// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`, `adaptive`.
+/// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`,
+/// `adaptive`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitPolicy {
     /// Sleeps at once. Costs least, and answers latest.
     #[default]
     Sleep,
-    /// Sleeps, and the kernel looks at the device for so long first, in the lane's own call (`SO_BUSY_POLL`, Linux 3.11,
-    /// with `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET`, Linux 5.11; with engine `uring` `IORING_REGISTER_NAPI`, Linux 6.9;
-    /// with engine `xdp` also `EPIOCSPARAMS`, Linux 6.9, by which a device suspends its interrupts while a lane keeps
-    /// coming back, where its `irq-suspend-timeout` is set, Linux 6.13). Needs `CAP_NET_ADMIN`, but for `uring`, and a device
-    /// with NAPI, which loopback is not. Where it is not to be had, the lane spins for as long.
+    /// Sleeps, and the kernel looks at the device for so long first, in the lane's own call
+    /// (`SO_BUSY_POLL`, Linux 3.11, with `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET`, Linux
+    /// 5.11; with engine `uring` `IORING_REGISTER_NAPI`, Linux 6.9; with engine `xdp` also
+    /// `EPIOCSPARAMS`, Linux 6.9, by which a device suspends its interrupts while a lane keeps
+    /// coming back, where its `irq-suspend-timeout` is set, Linux 6.13). Needs `CAP_NET_ADMIN`, but
+    /// for `uring`, and a device with NAPI, which loopback is not. Where it is not to be had, the
+    /// lane spins for as long.
     BusyPoll(Duration),
     /// Looks for so long without pause, and then sleeps. Costs up to a core for each lane.
     Spin(Duration),
-    /// Spins only while the last gaps between batches say that it pays: while what comes next is due in less time than a
-    /// sleep would cost, or can be foreseen that well. Otherwise sleeps. An idle lane never spins. Lanes that share a core
-    /// sleep. Sets the timer slack of the thread that waits to a microsecond, and its time slice to the shortest that there is
-    /// (Linux 6.12), so that what else runs on its processor gives way when it wakes up.
+    /// Spins only while the last gaps between batches say that it pays: while what comes next is
+    /// due in less time than a sleep would cost, or can be foreseen that well. Otherwise sleeps. An
+    /// idle lane never spins. Lanes that share a core sleep. Sets the timer slack of the thread
+    /// that waits to a microsecond, and its time slice to the shortest that there is (Linux 6.12),
+    /// so that what else runs on its processor gives way when it wakes up.
     Adaptive,
 }
 

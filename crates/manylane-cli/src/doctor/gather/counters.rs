@@ -51,8 +51,8 @@ fn udp(field: impl Fn(&str) -> Option<u64>) -> Udp {
     }
 }
 
-/// A row for each processor that is on line, in hexadecimal: processed, dropped, out of budget or time, …; the 13th is the
-/// processor (Linux 5.10; before that, rows are counted).
+/// A row for each processor that is on line, in hexadecimal: processed, dropped, out of budget or
+/// time, …; the 13th is the processor (Linux 5.10; before that, rows are counted).
 fn softnet(text: &str) -> Vec<Softnet> {
     let row = |(at, line): (usize, &str)| {
         let fields: Vec<u64> =

@@ -1,7 +1,8 @@
 //! What files say of devices: RPS, RFS, XPS, threaded NAPI, NUMA node, interrupts.
 //!
-//! `/sys` shows the devices of the network namespace in which it was mounted, which need not be ours, and names and indices
-//! may be the same there. So what it says of a device is taken only if it says the same of all that netlink lists.
+//! `/sys` shows the devices of the network namespace in which it was mounted, which need not be
+//! ours, and names and indices may be the same there. So what it says of a device is taken only if
+//! it says the same of all that netlink lists.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +62,8 @@ fn read_all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec
     (!paths.is_empty()).then(|| paths.iter().map(|path| read(path)).collect()).flatten()
 }
 
-/// Interrupts of the receive queues: those of the device itself (MSI), and those that carry its name.
+/// Interrupts of the receive queues: those of the device itself (MSI), and those that carry its
+/// name.
 fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
     let base = format!("{SYSFS_NET}/{device}/device");
     let own: BTreeSet<u32> =
@@ -87,7 +89,8 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
             });
         }
     }
-    // Where some are named as queues, others with the device's name alone are for its link or its management.
+    // Where some are named as queues, others with the device's name alone are for its link or its
+    // management.
     let is_queue = |irq: &Irq| {
         let name = irq.name.to_ascii_lowercase();
         ["rx", "input", "comp"].iter().any(|word| name.contains(word))
@@ -98,7 +101,8 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
     found
 }
 
-/// Whether an interrupt of this name may be one of a receive queue: not one for sending alone, nor for management.
+/// Whether an interrupt of this name may be one of a receive queue: not one for sending alone, nor
+/// for management.
 fn is_rx_irq(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let for_both = name.contains("txrx") || name.contains("rxtx");

@@ -1,4 +1,5 @@
-//! Files below a root. In tests the root is a folder that looks like `/proc` and `/sys` of some machine.
+//! Files below a root. In tests the root is a folder that looks like `/proc` and `/sys` of some
+//! machine.
 
 use std::fs;
 #[cfg(test)]
@@ -39,14 +40,14 @@ impl Files {
 
     /// A list such as `0-3,6`.
     pub(crate) fn cpu_list(&self, path: &str) -> Option<Vec<usize>> {
-        Some(manylane_testbed::machine::parse_cpu_list(&self.text(path)?))
+        manylane_sys::cpu::parse_list(&self.text(path)?)
     }
 
     /// The processors that a thread may run on, by its `status`.
     pub(crate) fn allowed_cpus(&self, status: &str) -> Option<Vec<usize>> {
         let text = self.text(status)?;
         let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        Some(manylane_testbed::machine::parse_cpu_list(list.trim()))
+        manylane_sys::cpu::parse_list(list)
     }
 
     /// A mask such as `3` or `ff,00000001`.

@@ -1,5 +1,6 @@
-//! Lanes of running programs, how they wait, and the processors that their threads may run on: what programs say at their
-//! control socket ([`manylane::control`]), and what the kernel says of the threads.
+//! Lanes of running programs, how they wait, and the processors that their threads may run on: what
+//! programs say at their control socket ([`manylane::control`]), and what the kernel says of the
+//! threads.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Looks at this machine: [`Facts`] from the files of `/proc` and `/sys`, from netlink, and by trying.
+//! Looks at this machine: [`Facts`] from the files of `/proc` and `/sys`, from netlink, and by
+//! trying.
 //!
 //! | module | sees |
 //! |---|---|

@@ -1,7 +1,8 @@
 //! UDP sockets: what they lost, which processes have them, how many threads wait on them.
 //!
-//! All tables of open files are looked through once. A thread waits on a socket when it is in a receive call on it, or on
-//! an epoll instance that has it; both are seen by whoever may trace the process.
+//! All tables of open files are looked through once. A thread waits on a socket when it is in a
+//! receive call on it, or on an epoll instance that has it; both are seen by whoever may trace the
+//! process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,8 @@ use super::files::Files;
 use crate::output;
 use crate::run::loadable;
 
-/// Adds the sockets that were asked for, or all that lost something, and the processes that have them.
+/// Adds the sockets that were asked for, or all that lost something, and the processes that have
+/// them.
 pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
     facts.asked = asked != Scope::default();
     let mut all = Vec::new();

@@ -123,7 +123,8 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
                     "an idle processor halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
                     "A lane that sleeps is woken by way of the hypervisor; one whose processor still looks has it in a few microseconds.",
                 )
-                // The host pays for it, and the kernel's own setting is another: somebody wanted it so.
+                // The host pays for it, and the kernel's own setting is another: somebody wanted it
+                // so.
                 .set_if_named(Change::new(target, HALT_POLL_DEFAULT_NS));
         }
         Some(_) => {}
@@ -132,7 +133,8 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
-    /// Microseconds: about what an interrupt and the scheduler take anyway. The first states of most processors are left sooner.
+    /// Microseconds: about what an interrupt and the scheduler take anyway. The first states of
+    /// most processors are left sooner.
     const EXIT_LATENCY_MAX_US: u64 = 10;
     let cpu = &facts.cpu;
     if cpu.idle.is_empty() {

@@ -442,7 +442,8 @@ fn coalescing_off(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts) {
         let Some(coalescing) = device.coalescing else { continue };
         let is_alone = coalescing.rx_frames.is_none_or(|frames| frames <= 1);
-        // One that says nothing of either has no such settings; of a virtio device, the host decides.
+        // One that says nothing of either has no such settings; of a virtio device, the host
+        // decides.
         if device.driver.as_deref() == Some("virtio_net") {
             continue;
         }

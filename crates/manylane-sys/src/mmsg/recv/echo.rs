@@ -1,5 +1,5 @@
-//! Sending back what was received, on the headers of the receive: what an echo server does that is written by
-//! hand. To measure against; lanes send by [`SendRing`](crate::mmsg::SendRing).
+//! Sending back what was received, on the headers of the receive: what an echo server does that is
+//! written by hand. To measure against; lanes send by [`SendRing`](crate::mmsg::SendRing).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -10,14 +10,17 @@ use crate::control::SendControl;
 use crate::map::PinnedSlice;
 use crate::sock;
 
-/// How long one call waits for room in the send buffer, and how often it tries again what may pass at once.
+/// How long one call waits for room in the send buffer, and how often it tries again what may pass
+/// at once.
 const WRITABLE_TIMEOUT: Duration = Duration::from_millis(100);
 const SEND_RETRIES: u32 = 10;
 
-/// Control messages of what is sent back: the address that it leaves from and, for a train, where to cut it.
+/// Control messages of what is sent back: the address that it leaves from and, for a train, where
+/// to cut it.
 pub struct EchoControls(PinnedSlice<SendControl>);
 
-// SAFETY: the memory belongs to this value alone; headers point at it only during a call that borrows both.
+// SAFETY: the memory belongs to this value alone; headers point at it only during a call that
+// borrows both.
 unsafe impl Send for EchoControls {}
 
 impl EchoControls {
@@ -29,9 +32,10 @@ impl EchoControls {
 }
 
 impl RecvRing {
-    /// Sends every message of the last receive back to where it came from, by one `sendmmsg(2)` where nothing
-    /// is in the way, and returns how many left. A train leaves as a train (UDP GSO, Linux 4.18); where the
-    /// ring receives control messages with the local address, that is what they leave from.
+    /// Sends every message of the last receive back to where it came from, by one `sendmmsg(2)`
+    /// where nothing is in the way, and returns how many left. A train leaves as a train (UDP GSO,
+    /// Linux 4.18); where the ring receives control messages with the local address, that is what
+    /// they leave from.
     ///
     /// The messages stay as they are until the next receive.
     ///
@@ -43,8 +47,9 @@ impl RecvRing {
             let message = self.message(index - first);
             let (len, said) = (message.data.len(), message.ancillary());
             let segment = (1..len).contains(&usize::from(said.segment_size)).then_some(said.segment_size);
-            // SAFETY: elements of allocations of the two values, both borrowed mutably; `fill` names a part of
-            // the control message, which lives for this call, and the header is put back before it ends.
+            // SAFETY: elements of allocations of the two values, both borrowed mutably; `fill`
+            // names a part of the control message, which lives for this call, and the header is put
+            // back before it ends.
             unsafe {
                 let header = &mut (*self.headers.ptr_at(index)).msg_hdr;
                 (*header.msg_iov).iov_len = len;
@@ -65,7 +70,8 @@ impl RecvRing {
                     header.msg_control =
                         ptr::from_mut::<ControlSlot>(&mut *self.controls.ptr_at(index)).cast();
                 }
-                // What the kernel said of the message has been read; the next receive sets the length anew.
+                // What the kernel said of the message has been read; the next receive sets the
+                // length anew.
                 header.msg_controllen = 0;
             }
         }
@@ -77,8 +83,9 @@ impl RecvRing {
         while at < end {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             let left = (end - at) as libc::c_uint;
-            // SAFETY: the caller has set the headers to point at names, buffers and control messages that live
-            // across the call; the kernel writes nothing but the lengths that it sent.
+            // SAFETY: the caller has set the headers to point at names, buffers and control
+            // messages that live across the call; the kernel writes nothing but the lengths that it
+            // sent.
             let done = unsafe { libc::sendmmsg(fd.as_raw_fd(), self.headers.ptr_at(at), left, flags as _) };
             if let Ok(done) = usize::try_from(done) {
                 at += done;

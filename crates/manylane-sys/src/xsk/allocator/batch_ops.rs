@@ -1,5 +1,6 @@
-//! What is done with the lock once a batch for each of its packets, as long as nothing about them is out of the
-//! ordinary: loops that keep their counts in registers. Anything else they leave to the same steps one by one.
+//! What is done with the lock once a batch for each of its packets, as long as nothing about them
+//! is out of the ordinary: loops that keep their counts in registers. Anything else they leave to
+//! the same steps one by one.
 
 use libc::xdp_desc;
 
@@ -39,9 +40,9 @@ impl ReturnedCredits {
 }
 
 impl AllocatorGuard<'_> {
-    /// Takes back the frames that the kernel has sent, of all members, and returns how many. A frame that a batch holds
-    /// waits for the end of the batch, since its payload may be borrowed; the others are free. What the kernel cannot
-    /// have sent is counted, and changes nothing.
+    /// Takes back the frames that the kernel has sent, of all members, and returns how many. A
+    /// frame that a batch holds waits for the end of the batch, since its payload may be borrowed;
+    /// the others are free. What the kernel cannot have sent is counted, and changes nothing.
     #[inline]
     pub(in crate::xsk) fn reap(&mut self) -> u32 {
         let (frames, inner) = (self.frames, &mut *self.inner);
@@ -81,17 +82,18 @@ impl AllocatorGuard<'_> {
         reaped
     }
 
-    /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames: those that were not
-    /// sent, and those that were and came back. From the first other one on, or the first that the kernel need not have,
-    /// [`release_held`](Self::release_held) says what becomes of them.
+    /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames:
+    /// those that were not sent, and those that were and came back. From the first other one on, or
+    /// the first that the kernel need not have, [`release_held`](Self::release_held) says what
+    /// becomes of them.
     #[inline]
     pub(in crate::xsk) fn end_batch(&mut self, me: MemberId, batch: &[Packet]) {
         let (frames, inner) = (self.frames, &mut *self.inner);
         let lacking = inner.fill_target.saturating_sub(inner.filling) as usize;
         let (frames, held) = (frames.batch_frames(), StateWord::new(FrameState::Held, me));
         let usual = &batch[..batch.len().min(lacking)];
-        // Each frame that the kernel has to receive into was in the ring once, and each that it has received into it had taken
-        // out before it said so.
+        // Each frame that the kernel has to receive into was in the ring once, and each that it has
+        // received into it had taken out before it said so.
         inner.fill.assume_pending_max(inner.filling);
         let back = inner.fill.push_from(usual, |packet| frames.refill(packet.frame, held));
         inner.filling += back;
@@ -100,8 +102,8 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Filling to held, for as many packets as `batch` has room for, and returns how many it was. It stops before a
-    /// descriptor that is not of one whole packet, or that cannot be.
+    /// Filling to held, for as many packets as `batch` has room for, and returns how many it was.
+    /// It stops before a descriptor that is not of one whole packet, or that cannot be.
     #[inline]
     pub(in crate::xsk) fn hold_batch(
         &mut self,
@@ -114,7 +116,8 @@ impl AllocatorGuard<'_> {
         let taken = rx.pop_into(batch, |desc, packet| {
             let is_taken = desc.options == 0 && frames.accept_desc(&desc, held, packet);
             if is_taken {
-                // Another core has written it: all lines of a batch are on their way before the first is looked at.
+                // Another core has written it: all lines of a batch are on their way before the
+                // first is looked at.
                 prefetch_cacheline(packet.start);
             }
             is_taken

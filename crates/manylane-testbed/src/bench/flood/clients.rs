@@ -1,4 +1,5 @@
-//! Part `clients`: a flood from one address, and regular clients at another. How many of their requests are answered?
+//! Part `clients`: a flood from one address, and regular clients at another. How many of their
+//! requests are answered?
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread;
@@ -89,7 +90,8 @@ fn request_count(time: Duration) -> u64 {
     (time.as_secs_f64() * REQUESTS_PER_SEC / CLIENTS as f64) as u64
 }
 
-/// Asks at an even pace, whatever comes back (an open loop), and returns how long each answer took, in milliseconds.
+/// Asks at an even pace, whatever comes back (an open loop), and returns how long each answer took,
+/// in milliseconds.
 fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) -> Result<Vec<f64>> {
     let each = CLIENTS as f64 / REQUESTS_PER_SEC;
     thread::scope(|scope| {

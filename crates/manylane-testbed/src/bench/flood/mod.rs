@@ -6,7 +6,8 @@
 //! | `sources` | what grows, and who pauses for longer, with 100,000 new sources per second than with one source |
 //! | `program` | how long a program that only wants to run is kept from it |
 //!
-//! The flood is made on the sender's processor, where the other end of the link takes it, too; the one lane is on another.
+//! The flood is made on the sender's processor, where the other end of the link takes it, too; the
+//! one lane is on another.
 
 mod clients;
 mod pauses;
@@ -103,7 +104,8 @@ enum SenderLoad {
     Idle,
     /// The maker of the flood.
     Flood,
-    /// A thread that only spins, as the maker does between two frames: what it does to others there is not the flood's doing.
+    /// A thread that only spins, as the maker does between two frames: what it does to others there
+    /// is not the flood's doing.
     BusyThread,
 }
 

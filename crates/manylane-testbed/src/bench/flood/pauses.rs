@@ -14,7 +14,8 @@ use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
 
 /// Gaps of a program that are looked at: shorter ones are ticks of the clock.
 const GAP_MIN: Duration = Duration::from_micros(200);
-/// How often the clocks of a thread are read while there are no gaps: they run apart from that of the wall.
+/// How often the clocks of a thread are read while there are no gaps: they run apart from that of
+/// the wall.
 const CLOCK_READ_INTERVAL: Duration = Duration::from_millis(10);
 /// What an observer sleeps for.
 const OBSERVER_INTERVAL: Duration = Duration::from_micros(100);
@@ -62,7 +63,8 @@ impl PauseHistogram {
     }
 }
 
-/// In milliseconds. Whatever is compared comes from here: two ways to the same time differ in their last digit.
+/// In milliseconds. Whatever is compared comes from here: two ways to the same time differ in their
+/// last digit.
 fn ms(time: Duration) -> f64 {
     time.as_nanos() as f64 / NANOS_PER_MILLI as f64
 }
@@ -85,9 +87,10 @@ impl StealTime {
     }
 }
 
-/// A program that wants to run all the time, on a processor: it looks at the clock again and again. The time between two looks is a
-/// gap, and the kernel's clocks of the thread tell whose it was; that of `maker`, what a thread with this id had of it, which runs on the
-/// same processor and no other: who makes the flood, or the lane.
+/// A program that wants to run all the time, on a processor: it looks at the clock again and again.
+/// The time between two looks is a gap, and the kernel's clocks of the thread tell whose it was;
+/// that of `maker`, what a thread with this id had of it, which runs on the same processor and no
+/// other: who makes the flood, or the lane.
 ///
 /// # Errors
 /// When it cannot be pinned there.
@@ -132,8 +135,9 @@ pub(super) fn run_program(
     })
 }
 
-/// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes what was stolen off that where it is
-/// told of it), what it waited for others, and what is left, which was stolen.
+/// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes
+/// what was stolen off that where it is told of it), what it waited for others, and what is left,
+/// which was stolen.
 struct ThreadClocks<'a> {
     schedstat: File,
     read_at: Instant,
@@ -160,7 +164,8 @@ impl<'a> ThreadClocks<'a> {
         Ok(clocks)
     }
 
-    /// What ran by since the last look: waited for others, stolen, and of the former what the maker had.
+    /// What ran by since the last look: waited for others, stolen, and of the former what the maker
+    /// had.
     fn sample(&mut self) -> [Duration; 3] {
         let mut text = [0; 96];
         let len = self.schedstat.read_at(&mut text, 0).unwrap_or(0);
@@ -250,7 +255,8 @@ mod tests {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
         let busy = BusyThread::start(cpu).unwrap();
         let sum = |seen: &FloodPauses, part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
-        // Some turns of the scheduler's; again, should others here have had those of the busy thread.
+        // Some turns of the scheduler's; again, should others here have had those of the busy
+        // thread.
         let look = || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
         let mut seen = look().unwrap();
         for _ in 0..50 {
@@ -261,7 +267,8 @@ mod tests {
         }
         busy.stop().unwrap();
         let parts = |part| sum(&seen, part);
-        // Whoever waits does not run: there is no more of both than the time it took, but for what two clocks differ by.
+        // Whoever waits does not run: there is no more of both than the time it took, but for what
+        // two clocks differ by.
         let waited = parts(|gap| gap.waited_ms) / 1e3;
         assert!(waited > 0.0 && seen.share.unwrap() < 1.01 - waited / seen.seconds, "{seen:?}");
         assert!(

@@ -1,6 +1,7 @@
-//! Part `program`: how long a program that only wants to run is kept from it in a flood, on the lane's processor and on that where
-//! the flood is made and taken from the link. There the maker of the flood, a thread that wants the whole processor, takes turns with
-//! the program; what it had is told apart, and a thread that only spins in its place shows what taking turns does by itself.
+//! Part `program`: how long a program that only wants to run is kept from it in a flood, on the
+//! lane's processor and on that where the flood is made and taken from the link. There the maker of
+//! the flood, a thread that wants the whole processor, takes turns with the program; what it had is
+//! told apart, and a thread that only spins in its place shows what taking turns does by itself.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;

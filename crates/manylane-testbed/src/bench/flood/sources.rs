@@ -1,6 +1,7 @@
-//! Part `sources`: a new source with each datagram, and the same load of one source, which leaves all tables empty. What grows, and
-//! who pauses for longer? Two servers, on a link each, live through all rounds and have turns, so that the tables of the one stay full
-//! and those of the other empty.
+//! Part `sources`: a new source with each datagram, and the same load of one source, which leaves
+//! all tables empty. What grows, and who pauses for longer? Two servers, on a link each, live
+//! through all rounds and have turns, so that the tables of the one stay full and those of the
+//! other empty.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,8 +27,8 @@ use crate::schema::{FloodMemory, FloodSample};
 pub(super) const RATE_PPS: u32 = 100_000;
 /// The limit of the server that meets new sources: nobody is over it, and everybody has a bucket.
 const SERVER_LIMIT: &str = "1000/50";
-/// Datagrams of a batch: the work of so many is done in far less than a millisecond, however their replies leave (those to new sources by
-/// the companion), so that what takes longer is a pause.
+/// Datagrams of a batch: the work of so many is done in far less than a millisecond, however their
+/// replies leave (those to new sources by the companion), so that what takes longer is a pause.
 const BATCH_SIZE: usize = 8;
 /// How long a stretch runs before anything is measured.
 const WARM_UP_TIME: Duration = Duration::from_millis(300);
@@ -127,7 +128,8 @@ impl ServerPair {
         Ok(sample)
     }
 
-    /// Sends one datagram of each source, those of some microseconds at a time, until it is stopped.
+    /// Sends one datagram of each source, those of some microseconds at a time, until it is
+    /// stopped.
     fn send(
         &self,
         bed: &FloodTestbed,
@@ -147,11 +149,13 @@ impl ServerPair {
             away.record(now - looked);
             looked = now;
             let due = ((now - start).as_secs_f64() * f64::from(RATE_PPS)) as u64;
-            // What was missed while the machine did something else is not made up for: that would be another flood.
+            // What was missed while the machine did something else is not made up for: that would
+            // be another flood.
             let least = due.saturating_sub(u64::from(RATE_PPS) / 100);
             let mut taken = 0;
             for _ in done.max(least)..due {
-                // All of 10.128.0.0/9 in an order that looks like none: an odd factor visits each once.
+                // All of 10.128.0.0/9 in an order that looks like none: an odd factor visits each
+                // once.
                 let source = match VARIANTS[link] {
                     "new-sources" => {
                         let number = self.next_source.fetch_add(1, Ordering::Relaxed) as u32;

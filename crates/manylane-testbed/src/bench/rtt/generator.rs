@@ -1,8 +1,8 @@
 //! The generator: one thread that never sleeps, one socket.
 //!
-//! *Open loop*: request n is due when its turn has come, whatever became of those before it, and its time counts from then:
-//! a server that stalls is not spared by a client that waits for it (no coordinated omission). *Ping-pong*: the next request
-//! leaves when the answer is there.
+//! *Open loop*: request n is due when its turn has come, whatever became of those before it, and
+//! its time counts from then: a server that stalls is not spared by a client that waits for it (no
+//! coordinated omission). *Ping-pong*: the next request leaves when the answer is there.
 //!
 //! Requests carry their number. An answer to one of an earlier stretch is none.
 
@@ -43,7 +43,8 @@ pub enum Arrivals {
     /// At even distances.
     #[default]
     Even,
-    /// By chance, without memory: as from many clients that know nothing of each other (a Poisson process).
+    /// By chance, without memory: as from many clients that know nothing of each other (a Poisson
+    /// process).
     Poisson,
 }
 
@@ -248,7 +249,8 @@ impl Generator {
         if self.should_yield { thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// How long after the request that is due at `due`, which was the one of this number, the next one is.
+    /// How long after the request that is due at `due`, which was the one of this number, the next
+    /// one is.
     fn interarrival(&mut self, rate: f64, arrivals: Arrivals, due: Duration, number: u64) -> Duration {
         match arrivals {
             // From the beginning, so that nothing adds up.
@@ -334,7 +336,8 @@ mod tests {
     /// Longer than any machine makes an answer wait that does come.
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A server that sends what `answer` says of each request: how many answers to it, and to which.
+    /// A server that sends what `answer` says of each request: how many answers to it, and to
+    /// which.
     fn server(mut answer: impl FnMut(u64) -> (usize, u64) + Send + 'static) -> SocketAddr {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();

@@ -45,8 +45,8 @@ pub struct Contender {
 }
 
 impl Contender {
-    /// What is compared unless told otherwise: the baselines, and each engine with each policy. Those that cannot be had are
-    /// left out by the caller.
+    /// What is compared unless told otherwise: the baselines, and each engine with each policy.
+    /// Those that cannot be had are left out by the caller.
     #[must_use]
     pub fn defaults() -> Vec<Self> {
         let spin = WaitPolicy::Spin(Duration::from_millis(1));

@@ -1,8 +1,9 @@
 //! Where server, generator and the work of the device are.
 //!
-//! A virtual device has no interrupt: what the other end sends is received in a softirq on the processor that sent. Receive
-//! packet steering (RPS) passes it on to a processor of one's choice, by an interrupt to that one; a thread of the kernel
-//! (threaded NAPI) takes the device's work off softirqs altogether.
+//! A virtual device has no interrupt: what the other end sends is received in a softirq on the
+//! processor that sent. Receive packet steering (RPS) passes it on to a processor of one's choice,
+//! by an interrupt to that one; a thread of the kernel (threaded NAPI) takes the device's work off
+//! softirqs altogether.
 
 use std::fmt;
 use std::fs;
@@ -27,7 +28,8 @@ pub enum Placement {
     SeparateCpus,
     /// Server and generator share a processor.
     SharedCpu,
-    /// As apart, and what comes in on the server's device is passed on to the server's processor (RPS).
+    /// As apart, and what comes in on the server's device is passed on to the server's processor
+    /// (RPS).
     RpsServer,
     /// As apart, and a thread of the kernel on the server's processor does the work of its device.
     NapiServer,
@@ -153,7 +155,8 @@ fn enable_threaded_napi(host: &Host, cpu: usize) -> Result<()> {
     }
 }
 
-/// Threads of the kernel that work for a device of this name. They do not say in which namespace it is.
+/// Threads of the kernel that work for a device of this name. They do not say in which namespace it
+/// is.
 fn napi_threads(device: &str) -> Vec<i32> {
     let name = format!("napi/{device}-");
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -162,8 +165,8 @@ fn napi_threads(device: &str) -> Vec<i32> {
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).filter(is_one).collect()
 }
 
-/// Writes to a file of the device in sysfs, of which each network namespace has a view of its own: in a mount namespace of
-/// a process that ends at once.
+/// Writes to a file of the device in sysfs, of which each network namespace has a view of its own:
+/// in a mount namespace of a process that ends at once.
 fn write_sysfs(host: &Host, file: &str, value: &str) -> Result<()> {
     let device = host.device(LINK);
     let script = format!(

@@ -1,4 +1,5 @@
-//! Priambodo and Ashari: receivers in datagrams per second, and round-trip times by the way to wait.
+//! Priambodo and Ashari: receivers in datagrams per second, and round-trip times by the way to
+//! wait.
 //!
 //! | module | reproduces |
 //! |---|---|
@@ -116,7 +117,8 @@ pub(super) fn paper_values() -> Vec<PaperValue> {
     all
 }
 
-/// The columns Gap as they are printed: without signs, and what is a share of the default instead of a difference as well.
+/// The columns Gap as they are printed: without signs, and what is a share of the default instead
+/// of a difference as well.
 fn paper_gaps() -> Vec<PaperValue> {
     const RATES: [[f64; 4]; 9] = [
         [4.72, 34.94, 9.68, 246.84],
@@ -187,7 +189,8 @@ pub(super) fn differences() -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// What is printed twice in the paper agrees: the columns Gap follow from the others, signs and shares aside.
+    /// What is printed twice in the paper agrees: the columns Gap follow from the others, signs and
+    /// shares aside.
     #[test]
     fn the_papers_gaps_follow_from_its_figures() {
         let all = paper_values();

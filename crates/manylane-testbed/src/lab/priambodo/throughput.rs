@@ -1,4 +1,5 @@
-//! Table 1: datagrams per second that reach the application when as many are sent as the generator can make.
+//! Table 1: datagrams per second that reach the application when as many are sent as the generator
+//! can make.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -60,7 +61,8 @@ fn cells() -> Vec<Cell> {
     cells
 }
 
-/// One run of all methods. Each run begins with another one, so that none is always the first or behind the same one.
+/// One run of all methods. Each run begins with another one, so that none is always the first or
+/// behind the same one.
 pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretch = Duration::from_millis(places.scale.stretch_ms);
     let cells = cells();
@@ -102,8 +104,8 @@ fn node_choice(setup: &Setup) -> NodeChoice {
     numa_nodes::choose_nodes(&nodes, device_cpu, setup.receiver_cpus())
 }
 
-/// Starts a receiver, bound to a node as `numactl --membind --cpunodebind` does: what its threads touch first is memory of the node, and
-/// they run on any of its processors.
+/// Starts a receiver, bound to a node as `numactl --membind --cpunodebind` does: what its threads
+/// touch first is memory of the node, and they run on any of its processors.
 fn start_on_node(
     setup: &Setup,
     kind: Kind,
@@ -194,7 +196,8 @@ fn total_delivered(running: &[Box<dyn RunningReceiver>]) -> u64 {
     running.iter().map(|receiver| receiver.snapshot().delivered).sum()
 }
 
-/// In the middle of the stretch: neither its first moments count nor the queue that is emptied after its end.
+/// In the middle of the stretch: neither its first moments count nor the queue that is emptied
+/// after its end.
 fn steady_rate(running: &[Box<dyn RunningReceiver>], stretch: Duration) -> f64 {
     thread::sleep(stretch.mul_f64(0.3));
     let (start, before) = (Instant::now(), total_delivered(running));

@@ -117,7 +117,8 @@ fn lost(rows: &Rows<'_>) -> Option<String> {
         .then(|| format!("Units were lost, so that these times are not of all units: {}.", told.join(", ")))
 }
 
-/// Waits for the locks of Tables I and II, and for any lock, per million units; the paper's as if each thread had read 500,000.
+/// Waits for the locks of Tables I and II, and for any lock, per million units; the paper's as if
+/// each thread had read 500,000.
 fn locks(rows: &Rows<'_>) -> Option<String> {
     let any = |line: &str| rows.cell(CALLERS, &format!("{line}, 8: all locks"), "per million");
     let shared = any("socket/recvfrom")?;

@@ -1,4 +1,5 @@
-//! Tables I to III: which locks are waited for while units are read, how often, how long, and by whom.
+//! Tables I to III: which locks are waited for while units are read, how often, how long, and by
+//! whom.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,4 +1,5 @@
-//! Rivera and others: threads that read one UDP socket do not get faster, and where the kernel serialises them.
+//! Rivera and others: threads that read one UDP socket do not get faster, and where the kernel
+//! serialises them.
 //!
 //! | module | reproduces |
 //! |---|---|
@@ -32,8 +33,8 @@ const TABLE_2: &str = "table II";
 const TABLE_3: &str = "table III";
 const CALLERS: &str = "callers";
 
-/// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that the kernel prints: 2,001,099
-/// ms of holding would be half an hour for a run of seconds.
+/// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that
+/// the kernel prints: 2,001,099 ms of holding would be half an hour for a run of seconds.
 const HOLD_TIME: &str = "held, µs";
 const ACQUISITIONS: &str = "acquisitions";
 const HOLD_TIME_MEAN: &str = "held each, µs";
@@ -105,7 +106,8 @@ pub(super) fn tables(scale: &Scale) -> Vec<Table> {
     ]
 }
 
-/// Every round of each figure is a part for each number of threads; the lock statistics are one part for each number.
+/// Every round of each figure is a part for each number of threads; the lock statistics are one
+/// part for each number.
 pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     let mut parts = Vec::new();
     for (figure, tables, who) in [

@@ -1,4 +1,5 @@
-//! One cell of figures 2 and 4: so many units of ten bytes, read by so many threads, and how long that takes.
+//! One cell of figures 2 and 4: so many units of ten bytes, read by so many threads, and how long
+//! that takes.
 
 use std::io::{PipeReader, Read, Write};
 use std::net::SocketAddr;
@@ -26,8 +27,8 @@ const CHUNK_UNITS: u64 = 512;
 const SKB_TRUESIZE_MAX: u64 = 2048;
 /// Units under way at most, if the receive buffers hold them.
 const WINDOW_MAX: u64 = 16_384;
-/// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it keeps a pace, and a ring
-/// takes what comes in 8 ms.
+/// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it
+/// keeps a pace, and a ring takes what comes in 8 ms.
 const FRAMES_PPS: f64 = 500_000.0;
 const FRAMES_RING_SIZE: u32 = 4096;
 /// Readers that read nothing for so long while they are sent to read no more.

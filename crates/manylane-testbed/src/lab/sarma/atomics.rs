@@ -97,7 +97,8 @@ fn run_pinned<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T>
     })
 }
 
-/// A stretch of steps is measured so often; the middle one counts, so that a stretch that was interrupted does not.
+/// A stretch of steps is measured so often; the middle one counts, so that a stretch that was
+/// interrupted does not.
 const SAMPLE_COUNT: usize = 15;
 
 /// Nanoseconds of each of `count` steps that `work` does.
@@ -142,7 +143,8 @@ fn independent_chains(steps: u64) -> f64 {
     ns
 }
 
-/// Goes from line to line of so many bytes, in an order that nobody guesses, each step known only after the last.
+/// Goes from line to line of so many bytes, in an order that nobody guesses, each step known only
+/// after the last.
 fn pointer_chase(bytes: usize, steps: u64) -> f64 {
     let lines = bytes / 64;
     let mut next = vec![0_u32; lines * LINE_WORDS];
@@ -267,8 +269,9 @@ fn spin_until(turn: &AtomicUsize, until: usize) {
     }
 }
 
-/// Takes each line once. Which one is next is known only when the last one is here: processors would fetch many at one time otherwise,
-/// and a transfer would seem to take the time of one of many that go on side by side.
+/// Takes each line once. Which one is next is known only when the last one is here: processors
+/// would fetch many at one time otherwise, and a transfer would seem to take the time of one of
+/// many that go on side by side.
 fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
     let mut index = 0;
     for _ in 0..LINE_COUNT {
@@ -284,8 +287,8 @@ fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
                     .unwrap_or_else(|other| other)
             }
         };
-        // Nothing but `known` was there; the compiler and the processor do not know that. Not one line after the other: the next one
-        // is not to be fetched ahead.
+        // Nothing but `known` was there; the compiler and the processor do not know that. Not one
+        // line after the other: the next one is not to be fetched ahead.
         index = (index + LINE_STRIDE + was.wrapping_sub(known) as usize) % LINE_COUNT;
     }
 }

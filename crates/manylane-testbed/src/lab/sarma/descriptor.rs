@@ -1,6 +1,7 @@
-//! Table 3's question: what it costs to find a file by its descriptor. In a table of descriptors that one thread has, a call
-//! borrows the file; in one that threads share, it takes a reference, an atomic operation on a line that all callers of the
-//! file share; a file that is registered with io_uring is found without either.
+//! Table 3's question: what it costs to find a file by its descriptor. In a table of descriptors
+//! that one thread has, a call borrows the file; in one that threads share, it takes a reference,
+//! an atomic operation on a line that all callers of the file share; a file that is registered with
+//! io_uring is found without either.
 
 use std::io::Write;
 use std::net::UdpSocket;
@@ -28,7 +29,8 @@ const SHARED_BUSY: &str = "shared, two callers";
 
 /// The paper's own experiment.
 pub(super) const WRITES: &str = "a million writes of one byte";
-/// Its columns: fget_light() takes no reference where nobody shares the table; before it, one was taken always.
+/// Its columns: fget_light() takes no reference where nobody shares the table; before it, one was
+/// taken always.
 pub(super) const FGET_LIGHT: &str = OWN_TABLE;
 pub(super) const FGET: &str = SHARED_TABLE;
 const MILLION: u32 = 1_000_000;
@@ -88,7 +90,8 @@ fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64
     run_in_fd_table(sharing, |socket| measure_lines(socket, calls))
 }
 
-/// Does `work` on a thread whose table of descriptors is shared in such a way, and is no other's of this process.
+/// Does `work` on a thread whose table of descriptors is shared in such a way, and is no other's of
+/// this process.
 fn run_in_fd_table<T: Send>(
     sharing: Sharing,
     work: impl FnOnce(&UdpSocket) -> Result<T> + Send,

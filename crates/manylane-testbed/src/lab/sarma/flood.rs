@@ -1,5 +1,6 @@
-//! Figures 7 and 8: a flood of datagrams from random sources at a server that answers. For every answer the kernel looks for a
-//! neighbour that it does not know; what it makes for that it frees later, by RCU. While the flood lasts:
+//! Figures 7 and 8: a flood of datagrams from random sources at a server that answers. For every
+//! answer the kernel looks for a neighbour that it does not know; what it makes for that it frees
+//! later, by RCU. While the flood lasts:
 //!
 //! ```text
 //! generator ─ 100,000/s from 5.0.0.0/8 ─► device ─ softirqs, a thread, or XDP ─► server ─ answers ─► (nobody)
@@ -115,8 +116,8 @@ pub(super) struct FloodResult<T> {
     pub(super) sent: Sent,
 }
 
-/// Starts a server, floods it from random sources for as long as `watch` takes, and returns what that saw. `watch` gets the
-/// server's address and the flag that ends everything.
+/// Starts a server, floods it from random sources for as long as `watch` takes, and returns what
+/// that saw. `watch` gets the server's address and the flag that ends everything.
 pub(super) fn run_under_flood<T>(
     places: &mut Setups,
     path: RxPath,
@@ -263,7 +264,8 @@ fn parse_field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// A regular client, which asks now and then and waits for the answer: milliseconds of each, and how many it asked.
+/// A regular client, which asks now and then and waits for the answer: milliseconds of each, and
+/// how many it asked.
 fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)) -> Result<(Vec<f64>, u64)> {
     let socket = host.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     socket.connect(addr)?;
@@ -358,7 +360,8 @@ fn p99(samples: &[f64]) -> Option<f64> {
     Some(sorted.get(samples.len() * 99 / 100).copied().unwrap_or(most))
 }
 
-/// What the rules of the conclusion look at: longest grace period, growth, neighbours, p99, per cent without an answer.
+/// What the rules of the conclusion look at: longest grace period, growth, neighbours, p99, per
+/// cent without an answer.
 pub(super) fn metrics(rows: &crate::lab::Rows<'_>, path: RxPath) -> Option<[f64; 5]> {
     let at = |column| rows.value(FLOOD, path.name(), column);
     Some([

@@ -1,5 +1,5 @@
-//! Sarma and McKenney: what atomic operations cost, locks and references in hot paths, and what floods of datagrams do to
-//! deferred freeing and to user programs.
+//! Sarma and McKenney: what atomic operations cost, locks and references in hot paths, and what
+//! floods of datagrams do to deferred freeing and to user programs.
 //!
 //! | module | reproduces |
 //! |---|---|
@@ -88,7 +88,8 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     parts
 }
 
-/// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and what the text says of figures 7 and 9.
+/// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and what the text says of
+/// figures 7 and 9.
 pub(super) fn paper_values() -> Vec<PaperValue> {
     const OPERATIONS: [(&str, f64); 10] = [
         (atomics::INSTRUCTION, 0.7),

@@ -1,5 +1,5 @@
-//! Figure 9: a user program that looks at the clock again and again, on the processor of a server under a flood. What it does not
-//! see pass is time that it did not get.
+//! Figure 9: a user program that looks at the clock again and again, on the processor of a server
+//! under a flood. What it does not see pass is time that it did not get.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

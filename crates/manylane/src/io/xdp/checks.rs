@@ -1,5 +1,6 @@
-//! Where XDP may stand in for the kernel's input path: addresses and devices for which that would decide otherwise are
-//! left to it. What is left out here costs nothing per frame. docs/xdp.md has the whole table.
+//! Where XDP may stand in for the kernel's input path: addresses and devices for which that would
+//! decide otherwise are left to it. What is left out here costs nothing per frame. docs/xdp.md has
+//! the whole table.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -26,8 +27,8 @@ pub(super) fn steered_addrs(bound: IpAddr, only_v6: bool, device: u32, locals: &
         IpAddr::V4(_) => ip.is_ipv4(),
         IpAddr::V6(_) => ip.is_ipv6() || !only_v6,
     };
-    // Like the kernel, any device takes datagrams to the addresses of others, but not into a VRF. Link-local addresses mean
-    // something on their own link only, and no wire leads to loopback.
+    // Like the kernel, any device takes datagrams to the addresses of others, but not into a VRF.
+    // Link-local addresses mean something on their own link only, and no wire leads to loopback.
     let wanted = |(at, ip): &(u32, IpAddr)| {
         takes(*ip) && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at) && (ip.is_ipv4() || has_v6)
     };
@@ -42,9 +43,10 @@ pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
 
 /// Refuses a device that is a part of another one, or is made of others.
 ///
-/// A part's frames are judged by what it is a part of: which of them a bridge forwards, whether a port of a bond is active,
-/// what a VRF may reach. And what is made of others hands its program to them, but an XSK takes only frames that came in on
-/// its own device: all that is redirected would be lost. Generic XDP runs where frames have arrived at the upper device.
+/// A part's frames are judged by what it is a part of: which of them a bridge forwards, whether a
+/// port of a bond is active, what a VRF may reach. And what is made of others hands its program to
+/// them, but an XSK takes only frames that came in on its own device: all that is redirected would
+/// be lost. Generic XDP runs where frames have arrived at the upper device.
 pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState) -> Result<()> {
     let name = |index: u32| sys::name(index).unwrap_or_else(|_| format!("device {index}"));
     let unsupported = |message| Err(Error::new(ErrorKind::Unsupported, message));
@@ -66,14 +68,15 @@ pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState)
     Ok(())
 }
 
-/// How many queues of a device XSKs can have: those by which they receive and also send, of which the driver keeps some to itself. The
-/// kernel says nothing of an XSK that cannot send: what is in its TX ring stays there.
+/// How many queues of a device XSKs can have: those by which they receive and also send, of which
+/// the driver keeps some to itself. The kernel says nothing of an XSK that cannot send: what is in
+/// its TX ring stays there.
 pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
     queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
-/// Whether the kernel would take datagrams on a device only from where it would send to over the same one (`rp_filter` 1),
-/// and there is another one with addresses over which it might.
+/// Whether the kernel would take datagrams on a device only from where it would send to over the
+/// same one (`rp_filter` 1), and there is another one with addresses over which it might.
 pub(super) fn has_strict_rp_filter(device: u32, name: &str, locals: &LocalState) -> bool {
     let read = |conf: &str| {
         let text =
@@ -84,8 +87,9 @@ pub(super) fn has_strict_rp_filter(device: u32, name: &str, locals: &LocalState)
     read("all").max(read(name)) == 1 && locals.addresses.iter().any(is_another)
 }
 
-/// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all VLANs look as if they had no
-/// tag. A veth device always may: whether there are tags beside frames is for its other end to say.
+/// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all
+/// VLANs look as if they had no tag. A veth device always may: whether there are tags beside frames
+/// is for its other end to say.
 pub(super) fn vlan_stripping_warning(name: &str, driver: &str, strips: bool) -> Option<String> {
     (strips && driver != "veth").then(|| {
         format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
@@ -167,7 +171,8 @@ mod tests {
     fn queues_that_send_and_receive_are_usable() {
         let usable = |receive, send, reserved| usable_queues(sys::Queues { receive, send }, reserved);
         assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
-        // virtio_net of two processors, which has two queues of four in use until the program comes.
+        // virtio_net of two processors, which has two queues of four in use until the program
+        // comes.
         assert_eq!(usable(4, 4, 2), 2);
         assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);
     }

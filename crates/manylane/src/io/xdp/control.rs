@@ -1,5 +1,5 @@
-//! What the XDP side of one socket is made of: its devices, and the addresses that lead to it, kept current. Which lane
-//! serves which queue is in `queues.rs`.
+//! What the XDP side of one socket is made of: its devices, and the addresses that lead to it, kept
+//! current. Which lane serves which queue is in `queues.rs`.
 //!
 //! | event | what happens |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | a device comes (back), or has more queues | it is opened, and lanes are given its queues |
 //! | the socket ends, the process dies | ports and program go: every frame is the kernel's again |
 //!
-//! What is and what should be are compared by the thread that follows the kernel's tables, whenever it hears of a change
-//! and every few seconds: the number of queues, a device's own address, and a queue that another process has given back
-//! change without a word.
+//! What is and what should be are compared by the thread that follows the kernel's tables, whenever
+//! it hears of a change and every few seconds: the number of queues, a device's own address, and a
+//! queue that another process has given back change without a word.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
@@ -37,11 +37,13 @@ use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes of a frame of the UMEM, and what the kernel keeps free at its start (`XDP_PACKET_HEADROOM`).
+/// Bytes of a frame of the UMEM, and what the kernel keeps free at its start
+/// (`XDP_PACKET_HEADROOM`).
 pub(super) const FRAME_SIZE: u32 = 2048;
 pub(super) const HEADROOM: u32 = 256;
 
-/// A queue of a device and the lane that it feeds: see [`Socket::xdp_queues`](crate::Socket::xdp_queues).
+/// A queue of a device and the lane that it feeds: see
+/// [`Socket::xdp_queues`](crate::Socket::xdp_queues).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct XdpQueue {
@@ -53,14 +55,16 @@ pub struct XdpQueue {
     pub lane: LaneId,
     /// The device writes into the memory of the lane by itself.
     pub zero_copy: bool,
-    /// Frames that came for the socket and found the RX ring full, since the queue was opened: whichever lane had it.
+    /// Frames that came for the socket and found the RX ring full, since the queue was opened:
+    /// whichever lane had it.
     pub ring_full: u64,
-    /// Frames that came for it and were dropped for another reason: no frame to write them into, or too long for one. With
-    /// `ring_full`, what lanes count as `xsk_dropped`.
+    /// Frames that came for it and were dropped for another reason: no frame to write them into, or
+    /// too long for one. With `ring_full`, what lanes count as `xsk_dropped`.
     pub dropped: u64,
     /// How often the fill ring had no frame when the kernel wanted one.
     pub fill_ring_empty: u64,
-    /// Entries of the fill and the TX ring that the kernel could not use: none, unless there is a mistake in the rings.
+    /// Entries of the fill and the TX ring that the kernel could not use: none, unless there is a
+    /// mistake in the rings.
     pub invalid_descriptors: u64,
 }
 
@@ -82,7 +86,8 @@ pub(crate) struct XdpControl {
     ecn: bool,
     /// Most packets of a batch.
     pub(super) batch: usize,
-    /// For how long queues work in the calls of lanes, and whether waits of lanes look at the device.
+    /// For how long queues work in the calls of lanes, and whether waits of lanes look at the
+    /// device.
     pub(super) busy_poll: Option<Duration>,
     pub(super) kernel_busy_poll: Option<Duration>,
     pub(super) options: XdpOptions,
@@ -189,8 +194,8 @@ impl XdpControl {
         }
     }
 
-    /// Attaches to the devices that should be there and are not, and returns why the last one that failed did. If
-    /// `strict`, a device that was asked for by name has to work.
+    /// Attaches to the devices that should be there and are not, and returns why the last one that
+    /// failed did. If `strict`, a device that was asked for by name has to work.
     fn attach(&self, state: &mut State, strict: bool) -> Result<Option<Error>> {
         let attach = if self.options.generic { AttachMode::Generic } else { AttachMode::Native };
         let locals = self.routes.local_state();
@@ -200,7 +205,8 @@ impl XdpControl {
             if is_known || state.failed.contains(&index) {
                 continue;
             }
-            // Lanes that run let go of a device that was gone and is back only if nobody waits for it under the lock.
+            // Lanes that run let go of a device that was gone and is back only if nobody waits for
+            // it under the lock.
             let opened =
                 Device::open(index, attach, &locals, FRAME_SIZE - HEADROOM, self.options.sources, strict)
                     .and_then(|device| self.register(device));
@@ -214,7 +220,8 @@ impl XdpControl {
                     log::debug!("engine xdp: left out for now: {}", err.chain());
                     why = Some(err);
                 }
-                // Whoever opened the socket has dropped the privilege since: said once, and not tried again and again.
+                // Whoever opened the socket has dropped the privilege since: said once, and not
+                // tried again and again.
                 Err(err) if !strict && err.kind() == ErrorKind::Permission => {
                     if !state.denied.contains(&index) {
                         state.denied.push(index);
@@ -268,7 +275,8 @@ impl XdpControl {
         Ok(io)
     }
 
-    /// Gives the lanes that there are their queues. From here on frames for the bound address come to them.
+    /// Gives the lanes that there are their queues. From here on frames for the bound address come
+    /// to them.
     pub(crate) fn start(&self) -> Result<()> {
         let mut state = self.state();
         let (lanes, queues) = (state.lane_count(), state.queue_count());
@@ -323,7 +331,8 @@ impl XdpControl {
         self.state().open = false;
     }
 
-    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle for its counters.
+    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle
+    /// for its counters.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.open = false;
@@ -364,7 +373,8 @@ impl XdpControl {
         self.options.ring as usize
     }
 
-    /// What the XDP programs of all devices counted, by name, with the other sockets of these devices.
+    /// What the XDP programs of all devices counted, by name, with the other sockets of these
+    /// devices.
     pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
         let state = self.state();
         state.final_counts.clone().unwrap_or_else(|| device_counts(&state.devices))

@@ -1,8 +1,9 @@
 //! One device with the XDP program on it: loaded, attached, its maps filled.
 //!
-//! A device is opened once per process, however many sockets use it: the kernel takes one program, and one owner
-//! for each queue. The program is attached by a link, a descriptor of this process: when the process ends, however
-//! it ends, the kernel takes the program away, and the next frame goes to the kernel's own stack.
+//! A device is opened once per process, however many sockets use it: the kernel takes one program,
+//! and one owner for each queue. The program is attached by a link, a descriptor of this process:
+//! when the process ends, however it ends, the kernel takes the program away, and the next frame
+//! goes to the kernel's own stack.
 
 use std::collections::HashSet;
 use std::io;
@@ -48,16 +49,19 @@ pub(crate) struct Device {
     pub(crate) name: String,
     /// Queues of which XSKs can be made, as far as we have looked.
     queues: AtomicU32,
-    /// Queues that the driver counts as sending, but has taken for itself since the program is attached.
+    /// Queues that the driver counts as sending, but has taken for itself since the program is
+    /// attached.
     reserved: u32,
     /// It has left the namespace, for good: one that comes back is another device.
     is_gone: AtomicBool,
     /// Its own address, in the lower six bytes.
     mac: AtomicU64,
-    /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
+    /// Frames of a kernel on the other end come with unfinished checksums: there is no wire
+    /// between.
     pub(crate) is_veth: bool,
-    /// Checksums that are left to it by TX metadata are finished. Not on virtio_net: the kernel makes its skbs without
-    /// copying, and did not read the metadata on that way (seen on Linux 6.12).
+    /// Checksums that are left to it by TX metadata are finished. Not on virtio_net: the kernel
+    /// makes its skbs without copying, and did not read the metadata on that way (seen on Linux
+    /// 6.12).
     pub(crate) has_tx_checksum: bool,
     /// Why XDP sees no VLAN tags, if it does not.
     vlan_stripping_warning: Option<String>,
@@ -65,7 +69,8 @@ pub(crate) struct Device {
     is_native: bool,
     maps: Mutex<Maps>,
     filters: Mutex<FilterMaps>,
-    /// By what a second socket of this process joins a queue that has one: the kernel takes no second owner.
+    /// By what a second socket of this process joins a queue that has one: the kernel takes no
+    /// second owner.
     open_queues: Mutex<Vec<Option<WeakQueue>>>,
 }
 
@@ -99,9 +104,10 @@ impl Maps {
 }
 
 impl Device {
-    /// The device `index` of the calling thread's namespace, where `locals` are local, with the program attached. `longest` is the longest
-    /// frame that an XSK takes; `sources` are those of limits that are remembered. Who `waits` does so for a program of ours that is on its way out; for who does not, the
-    /// device is in use.
+    /// The device `index` of the calling thread's namespace, where `locals` are local, with the
+    /// program attached. `longest` is the longest frame that an XSK takes; `sources` are those of
+    /// limits that are remembered. Who `waits` does so for a program of ours that is on its way
+    /// out; for who does not, the device is in use.
     pub(crate) fn open(
         index: u32,
         attach: AttachMode,
@@ -119,7 +125,8 @@ impl Device {
         if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
-        // A child that is being started has a copy of a link's descriptor until it runs its own program.
+        // A child that is being started has a copy of a link's descriptor until it runs its own
+        // program.
         let patience = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
         checks::check_device(index, attach, locals)?;
         let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
@@ -215,8 +222,8 @@ impl Device {
         })
     }
 
-    /// Opens a queue, or joins the sockets of this process that have it. None if that cannot be: with generic XDP they
-    /// would race for frames in the kernel (before Linux 6.15).
+    /// Opens a queue, or joins the sockets of this process that have it. None if that cannot be:
+    /// with generic XDP they would race for frames in the kernel (before Linux 6.15).
     pub(crate) fn open_queue(
         &self,
         options: &QueueOptions,
@@ -276,7 +283,8 @@ impl Device {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Looks at what may change without a word: the number of its queues, its own address. False if it is gone.
+    /// Looks at what may change without a word: the number of its queues, its own address. False if
+    /// it is gone.
     pub(crate) fn refresh(&self) -> bool {
         let there = !self.is_gone() && self.try_refresh().is_ok();
         if !there {
@@ -311,7 +319,8 @@ impl Device {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for one more socket on this device, which takes frames without a tag and those with these tags.
+    /// A number for one more socket on this device, which takes frames without a tag and those with
+    /// these tags.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
         if let Some(what) = self.vlan_stripping_warning.as_ref().filter(|_| !vlans.is_empty()) {
             return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
@@ -369,8 +378,9 @@ impl Device {
         let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
     }
 
-    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to come from `locals`. After an
-    /// error some are missing; none is left over, for what can fail comes last.
+    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to
+    /// come from `locals`. After an error some are missing; none is left over, for what can fail
+    /// comes last.
     pub(crate) fn bind(
         &self,
         socket: SocketIndex,
@@ -441,7 +451,8 @@ fn attach_program(
         AttachMode::Generic => XdpMode::Skb,
     };
     let mut last = None;
-    // The first understands frames in several pieces, which jumbo MTUs need, and is unknown before Linux 5.18.
+    // The first understands frames in several pieces, which jumbo MTUs need, and is unknown before
+    // Linux 5.18.
     for entry in ["ml_take_pieces", "ml_take"] {
         let missing =
             || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no program {entry}"));
@@ -491,7 +502,8 @@ fn attach_program(
     }
 }
 
-/// The program that is on a device, as far as can be seen: names are for those with `CAP_SYS_ADMIN`.
+/// The program that is on a device, as far as can be seen: names are for those with
+/// `CAP_SYS_ADMIN`.
 fn describe_program(index: u32) -> String {
     let Some(number) = route::xdp_program_id(index) else { return "another XDP program".into() };
     let program =

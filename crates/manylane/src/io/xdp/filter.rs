@@ -7,9 +7,9 @@
 //! | the guard changes | all devices have the new one, or, if one cannot, the one that there was |
 //! | a device goes, the socket ends | its number lets everything in again; what was dropped stays counted |
 //!
-//! A program reads guards while they are written: it may see half of a limit from before for one datagram. Buckets of
-//! other limits are others, by their generation, so that a source that had used up much of a narrow one is not held to
-//! that by a wide one.
+//! A program reads guards while they are written: it may see half of a limit from before for one
+//! datagram. Buckets of other limits are others, by their generation, so that a source that had
+//! used up much of a narrow one is not held to that by a wide one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,10 +31,11 @@ static GENERATION: AtomicU32 = AtomicU32::new(1);
 /// [`Handle::filter`](crate::Handle::filter), and of [`Lessor::filter`](crate::Lessor::filter) for
 /// programs that are run.
 ///
-/// Frames with a UDP datagram to an address and port of the socket are dropped by the XDP program, before anything is
-/// spent on them, if the longest [`Prefix`] that their sender is in is denied; or if it is not allowed and the sender
-/// is over a [`Limit`]. What XDP does not take comes through the companion and is not held back: fragments, packets
-/// with IP options or extension headers, what was sent on this machine, and other devices.
+/// Frames with a UDP datagram to an address and port of the socket are dropped by the XDP program,
+/// before anything is spent on them, if the longest [`Prefix`] that their sender is in is denied;
+/// or if it is not allowed and the sender is over a [`Limit`]. What XDP does not take comes through
+/// the companion and is not held back: fragments, packets with IP options or extension headers,
+/// what was sent on this machine, and other devices.
 #[derive(Clone, Default)]
 pub struct FilterHandle {
     shared: Arc<Mutex<State>>,
@@ -88,7 +89,8 @@ impl FilterHandle {
         sum
     }
 
-    /// These limits, two at most, instead of those there are; none for no limit. Each source has its burst anew.
+    /// These limits, two at most, instead of those there are; none for no limit. Each source has
+    /// its burst anew.
     ///
     /// # Errors
     /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for more than two; what the kernel reports.
@@ -96,11 +98,12 @@ impl FilterHandle {
         self.change(|guard| guard.set_limits(limits))
     }
 
-    /// Lets datagrams from `prefix` in, past all limits, but for longer prefixes that are denied. Whoever can forge
-    /// an address of it gets in with it.
+    /// Lets datagrams from `prefix` in, past all limits, but for longer prefixes that are denied.
+    /// Whoever can forge an address of it gets in with it.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for too many prefixes; what the kernel reports.
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for too many prefixes; what the kernel
+    /// reports.
     pub fn allow(&self, prefix: Prefix) -> Result<()> {
         self.change(|guard| guard.set_rule(prefix, Some(Rule::Allow)))
     }
@@ -211,7 +214,8 @@ impl FilterMaps {
         })
     }
 
-    /// Makes `guard` that of `socket`: prefixes come before the program looks for them and go after.
+    /// Makes `guard` that of `socket`: prefixes come before the program looks for them and go
+    /// after.
     fn apply(&mut self, socket: SocketIndex, guard: &Filter, generation: u32) -> Result<()> {
         let wrong = |name: &str, err| {
             super::device::bpf_error(name, "what a socket lets in cannot be put in place", err)

@@ -1,8 +1,9 @@
 //! Queues that change hands while lanes run.
 //!
-//! A queue goes from lane to lane as it is, with its rings and all that is in them: nothing is closed, nothing is led
-//! elsewhere for a while, nothing is lost. The lane that has it gives it up at the beginning of a batch, and the other
-//! one finds it in its mailbox at the beginning of one of its own. Per batch a lane reads one word.
+//! A queue goes from lane to lane as it is, with its rings and all that is in them: nothing is
+//! closed, nothing is led elsewhere for a while, nothing is lost. The lane that has it gives it up
+//! at the beginning of a batch, and the other one finds it in its mailbox at the beginning of one
+//! of its own. Per batch a lane reads one word.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! Engine `xdp`: frames from the device into memory of the lane (AF_XDP), with a kernel socket as companion.
+//! Engine `xdp`: frames from the device into memory of the lane (AF_XDP), with a kernel socket as
+//! companion.
 //!
 //! | stage | who owns the frame | when it is full or missing |
 //! |---|---|---|
@@ -9,10 +10,11 @@
 //! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
 //!
-//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
-//! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
-//! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
-//! theirs if its [`wakeup_flag`] has rung.
+//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes
+//! them. It stays with a queue that brings full batches for a few of them, and then goes on to the
+//! next one that has something. The companion has its turn when the queues are empty (in `serve`,
+//! but for the look behind a full batch), and after so many batches of theirs if its
+//! [`wakeup_flag`] has rung.
 
 mod checks;
 mod control;
@@ -66,11 +68,12 @@ const _: () = assert!(
         && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
 
-/// After so many batches from queues the companion has a turn, should the queues never be empty, if its doorbell has rung.
+/// After so many batches from queues the companion has a turn, should the queues never be empty, if
+/// its doorbell has rung.
 const KERNEL_POLL_BATCHES: u32 = 8;
 
-/// The same where it has no doorbell and has to be asked: a system call, through code and data of the kernel that are in no cache
-/// by then.
+/// The same where it has no doorbell and has to be asked: a system call, through code and data of
+/// the kernel that are in no cache by then.
 const KERNEL_POLL_BATCHES_MAX: u32 = 32;
 
 /// Batches of nothing but broken frames that one receive passes over.
@@ -116,7 +119,8 @@ pub(crate) struct XdpIo {
     /// Whether one of them is to be closed.
     is_closing: bool,
     round_robin: RoundRobin,
-    /// What the headers say of those packets of a batch that have no note, each in its place. One for all queues.
+    /// What the headers say of those packets of a batch that have no note, each in its place. One
+    /// for all queues.
     parsed: Box<[Datagram]>,
     /// Frames in the receive rings behind what was taken last, and how many they can hold.
     backlog: (u32, u32),
@@ -145,14 +149,15 @@ pub(crate) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// The first packet from the one at `index` on that can be believed: of others no payload was found.
+    /// The first packet from the one at `index` on that can be believed: of others no payload was
+    /// found.
     #[inline]
     pub(crate) fn next_valid(&self, index: usize) -> Option<PacketRef<'a>> {
         self.payloads.next_with_header(index)
     }
 
-    /// What is known of a packet that can be believed. The headers of one with a note are read here, of which nothing is left
-    /// where nobody looks at what they say.
+    /// What is known of a packet that can be believed. The headers of one with a note are read
+    /// here, of which nothing is left where nobody looks at what they say.
     #[inline]
     pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
         let noted = match packet.header() {
@@ -225,7 +230,8 @@ impl XdpIo {
                 }
                 QueueCommand::HandOff => {
                     let queue = self.queues.remove(at);
-                    // It is watched here since it was delivered; a descriptor for its statistics keeps it open.
+                    // It is watched here since it was delivered; a descriptor for its statistics
+                    // keeps it open.
                     _ = self.epoll.remove(&queue.xsk);
                     if let Some(kept) = self.control.hand_off(queue) {
                         _ = self.epoll.add(&kept.xsk, kept.id.0);
@@ -249,7 +255,8 @@ impl XdpIo {
         self.recount();
     }
 
-    /// Lets readiness of the companion wake the lane, too, and be heard of by one that does not sleep.
+    /// Lets readiness of the companion wake the lane, too, and be heard of by one that does not
+    /// sleep.
     pub(crate) fn add_kernel_socket(&mut self, companion: BorrowedFd<'_>) -> Result<()> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         self.epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
@@ -304,11 +311,13 @@ impl XdpIo {
         for _ in 0..self.queues.len() {
             let at = self.round_robin.advance(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
-            // Most queues have nothing most of the time. One that ends is looked at whatever it says.
+            // Most queues have nothing most of the time. One that ends is looked at whatever it
+            // says.
             if queue.xsk.is_idle() && !self.is_closing {
                 continue;
             }
-            // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
+            // Behind a batch of which nothing can be believed there may be something: none is no
+            // answer yet.
             for _ in 0..INVALID_BUDGET {
                 let mut receive = |queue: &mut LaneQueue| {
                     queue.receive(most, datagram_size, &mut self.parsed, &mut self.tap, cells)
@@ -358,7 +367,8 @@ impl XdpIo {
         is_within
     }
 
-    /// Writes down how full the receive rings are behind what was just taken, for who looks from outside.
+    /// Writes down how full the receive rings are behind what was just taken, for who looks from
+    /// outside.
     #[inline]
     pub(crate) fn publish_backlog(&self, cells: &Cells) {
         cells.set(Count::RingFrames, self.backlog.0.into());
@@ -385,7 +395,8 @@ impl XdpIo {
         }
     }
 
-    /// Whether the batch that was taken last came from a queue, and the companion's turn has not come.
+    /// Whether the batch that was taken last came from a queue, and the companion's turn has not
+    /// come.
     #[inline]
     pub(crate) fn has_batch(&self) -> bool {
         self.current.is_some() && !self.is_kernel_due()
@@ -420,8 +431,8 @@ impl XdpIo {
         left
     }
 
-    /// Whether a [`receive`](Self::receive) could bring something: a look that costs a few loads, for who looks often. Where
-    /// queues work in the lane's calls, only such a call tells.
+    /// Whether a [`receive`](Self::receive) could bring something: a look that costs a few loads,
+    /// for who looks often. Where queues work in the lane's calls, only such a call tells.
     #[inline]
     pub(crate) fn can_receive(&self) -> bool {
         self.control.busy_poll.is_some() || self.has_received() || self.mailbox.has_mail()
@@ -435,8 +446,8 @@ impl XdpIo {
     /// Sleeps until a queue or the companion has something, or for `timeout`.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<()> {
         for queue in &mut self.queues {
-            // What a full device did not take must not lie there while the lane sleeps. That it still does not is no
-            // error: the next batch tries again.
+            // What a full device did not take must not lie there while the lane sleeps. That it
+            // still does not is no error: the next batch tries again.
             _ = queue.xsk.flush_pending();
         }
         if !self.has_received() {
@@ -445,8 +456,8 @@ impl XdpIo {
         Ok(())
     }
 
-    /// The batch that was received last, if it came from a queue, and the way out: through that queue, else through
-    /// the first one.
+    /// The batch that was received last, if it came from a queue, and the way out: through that
+    /// queue, else through the first one.
     pub(crate) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpSender<'_>>) {
         // Once a batch, wherever it came from: what is sent goes by the routes of now.
         self.reader.refresh();
@@ -497,7 +508,8 @@ impl LaneQueue {
         (frames, self.validate(&mut read[..frames], datagram_size, cells))
     }
 
-    /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of notes.
+    /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of
+    /// notes.
     #[cold]
     fn restore(&mut self) {
         let mac = Mac(self.device.mac());
@@ -518,8 +530,8 @@ impl LaneQueue {
         waiting > entries / 2
     }
 
-    /// Finds the payloads of the packets that were received, and counts what cannot be believed. The headers of those that have
-    /// no note are read, each into its place in `places`.
+    /// Finds the payloads of the packets that were received, and counts what cannot be believed.
+    /// The headers of those that have no note are read, each into its place in `places`.
     fn validate(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> RecvSummary {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
@@ -566,7 +578,8 @@ enum PacketError {
     Checksum,
 }
 
-/// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its registers for itself.
+/// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its
+/// registers for itself.
 #[inline(never)]
 fn parse_packet(
     place: &mut Datagram,

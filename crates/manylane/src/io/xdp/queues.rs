@@ -1,4 +1,5 @@
-//! Which lane serves which queue of which device: every queue has one lane, and no lane has two more than another.
+//! Which lane serves which queue of which device: every queue has one lane, and no lane has two
+//! more than another.
 //!
 //! The list is kept under the lock of the [`XdpControl`]; queues themselves belong to their lanes,
 //! and go from one to the other by mailbox ([`Mailbox`]).
@@ -168,8 +169,9 @@ impl State {
 }
 
 impl XdpControl {
-    /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If `strict`, a queue that
-    /// cannot be opened is an error at once; otherwise the others are opened first.
+    /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If
+    /// `strict`, a queue that cannot be opened is an error at once; otherwise the others are opened
+    /// first.
     pub(super) fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
         let mut outcome = Ok(());
         for (device, number) in state.devices.clone() {
@@ -197,7 +199,8 @@ impl XdpControl {
         queue: u32,
         strict: bool,
     ) -> Result<()> {
-        // Queues of one number work on one core, often. Of several devices they go to different lanes.
+        // Queues of one number work on one core, often. Of several devices they go to different
+        // lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
         let heir = state.least_assigned(at + queue as usize);
         let Some(heir) = heir.map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else { return Ok(()) };
@@ -239,7 +242,8 @@ impl XdpControl {
         let options = QueueOptions {
             ifindex: device.index,
             queue,
-            // For each socket as many to receive into as its ring has entries, and as many for the rest.
+            // For each socket as many to receive into as its ring has entries, and as many for the
+            // rest.
             frames: ring * 2 * self.options.sockets,
             frame_size: FRAME_SIZE,
             ring,
@@ -294,8 +298,8 @@ impl XdpControl {
         }
     }
 
-    /// Leads the queues of a lane to the kernel again: the socket ends. What is on its way to its rings has arrived
-    /// after a grace period.
+    /// Leads the queues of a lane to the kernel again: the socket ends. What is on its way to its
+    /// rings has arrived after a grace period.
     pub(crate) fn disable_lane(&self, lane: LaneId) {
         let mut state = self.state();
         state.lanes.retain(|seat| seat.lane != lane);

@@ -1,9 +1,10 @@
 //! Sending by XDP: replies in the frame of their request, other datagrams in frames of their own.
 //!
-//! 1. Route: the next hop of the peer, from the kernel's tables; unknown means the companion, which makes the
-//!    kernel find it out.
+//! 1. Route: the next hop of the peer, from the kernel's tables; unknown means the companion, which
+//!    makes the kernel find it out.
 //! 2. Frame: the request's own if the payload is already in its place, else a free one.
-//! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in software.
+//! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in
+//!    software.
 //! 4. Into the TX ring; the kernel is told once a batch.
 //!
 //! The usual reply goes where the one before it went, and from where its request came: then 1 is a
@@ -28,7 +29,8 @@ const HEADERS_LEN_V4: usize = 28;
 const HEADERS_LEN_V6: usize = 48;
 /// Bytes of Ethernet with two tags: no header of a datagram is shorter.
 const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
-/// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is not worth telling.
+/// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is
+/// not worth telling.
 const CHECKSUM_OFFLOAD_MIN: usize = 512;
 
 /// The way out of a lane through one of its queues.
@@ -43,8 +45,8 @@ pub(crate) struct XdpSender<'a> {
     bound_addr: SocketAddr,
     /// In the TX ring, and the kernel has not been told.
     flush_pending: bool,
-    /// Peers that have something in the companion's queue, as bits of a hash: what follows goes there too, or it would
-    /// overtake.
+    /// Peers that have something in the companion's queue, as bits of a hash: what follows goes
+    /// there too, or it would overtake.
     diverted_peers: u64,
 }
 
@@ -102,8 +104,9 @@ impl<'a> XdpSender<'a> {
         self.tap.commit_tx(is_sent) || self.divert(peer)
     }
 
-    /// The usual reply, a part of the payload of its request: in the frame that it came in, with the headers turned
-    /// around. Whether it was sent; none, and nothing is changed, if it is not the usual one.
+    /// The usual reply, a part of the payload of its request: in the frame that it came in, with
+    /// the headers turned around. Whether it was sent; none, and nothing is changed, if it is not
+    /// the usual one.
     #[inline]
     fn try_reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
@@ -119,8 +122,8 @@ impl<'a> XdpSender<'a> {
         Some(self.tap.commit_tx(is_sent))
     }
 
-    /// The usual reply that is no part of its request: in a frame of its own, with what is before the addresses copied
-    /// from that of the request. As above.
+    /// The usual reply that is no part of its request: in a frame of its own, with what is before
+    /// the addresses copied from that of the request. As above.
     #[inline]
     fn try_reply_in_new_frame(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
@@ -144,8 +147,8 @@ impl<'a> XdpSender<'a> {
         Some(self.push_tx_frame(fresh, at + payload.len(), None))
     }
 
-    /// The next hop of a reply of `len` bytes for which nothing has to be looked up, and no checksum is left to the device
-    /// if one is to be summed.
+    /// The next hop of a reply of `len` bytes for which nothing has to be looked up, and no
+    /// checksum is left to the device if one is to be summed.
     #[inline]
     fn cached_next_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
         let (peer, port) = request.ports();
@@ -214,7 +217,8 @@ impl<'a> XdpSender<'a> {
         self.push_tx_frame(fresh, plan.len(), left)
     }
 
-    /// Sends a frame that was written, with what is `left` of its checksum to the device; given back if there is no room.
+    /// Sends a frame that was written, with what is `left` of its checksum to the device; given
+    /// back if there is no room.
     fn push_tx_frame(&mut self, mut fresh: TxFrame, len: usize, left: Option<(u16, u16)>) -> bool {
         self.tap.stage_tx(&self.sender.frame_mut(&mut fresh)[..len]);
         let send = |sender: &mut Sender<'a>, fresh| match left {
@@ -260,8 +264,8 @@ impl<'a> XdpSender<'a> {
         Some(UdpFrame { vlans, ..plan })
     }
 
-    /// The frame for a datagram, if its next hop is known and on this device, and it is short enough. With the request
-    /// that it answers, if it does, between whose addresses it then goes.
+    /// The frame for a datagram, if its next hop is known and on this device, and it is short
+    /// enough. With the request that it answers, if it does, between whose addresses it then goes.
     fn plan<'p>(
         &mut self,
         from: IpAddr,
@@ -309,8 +313,9 @@ impl<'a> XdpSender<'a> {
     /// Tells the kernel of what is in the ring.
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.flush_pending) {
-            // What the device does not take now stays in the ring, and the next batch tells the kernel again. An
-            // error means that the device is gone: what is in the ring is lost with it, as in a device's own queue.
+            // What the device does not take now stays in the ring, and the next batch tells the
+            // kernel again. An error means that the device is gone: what is in the ring is lost
+            // with it, as in a device's own queue.
             _ = self.sender.flush();
         }
     }

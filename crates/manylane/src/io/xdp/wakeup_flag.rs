@@ -1,8 +1,9 @@
 //! The doorbell of companions: whether one may have something, known without a system call.
 //!
-//! To ask a companion is a system call, and after a pause nothing that it needs in the kernel is in the cache. A lane whose queues
-//! are busy could ask seldom only, and most of the time there is nothing. So a filter on the socket (`bpf/doorbell.bpf.c`)
-//! moves a word that is mapped here when something is about to be queued, and the lane asks only if that has moved.
+//! To ask a companion is a system call, and after a pause nothing that it needs in the kernel is in
+//! the cache. A lane whose queues are busy could ask seldom only, and most of the time there is
+//! nothing. So a filter on the socket (`bpf/doorbell.bpf.c`) moves a word that is mapped here when
+//! something is about to be queued, and the lane asks only if that has moved.
 //!
 //! | event | what happens |
 //! |---|---|
@@ -12,10 +13,11 @@
 //! | the queues of a lane are empty | its companion is asked, or wakes the lane: no word is needed |
 //! | no doorbell (before Linux 5.5) | the companion is asked each time that its turn comes |
 //!
-//! One word serves all companions of a socket: a lane may ask in vain because another one's companion got something. It is then
-//! no worse off than without. It is written once for each time that a lane hears it and not for each datagram, so that traffic
-//! to several companions shares no line that is written all the time. Nothing is missed by that: no lane has heard more than what the
-//! other word says, so a word that is ahead of that is news for all of them.
+//! One word serves all companions of a socket: a lane may ask in vain because another one's
+//! companion got something. It is then no worse off than without. It is written once for each time
+//! that a lane hears it and not for each datagram, so that traffic to several companions shares no
+//! line that is written all the time. Nothing is missed by that: no lane has heard more than what
+//! the other word says, so a word that is ahead of that is news for all of them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,8 +32,8 @@ use manylane_sys::sock;
 
 use crate::verify::load_with_retry;
 
-/// How often a companion is asked after the word has moved: the datagram is queued a moment after that, and others may wait
-/// behind the batch that was taken.
+/// How often a companion is asked after the word has moved: the datagram is queued a moment after
+/// that, and others may wait behind the batch that was taken.
 const POLLS_PER_WAKEUP: u32 = 4;
 
 /// The program and its word.
@@ -60,7 +62,8 @@ impl WakeupFlag {
         Ok(Self { program, words: Arc::new(SharedWords::new(bell.fd().as_fd(), abi::WAKEUP_WORDS)?) })
     }
 
-    /// Has the doorbell ring for a companion, instead of whatever filter that has. Needs no privilege.
+    /// Has the doorbell ring for a companion, instead of whatever filter that has. Needs no
+    /// privilege.
     ///
     /// # Errors
     /// What `setsockopt(2)` reports.

@@ -1,10 +1,12 @@
-//! The decision under a clock of the tests' own: a lane that does as it says, and requests at known times.
+//! The decision under a clock of the tests' own: a lane that does as it says, and requests at known
+//! times.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What the lane of the tests takes to handle a batch, in nanoseconds, and by how much its sleeps end late.
+/// What the lane of the tests takes to handle a batch, in nanoseconds, and by how much its sleeps
+/// end late.
 const WORK: u64 = 5_000;
 const WAKE_LATENCIES: [u64; 3] = [4_000, 12_000, 28_000];
 /// How long a lane that serves sleeps at most.
@@ -18,7 +20,8 @@ struct Outcome {
     polled: usize,
     spin_time: u64,
     sleeps: u64,
-    /// What it kept a processor for: work, looks, and sleeps. One that a timer ends costs as long as it ends late.
+    /// What it kept a processor for: work, looks, and sleeps. One that a timer ends costs as long
+    /// as it ends late.
     cpu_time: u64,
     /// Until when it ran.
     elapsed: u64,
@@ -143,13 +146,14 @@ fn an_idle_lane_does_not_look() {
         assert!(busy.polled > 9_000, "{busy:?}");
         let did = lane.run([], MINUTE);
         assert!(did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE / IDLE_SLEEP_MAX + 2, "{did:?}");
-        // Its looks and wake-ups, at a generous 20 µs, are together far less than a hundredth of a core.
+        // Its looks and wake-ups, at a generous 20 µs, are together far less than a hundredth of a
+        // core.
         assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
     }
 }
 
-// A lane that is woken later than the next request comes has them in pairs and more, and cannot know: it goes on to sleep, unless
-// it looked before.
+// A lane that is woken later than the next request comes has them in pairs and more, and cannot
+// know: it goes on to sleep, unless it looked before.
 #[test]
 fn requests_close_together_are_looked_for() {
     for late in &WAKE_LATENCIES[..2] {
@@ -182,7 +186,8 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
     (1..=bursts).flat_map(move |burst| (0..count).map(move |number| burst * every + number * apart))
 }
 
-// 20,000 requests per second, however they follow each other: a lane that looked all the time would keep a processor busy.
+// 20,000 requests per second, however they follow each other: a lane that looked all the time would
+// keep a processor busy.
 #[test]
 fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
     const LENGTH: u64 = 500_000_000;
@@ -201,8 +206,8 @@ fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
     }
 }
 
-// As in a ping-pong, where the next request comes when the last one is answered: a client that stumbles now and then is not made to
-// wait for a sleeper, too.
+// As in a ping-pong, where the next request comes when the last one is answered: a client that
+// stumbles now and then is not made to wait for a sleeper, too.
 #[test]
 fn a_short_stumble_is_looked_through() {
     let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
@@ -295,7 +300,8 @@ fn the_other_policies_do_as_they_are_told() {
 }
 
 proptest! {
-    /// Whatever comes: everything is handled, and looking costs no more for each batch than a stretch.
+    /// Whatever comes: everything is handled, and looking costs no more for each batch than a
+    /// stretch.
     #[test]
     fn looking_is_bounded_by_what_comes(
         gaps in prop::collection::vec(0_u64..2_000_000, 0..500),
@@ -309,7 +315,8 @@ proptest! {
         prop_assert!(did.sleeps <= end / IDLE_SLEEP_MAX + 2 * requests.len() as u64 + 2, "{:?}", did);
     }
 
-    /// A plan is made at any time of any history without a fault, and what it would have cost is within what pays.
+    /// A plan is made at any time of any history without a fault, and what it would have cost is
+    /// within what pays.
     #[test]
     fn any_history_makes_a_plan(
         times in prop::collection::vec((any::<u64>(), any::<bool>()), 0..40),

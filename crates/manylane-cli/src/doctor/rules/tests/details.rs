@@ -41,7 +41,8 @@ fn what_limits_a_buffer_is_what_is_raised() {
         facts.sysctls.insert("net.core.rmem_max".into(), max);
         find(&evaluate(&facts).findings, "socket-drops").changes.clone()
     };
-    // The system's default; what the program asked for, cut at the maximum; what it asked for and got.
+    // The system's default; what the program asked for, cut at the maximum; what it asked for and
+    // got.
     assert_eq!(set(212_992, 4 << 20), [Change::sysctl("net.core.rmem_default", 4 << 20)]);
     assert_eq!(set(8 << 20, 4 << 20), [Change::sysctl("net.core.rmem_max", 16 << 20)]);
     assert_eq!(set(50_000, 4 << 20), []);
@@ -83,7 +84,8 @@ fn what_the_host_pays_for_is_set_only_if_it_is_named() {
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
     assert!(target.is_machine_wide() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
-    // One whose processors all never halt, one that looks already, and another governor, for which the number means nothing.
+    // One whose processors all never halt, one that looks already, and another governor, for which
+    // the number means nothing.
     let mut awake = healthy_facts();
     (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
     awake.cpu.idle.values_mut().for_each(|idle| idle.limit = "n/a".into());
@@ -120,7 +122,8 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
         all.2,
         "for n in 0 1; do echo 10 > /sys/devices/system/cpu/cpu$n/power/pm_qos_resume_latency_us; done"
     );
-    // Where lanes are seen, it is about their processors; and those that wait for little come first.
+    // Where lanes are seen, it is about their processors; and those that wait for little come
+    // first.
     let one = judged(&|f| f.lanes = vec![lane("sleep", &[1])]).unwrap();
     assert_eq!((one.0, one.1), (Severity::Note, set("10", &[1])));
     assert_eq!(one.2, "echo 10 > /sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us");

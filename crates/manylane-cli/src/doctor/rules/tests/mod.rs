@@ -1,5 +1,5 @@
-//! Every rule, both ways: nothing fires on a machine that is well, and each fires on the one thing that it is about. What single
-//! rules say beyond that: `details.rs`.
+//! Every rule, both ways: nothing fires on a machine that is well, and each fires on the one thing
+//! that it is about. What single rules say beyond that: `details.rs`.
 
 mod details;
 
@@ -231,7 +231,8 @@ fn each_rule_fires_alone_on_what_it_is_about() {
         cause(&mut facts);
         let verdict = evaluate(&facts);
         let ids: Vec<_> = verdict.findings.iter().map(|finding| finding.id).collect();
-        // A processor that is isolated, or far away, gets no interrupts: another rule may see that, too.
+        // A processor that is isolated, or far away, gets no interrupts: another rule may see that,
+        // too.
         assert_eq!(ids, [id]);
         let finding = &verdict.findings[0];
         assert_eq!(finding.severity, severity, "{id}");
@@ -320,7 +321,8 @@ fn what_costs_most_comes_first() {
     assert_eq!(findings[0].id, "socket-drops");
 }
 
-/// The table of docs/doctor.md is made of the rules: `MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli` writes it anew.
+/// The table of docs/doctor.md is made of the rules:
+/// `MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli` writes it anew.
 #[test]
 fn the_page_has_every_rule_in_its_words() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");

@@ -138,8 +138,8 @@ impl LeasedDevice {
     }
 }
 
-/// The devices, with the program on them: those named, or all that may be used without being named. Of those, `spare` says
-/// why one is to be left alone.
+/// The devices, with the program on them: those named, or all that may be used without being named.
+/// Of those, `spare` says why one is to be left alone.
 pub(super) fn attach(
     routes: &Routes,
     names: Option<&[String]>,

@@ -1,5 +1,5 @@
-//! Queues leased to programs that know nothing of them (`manylane run --engine xdp`): this process has the privileges, the
-//! programs have the datagrams.
+//! Queues leased to programs that know nothing of them (`manylane run --engine xdp`): this process
+//! has the privileges, the programs have the datagrams.
 //!
 //! | stage | who | when it is full or missing |
 //! |---|---|---|
@@ -11,9 +11,10 @@
 //! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
 //!
-//! All is done by one thread, which waits for messages, and looks every few milliseconds at what has no message: questions
-//! for next hops, and frames that a lane has put into a ring without coming back to tell the kernel. When this process ends,
-//! however it ends, its programs are off the devices, and every frame is the kernel's.
+//! All is done by one thread, which waits for messages, and looks every few milliseconds at what
+//! has no message: questions for next hops, and frames that a lane has put into a ring without
+//! coming back to tell the kernel. When this process ends, however it ends, its programs are off
+//! the devices, and every frame is the kernel's.
 
 mod clients;
 mod devices;
@@ -87,9 +88,10 @@ impl std::fmt::Debug for Lessor {
 }
 
 impl Lessor {
-    /// Attaches the XDP program to the devices named, or to all that are up, have an address that is not link-local, and take
-    /// one; of those, veth devices are left out, those on which `rp_filter` keeps senders from posing as others, and those
-    /// that `spare` gives a reason for. No frame is taken yet.
+    /// Attaches the XDP program to the devices named, or to all that are up, have an address that
+    /// is not link-local, and take one; of those, veth devices are left out, those on which
+    /// `rp_filter` keeps senders from posing as others, and those that `spare` gives a reason for.
+    /// No frame is taken yet.
     ///
     /// # Errors
     /// If a device that was named cannot be used, or none can:
@@ -145,8 +147,8 @@ impl Lessor {
         self.devices.iter().map(|leased| leased.device.name.as_str()).collect()
     }
 
-    /// By what limits and prefixes are set, of all sockets that have queues or will; before it [runs](Self::run), and while
-    /// it does.
+    /// By what limits and prefixes are set, of all sockets that have queues or will; before it
+    /// [runs](Self::run), and while it does.
     #[must_use]
     pub fn filter(&self) -> FilterHandle {
         self.filter.clone()
@@ -203,7 +205,8 @@ impl Lessor {
         Ok(())
     }
 
-    /// Tells the kernel of frames that nobody has told it of; whether something was sent since the last time.
+    /// Tells the kernel of frames that nobody has told it of; whether something was sent since the
+    /// last time.
     fn kick_unsent(&mut self) -> bool {
         let mut any = false;
         for member in self.leases.iter_mut().flat_map(|lease| &mut lease.members) {

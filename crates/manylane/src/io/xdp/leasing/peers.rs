@@ -2,8 +2,8 @@
 //! those lanes read them. Each lease has a table of its own: what its program writes there, or asks
 //! for without need, is its own loss.
 //!
-//! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few questions, however many
-//! there are and whatever it answers.
+//! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few
+//! questions, however many there are and whatever it answers.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -86,8 +86,8 @@ impl Drop for LeaseNextHops {
 }
 
 impl Peers {
-    /// Takes questions, and looks at peers in turn. `choose` asks the kernel for the address to send from, `find` has the
-    /// way from there.
+    /// Takes questions, and looks at peers in turn. `choose` asks the kernel for the address to
+    /// send from, `find` has the way from there.
     fn tick(
         &mut self,
         next_hops: &NextHops,

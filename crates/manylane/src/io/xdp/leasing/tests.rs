@@ -58,8 +58,8 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 
 #[test]
 fn netns_no_port_leads_to_a_loan_that_is_not_open() {
-    /// Two sockets with so many addresses each are more than the map of ports has room for; so many once more are more
-    /// than that of addresses has.
+    /// Two sockets with so many addresses each are more than the map of ports has room for; so many
+    /// once more are more than that of addresses has.
     const ADDRESSES: usize = 2500;
     if !can_make_namespaces("netns_no_port_leads_to_a_loan_that_is_not_open") {
         return;

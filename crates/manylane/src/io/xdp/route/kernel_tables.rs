@@ -8,7 +8,8 @@ use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
 use super::table::{Entry, NeighbourKey, RouteKey, Writer};
 use super::{Change, LocalState, NextHop};
 
-/// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting permanent ones.
+/// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting
+/// permanent ones.
 const NEIGHBOURS_MAX: usize = 65_536;
 /// Neighbours at most that somebody waits for; who waits for more is told when the clock turns.
 const AWAITED_MAX: usize = 4096;
@@ -21,10 +22,11 @@ const ROUTE_CHANGES_MAX: usize = 32;
 pub(super) struct Effects {
     /// All entries are to be forgotten.
     pub(super) flush: bool,
-    /// There may be better ways than those of the entries, which stay good until they were asked for again.
+    /// There may be better ways than those of the entries, which stay good until they were asked
+    /// for again.
     pub(super) revalidate: bool,
-    /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be sent to that
-    /// somebody waits for, or routes, a device or an address have changed.
+    /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be
+    /// sent to that somebody waits for, or routes, a device or an address have changed.
     pub(super) requery: bool,
     /// For those who watch.
     pub(super) changes: Vec<Change>,
@@ -61,7 +63,8 @@ pub(super) struct KernelTables {
 }
 
 impl KernelTables {
-    /// What is local: the addresses that are delivered, which are those of devices that are up, and what goes with them.
+    /// What is local: the addresses that are delivered, which are those of devices that are up, and
+    /// what goes with them.
     pub(super) fn local_state(&self) -> LocalState {
         let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
         let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
@@ -85,7 +88,8 @@ impl KernelTables {
                     effects.requery = true;
                     effects.changes.push(Change::Link { ifindex, up: false, gone: true });
                 }
-                // Its addresses and neighbours went before it, each with an event; this is for certainty.
+                // Its addresses and neighbours went before it, each with an event; this is for
+                // certainty.
                 self.neighbours.retain(|hop, _| hop.ifindex != ifindex);
                 let before = self.addresses.len();
                 self.addresses.retain(|(index, _), _| *index != ifindex);
@@ -101,8 +105,8 @@ impl KernelTables {
                 };
                 // Lifetimes, which come by the same message, matter to nobody.
                 if changed {
-                    // The routes that come with an address have events of their own. With one that goes, routes go that
-                    // prefer it as a source, of which only Linux 6.6 tells.
+                    // The routes that come with an address have events of their own. With one that
+                    // goes, routes go that prefer it as a source, of which only Linux 6.6 tells.
                     table.remove_address(ip);
                     effects.requery = true;
                     effects.revalidate |= !delivered;
@@ -110,7 +114,8 @@ impl KernelTables {
                 }
             }
             KernelUpdate::Routes(prefix) => {
-                // A routing daemon may bring a million routes: then it is cheaper to ask for all peers anew.
+                // A routing daemon may bring a million routes: then it is cheaper to ask for all
+                // peers anew.
                 effects.route_changes += 1;
                 effects.flush |= effects.route_changes > ROUTE_CHANGES_MAX;
                 if !effects.flush {
@@ -139,8 +144,8 @@ impl KernelTables {
             return;
         }
         self.links.insert(ifindex, link);
-        // What leaves by another device goes on to do so, also while it is asked whether this one is a better way now: of
-        // routes that come back with a carrier nobody tells.
+        // What leaves by another device goes on to do so, also while it is asked whether this one
+        // is a better way now: of routes that come back with a carrier nobody tells.
         table.remove_device(ifindex);
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
@@ -166,7 +171,8 @@ impl KernelTables {
         let before = self.neighbours.get(&hop).copied();
         let mac = neighbour.map(|neighbour| neighbour.mac);
         let mut used = before.is_some_and(|before| before.used);
-        // To look through the table is not much, but a network can have many neighbours that come and go.
+        // To look through the table is not much, but a network can have many neighbours that come
+        // and go.
         if used && before.is_some_and(|before| Some(before.neighbour.mac) != mac) {
             table.set_mac(&hop, mac);
             used = mac.is_some();
@@ -194,15 +200,15 @@ impl KernelTables {
         if !link_local(local) && !link_local(peer) {
             return Some(RouteQuery { local, peer, device: None });
         }
-        // These are addresses of one device, and the local one has to say which. It may not: devices with the
-        // same MAC have the same one.
+        // These are addresses of one device, and the local one has to say which. It may not:
+        // devices with the same MAC have the same one.
         let mut devices = self.addresses.keys().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
         let device = devices.next().filter(|_| link_local(local) && devices.next().is_none())?;
         Some(RouteQuery { local, peer, device: Some(device) })
     }
 
-    /// The next hop of a route to `peer`, if it is known and can be sent to. If it is only the neighbour that is
-    /// missing, it is waited for.
+    /// The next hop of a route to `peer`, if it is known and can be sent to. If it is only the
+    /// neighbour that is missing, it is waited for.
     pub(super) fn resolve(
         &mut self,
         peer: IpAddr,
@@ -345,7 +351,8 @@ mod tests {
         assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.8"), None), None);
     }
 
-    /// However many neighbours there are and peers ask, what is kept of them has a bound, and goes with them.
+    /// However many neighbours there are and peers ask, what is kept of them has a bound, and goes
+    /// with them.
     #[test]
     fn a_flood_of_neighbours_and_peers_is_bounded() {
         let near = |at: usize| NeighbourKey {

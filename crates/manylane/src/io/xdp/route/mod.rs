@@ -18,8 +18,8 @@
 //! was last heard of long ago (stale) is only looked for again by a kernel that sends to it, so
 //! that one datagram per lane, entry and turn then takes the ordinary socket.
 //!
-//! What the kernel would do to a packet after its route is chosen is not done to what a lane sends: netfilter,
-//! traffic control, IPsec. Rules that look at ports or marks are not asked about either.
+//! What the kernel would do to a packet after its route is chosen is not done to what a lane sends:
+//! netfilter, traffic control, IPsec. Rules that look at ports or marks are not asked about either.
 
 mod kernel_tables;
 mod netlink;
@@ -75,7 +75,8 @@ pub(crate) enum Change {
 /// What is local to the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalState {
-    /// Addresses that the kernel delivers, with their device: of devices that are up, and not tentative.
+    /// Addresses that the kernel delivers, with their device: of devices that are up, and not
+    /// tentative.
     pub(crate) addresses: Vec<(u32, IpAddr)>,
     /// Addresses that are for all of a network.
     pub(crate) broadcasts: Vec<Ipv4Addr>,
@@ -83,7 +84,8 @@ pub(crate) struct LocalState {
     pub(crate) masters: Vec<(u32, u32)>,
 }
 
-/// The number of the XDP program on a device of the calling thread's namespace, if there is one and the kernel says so.
+/// The number of the XDP program on a device of the calling thread's namespace, if there is one and
+/// the kernel says so.
 pub(crate) fn xdp_program_id(ifindex: u32) -> Option<u32> {
     netlink::QuerySocket::open().and_then(|mut questions| questions.xdp_program_id(ifindex)).ok().flatten()
 }
@@ -116,8 +118,8 @@ struct Shared {
     listeners: Mutex<Vec<ChangeListener>>,
 }
 
-/// Two counters in one word: above, the turns of the clock (16 bits), by which entries grow old; below, a stamp that
-/// moves whenever it makes sense to ask again.
+/// Two counters in one word: above, the turns of the clock (16 bits), by which entries grow old;
+/// below, a stamp that moves whenever it makes sense to ask again.
 ///
 /// The lanes read it once per batch, and it is written seldom: it has cache lines of its own.
 #[repr(align(128))]
@@ -132,8 +134,8 @@ fn stamp_of(clock: u64) -> u32 {
 }
 
 impl Routes {
-    /// Reads the tables of the calling thread's namespace and starts the thread that keeps them. No privilege is
-    /// needed, now or later.
+    /// Reads the tables of the calling thread's namespace and starts the thread that keeps them. No
+    /// privilege is needed, now or later.
     pub(crate) fn start() -> Result<Arc<Self>> {
         Self::start_with_interval(REFRESH_INTERVAL)
     }
@@ -175,7 +177,8 @@ impl Routes {
         }
     }
 
-    /// All addresses that the kernel delivers locally, with their device: of devices that are up, and not tentative.
+    /// All addresses that the kernel delivers locally, with their device: of devices that are up,
+    /// and not tentative.
     pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
         lock(&self.shared.local_state).addresses.clone()
     }
@@ -185,9 +188,9 @@ impl Routes {
         lock(&self.shared.local_state).clone()
     }
 
-    /// Calls `watcher` on the background thread for each change from now on; what it asks of `self` is then of
-    /// after the change. What changed before this call is not told again. It must not call `on_change`, and
-    /// must not keep an `Arc` of this `Routes`, which could then never end.
+    /// Calls `watcher` on the background thread for each change from now on; what it asks of `self`
+    /// is then of after the change. What changed before this call is not told again. It must not
+    /// call `on_change`, and must not keep an `Arc` of this `Routes`, which could then never end.
     pub(crate) fn on_change(&self, watcher: ChangeListener) {
         lock(&self.shared.listeners).push(watcher);
     }
@@ -253,7 +256,8 @@ pub(crate) struct Reader {
     clock: u64,
     /// That of the table, when the batch began.
     version: u64,
-    /// Between which addresses the last request was that is answered, and how: as long as neither of these two changes.
+    /// Between which addresses the last request was that is answered, and how: as long as neither
+    /// of these two changes.
     last_reply: Option<(AddrPair, NextHop)>,
     recent: RecentQueries,
     queue: Arc<QueryQueue>,
@@ -272,8 +276,8 @@ impl Reader {
         }
     }
 
-    /// How to get from a local address to a peer, if that is known; if not, it is asked for, and this reply takes
-    /// an ordinary socket. Does not wait, and does not allocate.
+    /// How to get from a local address to a peer, if that is known; if not, it is asked for, and
+    /// this reply takes an ordinary socket. Does not wait, and does not allocate.
     #[inline]
     pub(crate) fn next_hop(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
         self.find(local, peer).map(|(next, _)| next)
@@ -290,7 +294,8 @@ impl Reader {
         Some(next)
     }
 
-    /// The way back of the request before, if this one is between the same addresses and nothing has changed since.
+    /// The way back of the request before, if this one is between the same addresses and nothing
+    /// has changed since.
     #[inline]
     pub(crate) fn cached_next_hop(&self, request: &Datagram) -> Option<&NextHop> {
         self.last_reply.as_ref().filter(|(ends, _)| ends == request.addr_pair()).map(|(_, next)| next)
@@ -307,8 +312,8 @@ impl Reader {
                 Some((found.next, true))
             }
             Some(found) => {
-                // Still good, but to be asked for again. The datagram that does so makes the kernel look after a
-                // neighbour of which it has not heard for a while.
+                // Still good, but to be asked for again. The datagram that does so makes the kernel
+                // look after a neighbour of which it has not heard for a while.
                 let asked = self.query(&pair, hash);
                 (!(asked && found.stale)).then_some((found.next, false))
             }
@@ -319,15 +324,16 @@ impl Reader {
         }
     }
 
-    /// Asks for a pair, unless this lane has done so since the stamp moved. True if it was asked now.
+    /// Asks for a pair, unless this lane has done so since the stamp moved. True if it was asked
+    /// now.
     #[cold]
     fn query(&mut self, pair: &RouteKey, hash: u64) -> bool {
         let asked = self.recent.query_once(hash, stamp_of(self.clock), || self.queue.push(pair));
         if asked {
             let shared = &self.routes.shared;
-            // Either the thread sees the question when it looks for the last time before it sleeps, or this sees
-            // that it sleeps: both write, pass a fence of one total order, and then read what the other wrote
-            // (`Worker::sleep`).
+            // Either the thread sees the question when it looks for the last time before it sleeps,
+            // or this sees that it sleeps: both write, pass a fence of one total order, and then
+            // read what the other wrote (`Worker::sleep`).
             fence(Ordering::SeqCst);
             if shared.is_asleep.load(Ordering::Relaxed) && shared.is_asleep.swap(false, Ordering::Relaxed) {
                 shared.wake();

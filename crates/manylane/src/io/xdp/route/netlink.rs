@@ -36,20 +36,24 @@ const GROUPS: [u32; 8] = [
 /// Next hops that routes share; Linux 5.3.
 const RTNLGRP_NEXTHOP: u32 = 32;
 
-/// Room for events that were not read yet: as many as the kernel lets us have. What does not fit is noticed.
+/// Room for events that were not read yet: as many as the kernel lets us have. What does not fit is
+/// noticed.
 const EVENT_BUFFER: usize = 4 << 20;
 /// Larger than any datagram that the kernel makes (32 KiB in a dump).
 const DATAGRAM_SIZE_MAX: usize = 64 << 10;
 /// Datagrams of one dump at most: an end to what should have one of its own.
 const DUMP_DATAGRAMS_MAX: usize = 1 << 16;
-/// Questions that go to the kernel in one call. Their answers fit into a receive buffer of the default size.
+/// Questions that go to the kernel in one call. Their answers fit into a receive buffer of the
+/// default size.
 pub(super) const QUERIES_MAX: usize = 16;
 
-/// MSG_TRUNC of linux/socket.h: a receive returns the true length, so that what was cut off is noticed.
+/// MSG_TRUNC of linux/socket.h: a receive returns the true length, so that what was cut off is
+/// noticed.
 const MSG_TRUNC: i32 = 0x20;
 const IPPROTO_UDP: u8 = 17;
 
-/// A question for a route. The kernel chooses as it would for a datagram of ours: by tables, rules and weights.
+/// A question for a route. The kernel chooses as it would for a datagram of ours: by tables, rules
+/// and weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteQuery {
     pub(super) local: IpAddr,
@@ -106,17 +110,20 @@ impl EventSocket {
     /// Subscribes to the changes of the namespace of the calling thread.
     pub(super) fn subscribe() -> io::Result<Self> {
         let line = NetlinkSocket::open()?;
-        // As much as a user may have without privileges; less only means that an overrun comes earlier.
+        // As much as a user may have without privileges; less only means that an overrun comes
+        // earlier.
         let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER);
         for group in GROUPS {
             line.socket.add_membership(group)?;
         }
-        // Without these, users of next hop objects have routes that name them, which are told of anyway.
+        // Without these, users of next hop objects have routes that name them, which are told of
+        // anyway.
         let _ = line.socket.add_membership(RTNLGRP_NEXTHOP);
         Ok(Self(line))
     }
 
-    /// Hands at most `most` datagrams of events to `each`; true if there may be more. `ENOBUFS`: some are lost.
+    /// Hands at most `most` datagrams of events to `each`; true if there may be more. `ENOBUFS`:
+    /// some are lost.
     pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         for _ in 0..most {
             if !self.0.receive()? {
@@ -152,8 +159,8 @@ impl QuerySocket {
         Ok(Self { netlink: NetlinkSocket::open()?, seq: 0, request: Vec::new() })
     }
 
-    /// Hands all devices, then addresses, then neighbours of the namespace to `each`; false if some changed
-    /// meanwhile, so that the picture may be of no single moment.
+    /// Hands all devices, then addresses, then neighbours of the namespace to `each`; false if some
+    /// changed meanwhile, so that the picture may be of no single moment.
     pub(super) fn dump(&mut self, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         let mut whole = true;
         for what in [

@@ -14,8 +14,8 @@ struct CachePadded(AtomicUsize);
 
 /// A queue with one writer, the lane, and one reader, the background thread.
 ///
-/// `taken` is written by the reader only and `put` by the writer only; both count up for ever. Between them lie
-/// the questions that wait.
+/// `taken` is written by the reader only and `put` by the writer only; both count up for ever.
+/// Between them lie the questions that wait.
 #[derive(Debug)]
 pub(super) struct QueryQueue {
     tail: CachePadded,
@@ -64,7 +64,8 @@ impl QueryQueue {
 
 /// What a lane asked a short while ago, so that it does not ask again for every datagram.
 ///
-/// Two pairs that share a place take it from each other; they are then asked for more often than needed.
+/// Two pairs that share a place take it from each other; they are then asked for more often than
+/// needed.
 #[derive(Debug)]
 pub(super) struct RecentQueries(Box<[u64]>);
 
@@ -75,12 +76,13 @@ impl RecentQueries {
         Self(vec![0; RECENT_SLOTS].into())
     }
 
-    /// Whether this hash was asked for since the stamp became what it is; if not, `ask` does it and says
-    /// whether it could. True if it was asked now.
+    /// Whether this hash was asked for since the stamp became what it is; if not, `ask` does it and
+    /// says whether it could. True if it was asked now.
     #[inline]
     pub(super) fn query_once(&mut self, hash: u64, stamp: u32, ask: impl FnOnce() -> bool) -> bool {
         let place = &mut self.0[(hash >> 32) as usize % RECENT_SLOTS];
-        // The lower bits choose the set in the table, not the place here: together they tell more pairs apart.
+        // The lower bits choose the set in the table, not the place here: together they tell more
+        // pairs apart.
         let mark = hash << 32 | u64::from(stamp);
         if *place == mark || !ask() {
             return false;

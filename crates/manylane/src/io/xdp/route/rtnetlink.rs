@@ -1,7 +1,7 @@
 //! What the kernel's messages say: devices, addresses, neighbours, routes.
 //!
-//! Nothing here trusts lengths or numbers. What cannot be read is left out or, for an event, reported as such, so
-//! that what depends on it is forgotten.
+//! Nothing here trusts lengths or numbers. What cannot be read is left out or, for an event,
+//! reported as such, so that what depends on it is forgotten.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -51,7 +51,8 @@ pub(super) enum KernelUpdate {
     Malformed,
 }
 
-/// An address, and the addresses that its network has for all: that of the prefix, and the one that was set with it.
+/// An address, and the addresses that its network has for all: that of the prefix, and the one that
+/// was set with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LocalAddr {
     pub(super) ip: IpAddr,
@@ -148,8 +149,8 @@ fn find_attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     found.into_inner().get(HEADER..usize::from(found.length()))
 }
 
-/// Of a device's hundred attributes, some of them nested deeply, only four are looked at: one that is new or odd
-/// shall not keep us from the others.
+/// Of a device's hundred attributes, some of them nested deeply, only four are looked at: one that
+/// is new or odd shall not keep us from the others.
 fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     const HEADER: usize = 16;
     const IFLA_ADDRESS: u16 = 1;
@@ -188,11 +189,13 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     )))
 }
 
-/// The number of the XDP program that a message of `ifindex` tells of: of the driver's, else of any.
+/// The number of the XDP program that a message of `ifindex` tells of: of the driver's, else of
+/// any.
 pub(super) fn parse_xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
     const HEADER: usize = 16;
     const IFLA_XDP: u16 = 43;
-    /// IFLA_XDP_PROG_ID, and those of the driver, of generic XDP and of the hardware, where there are several.
+    /// IFLA_XDP_PROG_ID, and those of the driver, of generic XDP and of the hardware, where there
+    /// are several.
     const PROG_ID_ATTRS: [u16; 4] = [4, 6, 5, 7];
     LinkHeader::parse(payload).ok().filter(|header| header.index == ifindex)?;
     let about = find_attribute(payload.get(HEADER..)?, IFLA_XDP)?;
@@ -235,7 +238,8 @@ fn broadcast_of(ip: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
 fn parse_neighbour(kind: u16, payload: &[u8]) -> Decoded {
     let message = NeighbourMessage::parse(payload)?;
     let header = message.header;
-    // Forwarding entries of bridges come in the same group; what we answer for as a proxy is no neighbour.
+    // Forwarding entries of bridges come in the same group; what we answer for as a proxy is no
+    // neighbour.
     if header.flags.contains(NeighbourFlags::Proxy) {
         return Ok(None);
     }
@@ -307,7 +311,8 @@ pub(super) fn parse_route_reply(kind: u16, payload: &[u8]) -> Option<Route> {
                     _ => None,
                 });
             }
-            // The packet is to be wrapped into another, or the next hop is of a kind that is not known here.
+            // The packet is to be wrapped into another, or the next hop is of a kind that is not
+            // known here.
             RouteAttribute::Encap(_)
             | RouteAttribute::EncapType(_)
             | RouteAttribute::Gateway(_)

@@ -1,9 +1,10 @@
 //! The table of next hops: written by one thread, read by every lane without a lock.
 //!
-//! Its size is fixed: [`SETS`] sets of [`WAYS`] slots. What comes when a set is full takes the place of the slot
-//! that was asked for longest ago. A slot is one cache line, and a set has one byte per slot, a tag, that says
-//! whether it is worth looking at. Readers see a change as soon as it is made; there is nothing to publish, and
-//! however many peers come and go, nothing is allocated.
+//! Its size is fixed: [`SETS`] sets of [`WAYS`] slots. What comes when a set is full takes the
+//! place of the slot that was asked for longest ago. A slot is one cache line, and a set has one
+//! byte per slot, a tag, that says whether it is worth looking at. Readers see a change as soon as
+//! it is made; there is nothing to publish, and however many peers come and go, nothing is
+//! allocated.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,8 +21,8 @@ pub(super) const ENTRIES_MAX: usize = WAYS * SETS;
 /// How many turns of the clock an answer is kept that no lane asks for again.
 const ENTRY_EPOCHS_MAX: u16 = 4;
 
-/// A local address and the peer it talks to, as four words. IPv4 is written as IPv6 does it (`::ffff:1.2.3.4`),
-/// so that both spellings of an IPv4 address are one.
+/// A local address and the peer it talks to, as four words. IPv4 is written as IPv6 does it
+/// (`::ffff:1.2.3.4`), so that both spellings of an IPv4 address are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RouteKey(pub(super) [u64; 4]);
 
@@ -130,8 +131,9 @@ impl Slot {
             return None;
         }
         let (device, mac, source) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE));
-        // If one of these words is of a later write, then the fence after its odd number (in `write`) pairs with
-        // this one, and the load below sees that number or a later one: the comparison fails.
+        // If one of these words is of a later write, then the fence after its odd number (in
+        // `write`) pairs with this one, and the load below sees that number or a later one: the
+        // comparison fails.
         fence(Ordering::Acquire);
         if self.load(SEQ) != before {
             return None;
@@ -189,8 +191,8 @@ pub(super) struct Table {
     version: Version,
 }
 
-/// Grows after each change of what a reader may have found. Every lane reads it once per batch, so it has cache lines of
-/// its own.
+/// Grows after each change of what a reader may have found. Every lane reads it once per batch, so
+/// it has cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Version(AtomicU64);
@@ -205,14 +207,16 @@ impl Table {
         }
     }
 
-    /// What was found is still what would be found, as long as this is the same number that it was before.
+    /// What was found is still what would be found, as long as this is the same number that it was
+    /// before.
     #[inline]
     pub(super) fn version(&self) -> u64 {
         // Acquire: who sees the number sees the changes that it counts.
         self.version.0.load(Ordering::Acquire)
     }
 
-    /// Something that was to be found is no more, or is another. Only the writer calls this, after it has changed it.
+    /// Something that was to be found is no more, or is another. Only the writer calls this, after
+    /// it has changed it.
     fn bump_version(&self) {
         let next = self.version.0.load(Ordering::Relaxed).wrapping_add(1);
         self.version.0.store(next, Ordering::Release);
@@ -291,7 +295,8 @@ struct SlotMeta {
     order: u64,
 }
 
-/// The one that writes. What it wrote goes when it goes: lanes then find nothing and use ordinary sockets.
+/// The one that writes. What it wrote goes when it goes: lanes then find nothing and use ordinary
+/// sockets.
 #[derive(Debug)]
 pub(super) struct Writer {
     table: Arc<Table>,

@@ -56,7 +56,8 @@ fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
     run(namespace, || fs::write(format!("/proc/sys/net/{name}"), value).unwrap());
 }
 
-/// Ours and a neighbour, joined by `near` (10.9.0.0/24, fd09::/64) and `far` (10.8.0.0/24): we are 1, it is 2.
+/// Ours and a neighbour, joined by `near` (10.9.0.0/24, fd09::/64) and `far` (10.8.0.0/24): we are
+/// 1, it is 2.
 struct Testbed {
     local: NetNs,
     peer: NetNs,
@@ -66,7 +67,8 @@ impl Testbed {
     fn new() -> Self {
         let world = Self { local: NetNs::create().unwrap(), peer: NetNs::create().unwrap() };
         let peer = world.peer.path();
-        // The second device of ours has another number than the first of theirs: mixing them up is noticed.
+        // The second device of ours has another number than the first of theirs: mixing them up is
+        // noticed.
         world.ip(&format!(
             "link set lo up\n\
              link add near address 02:00:00:00:00:01 type veth peer near address 02:00:00:00:00:02 netns {peer}\n\
@@ -154,7 +156,8 @@ impl Reader {
         }
     }
 
-    /// Asks until the kernel has been asked and another answer, to a question asked later, is there.
+    /// Asks until the kernel has been asked and another answer, to a question asked later, is
+    /// there.
     #[track_caller]
     fn expect_none(&mut self, local: &str, peer: &str, known: (&str, &str, NextHop)) {
         assert_eq!(self.query_now(local, peer), None, "{local} to {peer}");
@@ -396,7 +399,8 @@ fn netns_devices_and_addresses_change() {
     world.ip("address add 10.9.0.50/32 peer 10.9.0.60 dev near\n");
     wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "10.9.0.50"));
     assert!(!has(&routes.local_addresses(), &near, "10.9.0.60"));
-    // Duplicates are looked for first: it is not there before that is done, and then there is a change.
+    // Duplicates are looked for first: it is not there before that is done, and then there is a
+    // change.
     world.ip("address add fd09::50/64 dev near\n");
     wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "fd09::50"));
     world.ip("address del 10.9.0.50/32 peer 10.9.0.60 dev near\n");

@@ -17,9 +17,9 @@ use crate::error::ENOBUFS;
 /// How often entries that are in use are asked for again.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(4);
 
-/// Questions that are answered in one go, and the pause after it. Together they bound what a flood of new peers
-/// costs: 16,000 questions a second, some microseconds each. What finds its queue full is asked for by a later
-/// datagram, if there is one.
+/// Questions that are answered in one go, and the pause after it. Together they bound what a flood
+/// of new peers costs: 16,000 questions a second, some microseconds each. What finds its queue full
+/// is asked for by a later datagram, if there is one.
 pub(super) const QUERIES_PER_ROUND: usize = QUERIES_MAX;
 pub(super) const ROUND_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -74,7 +74,8 @@ impl Drop for ExitGuard {
 }
 
 impl Worker {
-    /// Opens the sockets in the namespace of the calling thread and reads its tables. The clock turns every `period`.
+    /// Opens the sockets in the namespace of the calling thread and reads its tables. The clock
+    /// turns every `period`.
     pub(super) fn open(period: Duration) -> io::Result<Self> {
         // Events first: what changes during the dump comes after it.
         let events = EventSocket::subscribe()?;
@@ -192,7 +193,8 @@ impl Worker {
         }
         if effects.flush || effects.revalidate || effects.requery {
             let clock = self.shared.clock.0.load(Ordering::Relaxed);
-            // An entry of an epoch that is over is good until the answer to the next question is there.
+            // An entry of an epoch that is over is good until the answer to the next question is
+            // there.
             let epoch = epoch_of(clock).wrapping_add(u16::from(effects.revalidate));
             self.set_clock(epoch, stamp_of(clock).wrapping_add(1));
         }
@@ -267,7 +269,8 @@ impl Worker {
                 answered[index] = true;
             }
         });
-        // What was known and cannot be reached so any more: an earlier answer must not outlive this one.
+        // What was known and cannot be reached so any more: an earlier answer must not outlive this
+        // one.
         for ((pair, _), _) in asked.iter().zip(answered).filter(|(_, answered)| !answered) {
             table.remove_pair(pair);
         }
@@ -318,7 +321,8 @@ impl Worker {
     }
 }
 
-/// A picture of the tables. The table of next hops is only there for form's sake: no neighbour is used yet.
+/// A picture of the tables. The table of next hops is only there for form's sake: no neighbour is
+/// used yet.
 fn load(questions: &mut QuerySocket, table: &mut Writer) -> io::Result<KernelTables> {
     let mut tries = 0;
     loop {
