@@ -165,7 +165,7 @@ impl<W: Write> Writer<W> {
 }
 
 #[cfg(test)]
-#[path = "../tests/blocks/mod.rs"]
+#[path = "../tests/cli/blocks.rs"]
 mod blocks;
 
 #[cfg(test)]

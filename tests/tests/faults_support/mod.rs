@@ -109,7 +109,7 @@ impl Child {
     }
 
     fn start_at(host: Option<&Host>, name: &str, user: Option<u32>) -> Self {
-        let args = [name, "--exact", "--ignored", "--nocapture", "--test-threads=1"];
+        let args = [name, "--ignored", "--nocapture", "--test-threads=1"];
         let user = user.filter(|_| is_root());
         let apart = spawn_isolated(host.map(Host::namespace), SELF_EXE, &args, &[(ROLE_VAR, name)], user);
         let IsolatedChild { process, lines, stdin_guard: keep } = apart.unwrap();

@@ -1,0 +1,230 @@
+//! `manylane capture` from outside: what is in its files, when it ends, whom it captures. In a
+//! testbed, but for the rest.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_testbed::skip;
+use manylane_testbed::{Host, Layout, Testbed};
+use pcap_parser::Block;
+
+use crate::blocks;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs the program inside `host`, or here.
+fn run(host: Option<&Host>, words: &[&str]) -> Output {
+    let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
+    command.args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// A program that runs, up to what it says first; killed when the test fails.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+    first: String,
+}
+
+impl Running {
+    fn start(mut command: Command, words: &[&str], says: &str) -> Self {
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let first = first.strip_prefix(says).unwrap_or_else(|| panic!("{first}")).to_owned();
+        Self { child, lines, first }
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Waits for its end: exit code, standard output, and the rest of standard error.
+    fn end(mut self) -> (Option<i32>, Vec<u8>, String) {
+        let mut out = Vec::new();
+        self.child.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+        let said: Vec<String> = self.lines.by_ref().map_while(Result::ok).collect();
+        (self.child.wait().unwrap().code(), out, said.join("\n"))
+    }
+
+    fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args(["-s", signal, &self.pid()]).status().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn echo(host: &Host, port: u16) -> Running {
+    let addr = format!("{}:{port}", host.ip4(0));
+    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "2", "--stats", "0"];
+    let echo = Running::start(host.command(PROGRAM).unwrap(), &words, "listening on ");
+    assert_eq!(echo.first, addr);
+    echo
+}
+
+/// Asks `count` times, and has every answer.
+fn ask(host: &Host, server: &str, count: u64) {
+    let count = count.to_string();
+    let words = ["send", server, "--expect", "echo", "--count", &count, "--rate", "2k", "--timeout", "10s"];
+    let output = run(Some(host), &words);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+/// What a capture file has: names of its interfaces, packets received and sent, blocks of
+/// statistics.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    interfaces: Vec<String>,
+    received: usize,
+    sent: usize,
+    statistics: usize,
+}
+
+fn read(file: &[u8]) -> Found {
+    let mut found = Found::default();
+    blocks::for_each(file, |block| match block {
+        Block::InterfaceDescription(block) => {
+            let name = block.options.iter().find(|option| option.code.0 == 2).unwrap();
+            let name = &name.value[..usize::from(name.len)];
+            found.interfaces.push(String::from_utf8(name.to_vec()).unwrap());
+        }
+        Block::EnhancedPacket(block) => {
+            let flags = block.options.iter().find(|option| option.code.0 == 2).unwrap();
+            match flags.value[0] & 3 {
+                1 => found.received += 1,
+                2 => found.sent += 1,
+                other => panic!("direction {other}"),
+            }
+        }
+        Block::InterfaceStatistics(_) => found.statistics += 1,
+        _ => {}
+    });
+    found
+}
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn netns_capture_writes_complete_files() {
+    if !skip::need_root("netns_capture_writes_complete_files") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 2, ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let device = b.device(0).to_owned();
+    let server = echo(b, 4242);
+    let addr = server.first.clone();
+    let within = |host: &Host, words: &[&str]| {
+        Running::start(host.command(PROGRAM).unwrap(), &[&["capture"], words].concat(), "capturing process ")
+    };
+    // So that replies leave past the stack: the first ones do not.
+    ask(a, &addr, 200);
+
+    // From outside, by the process; ended by Ctrl-C. All that was asked and answered is there.
+    let path = file("capture-ctrl-c.pcapng");
+    let words = ["capture", &server.pid(), "-w", path.to_str().unwrap()];
+    let capture = Running::start(Command::new(PROGRAM), &words, "capturing process ");
+    assert!(capture.first.contains(&addr) && capture.first.contains(&device), "{}", capture.first);
+    ask(a, &addr, 300);
+    capture.signal("INT");
+    let (code, out, said) = capture.end();
+    assert_eq!((code, out.len()), (Some(0), 0), "{said}");
+    assert!(said.contains("600 frames captured: 300 received, 300 sent"), "{said}");
+    let all = Found { interfaces: vec![device.clone()], received: 300, sent: 300, statistics: 1 };
+    assert_eq!(read(&fs::read(&path).unwrap()), all);
+
+    // The only process that there is, to a pipe, a number of frames.
+    let capture = within(b, &["--count", "21", "--snaplen", "60"]);
+    ask(a, &addr, 50);
+    let (code, out, said) = capture.end();
+    assert_eq!(code, Some(0), "{said}");
+    let found = read(&out);
+    assert_eq!((found.received + found.sent, found.statistics), (21, 1));
+
+    // By address, for a time.
+    let capture = within(b, &[&addr, "--duration", "50ms", "-w", "-"]);
+    let (code, out, said) = capture.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(read(&out), Found { interfaces: vec![device.clone()], statistics: 1, ..Found::default() });
+
+    // The process ends first.
+    let capture = within(b, &[]);
+    ask(a, &addr, 10);
+    server.signal("TERM");
+    assert_eq!(server.end().0, Some(0));
+    let (code, out, said) = capture.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("the process has ended"), "{said}");
+    assert_eq!(read(&out), Found { interfaces: vec![device], received: 10, sent: 10, statistics: 1 });
+
+    // A reader that goes away is no failure.
+    let server = echo(b, 4242);
+    let mut capture = within(b, &[]);
+    drop(capture.child.stdout.take());
+    let start = Instant::now();
+    while capture.child.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < TEST_TIMEOUT, "still running without a reader");
+        ask(a, &addr, 10);
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(capture.child.wait().unwrap().code(), Some(0));
+    drop(server);
+}
+
+#[test]
+fn netns_capture_asks_which_one_if_there_are_several() {
+    if !skip::need_root("netns_capture_asks_which_one_if_there_are_several") {
+        return;
+    }
+    let layout =
+        Layout { hosts: 3, links: vec![(0, 1), (1, 2)], queues: 1, ipv6: false, ..Layout::default() };
+    let testbed = Testbed::new(&layout).unwrap();
+    let b = testbed.host(1);
+    let first = echo(b, 4242);
+    let addr = format!("{}:4343", b.ip4(1));
+    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "1", "--stats", "0"];
+    let second = Running::start(b.command(PROGRAM).unwrap(), &words, "listening on ");
+    let output = run(Some(b), &["capture", "-w", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    for known in [&first.pid(), &first.first, &second.pid(), &addr] {
+        assert!(stderr(&output).contains(known), "{known} is not in {}", stderr(&output));
+    }
+    let output = run(Some(b), &["capture", &addr, "--duration", "10ms"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(read(&output.stdout).interfaces, [b.device(1)]);
+    // Nobody is in the other ones.
+    let output = run(Some(testbed.host(0)), &["capture", "-w", "/dev/null"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("engine xdp"), "{}", stderr(&output));
+}
+
+#[test]
+fn capture_says_what_is_in_the_way() {
+    for (words, code, hint) in [
+        (&["capture", "here", "-w", "/dev/null"][..], 2, "192.0.2.1:53"),
+        (&["capture", "--snaplen", "0"], 2, "65535"),
+        (&["capture", "--count", "0"], 2, "above 0"),
+        (&["capture", "999999999", "-w", "/dev/null"], 1, "no process 999999999"),
+        (&["capture", "192.0.2.7:53", "-w", "/dev/null"], 1, "192.0.2.7:53"),
+    ] {
+        let output = run(None, words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+    }
+}

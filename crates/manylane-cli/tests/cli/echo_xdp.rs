@@ -1,0 +1,87 @@
+//! `manylane echo` with engine `xdp`, in a testbed: devices that are named, VLANs.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use manylane_sys::packet::PacketSocket;
+use manylane_sys::sock;
+use manylane_testbed::{Layout, Testbed, skip};
+use manylane_wire::ethernet::{Mac, Vlan, ether_type};
+use manylane_wire::frame::{Frame, UdpFrame};
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
+
+/// The program while it runs; killed when the test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
+    const EACH: u64 = 10;
+    if !skip::need_root("netns_echo_takes_frames_of_the_vlans_that_it_is_given") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, queues: 2, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = format!("{}:0", b.ip4(0));
+    let mut command = b.command(PROGRAM).unwrap();
+    // Engine auto, which takes xdp on a device that is named.
+    command.args(["echo", &addr, "--lanes", "2", "--interface", b.device(0), "--json", "--stats", "0"]);
+    command.args(["--xdp-vlan", "5", "--xdp-vlan", "100.5", "--busy-poll", "100"]);
+    // Each reply is to be a frame of its own, those that leave through the kernel, too.
+    command.args(["--gso", "off"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running(command.spawn().unwrap());
+    let child = &mut running.0;
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let to: SocketAddr =
+        lines.next().unwrap().unwrap().strip_prefix("listening on ").unwrap().parse().unwrap();
+    let how = lines.next().unwrap().unwrap();
+    assert!(how.starts_with("2 lanes, engine xdp (queues link0:0 link0:1), "), "{how}");
+    thread::spawn(move || lines.for_each(drop));
+
+    // Held, so that nobody answers the replies by ICMP.
+    let held = a.run(|| UdpSocket::bind((a.ip4(0), 0))).unwrap();
+    let from = held.local_addr().unwrap();
+    let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
+    sock::set_recv_timeout(socket.as_fd(), Duration::from_secs(30)).unwrap();
+    let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
+    let tag = |ether_type, control| Some(Vlan { ether_type, tci: control });
+    for vlans in [[tag(vlan, 7), None], [tag(vlan, 5), None], [tag(service, 100), tag(vlan, 5)], [None, None]]
+    {
+        let plan = UdpFrame {
+            payload: b"through the program",
+            vlans,
+            ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to)
+        };
+        let mut bytes = vec![0; plan.len()];
+        plan.write(&mut bytes).unwrap();
+        (0..EACH).for_each(|_| socket.send(&bytes).unwrap());
+    }
+    let mut replies = 0;
+    while replies < 3 * EACH {
+        let got = socket.receive().unwrap();
+        replies += u64::from(Frame::parse(&got).is_ok_and(|got| got.endpoints() == Some((to, from))));
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &pid]).status().unwrap().success());
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let served: Value = serde_json::from_str(&text).unwrap();
+    let total = served["rows"].as_array().unwrap().iter().find(|row| row["lane"] == "total").unwrap();
+    for name in ["arrived", "delivered_by_xdp", "delivered", "sent"] {
+        assert_eq!(total[name], 3 * EACH, "{name} of {total}");
+    }
+}

@@ -1,0 +1,324 @@
+//! `manylane lab` from outside: what each paper's rows are, and that a run which was stopped or
+//! killed goes on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_testbed::skip::{self, Forced};
+use serde_json::Value;
+
+fn lab(words: &[&str], out: &PathBuf) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_manylane"));
+    command.arg("lab").args(words).arg("--out").arg(out).stdin(Stdio::null());
+    command
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+/// The rows of a run that ends well.
+fn rows(name: &str, words: &[&str]) -> Vec<Value> {
+    let out = folder(name);
+    let done = lab(&[words, &["--json"]].concat(), &out).output().unwrap();
+    assert!(done.status.success(), "{}", stderr(&done));
+    let document: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(document["schema"], "manylane.lab.v1");
+    assert!(document["machine"]["kernel"].is_string() && document["settings"]["scale"]["quick"] == true);
+    let page = fs::read_to_string(out.join(format!("lab-{}.html", words[0]))).unwrap();
+    assert!(page.trim_end().ends_with("</html>"));
+    document["rows"].as_array().unwrap().clone()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Each row has a value or a reason; how many have which table.
+fn in_table<'a>(rows: &'a [Value], table: &str) -> Vec<&'a Value> {
+    let own: Vec<&Value> = rows.iter().filter(|row| row["table"] == table).collect();
+    for row in &own {
+        assert!(row["value"].is_f64() != row["why_not"].is_string(), "{row}");
+        assert_eq!(row["value"].is_f64(), !row["samples"].as_array().unwrap().is_empty(), "{row}");
+    }
+    own
+}
+
+#[test]
+fn what_there_is_is_listed_and_what_is_not_is_said() {
+    let out = folder("lab-list");
+    let list = lab(&["list"], &out).output().unwrap();
+    let text = String::from_utf8(list.stdout).unwrap();
+    for name in ["rivera", "sarma", "orlowsky", "priambodo", "salesforce  not yet available"] {
+        assert!(text.contains(name), "{text}");
+    }
+    let none = lab(&["salesforce"], &out).output().unwrap();
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("not yet available") && none.stdout.is_empty());
+    assert_eq!(lab(&["nobody"], &out).output().unwrap().status.code(), Some(2));
+    let no_part = lab(&["rivera", "--only", "nothing-like-that"], &out).output().unwrap();
+    assert_eq!(no_part.status.code(), Some(1));
+    assert!(stderr(&no_part).contains("no such part"), "{}", stderr(&no_part));
+}
+
+#[test]
+fn loopback_rivera_every_unit_is_counted() {
+    let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--only", "/2-readers"];
+    let rows = rows("lab-rivera", &words);
+    assert_eq!(in_table(&rows, "figure 2").len(), 7);
+    assert_eq!(in_table(&rows, "figure 2, processor time").len(), 7);
+    assert_eq!(in_table(&rows, "figure 4").len(), 5);
+    for row in in_table(&rows, "figure 2").iter().chain(&in_table(&rows, "figure 4")) {
+        let device = row["line"].as_str().unwrap().starts_with("lane/xdp");
+        assert!(device || row["value"].is_f64(), "{row}");
+        let each = row["samples"].as_array().unwrap().iter().map(|sample| sample.as_f64().unwrap());
+        assert!(each.clone().all(|seconds| seconds > 0.0 && seconds < 60.0), "{row}");
+        if row["value"].is_f64() {
+            // Two rounds.
+            let counts = &row["counts"];
+            assert_eq!((&counts["sent"], &counts["dropped"]), (&1400.into(), &0.into()), "{row}");
+            assert_eq!(counts["delivered"], 1400, "{row}");
+        }
+    }
+    for table in ["table I", "table II"] {
+        let own = in_table(&rows, table);
+        // Root sees waits; nobody sees how long locks are held.
+        assert!(own.iter().any(|row| row["column"] == "contentions"), "{table}");
+    }
+}
+
+#[test]
+fn netns_rivera_waits_for_locks_add_up() {
+    if !skip::need_root("netns_rivera_waits_for_locks_add_up") {
+        return;
+    }
+    let words = ["rivera", "--quick", "--units", "20000", "--only", "locks/2-readers"];
+    let rows = rows("lab-locks", &words);
+    let callers = in_table(&rows, "callers");
+    let counts: Vec<(&str, u64)> = callers
+        .iter()
+        .filter(|row| row["column"] == "per million" && row["value"].is_f64())
+        .map(|row| (row["line"].as_str().unwrap(), row["counts"]["contentions"].as_u64().unwrap()))
+        .collect();
+    let all: Vec<&(&str, u64)> = counts.iter().filter(|(line, _)| line.ends_with(": all locks")).collect();
+    assert_eq!(all.len(), 7, "{counts:?}");
+    for (line, sum) in all {
+        let reader = line.trim_end_matches("all locks");
+        let own = counts.iter().filter(|(line, _)| line.starts_with(reader) && !line.ends_with("all locks"));
+        assert_eq!(own.map(|(_, count)| count).sum::<u64>(), *sum, "{reader}");
+    }
+    assert_eq!((in_table(&rows, "table I").len(), in_table(&rows, "table III").len()), (6, 6));
+}
+
+#[test]
+fn sarma_costs_have_a_figure_or_a_reason() {
+    let rows = rows("lab-sarma", &["sarma", "--quick", "--rounds", "1", "--only", "sarma/table"]);
+    let printed = |row: &&&Value| row["printed"].is_f64();
+    assert_eq!(in_table(&rows, "table 1").iter().filter(printed).count(), 10);
+    assert_eq!(in_table(&rows, "table 1").len(), 11);
+    assert_eq!(in_table(&rows, "table 3").len(), 12);
+    let writes = in_table(&rows, "table 3, writes");
+    let paper: Vec<f64> = writes.iter().map(|row| row["printed"].as_f64().unwrap()).collect();
+    assert_eq!(paper, [2.719, 2.976]);
+    assert!(writes.iter().all(|row| row["value"].as_f64().unwrap() > 0.0), "{writes:?}");
+    assert!(in_table(&rows, "table 2").len() >= 13);
+}
+
+#[test]
+fn netns_sarma_floods_are_seen() {
+    let name = "netns_sarma_floods_are_seen";
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    if !skip::need_root(name)
+        || !skip::need_unless_forced(name, cpus > 1, Forced::Cpus, "it takes two processors")
+    {
+        return;
+    }
+    let words = ["sarma", "--quick", "--flood", "400ms", "--only", "softirqs"];
+    let rows = rows("lab-flood", &words);
+    assert_eq!(in_table(&rows, "figure 7").len(), 20);
+    assert_eq!(in_table(&rows, "figure 8").len(), 20);
+    assert_eq!(in_table(&rows, "flood").len(), 18);
+    assert_eq!(in_table(&rows, "figure 9").len(), 8);
+    let flood = |table: &str, column: &str| {
+        let found = in_table(&rows, table).into_iter().filter(|row| row["column"] == column).cloned();
+        found.collect::<Vec<Value>>()
+    };
+    for row in flood("flood", "unanswered, %") {
+        let counts = &row["counts"];
+        assert!(counts["flood"].as_u64().unwrap() > 0, "{row}");
+        assert!(counts["answered"].as_u64().unwrap() <= counts["asked"].as_u64().unwrap(), "{row}");
+    }
+    // The kernel knows nobody of 5.0.0.0/8, and looks for all of them.
+    for row in flood("flood", "neighbours at most") {
+        assert!(row["value"].as_f64().unwrap() > 1.0, "{row}");
+    }
+}
+
+#[test]
+fn loopback_orlowsky_every_message_is_taken() {
+    let rows = rows("lab-orlowsky", &["orlowsky", "--quick", "--rounds", "1", "--only", "local/64-bytes"]);
+    let own = in_table(&rows, "local experiment");
+    // Five ways, three numbers of messages; three numbers that no call takes.
+    assert_eq!((own.len(), rows.len()), (18, 18));
+    let too_many =
+        own.iter().filter(|row| row["why_not"].as_str().is_some_and(|why| why.contains("UIO_MAXIOV")));
+    assert_eq!(too_many.count(), 3);
+    for row in own.iter().filter(|row| row["value"].is_f64()) {
+        assert_eq!(
+            (&row["counts"]["sent"], &row["counts"]["delivered"]),
+            (&2048.into(), &2048.into()),
+            "{row}"
+        );
+    }
+    let regular = |row: &&&Value| row["column"] == "socket/recvmmsg" && row["value"].is_f64();
+    assert_eq!(own.iter().filter(regular).count(), 3);
+}
+
+#[test]
+fn priambodo_runs_have_all_methods() {
+    let words = ["priambodo", "--quick", "--rounds", "1", "--stretch", "300ms", "--only", "run-1"];
+    let rows = rows("lab-priambodo", &words);
+    assert_eq!((in_table(&rows, "table 1").len(), in_table(&rows, "table 2").len()), (9, 8));
+    if !skip::need_root("priambodo_runs_have_all_methods") {
+        return;
+    }
+    for (table, gap) in [("table 1", "table 1, gap"), ("table 2", "table 2, gap")] {
+        let value = |row: &Value| row["value"].as_f64();
+        let own = in_table(&rows, table);
+        let default = value(own.iter().find(|row| row["column"] == "default").unwrap()).unwrap();
+        let gaps = in_table(&rows, gap);
+        assert_eq!(gaps.len(), own.len() - 1);
+        for row in gaps {
+            let of = own.iter().find(|cell| cell["column"] == row["column"]).unwrap();
+            let expected = value(of).map(|value| 100.0 * (value / default - 1.0));
+            assert_eq!(value(row).is_some(), expected.is_some(), "{row}");
+            assert!(
+                (value(row).unwrap_or(0.0) - expected.unwrap_or(0.0)).abs() < 1e-6,
+                "{row}: {expected:?}"
+            );
+        }
+    }
+    for row in in_table(&rows, "table 1").into_iter().filter(|row| row["column"] != "NUMA, other node") {
+        let count = |name: &str| row["counts"][name].as_u64().unwrap_or_else(|| panic!("{row}"));
+        assert!(count("delivered") > 0 && count("delivered") + count("dropped") <= count("sent"), "{row}");
+    }
+}
+
+const PARTS: usize = 4;
+const RUN: [&str; 8] = ["rivera", "--quick", "--rounds", "1", "--units", "60000", "--only", "figure4"];
+
+fn parts_done(state: &PathBuf) -> usize {
+    fs::read_to_string(state).map_or(0, |text| text.matches('\n').count().saturating_sub(1))
+}
+
+/// Starts the run, and waits until one part is done.
+fn start_run(out: &PathBuf, state: &PathBuf) -> Child {
+    let mut child = lab(&RUN, out).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while parts_done(state) == 0 {
+        assert!(start.elapsed() < Duration::from_secs(120), "no part was ever done");
+        assert!(child.try_wait().unwrap().is_none(), "it ended early");
+        thread::sleep(Duration::from_millis(1));
+    }
+    child
+}
+
+fn places(rows: &[Value]) -> BTreeSet<String> {
+    rows.iter().map(|row| format!("{} {} {}", row["table"], row["line"], row["column"])).collect()
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on_where_it_was() {
+    let out = folder("lab-killed");
+    let state = out.join("lab-rivera.state.jsonl");
+    let mut child = start_run(&out, &state);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = fs::read_to_string(&state).unwrap();
+    let done = parts_done(&state);
+    assert!((1..PARTS).contains(&done), "{done} parts");
+    // Other settings are another run.
+    let file = state.to_str().unwrap();
+    let other = lab(&["rivera", "--quick", "--resume", file], &out).output().unwrap();
+    assert_eq!(other.status.code(), Some(1));
+    assert!(stderr(&other).contains("other settings"), "{}", stderr(&other));
+    let other = lab(&["sarma", "--quick", "--resume", file], &out).output().unwrap();
+    assert!(stderr(&other).contains("is of rivera, not of sarma"), "{}", stderr(&other));
+    let resumed = lab(&[&RUN[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
+    assert!(resumed.status.success(), "{}", stderr(&resumed));
+    let after = fs::read_to_string(&state).unwrap();
+    // What was whole before is there still, byte by byte, and was not done again.
+    let whole = &before[..=before.rfind('\n').unwrap()];
+    assert!(after.starts_with(whole));
+    assert_eq!(parts_done(&state), PARTS);
+    let document: Value = serde_json::from_slice(&resumed.stdout).unwrap();
+    let resumed = document["rows"].as_array().unwrap();
+    assert_eq!(places(resumed).len(), 20, "five receivers, four numbers of readers");
+    for row in resumed.iter().filter(|row| row["value"].is_f64()) {
+        assert_eq!(row["samples"].as_array().unwrap().len(), 1, "{row}");
+        // Nobody holds back what comes from the testbed's sender: on a busy machine, a ring may be
+        // full.
+        let least = if row["line"].as_str().unwrap().starts_with("lane/xdp") { 1 } else { 60_000 };
+        assert!((least..=60_000).contains(&row["counts"]["delivered"].as_u64().unwrap()), "{row}");
+    }
+}
+
+#[test]
+fn a_part_that_failed_is_tried_again() {
+    let out = folder("lab-failed");
+    let state = out.join("lab-rivera.state.jsonl");
+    let words = ["rivera", "--quick", "--rounds", "1", "--units", "700", "--only", "figure4/1-readers"];
+    let first = lab(&words, &out).output().unwrap();
+    assert!(first.status.success(), "{}", stderr(&first));
+    let text = fs::read_to_string(&state).unwrap();
+    let (head, part) = text.trim_end().split_once('\n').unwrap();
+    // As if it had failed as a whole.
+    let mut part: Value = serde_json::from_str(part).unwrap();
+    let mut row = part["rows"][0].clone();
+    for (name, value) in [("table", "failed"), ("why_not", "the device was away"), ("column", "")] {
+        row[name] = value.into();
+    }
+    (row["line"], row["value"], row["samples"]) =
+        (part["part"].clone(), Value::Null, Value::Array(Vec::new()));
+    part["rows"] = Value::Array(vec![row]);
+    let failed = format!("{head}\n{part}\n");
+    fs::write(&state, &failed).unwrap();
+    let file = state.to_str().unwrap();
+    let again = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
+    assert!(again.status.success(), "{}", stderr(&again));
+    assert!(
+        stderr(&again).contains("0 parts are done already, 1 failed and are tried again"),
+        "{}",
+        stderr(&again)
+    );
+    let document: Value = serde_json::from_slice(&again.stdout).unwrap();
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(places(rows).len(), 5, "five receivers, and nothing that failed");
+    assert!(fs::read_to_string(&state).unwrap().starts_with(&failed), "what was known is kept");
+    // Now there is nothing left to try.
+    let none = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
+    assert!(stderr(&none).contains("1 parts are done already\n"), "{}", stderr(&none));
+    assert_eq!(fs::read_to_string(&state).unwrap().lines().count(), 3);
+    let document: Value = serde_json::from_slice(&none.stdout).unwrap();
+    assert_eq!(document["rows"].as_array().unwrap(), rows);
+}
+
+#[test]
+fn an_interrupt_says_how_to_go_on() {
+    let out = folder("lab-stopped");
+    let state = out.join("lab-rivera.state.jsonl");
+    let child = start_run(&out, &state);
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains("parts are done and kept") && told.contains("--resume"), "{told}");
+    assert!(output.stdout.is_empty() && parts_done(&state) < PARTS);
+}

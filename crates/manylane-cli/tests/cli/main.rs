@@ -1,0 +1,13 @@
+//! The program `manylane`, as its users start it.
+
+#![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
+
+mod blocks;
+
+mod capture;
+mod doctor;
+mod echo_xdp;
+mod lab;
+mod live;
+mod program;
+mod run;

@@ -1,0 +1,569 @@
+//! `manylane run` from outside: how it starts programs, stands for them and ends; what it says of
+//! those beyond reach. No traffic here.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use manylane_sys::process;
+use manylane_testbed::skip;
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+fn run(words: &[&str]) -> Output {
+    Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// An empty folder of its own.
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Waits until `is` holds.
+fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
+    // Counted in sleeps: a machine may stand still.
+    for _ in 0..TEST_TIMEOUT.as_millis() / 2 {
+        if is() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    panic!("waited in vain: {what}");
+}
+
+/// `manylane run` in a process group of its own, as a shell starts it; the group is killed when the
+/// test fails.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(words: &[&str]) -> Self {
+        let mut command = Command::new(PROGRAM);
+        command.arg("run").args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.process_group(0).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_for("the end", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The whole group.
+        let _ = process::send_signal(-self.pid(), 9);
+        let _ = self.child.wait();
+    }
+}
+
+/// The letter that the kernel has for what a process does: T is stopped. None if there is no such
+/// process, or if it has ended and nobody has noticed.
+fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next().filter(|state| *state != 'Z')
+}
+
+#[test]
+fn a_program_ends_as_without_it() {
+    for code in [0, 1, 2, 7, 125, 255] {
+        let output = run(&["--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    }
+    for signal in ["TERM", "INT", "KILL", "PIPE", "SEGV", "USR1", "HUP"] {
+        let script = format!("kill -{signal} $$; sleep 60");
+        let alone = Command::new("sh").args(["-c", &script]).status().unwrap();
+        let output = run(&["--", "sh", "-c", &script]);
+        assert_eq!(output.status.signal(), alone.signal(), "{signal}: {}", stderr(&output));
+        assert!(output.status.signal().is_some());
+    }
+}
+
+#[test]
+fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
+    for (words, code, hint) in [
+        (&["--", "no-such-program"][..], 127, "no-such-program: no such program"),
+        (&["--", "/etc/passwd"], 126, "permission denied"),
+        (&["--", "/etc"], 126, "permission denied"),
+        (&["--"], 2, "PROGRAM"),
+        (&["--ports", "x", "--", "true"], 2, "8000-8010"),
+        (&["--steering", "sideways", "--", "true"], 2, "round-robin"),
+        (&["--json", "/nowhere/x", "--", "true"], 125, "/nowhere/x"),
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{words:?}");
+    }
+    let output =
+        Command::new(PROGRAM).args(["run", "true"]).env("MANYLANE_PRELOAD", "/no.so").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("MANYLANE_PRELOAD names /no.so"), "{}", stderr(&output));
+}
+
+#[test]
+fn standard_streams_and_the_environment_are_the_program_s() {
+    let mut command = Command::new(PROGRAM);
+    command.args([
+        "run",
+        "--lanes",
+        "3",
+        "--ports",
+        "53",
+        "--batch",
+        "1",
+        "--rx-usecs",
+        "70",
+        "--engine",
+        "mmsg",
+    ]);
+    command.args(["--steering", "key 0:8", "--", "sh", "-c"]).arg(
+        r#"echo "$LD_PRELOAD|$MANYLANE_LANES|$MANYLANE_PORTS|$MANYLANE_BATCH|$MANYLANE_RX_USECS|$MANYLANE_ENGINE|$MANYLANE_STEERING|$0|$1"
+        cat; echo problem >&2"#,
+    );
+    command.args(["zero", "--one"]).env("LD_PRELOAD", "/usr/lib/x/users.so");
+    command.stdin(Stdio::from(fs::File::open("/etc/hostname").unwrap()));
+    let output = command.output().unwrap();
+    let text = stdout(&output);
+    let (line, input) = text.split_once('\n').unwrap();
+    let (preload, rest) = line.split_once('|').unwrap();
+    assert!(preload.starts_with("/usr/lib/x/users.so:/") && preload.ends_with(".so"), "{preload}");
+    assert_eq!(rest, "3|53|1|70|mmsg|key 0:8|zero|--one");
+    assert_eq!(input, fs::read_to_string("/etc/hostname").unwrap());
+    assert!(stderr(&output).contains("problem\n"), "{}", stderr(&output));
+    // The name that it was called by, which programs act upon.
+    let output = run(&["--quiet", "--", "sh", "-c", "tr '\\0' ' ' </proc/$$/cmdline"]);
+    assert!(stdout(&output).starts_with("sh -c "), "{}", stdout(&output));
+}
+
+#[test]
+fn the_library_is_found_wherever_both_are_installed() {
+    let folder = folder("run-installed");
+    let place = |path: &str| {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    let output = run(&["--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let built = stdout(&output).trim_end().rsplit(':').next().unwrap().to_owned();
+    let (program, library) = (place("bin/manylane"), place("lib/manylane/libmanylane_preload.so"));
+    fs::hard_link(PROGRAM, &program).unwrap();
+    fs::copy(built, &library).unwrap();
+    let link = place("elsewhere/manylane");
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    for start in [&program, &link] {
+        let output =
+            Command::new(start).args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+        assert_eq!(stdout(&output).trim_end(), fs::canonicalize(&library).unwrap().to_str().unwrap());
+    }
+    fs::remove_file(library).unwrap();
+    let output = Command::new(&link).args(["run", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("make install"), "{}", stderr(&output));
+}
+
+/// Says the name of each signal that it gets, and ends by TERM with 5.
+const LISTENER: &str = r#"
+for name in HUP INT QUIT USR1 USR2 ALRM WINCH CONT TSTP TTIN TTOU; do trap "echo $name" $name; done
+trap "echo TERM; exit 5" TERM
+echo $$
+while :; do sleep 0.01; done"#;
+
+#[test]
+fn signals_reach_the_program_once() {
+    // Not sh: that one tells of no signal while it waits for a child, and may miss one of two.
+    let mut running = Running::start(&["--", "bash", "-c", LISTENER]);
+    let program: i32 = running.line().parse().unwrap();
+    assert_ne!(program, running.pid());
+    for (name, number) in [
+        ("HUP", 1),
+        ("INT", 2),
+        ("QUIT", 3),
+        ("USR1", 10),
+        ("USR2", 12),
+        ("ALRM", 14),
+        ("WINCH", 28),
+        ("TTIN", 21),
+    ] {
+        process::send_signal(running.pid(), number).unwrap();
+        assert_eq!(running.line(), name);
+    }
+    process::send_signal(running.pid(), 15).unwrap();
+    assert_eq!(running.line(), "TERM");
+    assert_eq!(running.wait().code(), Some(5));
+    assert!(running.lines.next().is_none());
+}
+
+#[test]
+fn a_program_that_signals_its_group_is_signalled_once() {
+    let script = r#"count=0; trap 'count=$((count+1))' TERM; kill -TERM 0; for i in 1 2 3 4 5 6 7 8; do sleep 0.02; done
+        echo $count"#;
+    let mut running = Running::start(&["--", "bash", "-c", script]);
+    assert_eq!(running.line(), "1");
+    // Its children, which have died by it, do not matter.
+    assert_eq!(running.wait().code(), Some(0));
+}
+
+#[test]
+fn both_stop_and_both_go_on() {
+    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
+    let both = |wanted: char| {
+        wait_for(&format!("both are {wanted}"), || [launcher, program].map(state) == [Some(wanted); 2]);
+    };
+    for _ in 0..3 {
+        // As Ctrl-Z and fg do it: to the group.
+        process::send_signal(-launcher, 20).unwrap();
+        both('T');
+        process::send_signal(-launcher, 18).unwrap();
+        both('S');
+        // By somebody who knows of the first process only.
+        process::send_signal(launcher, 20).unwrap();
+        both('T');
+        process::send_signal(launcher, 18).unwrap();
+        both('S');
+    }
+    // Whoever stops the program itself by force means that one.
+    process::send_signal(program, 19).unwrap();
+    wait_for("the program has stopped", || state(program) == Some('T'));
+    wait_for("the launcher waits", || state(launcher) == Some('S'));
+    process::send_signal(launcher, 18).unwrap();
+    both('S');
+    process::send_signal(launcher, 15).unwrap();
+    assert_eq!(running.wait().signal(), Some(15));
+}
+
+#[test]
+fn who_kills_the_launcher_kills_the_program() {
+    let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let program: i32 = running.line().parse().unwrap();
+    running.child.kill().unwrap();
+    wait_for("the program has ended", || state(program).is_none());
+}
+
+#[test]
+fn it_becomes_the_program_if_asked_to() {
+    let mut running =
+        Running::start(&["--exec", "--", "sh", "-c", "echo $$ ${MANYLANE_REPORT-none}; exit 3"]);
+    let pid = running.pid();
+    assert_eq!(running.line(), format!("{pid} none"));
+    assert_eq!(running.wait().code(), Some(3));
+    let output = run(&["--exec", "--", "no-such-program"]);
+    assert_eq!(output.status.code(), Some(127));
+}
+
+#[test]
+fn programs_that_go_into_the_background_are_left_or_followed() {
+    let script = "sleep 60 >/dev/null 2>&1 & echo $!; echo $$";
+    let mut running = Running::start(&["--", "sh", "-c", script]);
+    let left: i32 = running.line().parse().unwrap();
+    assert_eq!(running.wait().code(), Some(0));
+    assert!(state(left).is_some(), "it ended with the program");
+    process::send_signal(left, 9).unwrap();
+
+    let mut running = Running::start(&["--follow", "--", "sh", "-c", script]);
+    let left: i32 = running.line().parse().unwrap();
+    // Before its end was noticed, the program would get the signal.
+    let program = PathBuf::from(format!("/proc/{}", running.line()));
+    wait_for("the end of the program is noticed", || !program.exists());
+    process::send_signal(running.pid(), 15).unwrap();
+    assert_eq!(running.wait().signal(), Some(15));
+    assert!(state(left).is_none());
+}
+
+#[test]
+fn the_report_is_a_document() {
+    let folder = folder("run-json");
+    let path = folder.join("run.json");
+    let output =
+        run(&["--json", path.to_str().unwrap(), "--lanes", "2", "--quiet", "--", "sh", "-c", "exit 4"]);
+    assert_eq!(
+        (output.status.code(), stdout(&output), stderr(&output)),
+        (Some(4), String::new(), String::new())
+    );
+    let read = |text: &str| -> Value { serde_json::from_str(text).unwrap() };
+    let document = read(&fs::read_to_string(&path).unwrap());
+    assert_eq!(document["schema"], "manylane.run.v1");
+    let settings = &document["settings"];
+    assert_eq!(
+        (&settings["lanes"], &settings["exit_code"], &settings["signal"]),
+        (&2.into(), &4.into(), &Value::Null)
+    );
+    assert!(settings["program"].as_str().unwrap().ends_with("/sh"), "{settings}");
+    assert_eq!(document["rows"].as_array().unwrap().len(), 0);
+    assert!(document["machine"]["kernel"].as_str().unwrap().contains('.'));
+    let output = run(&["--json", "-", "--", "sh", "-c", "kill $$"]);
+    assert_eq!(read(&stdout(&output))["settings"]["signal"], 15);
+}
+
+#[test]
+fn a_program_that_cuts_the_report_short_harms_nobody() {
+    // With the path, and with the descriptor that is inherited.
+    let script = r#"
+        test -e "$MANYLANE_REPORT" && test -e "/proc/self/fd/${MANYLANE_REPORT##*/}" || exit 9
+        (: >"$MANYLANE_REPORT") 2>&- && exit 8
+        truncate -s 0 "$MANYLANE_REPORT" 2>&- && exit 7
+        truncate -s 0 "/proc/self/fd/${MANYLANE_REPORT##*/}" 2>&- && exit 6
+        exit 0"#;
+    let output = run(&["--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(0), "{:?}: {}", output.status, stderr(&output));
+    assert!(stderr(&output).contains("no UDP socket was received on"), "{}", stderr(&output));
+}
+
+/// Runs a program that waits until it is told to end, and has it end when standard error has a line
+/// with `wanted`.
+fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(PROGRAM);
+    command.arg("run").args(options).args(["--", "sh", "-c", "read line"]).envs(variables.iter().copied());
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let input = child.stdin.take();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut said: Vec<String> = Vec::new();
+    while !said.last().is_some_and(|line| line.contains(wanted)) {
+        said.push(lines.next().unwrap_or_else(|| panic!("it never says {wanted}: {said:?}")));
+    }
+    drop(input);
+    said.extend(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    said.join("\n")
+}
+
+#[test]
+fn what_happens_is_told_while_it_runs() {
+    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
+    assert!(said.ends_with("no UDP socket was received on"), "{said}");
+}
+
+#[test]
+fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
+    let script = "trap 'exit 7' TERM; echo ready; while :; do read line || exit 8; done";
+    let mut child = Command::new(PROGRAM)
+        .args(["run", "--metrics", "0", "--quiet", "--", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Waiting for a child closes what is in it: the script would then end by that.
+    let input = child.stdin.take();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let at = lines.find_map(|line| Some(line.strip_prefix("metrics at http://")?.to_owned())).unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    let mut stream = std::net::TcpStream::connect(at.strip_suffix("/metrics").unwrap()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    assert!(page.contains("\nmanylane_run_processes_total 1\n"), "{page}");
+    assert!(page.contains("\nmanylane_run_lanes 0\n"), "{page}");
+    let kill = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    drop(input);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    let output = run(&["--metrics", &taken, "--", "sh", "-c", "echo started"]);
+    // What is in the way is told before anything is started.
+    assert_eq!((output.status.code(), stdout(&output)), (Some(125), String::new()));
+    assert!(stderr(&output).contains(&taken), "{}", stderr(&output));
+}
+
+#[test]
+fn a_library_that_was_not_loaded_is_told() {
+    // The dynamic linker goes on without what is no library.
+    let variables = [("MANYLANE_PRELOAD", "/etc/hostname")];
+    let said = wait_for_stderr("runs without lanes: the library was not loaded", &[], &variables);
+    assert!(said.ends_with("the library was not loaded into any process: no lanes"), "{said}");
+}
+
+#[test]
+fn programs_that_have_dropped_their_privileges_still_report() {
+    const TEST: &str = "programs_that_have_dropped_their_privileges_still_report";
+    if !skip::need_root(TEST) {
+        return;
+    }
+    // Where everybody can read it, unlike what cargo builds.
+    let folder = tempfile::TempDir::new().unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let built = stdout(&run(&["--", "sh", "-c", "echo $LD_PRELOAD"]));
+    let library = folder.path().join("library.so");
+    fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "--quiet", "--json", "-", "--", "setpriv", "--reuid", "65534", "--regid", "65534"]);
+    command.args(["--clear-groups", "sh", "-c", "exec sh -c 'exit 3'"]).env("MANYLANE_PRELOAD", &library);
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(3), String::new()));
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(document["processes"], 3, "{document}");
+}
+
+/// Compiles a C program with more arguments for the compiler.
+fn compile(folder: &Path, name: &str, source: &str, more: &[&str]) -> PathBuf {
+    let (code, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&code, source).unwrap();
+    let output = Command::new("cc").arg("-o").arg(&program).arg(&code).args(more).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    program
+}
+
+#[test]
+fn programs_beyond_reach_are_told_and_run_without_lanes() {
+    let folder = folder("run-beyond");
+    let source = "#include <stdlib.h>\nint main(void) { return getenv(\"LD_PRELOAD\") ? 9 : 8; }\n";
+    let fixed = compile(&folder, "fixed", source, &["-static"]);
+    let go = "__attribute__((section(\".go.buildinfo\"), used)) static const char mark[] = \"go\";\n";
+    let go = compile(&folder, "go", &(go.to_owned() + source), &[]);
+    let musl = compile(&folder, "musl", source, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
+    let script = folder.join("script");
+    fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, code, hint) in [
+        (&fixed, 8, "statically linked"),
+        // It may need what else the user preloads, and is not hurt by our library.
+        (&go, 9, "Go program"),
+        (&script, 8, "statically linked"),
+        (&musl, 127, "ld-musl-none.so.1"),
+    ] {
+        let output = run(&["--", program.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(code), "{program:?}: {}", stderr(&output));
+        let said = stderr(&output);
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains("it runs without lanes")).collect();
+        assert!(matches!(lines[..], [line] if line.contains(hint)), "{program:?}: {said}");
+        let output = run(&["--strict", "--", program.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(125), "{program:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn secure_execution_is_told() {
+    if !skip::need_root("secure_execution_is_told") {
+        return;
+    }
+    let folder = folder("run-secure");
+    let source = "#include <sys/auxv.h>\nint main(void) { return getauxval(AT_SECURE) ? 8 : 7; }\n";
+    for (name, owner, mode, hint) in [
+        ("user", (1, 0), 0o4755, Some("set-user-ID")),
+        ("group", (0, 1), 0o2755, Some("set-group-ID")),
+        ("ours", (0, 0), 0o6755, None),
+        ("locking", (0, 1), 0o2745, None),
+    ] {
+        let program = compile(&folder, name, source, &[]);
+        std::os::unix::fs::chown(&program, Some(owner.0), Some(owner.1)).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let output = run(&["--", program.to_str().unwrap()]);
+        // The kernel agrees.
+        let code = if hint.is_some() { 8 } else { 7 };
+        assert_eq!(output.status.code(), Some(code), "{name}: {}", stderr(&output));
+        let told = stderr(&output).lines().find(|line| line.contains("secure-execution")).map(str::to_owned);
+        assert_eq!(told.is_some(), hint.is_some(), "{name}: {}", stderr(&output));
+        assert!(told.unwrap_or_default().contains(hint.unwrap_or_default()));
+    }
+}
+
+#[test]
+fn head_drop_needs_lanes() {
+    let head = |lanes| run(&["--lanes", lanes, "--drop", "head", "--", "sh", "-c", "echo $MANYLANE_DROP"]);
+    assert_eq!(stdout(&head("2")), "head\n");
+    let refused = head("1");
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(stderr(&refused).contains("--drop head needs --lanes 2 or more"), "{}", stderr(&refused));
+    assert_eq!(run(&["--drop", "newest", "--", "true"]).status.code(), Some(2));
+}
+
+/// A socket that is bound, and closed by its number, as libuv closes; a file then has its
+/// descriptor.
+const CLOSES: &str = r#"
+import ctypes, os, platform, socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("127.0.0.1", 0))
+close, fd = 57 if platform.machine() == "aarch64" else 3, sock.detach()
+ctypes.CDLL(None).syscall(ctypes.c_long(close), ctypes.c_long(fd))
+file = os.open("/proc/self/comm", os.O_RDONLY)
+print(file == fd, os.read(file, 100))
+"#;
+
+/// The same in Node.js, which is built on libuv.
+const CLOSES_BY_LIBUV: &str = r#"
+const fs = require("fs"), sock = require("dgram").createSocket("udp4");
+sock.bind(0, "127.0.0.1", () => {
+  const at = (fd) => { try { return fs.readlinkSync("/proc/self/fd/" + fd); } catch { return ""; } };
+  const fd = Number(fs.readdirSync("/proc/self/fd").find((fd) => at(fd).startsWith("socket:")));
+  sock.close(() => {
+    let file, tries = 0;
+    do file = fs.openSync("/proc/self/comm"); while (file !== fd && tries++ < 100);
+    const data = Buffer.alloc(100), length = fs.readSync(file, data, 0, 100, null);
+    console.log(file === fd, data.toString("utf8", 0, length).trim());
+  });
+});
+"#;
+
+#[test]
+fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
+    const TEST: &str = "loopback_files_with_the_descriptor_of_a_closed_socket_are_read";
+    for (program, word, script, package) in
+        [("python3", "-c", CLOSES, "python3"), ("node", "-e", CLOSES_BY_LIBUV, "nodejs")]
+    {
+        let alone = Command::new(program).args([word, script]).output();
+        let why = format!("there is no {program}: apt-get install {package}");
+        if !skip::need(TEST, alone.is_ok(), &why) {
+            continue;
+        }
+        let alone = alone.unwrap();
+        assert!(stdout(&alone).to_lowercase().starts_with("true"), "{program}: {alone:?}");
+        let output = run(&["--quiet", "--", program, word, script]);
+        assert_eq!((stdout(&output), stderr(&output)), (stdout(&alone), String::new()), "{program}");
+    }
+}
+
+#[test]
+fn loopback_a_socket_from_before_the_program_has_a_reason_once_it_is_received_on() {
+    for (script, expected) in [("read line", 1), ("true", 0)] {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = socket.local_addr().unwrap().to_string();
+        socket.send_to(b"\n", &addr).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["run", "--quiet", "--json", "-", "--", "sh", "-c", script]);
+        let output = command.stdin(std::os::fd::OwnedFd::from(socket)).output().unwrap();
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let fallbacks = document["fallbacks"].as_array().unwrap();
+        assert_eq!(fallbacks.len(), expected, "{document}");
+        for fallback in fallbacks {
+            assert_eq!((&fallback["reason"], &fallback["count"]), (&"inherited".into(), &1.into()));
+            assert_eq!(fallback["socket"], addr.as_str());
+        }
+    }
+}

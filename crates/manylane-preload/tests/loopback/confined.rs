@@ -1,0 +1,80 @@
+//! A server that forbids itself all system calls but its own (seccomp) lives on, and loses nothing.
+
+use crate::support::{build, can_run_without, run_native, run_preloaded};
+use manylane_sys::shim::Reason;
+
+const WAYS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
+
+/// Runs the server natively and with the library, where its socket falls back for the filter alone.
+fn confined(when: &str, lanes: &str, output: &str, fallen: u64) {
+    let program = build("confined");
+    for way in WAYS {
+        assert_eq!(
+            run_native(&program, &[when, way, "1"]).output,
+            output,
+            "{when}, {way}, without the library"
+        );
+        for batch in ["1", "32"] {
+            let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch)];
+            let with = run_preloaded(&program, &[when, way, lanes], &vars);
+            assert_eq!(with.output, output, "{when}, {way}, batch {batch}");
+            assert_eq!(with.count(Reason::Seccomp), fallen, "{when}, {way}, batch {batch}");
+            let others: Vec<_> = with.reasons().into_iter().filter(|why| !why.starts_with("one-")).collect();
+            assert_eq!(others, if fallen == 0 { vec![] } else { vec!["seccomp"] }, "{when}, {way}");
+        }
+    }
+}
+
+#[test]
+fn loopback_one_receiver_makes_no_calls_but_its_own_behind_a_filter() {
+    confined("alone", "1", "0 missing\n", 1);
+    confined("call", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_forks_and_ends_behind_a_filter_make_no_other_calls() {
+    let name = "loopback_forks_and_ends_behind_a_filter_make_no_other_calls";
+    if can_run_without(
+        &["thread"],
+        name,
+        "the runtime starts a thread in each child, which the filter forbids",
+    ) {
+        confined("forks", "1", "0 missing\n", 1);
+    }
+}
+
+#[test]
+fn loopback_workers_confine_themselves_before_they_receive() {
+    confined("workers", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_a_socket_that_is_bound_behind_a_filter_makes_no_other_calls() {
+    confined("early", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_asking_for_filters_leaves_the_socket_as_it_is() {
+    confined("asks", "1", "0 missing\n", 0);
+}
+
+#[test]
+fn loopback_what_waits_in_lanes_is_received_behind_a_filter() {
+    confined("waiting", "2", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_threads_that_wait_come_under_a_filter_with_no_other_call() {
+    confined("blocked", "2", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_a_filter_of_one_thread_makes_the_socket_plain_for_all() {
+    confined("one", "2", "0 missing\n", 1);
+}
+
+/// What waits in lanes goes with the socket, and so does the port.
+#[test]
+fn loopback_a_socket_that_is_closed_behind_a_filter_leaves_nothing() {
+    confined("cut", "2", "", 1);
+}

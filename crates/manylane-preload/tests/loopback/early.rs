@@ -1,0 +1,108 @@
+//! Lanes that are made ahead of a fork: what comes in that moment is received, and sockets that
+//! are plain get none. Nor do those that are bound after it.
+
+use crate::support::{build, build_library, can_run_without, library, run_native, run_preloaded};
+use manylane_sys::shim::Reason;
+
+/// Whether the program `spares` can run, which counts what is allocated.
+fn can_run_spares(test: &str) -> bool {
+    can_run_without(
+        &["address", "thread"],
+        test,
+        "the sanitizers bring the malloc that the program brings, too",
+    )
+}
+
+#[test]
+fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
+    let program = build("early");
+    let expected = "64 before, 64 early, 64 later\n";
+    assert_eq!(run_native(&program, &["calm"]).output, expected);
+    for batch in ["1", "32"] {
+        let both = format!("{}:{}", library().display(), build_library("rush").display());
+        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("LD_PRELOAD", &both)];
+        for way in ["calm", "rush", "late", "asleep"] {
+            let with = run_preloaded(&program, &[way], &vars);
+            assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![]), "{way}, batch {batch}");
+        }
+    }
+}
+
+#[test]
+fn loopback_a_socket_that_becomes_plain_beside_a_fork_gets_no_lanes_any_more() {
+    let program = build("spoilt");
+    let expected = "0 shared, 0 missing\n";
+    assert_eq!(run_native(&program, &[]).output, expected);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
+}
+
+#[test]
+fn loopback_a_socket_that_is_bound_beside_a_fork_is_the_kernels() {
+    let program = build("spoilt");
+    let expected = "0 shared, 0 missing\n";
+    assert_eq!(run_native(&program, &["unbound"]).output, expected);
+    let with = run_preloaded(&program, &["unbound"], &[("MANYLANE_LANES", "8")]);
+    assert_eq!(with.output, expected);
+    // Which of the two comes first is up to the scheduler; each socket has one.
+    let reasons = with.count(Reason::ErrorQueue) + with.count(Reason::Forked);
+    assert_eq!((reasons, with.lanes()), (with.sockets(), 0));
+}
+
+#[test]
+fn loopback_lanes_ahead_of_a_fork_are_those_of_the_socket_whatever_its_descriptors_come_to_mean() {
+    let program = build("spoilt");
+    let expected = "0 shared, 0 missing\n";
+    assert_eq!(run_native(&program, &["copies"]).output, expected);
+    let with = run_preloaded(&program, &["copies"], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
+}
+
+#[test]
+fn loopback_a_socket_that_is_bound_after_a_fork_is_the_kernels_for_both_processes() {
+    let program = build("forked");
+    let expected = "parent: timeout 0 s 0 us\nchild: timeout 0 s 0 us\nchild: got c\n";
+    assert_eq!(run_native(&program, &[]).output, expected);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!(with.output, expected);
+    assert_eq!((with.reasons(), with.count(Reason::Forked), with.lanes()), (vec!["forked"], 1, 0));
+}
+
+#[test]
+fn loopback_a_fork_leaves_the_program_its_descriptors() {
+    if !can_run_spares("loopback_a_fork_leaves_the_program_its_descriptors") {
+        return;
+    }
+    let program = build("spares");
+    let left = |args: &[&str]| -> (u32, u32) {
+        let with = run_preloaded(&program, args, &[("MANYLANE_LANES", "64")]);
+        (run_native(&program, args).output.trim().parse().unwrap(), with.output.trim().parse().unwrap())
+    };
+    // With few there are none to spare.
+    let (alone, with) = left(&["open", "64", "16"]);
+    assert!(alone > 16 && with == alone, "{with} of {alone}");
+    // Where more lanes are wanted than that, half of them.
+    let (alone, with) = left(&["open", "256", "60"]);
+    assert!((alone.div_ceil(2)..=alone.div_ceil(2) + 2).contains(&with), "{with} of {alone}");
+}
+
+#[test]
+fn loopback_lanes_that_no_descriptor_was_spared_for_are_reported() {
+    if !can_run_spares("loopback_lanes_that_no_descriptor_was_spared_for_are_reported") {
+        return;
+    }
+    let with = run_preloaded(&build("spares"), &["full"], &[("MANYLANE_LANES", "64")]);
+    assert_eq!(with.output, "both: yes\n");
+    assert_eq!((with.lanes(), with.reasons()), (0, vec!["full"]));
+}
+
+#[test]
+fn loopback_a_fork_takes_no_heap_and_reads_no_file() {
+    if !can_run_spares("loopback_a_fork_takes_no_heap_and_reads_no_file") {
+        return;
+    }
+    let program = build("spares");
+    let expected = "heap 0, files 0\n";
+    assert_eq!(run_native(&program, &["fork"]).output, expected);
+    assert_eq!(run_preloaded(&program, &["fork"], &[("MANYLANE_LANES", "8")]).output, expected);
+}

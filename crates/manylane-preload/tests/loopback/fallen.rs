@@ -1,0 +1,66 @@
+//! Threads that sleep on a lane of a socket that becomes plain are woken by what comes for it after
+//! that.
+
+use crate::support::{build, build_library, library, run_native, run_preloaded};
+use manylane_sys::shim::Reason;
+
+const SOCKETS: u64 = 4;
+
+fn assert_falls_back(way: &str, reason: Reason) {
+    let program = build("fallen");
+    let args = [way, &SOCKETS.to_string()];
+    let expected = format!("{SOCKETS} sockets fell\n");
+    assert_eq!(run_native(&program, &args).output, expected, "{way} without the library");
+    for rx_usecs in ["0", ""] {
+        let with =
+            run_preloaded(&program, &args, &[("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs)]);
+        assert_eq!(with.output, expected, "{way} with the library");
+        assert_eq!((with.reasons(), with.count(reason)), (vec![reason.name()], SOCKETS), "{way}");
+    }
+}
+
+#[test]
+fn loopback_sleepers_in_epoll_are_woken_after_a_fall() {
+    assert_falls_back("level", Reason::Option);
+    assert_falls_back("edge", Reason::Option);
+    assert_falls_back("closed", Reason::Option);
+}
+
+/// A thread closes a descriptor, and opens something else with its number, while another one has an
+/// instance watch it, or makes the socket plain.
+#[test]
+fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
+    let program = build("moved");
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let vars = [("MANYLANE_LANES", "8"), ("LD_PRELOAD", both.as_str())];
+    for (what, reason) in [("socket", "option"), ("instance", "option"), ("exec", "exec")] {
+        let without = run_native(&program, &[what]);
+        let expected = without.output.as_str();
+        assert!(expected.ends_with("0 told of something else\n"), "{what}: {expected}");
+        let with = run_preloaded(&program, &[what], &vars);
+        assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![reason]), "{what}");
+    }
+}
+
+/// A thread puts a socket at the number at which the library has the falling one for a moment
+/// (dup2).
+#[test]
+fn loopback_a_number_that_the_library_has_for_a_moment_becomes_the_programs() {
+    let program = build("moved");
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let without = run_native(&program, &["number"]);
+    assert!(without.output.starts_with("its own socket: 1\nwaits for ever: 1\n"), "{}", without.output);
+    let with =
+        run_preloaded(&program, &["number"], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", both.as_str())]);
+    assert_eq!((with.output.as_str(), with.reasons()), (without.output.as_str(), vec!["option"]));
+}
+
+#[test]
+fn loopback_instances_that_are_waited_for_as_descriptors_watch_the_programs_socket() {
+    assert_falls_back("nested", Reason::NestedEpoll);
+}
+
+#[test]
+fn loopback_sleepers_in_an_instance_that_gets_a_second_waiter_are_woken() {
+    assert_falls_back("one", Reason::SharedEpoll);
+}

@@ -1,0 +1,28 @@
+//! Programs in C with the library in front of them and without, over loopback.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod support;
+
+mod alone;
+mod batches;
+mod confined;
+mod early;
+mod fallen;
+mod gaps;
+mod heirs;
+mod joins;
+mod looks;
+mod nested;
+mod overload;
+mod patterns;
+mod pauses;
+mod replies;
+mod rest;
+mod restless;
+mod semantics;
+mod starved;
+mod survivors;
+mod turns;
+mod unseen;
+mod waits;

@@ -1,0 +1,106 @@
+//! Replies that are kept to be sent together arrive exactly once, in order and byte by byte,
+//! whatever the thread that kept them does next, and whatever becomes of it.
+
+use crate::support::{Outcome, build, run_native, run_preloaded};
+use manylane_sys::shim::Reason;
+use manylane_testbed::skip;
+
+fn replies(case: &str, batch: &str) -> Outcome {
+    let program = build("replies");
+    let without = run_native(&program, &[case]);
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_RX_USECS", "0")];
+    let with = run_preloaded(&program, &[case], &vars);
+    assert_eq!(with.output, without.output, "{case}");
+    let (sent, calls) = with.sent();
+    assert!(calls < sent, "{case}: {calls} calls for {sent} replies");
+    with
+}
+
+fn run_all(cases: &[&str]) {
+    for case in cases {
+        assert_eq!(replies(case, "32").reasons(), [""; 0], "{case}");
+    }
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
+    run_all(&[
+        "poll", "ppoll", "select", "pselect", "epoll", "pwait", "pwait2", "read", "readv", "recv", "recvmmsg",
+    ]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_turns_to_another_socket() {
+    run_all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_where_the_thread_wants_no_more() {
+    run_all(&["own-epoll", "refused"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_sleeps() {
+    run_all(&["sleep", "usleep", "nanosleep", "clock"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_what_others_could_see() {
+    run_all(&[
+        "write",
+        "send",
+        "client",
+        "sendmmsg",
+        "other",
+        "errors",
+        "fork",
+        "spawn",
+        "option",
+        "setsockopt",
+    ]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_a_descriptor_changes() {
+    run_all(&["close", "range", "connect", "shutdown", "dup2", "dup3"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_when_the_thread_ends() {
+    run_all(&["thread", "cancel", "closed"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_when_the_process_ends() {
+    run_all(&["exit", "_exit", "quick", "exec"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_for_threads_that_are_away_and_for_the_dead() {
+    run_all(&["look", "die"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_a_fall() {
+    assert_eq!(replies("fall", "32").reasons(), ["option"]);
+    assert_eq!(replies("ioctl", "32").reasons(), ["ioctl"]);
+}
+
+#[test]
+fn loopback_few_replies_are_kept_where_few_are_taken_ahead() {
+    replies("poll", "2");
+    replies("write", "3");
+}
+
+#[test]
+fn netns_a_reply_that_fails_is_told_with_the_next_one() {
+    if !skip::need_root("netns_a_reply_that_fails_is_told_with_the_next_one") {
+        return;
+    }
+    let program = build("replies");
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
+    let with = run_preloaded(&program, &["error"], &vars);
+    assert_eq!(with.output, "then Network is unreachable\nthen sent\n");
+    assert!(with.count(Reason::ReplyFailed) > 0);
+    assert_eq!(with.reasons(), ["reply-failed"]);
+}

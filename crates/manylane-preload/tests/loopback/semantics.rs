@@ -1,0 +1,105 @@
+//! A program sees of its socket what it sees without lanes, call by call.
+
+use crate::support::{build, can_run_without, run_native, run_preloaded, run_preloaded_with_fd};
+
+#[test]
+fn loopback_lanes_whose_owners_are_away_hide_nothing() {
+    let program = build("semantics");
+    let without = run_native(&program, &[]);
+    assert!(!without.output.contains(": no"), "{}", without.output);
+    // Pauses as they come, none, and long ones.
+    for (steering, rx_usecs) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
+        let vars =
+            [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs)];
+        let with = run_preloaded(&program, &[], &vars);
+        assert_eq!(with.output, without.output, "{steering}");
+        // Until errors were asked for, there were lanes: the main thread took from those of others.
+        assert_eq!(with.reasons(), ["error-queue"], "{steering}");
+        assert!(with.stolen() > 0, "{steering}");
+    }
+}
+
+#[test]
+fn loopback_ports_that_are_not_named_are_left_alone() {
+    let program = build("semantics");
+    let without = run_native(&program, &[]);
+    for vars in [("MANYLANE_PORTS", "1-2"), ("MANYLANE_LANES", "1")] {
+        let with = run_preloaded(&program, &[], &[vars]);
+        assert_eq!(with.output, without.output);
+        assert_eq!((with.reasons(), with.received()), (vec![], 0));
+    }
+}
+
+/// One datagram at a time, and with datagrams taken ahead: there a buffer that is not mapped is
+/// none that the library can tell.
+#[test]
+fn loopback_odd_arguments_are_answered_as_without_lanes() {
+    let program = build("arguments");
+    for (batch, args) in [("1", &["unmapped"][..]), ("32", &[])] {
+        let without = run_native(&program, args);
+        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_RX_USECS", "0")];
+        let with = run_preloaded(&program, args, &vars);
+        assert_eq!(with.output, without.output, "batch {batch}");
+        assert_eq!(with.reasons(), ["reuseport"], "batch {batch}");
+        // Four rows of the table receive two messages with one call, for eight flows each.
+        let together = with.received() - with.calls();
+        assert!(if batch == "1" { together == 32 } else { together > 200 }, "batch {batch}: {together}");
+    }
+}
+
+/// The library's own: the report's, and those of lanes.
+#[test]
+fn loopback_numbers_that_the_program_does_not_have_are_not_open() {
+    let program = build("hidden");
+    let without = run_native(&program, &[]);
+    let with = run_preloaded_with_fd(&program, &[]);
+    assert_eq!(with.output, without.output);
+    assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
+}
+
+/// However it was said that a handler interrupts calls, and whoever else says that it does not.
+#[test]
+fn loopback_handlers_interrupt_where_any_call_says_so() {
+    let program = build("handlers");
+    for (what, reasons) in [
+        ("signal", &[][..]),
+        ("bsd_signal", &[]),
+        ("ssignal", &[]),
+        ("siginterrupt", &[]),
+        ("siginterrupt ahead", &[]),
+        ("siginterrupt off", &[]),
+        ("sigset", &[]),
+        ("sysv_signal", &[]),
+        ("sigignore", &[]),
+        ("both", &["signals"]),
+    ] {
+        let name = format!("loopback_handlers_interrupt_where_any_call_says_so, {what}");
+        let why = "the runtime runs a handler once the call that it came in is over, which goes on here";
+        if what == "siginterrupt off" && !can_run_without(&["thread"], &name, why) {
+            continue;
+        }
+        let without = run_native(&program, &[what]);
+        let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(
+            (with.output.as_str(), with.reasons()),
+            (without.output.as_str(), reasons.to_vec()),
+            "{what}"
+        );
+        let lanes = if reasons.is_empty() { 2 } else { 0 };
+        assert_eq!(with.lanes(), lanes, "{what}");
+    }
+}
+
+/// Whatever a program does to descriptors that it does not know.
+#[test]
+fn loopback_the_report_reaches_a_program_that_is_started() {
+    for (what, seen) in [
+        ("kept", "no descriptor, then no descriptor\n"),
+        // There the library finds it by its path.
+        ("closed", "no descriptor, then no descriptor\n"),
+        ("taken", "open, then open\n"),
+    ] {
+        let with = run_preloaded_with_fd(&build("report"), &[what]);
+        assert_eq!((with.output.as_str(), with.processes()), (seen, 2), "{what}");
+    }
+}

@@ -1,0 +1,246 @@
+//! Runs programs in C, with the library in front of them and without.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_sys::lease;
+use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
+use manylane_testbed::skip;
+
+/// Longest that a program may take, frozen or not.
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The library, where cargo builds it for the tests of its own crate.
+pub(crate) fn library() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let deps = exe.parent().unwrap();
+    let found = [deps, deps.parent().unwrap()].map(|folder| folder.join("libmanylane_preload.so"));
+    found.into_iter().find(|path| path.exists()).expect("cargo builds libmanylane_preload.so with its tests")
+}
+
+/// Cargo's folder for files of tests, so that a run that crashes leaves nothing elsewhere.
+const TARGET_TMPDIR: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// Builds `tests/programs/NAME.c`.
+pub(crate) fn build(name: &str) -> PathBuf {
+    compile(name, name, &[])
+}
+
+/// Builds `tests/programs/NAME.c` as a library that a program can be started with.
+pub(crate) fn build_library(name: &str) -> PathBuf {
+    compile(name, &format!("lib{name}.so"), &["-shared", "-fPIC"])
+}
+
+fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
+    static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = BUILD.lock().unwrap();
+    let program = Path::new(TARGET_TMPDIR).join(to);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    if !is_newer(&program, &sources) {
+        // Under another name first: another test program may be starting the old one.
+        let fresh = program.with_extension(format!("{}.new", std::process::id()));
+        let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+        let source = sources.join(format!("{name}.c"));
+        let mut command =
+            sanitizer().map_or_else(|| Command::new("cc"), |name| sanitizer_compiler(&name, to));
+        let done = command.args(flags).arg(&fresh).args(more).arg(source).status();
+        assert!(done.expect("a C compiler called cc: make setup installs it").success());
+        std::fs::rename(&fresh, &program).unwrap();
+    }
+    program
+}
+
+/// The sanitizer that the library was built with (`address`, `thread`), as `scripts/sanitize.sh`
+/// says.
+pub(crate) fn sanitizer() -> Option<String> {
+    std::env::var("MANYLANE_SANITIZER").ok()
+}
+
+/// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told
+/// with `why`.
+pub(crate) fn can_run_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
+    skip::need(name, !sanitizer().is_some_and(|ours| sanitizers.contains(&&*ours)), why)
+}
+
+/// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded
+/// library cannot: Rust's own, since that of the compiler may be of another version. The programs'
+/// libraries find it there.
+fn sanitizer_compiler(name: &str, to: &str) -> Command {
+    let mut command = Command::new("clang");
+    // Past the driver, which would look for the runtime of clang.
+    command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
+    if !to.ends_with(".so") {
+        if name == "thread" {
+            command.args(["-include", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/direct.h")]);
+        }
+        let runtime = std::env::var("MANYLANE_SANITIZER_RUNTIME").expect("the path of the runtime");
+        command.arg(format!("-Wl,--whole-archive,{runtime},--no-whole-archive"));
+        command.args(["-rdynamic", "-lrt", "-lm", "-ldl", "-lresolv"]);
+    }
+    command
+}
+
+/// True if `program` exists and was built after the last change of any file in `sources`.
+fn is_newer(program: &Path, sources: &Path) -> bool {
+    let changed = |path: &Path| path.metadata().and_then(|about| about.modified());
+    let Ok(built) = changed(program) else { return false };
+    sources.read_dir().unwrap().all(|file| changed(&file.unwrap().path()).unwrap() < built)
+}
+
+/// What a program printed, and what the library says of it.
+pub(crate) struct Outcome {
+    pub(crate) output: String,
+    report: Option<ReportFile>,
+}
+
+impl Outcome {
+    /// Lanes that had receivers of their own which got something.
+    pub(crate) fn lanes(&self) -> usize {
+        let mut lanes: Vec<u32> =
+            self.receivers().map(|(lane, _)| lane).filter(|lane| *lane != NO_LANE).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        lanes.len()
+    }
+
+    /// Datagrams that all receivers got.
+    pub(crate) fn received(&self) -> u64 {
+        self.receivers().map(|(_, datagrams)| datagrams).sum()
+    }
+
+    /// Calls of the kernel that brought something.
+    pub(crate) fn calls(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Datagrams that all receivers sent, and calls of the kernel that it took.
+    pub(crate) fn sent(&self) -> (u64, u64) {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let sum = |of: fn(&Receiver) -> &AtomicU64| {
+            report.receivers.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
+        };
+        (sum(|slot| &slot.tx_datagrams), sum(|slot| &slot.tx_batches))
+    }
+
+    /// Datagrams that receivers took from lanes of others.
+    pub(crate) fn stolen(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.receivers.iter().map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Of those, the main thread's.
+    pub(crate) fn stolen_by_main(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let is_main = |slot: &&Receiver| {
+            slot.state.load(Ordering::Relaxed) != FREE
+                && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
+        };
+        report.receivers.iter().filter(is_main).map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Datagrams that each receiver got from its own lane.
+    pub(crate) fn own(&self) -> Vec<u64> {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
+        let own = |slot: &Receiver| {
+            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_stolen.load(Ordering::Relaxed)
+        };
+        taken.map(own).collect()
+    }
+
+    /// Datagrams that were thrown away, that the newest wins.
+    pub(crate) fn dropped_stale(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.receivers.iter().map(|slot| slot.dropped_stale.load(Ordering::Relaxed)).sum()
+    }
+
+    fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report
+            .receivers
+            .iter()
+            .filter(|slot| slot.state.load(Ordering::Relaxed) != FREE)
+            .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.rx_datagrams.load(Ordering::Relaxed)))
+    }
+
+    /// Processes that had the library: those that started with it, and those that they forked.
+    pub(crate) fn processes(&self) -> u32 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.header.processes.load(Ordering::Relaxed)
+    }
+
+    /// Sockets that were bound.
+    pub(crate) fn sockets(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.header.sockets.load(Ordering::Relaxed).into()
+    }
+
+    /// How often a reason made a socket plain.
+    pub(crate) fn count(&self, reason: Reason) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.reasons[reason as usize].count.load(Ordering::Relaxed)
+    }
+
+    /// All reasons that were counted.
+    pub(crate) fn reasons(&self) -> Vec<&'static str> {
+        Reason::ALL.into_iter().filter(|reason| self.count(*reason) > 0).map(Reason::name).collect()
+    }
+}
+
+/// Kills a program that a test leaves behind by panicking.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            _ = child.kill();
+            _ = child.wait();
+        }
+    }
+}
+
+/// Runs a program as it is.
+pub(crate) fn run_native(program: &Path, args: &[&str]) -> Outcome {
+    run(program, args, None, false)
+}
+
+/// Runs a program with the library, and with these variables.
+pub(crate) fn run_preloaded(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
+    run(program, args, Some(vars), false)
+}
+
+/// The same, with a descriptor for the report, as the launcher does it.
+pub(crate) fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
+    run(program, args, Some(&[]), true)
+}
+
+fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: bool) -> Outcome {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let report = vars.map(|vars| {
+        let (report, fd) = ReportFile::create().unwrap();
+        let fd = if inherits { lease::dup_inheritable(fd.as_fd()).unwrap() } else { fd };
+        command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", ReportFile::path(fd.as_fd()));
+        command.envs(vars.iter().copied());
+        (report, fd)
+    });
+    let mut running = Running(Some(command.spawn().unwrap()));
+    let until = Instant::now() + TEST_TIMEOUT;
+    let status = loop {
+        let child = running.0.as_mut().unwrap();
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < until, "{} {args:?} does not end", program.display());
+        thread::sleep(Duration::from_millis(5));
+    };
+    let child = running.0.take().unwrap();
+    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(status.success(), "{} {args:?}: {status}\n{output}", program.display());
+    Outcome { output, report: report.map(|(report, _)| report) }
+}

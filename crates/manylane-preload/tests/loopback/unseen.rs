@@ -1,0 +1,70 @@
+//! Descriptors that are closed past the library, and numbers that come to mean something else.
+
+use crate::support::{build, build_library, library, run_native, run_preloaded};
+use manylane_testbed::skip;
+
+fn assert_same_as_native(what: &str, lanes: usize, reasons: &[&str]) {
+    let program = build("unseen");
+    let without = run_native(&program, &[what]);
+    let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
+    assert_eq!(with.output, without.output, "{what}");
+    assert_eq!((with.lanes(), with.reasons()), (lanes, reasons.to_vec()), "{what}");
+}
+
+#[test]
+fn loopback_read_of_a_reused_descriptor_is_the_programs_own() {
+    assert_same_as_native("numbers", 0, &[]);
+    assert_same_as_native("file", 3, &[]);
+}
+
+#[test]
+fn loopback_calls_on_a_reused_descriptor_leave_its_socket_as_the_program_wants_it() {
+    assert_same_as_native("socket", 3, &[]);
+}
+
+#[test]
+fn loopback_lanes_of_a_socket_that_was_closed_unseen_free_its_port() {
+    assert_same_as_native("bind", 3, &[]);
+    assert_same_as_native("share", 3, &["reuseport"]);
+    assert_same_as_native("waiting", 3, &[]);
+    assert_same_as_native("syscall", 3, &[]);
+}
+
+#[test]
+fn loopback_files_with_numbers_that_lanes_had_stay_the_programs() {
+    assert_same_as_native("hidden", 0, &["no-socket"]);
+}
+
+/// A kernel that does not say in which network namespace a socket is: the process has not gone to
+/// another one.
+#[test]
+fn loopback_lanes_need_no_word_of_the_kernel_on_namespaces() {
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let with = run_preloaded(
+        &build("unseen"),
+        &["syscall"],
+        &[("LD_PRELOAD", &both), ("RUSH_OLD", "1"), ("MANYLANE_LANES", "8")],
+    );
+    assert_eq!((with.lanes(), with.reasons()), (3, vec![]));
+}
+
+#[test]
+fn netns_lanes_are_in_the_namespace_of_their_socket() {
+    if !skip::need_root("netns_lanes_are_in_the_namespace_of_their_socket") {
+        return;
+    }
+    let program = build("namespaces");
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let kernels = [vec![], vec![("LD_PRELOAD", both.as_str()), ("RUSH_OLD", "1")]];
+    for (what, lanes, reasons) in [("move", 0, vec!["namespace"]), ("stay", 2, vec![])] {
+        let without = run_native(&program, &[what]);
+        assert_eq!(without.output, "0 of strangers\n", "{what}");
+        for vars in &kernels {
+            let with = run_preloaded(&program, &[what], vars);
+            assert_eq!(with.output, without.output, "{what} {vars:?}");
+            // The old one does not say that the process had moved before the socket was opened.
+            let expected = if vars.is_empty() { (lanes, reasons.clone()) } else { (0, vec!["namespace"]) };
+            assert_eq!((with.lanes(), with.reasons()), expected, "{what} {vars:?}");
+        }
+    }
+}

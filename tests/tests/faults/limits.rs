@@ -1,0 +1,243 @@
+//! Limits of the process: descriptors, memory, threads. Each is an error that names it; nothing
+//! leaks.
+
+use std::thread;
+
+use crate::faults_support::{Child, Resource, fill_gaps, is_child, open_fds, set_limit, status, unique_uid};
+use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBackend};
+use manylane_testbed::skip;
+use manylane_tests::{Client, LaneDriver, Serving, backends, need_uring};
+
+/// With an engine that is named: `auto` might take another one where there is less, and need less
+/// of it.
+fn open_by(engine: Engine, lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
+    Builder::new("127.0.0.1:0").unwrap().engine(engine).lanes(lanes).steering_backend(by).open()
+}
+
+fn open(lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
+    open_by(Engine::Mmsg, lanes, by)
+}
+
+fn assert_works(socket: manylane::Socket) {
+    let mut hands = LaneDriver::new(socket);
+    let client = Client::to(hands.addr());
+    client.send(b"still here");
+    hands.echo(1);
+    client.expect(b"still here");
+}
+
+#[test]
+#[ignore = "started by loopback_fault_too_few_descriptors_is_a_limit"]
+fn child_has_few_descriptors() {
+    if !is_child("child_has_few_descriptors") {
+        return;
+    }
+    let test = "loopback_fault_too_few_descriptors_is_a_limit";
+    let all = [SteeringBackend::Kernel, SteeringBackend::ClassicBpf, SteeringBackend::Ebpf];
+    for by in backends(test, &all) {
+        check_fd_limit(Engine::Mmsg, by);
+    }
+    if need_uring(test) {
+        check_fd_limit(Engine::Uring, SteeringBackend::Kernel);
+    }
+}
+
+fn check_fd_limit(engine: Engine, by: SteeringBackend) {
+    let open = |lanes| open_by(engine, lanes, by);
+    let what = format!("{engine}, {by}");
+    // What the first use of anything keeps open is no leak.
+    drop(open(2));
+    fill_gaps();
+    let before = open_fds();
+    let whole = open(4).map(|socket| (open_fds(), socket)).unwrap().0 - before;
+    // From none at all to all but one: each step of opening meets the limit once.
+    let mut refused = 0;
+    for room in 0..whole + 8 {
+        set_limit(Resource::Nofile, Some((before + room) as u64));
+        let result = open(4).map(drop);
+        set_limit(Resource::Nofile, None);
+        assert_eq!(open_fds(), before, "{what}: a descriptor leaked with room for {room}");
+        match result {
+            Ok(()) => assert!(room >= whole, "{what}: {whole} descriptors fit into {room}"),
+            Err(err) => {
+                refused += 1;
+                let text = err.to_string();
+                assert_eq!(err.kind(), ErrorKind::Limit, "{what}, room for {room}: {err:?}");
+                assert!(text.contains("ulimit -n"), "{what}, room for {room}: {text}");
+            }
+        }
+    }
+    assert!(refused >= whole, "{what}");
+
+    // Fewer lanes fit, in the same process, under the limit that was too low.
+    let few = open(1).map(|socket| (open_fds(), socket)).unwrap().0 - before;
+    set_limit(Resource::Nofile, Some((before + few + 4) as u64));
+    assert_eq!(open(64).map(drop).unwrap_err().kind(), ErrorKind::Limit, "{what}");
+    assert_works(open(1).unwrap());
+    set_limit(Resource::Nofile, None);
+}
+
+#[test]
+fn loopback_fault_too_few_descriptors_is_a_limit() {
+    Child::run("child_has_few_descriptors", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_a_lane_too_many_leaves_the_others_alone"]
+fn child_adds_a_lane_too_many() {
+    if !is_child("child_adds_a_lane_too_many") {
+        return;
+    }
+    let all = [SteeringBackend::Kernel, SteeringBackend::ClassicBpf, SteeringBackend::Ebpf];
+    for by in backends("loopback_fault_a_lane_too_many_leaves_the_others_alone", &all) {
+        let serving = Serving::echo(open(2, by).unwrap());
+        let client = Client::to(serving.addr);
+        fill_gaps();
+        set_limit(Resource::Nofile, Some(open_fds() as u64));
+        let err = serving.handle.add_lane().unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Limit, "{by}: {err}");
+        client.ping();
+        set_limit(Resource::Nofile, None);
+        assert_eq!(serving.handle.lane_ids().len(), 2);
+        serving.handle.add_lane().unwrap();
+        client.ping();
+        let counters = serving.stop().unwrap();
+        assert_eq!(counters.total().kernel_dropped + counters.total().discarded, 0);
+    }
+}
+
+#[test]
+fn loopback_fault_a_lane_too_many_leaves_the_others_alone() {
+    Child::run("child_adds_a_lane_too_many", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_too_little_memory_is_a_limit"]
+fn child_has_little_memory() {
+    if !is_child("child_has_little_memory") {
+        return;
+    }
+    let large = || {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.lanes(256).batch(1024).steering_backend(SteeringBackend::ClassicBpf);
+        builder
+    };
+    let before = open_fds();
+    // 256 lanes of 64 MiB each do not fit; how far it gets before is different each time.
+    for gigabytes in [1, 2, 3] {
+        set_limit(Resource::As, Some(status("VmSize") * 1024 + (gigabytes << 30)));
+        let err = large().open().map(drop).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+        let text = err.to_string();
+        assert!(text.contains("lane") && text.contains("ulimit -v") && text.contains("batch()"), "{text}");
+        assert_eq!(open_fds(), before);
+        assert_works(open(2, SteeringBackend::ClassicBpf).unwrap());
+    }
+}
+
+#[test]
+fn loopback_fault_too_little_memory_is_a_limit() {
+    Child::run("child_has_little_memory", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_memory_ends_anywhere_without_an_abort"]
+fn child_runs_out_of_memory_anywhere() {
+    if !is_child("child_runs_out_of_memory_anywhere") {
+        return;
+    }
+    let two = || {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder
+            .lanes(2)
+            .batch(1024)
+            .gro(false)
+            .datagram_size(64)
+            .steering_backend(SteeringBackend::ClassicBpf);
+        builder
+    };
+    drop(two().open().unwrap());
+    // A lane takes about a megabyte, in several pieces: memory ends within each of them.
+    let mut outcomes = [0, 0];
+    for pages in (0..1024).step_by(5) {
+        set_limit(Resource::As, Some(status("VmSize") * 1024 + (256 << 10) + (pages << 12)));
+        let result = two().open().map(drop);
+        set_limit(Resource::As, None);
+        match result {
+            Ok(()) => outcomes[0] += 1,
+            Err(err) => {
+                assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+                outcomes[1] += 1;
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
+#[test]
+fn loopback_fault_memory_ends_anywhere_without_an_abort() {
+    Child::run("child_runs_out_of_memory_anywhere", None);
+}
+
+#[test]
+#[ignore = "started by netns_fault_too_few_threads_is_a_limit"]
+fn child_has_few_threads() {
+    if !is_child("child_has_few_threads") {
+        return;
+    }
+    for lanes in [8, 2] {
+        let socket = open(lanes, SteeringBackend::ClassicBpf).unwrap();
+        let (before, addr) = (open_fds() - lanes, socket.local_addr());
+        let handle = socket.handle();
+        // Room for three lanes: the limit counts every thread of the user, which has no other
+        // process.
+        set_limit(Resource::Nproc, Some(status("Threads") + 3));
+        if lanes == 8 {
+            let err = socket.serve(|_, _| {}).unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+            assert!(err.to_string().contains("ulimit -u"), "{err}");
+            assert_eq!(handle.lane_ids().len(), 0);
+            drop(handle);
+            assert_eq!(open_fds(), before);
+            // The port is free again.
+            open(1, SteeringBackend::Kernel).unwrap();
+            Builder::new(addr).unwrap().lanes(1).open().unwrap();
+        } else {
+            thread::scope(|scope| {
+                let stopper = handle.clone();
+                let client = Client::to(addr);
+                scope.spawn(move || {
+                    client.ping();
+                    stopper.stop();
+                });
+                let counters = socket.serve(|batch, out| {
+                    for datagram in batch {
+                        out.reply(&datagram, datagram.payload());
+                    }
+                });
+                assert_eq!(counters.unwrap().total().delivered, 1);
+            });
+        }
+        set_limit(Resource::Nproc, None);
+    }
+}
+
+#[test]
+fn netns_fault_too_few_threads_is_a_limit() {
+    // The kernel does not count the threads of root.
+    if !skip::need_root("netns_fault_too_few_threads_is_a_limit") {
+        return;
+    }
+    Child::run("child_has_few_threads", Some(unique_uid()));
+}
+
+#[test]
+fn loopback_fault_threads_may_outnumber_cores() {
+    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+    let socket = builder.lanes(256).batch(1).placement(Placement::Spread).open().unwrap();
+    let serving = Serving::echo(socket);
+    assert_eq!(serving.handle.lane_ids().len(), 256);
+    (0..100).for_each(|_| Client::to(serving.addr).ping());
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.sent, total.lost()), (101, 101, 0));
+}

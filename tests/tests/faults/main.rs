@@ -1,0 +1,13 @@
+//! What happens when something fails or is missing: limits, privileges, ports that others have.
+//! Such a test runs a part of itself in a process of its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+#[path = "../faults_support/mod.rs"]
+mod faults_support;
+
+mod limits;
+mod port;
+mod privilege;
+mod quota;
+mod traffic;

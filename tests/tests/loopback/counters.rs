@@ -1,0 +1,165 @@
+//! The sums close: whatever is sent to a socket is delivered, dropped by the kernel, or discarded,
+//! and counted once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use manylane::{LaneCounters, SteeringBackend, XdpQueue};
+use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
+
+/// Every count of a lane, to compare one moment with another.
+fn counts(c: &LaneCounters) -> [u64; 29] {
+    [
+        c.batches,
+        c.messages,
+        c.delivered,
+        c.delivered_bytes,
+        c.truncated,
+        c.gro_messages,
+        c.stolen,
+        c.kernel_dropped,
+        c.dropped_stale,
+        c.discarded,
+        c.recv_errors,
+        c.steered.unwrap_or(0),
+        c.offered,
+        c.sent,
+        c.sent_bytes,
+        c.send_calls,
+        c.gso_messages,
+        c.lost_sndbuf_full,
+        c.lost_no_buffers,
+        c.lost_unreachable,
+        c.lost_too_large,
+        c.lost_denied,
+        c.lost_other,
+        c.abandoned,
+        c.delivered_by_xdp,
+        c.bad_checksum,
+        c.malformed,
+        c.xsk_dropped,
+        c.sent_by_xdp,
+    ]
+}
+
+on_every_variant! {
+    /// Lanes that do not receive, with small queues (or rings): the kernel drops most.
+    fn sums_close_when_the_kernel_drops(variant) {
+        let mut builder = variant.builder("127.0.0.1:0");
+        let mut hands = LaneDriver::new(builder.lanes(3).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
+        for round in 1..=3 {
+            send_and_wait(|| clients.iter().for_each(|client| (0..100).for_each(|at| client.send(&pattern(at, 200)))));
+            // What does not fit into the queues is counted before anything is taken.
+            let before = hands.handle.counters().total();
+            let dropped = before.kernel_dropped + before.xsk_dropped;
+            assert!(dropped > (round - 1) * 900, "{dropped}");
+            let taken = hands.drain() as u64;
+            let counters = hands.handle.counters();
+            let total = counters.total();
+            assert_eq!(total.kernel_dropped + total.xsk_dropped, dropped);
+            assert_eq!(total.delivered + dropped, round * 1200);
+            assert_eq!((variant.is_xdp(), total.kernel_dropped), (total.xsk_dropped > 0, before.kernel_dropped));
+            assert!(!variant.is_xdp() || total.kernel_dropped == 0, "rings are full, not the companion's queue");
+            // By queue and reason, the same.
+            let queues = hands.handle.xdp_queues();
+            let by_queue = |of: fn(&XdpQueue) -> u64| queues.iter().map(of).sum::<u64>();
+            assert_eq!(by_queue(|queue| queue.ring_full + queue.dropped), total.xsk_dropped, "{queues:?}");
+            assert_eq!(by_queue(|queue| queue.invalid_descriptors), 0, "{queues:?}");
+            // A lane that does not receive gives no frames to the fill ring.
+            assert_eq!(by_queue(|queue| queue.fill_ring_empty), total.xsk_dropped, "{queues:?}");
+            assert_eq!((total.arrived(), total.discarded), (round * 1200, 0));
+            assert!(taken > 0 && total.delivered_bytes == total.delivered * 200);
+            for (id, lane) in &counters.lanes {
+                let steered = variant.steered(lane).map(|messages| messages + lane.kernel_dropped);
+                assert_eq!(lane.steered, steered, "lane {id}");
+            }
+        }
+    }
+
+    /// A train that is dropped on a lane with GRO counts once, as told; without GRO each datagram
+    /// counts.
+    fn dropped_trains_are_counted(variant) {
+        let mut builder = variant.builder("127.0.0.1:0");
+        let mut hands = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let client = Client::to(hands.addr());
+        send_and_wait(|| (0..50).for_each(|seed| client.send_gso(&pattern(seed, 2000), 100)));
+        let received = hands.drain() as u64;
+        let total = hands.handle.counters().total();
+        assert!(received > 0 && total.delivered == received);
+        if variant.is_xdp() {
+            // A device that XDP looks at takes no trains: the sender cuts them, and each frame is
+            // one datagram.
+            assert!(total.xsk_dropped > 0 && total.delivered_by_xdp == received, "{received}: {total:?}");
+            assert_eq!((total.arrived(), total.gro_messages, total.kernel_dropped), (1000, 0, 0), "{total:?}");
+            return;
+        }
+        assert!(total.kernel_dropped > 0);
+        let sent = if variant.gro { total.delivered / 20 + total.kernel_dropped } else { total.arrived() };
+        assert_eq!(sent, if variant.gro { 50 } else { 1000 }, "{total:?}");
+        // The kernel picks the lane for the whole train, also if it cuts it up for a lane without
+        // GRO.
+        assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(50));
+    }
+
+    /// What is queued on a lane that is closed without being drained is discarded, one datagram at
+    /// a time.
+    fn sums_close_when_lanes_are_dropped(variant) {
+        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
+        let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
+        send_and_wait(|| clients.iter().for_each(|client| {
+            (0..4).for_each(|at| client.send(&pattern(at, 30)));
+            client.send_gso(&pattern(9, 170), 20);
+        }));
+        let sent = 12 * (4 + 9);
+        // One batch of one lane is taken, all else is left.
+        let received = hands.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).find(|taken| *taken > 0);
+        let received = received.unwrap() as u64;
+        let handle = hands.handle.clone();
+        drop(hands);
+        let counters = handle.counters();
+        let total = counters.total();
+        assert!(counters.lanes.is_empty() && total == counters.closed);
+        assert_eq!((total.delivered, total.discarded, total.kernel_dropped), (received, sent - received, 0));
+        assert_eq!(total.arrived(), sent);
+        // Not what came from rings, nor the trains that were cut for them.
+        if !variant.is_xdp() {
+            assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(12 * 5));
+        }
+    }
+
+    /// Another thread reads the counters while lanes work: no count goes back, and in the end they
+    /// agree.
+    fn counters_only_grow_while_lanes_run(variant) {
+        let serving = Serving::echo(variant.builder("127.0.0.1:0").open().unwrap());
+        let stop = AtomicBool::new(false);
+        let (reads, last) = thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut reads, mut last) = (0_u64, LaneCounters::default());
+                loop {
+                    let ending = stop.load(Ordering::Relaxed);
+                    let now = serving.handle.counters().total();
+                    let grew = counts(&last).iter().zip(counts(&now)).all(|(then, now)| *then <= now);
+                    assert!(grew, "{last:?} then {now:?}");
+                    (reads, last) = (reads + 1, now);
+                    if ending {
+                        return (reads, last);
+                    }
+                }
+            });
+            let clients: Vec<_> = (0..4).map(|_| Client::to(serving.addr)).collect();
+            for round in 0..200 {
+                clients.iter().for_each(|client| client.send(&pattern(round, 90)));
+                clients.iter().for_each(|client| client.expect(&pattern(round, 90)));
+            }
+            stop.store(true, Ordering::Relaxed);
+            reader.join().unwrap()
+        });
+        let total = serving.stop().unwrap().total();
+        // With the ping at the start.
+        assert_eq!((total.delivered, total.sent, total.offered, total.lost()), (801, 801, 801, 0));
+        assert_eq!((total.delivered_bytes, total.sent_bytes), (72_004, 72_004));
+        assert!(reads > 1 && last.delivered == 801);
+        assert!(total.batches <= total.messages && total.messages == 801);
+    }
+}

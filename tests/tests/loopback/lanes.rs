@@ -1,0 +1,310 @@
+//! Lanes that come and go: nothing is lost, flows that need not move stay, ids and counters outlive
+//! the lane.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
+use manylane::{Builder, Engine, ErrorKind, Handle, Lane, LaneId, Steering, SteeringBackend};
+use manylane_tests::{
+    Client, LaneDriver, Serving, Variant, backends, on_every_engine, pattern, send_and_wait,
+};
+
+fn builder(variant: &Variant, lanes: usize, steering: Steering, by: SteeringBackend) -> Builder {
+    let mut builder = variant.builder("127.0.0.1:0");
+    builder.lanes(lanes).steering(steering).steering_backend(by);
+    builder
+}
+
+/// The lane of each of the clients' flows.
+fn lanes_of(hands: &mut LaneDriver, clients: &[Client]) -> Vec<LaneId> {
+    let lane_of = |client: &Client| {
+        client.send(b"which");
+        hands.recv_lane_id()
+    };
+    clients.iter().map(lane_of).collect()
+}
+
+/// Sends and receives eight datagrams at a time until told to end; returns how many came back: all.
+fn talk(server: SocketAddr, handle: &Handle, end: &AtomicBool) -> u64 {
+    let client = Client::to(server);
+    let mut sent = 0;
+    while !end.load(Ordering::Relaxed) {
+        let window: Vec<_> = (0..8).map(|at| pattern(sent as usize + at, 40)).collect();
+        window.iter().for_each(|payload| client.send(payload));
+        let mut back: Vec<_> =
+            window.iter().map(|_| client.try_recv()).collect::<Option<_>>().unwrap_or_else(|| {
+                panic!("no answer after {sent} datagrams: {:?}", handle.counters());
+            });
+        // Lanes have no order among each other.
+        let mut due = window;
+        due.sort();
+        back.sort();
+        assert!(due == back);
+        sent += 8;
+    }
+    assert!(client.is_idle());
+    sent
+}
+
+/// Down to one lane, which is another one than at the start, up to five, and so on.
+fn churn(handle: &Handle) {
+    for round in 0..2 {
+        let added: Vec<_> = (0..3).map(|_| handle.add_lane().unwrap()).collect();
+        assert!(added.iter().all(|id| handle.lane_ids().contains(id)));
+        let mut leaving = handle.lane_ids();
+        assert_eq!(leaving.len(), if round == 0 { 5 } else { 4 });
+        leaving.rotate_left(round);
+        for id in &leaving[1..] {
+            handle.remove_lane(*id).unwrap();
+        }
+        assert_eq!(handle.lane_ids(), leaving[..1]);
+    }
+}
+
+/// Takes all that a lane has; returns how many datagrams it was.
+fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
+    let mut taken = 0;
+    loop {
+        let batch = lane.recv().unwrap().batch;
+        if batch.is_empty() {
+            return taken;
+        }
+        taken += batch.len();
+        batch.for_each(|datagram| each(datagram.peer(), datagram.payload()));
+    }
+}
+
+/// From one lane, which has no group yet, to more, back to one that was not the first, and again.
+///
+/// Not with engine xdp: the queues stay with the lanes that were there when the socket was opened.
+#[test]
+fn loopback_groups_form_around_a_single_lane() {
+    let variant = Variant::new("loopback_groups_form_around_a_single_lane", Engine::Mmsg, 0);
+    for by in backends("loopback_groups_form_around_a_single_lane", &[Ebpf, ClassicBpf]) {
+        let mut hands = LaneDriver::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
+        let clients: Vec<_> = (0..40).map(|_| Client::to(hands.addr())).collect();
+        let mut ids = BTreeSet::new();
+        let mut seen = 0;
+        for _ in 0..5 {
+            let alone = hands.lanes[0].id();
+            assert!(lanes_of(&mut hands, &clients).iter().all(|lane| *lane == alone), "{by}");
+            let came = hands.open();
+            let lanes: BTreeSet<_> = lanes_of(&mut hands, &clients).into_iter().collect();
+            assert_eq!(lanes, BTreeSet::from([alone, came]), "{by}");
+            seen += 80;
+            assert_eq!(hands.handle.counters().total().delivered, seen);
+            assert!(ids.insert(alone) && !ids.contains(&came), "an id was used again");
+            assert!(came > alone);
+            hands.lanes.remove(0);
+        }
+        let counters = hands.handle.counters();
+        assert_eq!(
+            (counters.closed.delivered + counters.lanes[0].1.delivered, counters.lanes.len()),
+            (400, 1)
+        );
+        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (400, 0), "{by}");
+    }
+}
+
+on_every_engine! {
+    /// Lanes come and go while clients talk: every datagram is answered, once, and every one is
+    /// counted.
+    fn lanes_come_and_go_without_loss(variant) {
+        let test = variant.test;
+        for by in backends(test, &[Ebpf, ClassicBpf]) {
+            let other = match by {
+                // The device picks the queue: no steering by anything in a datagram.
+                _ if variant.is_xdp() => Steering::Cpu,
+                Ebpf => Steering::RoundRobin,
+                _ => Steering::Key { offset: 0, len: 8 },
+            };
+            for steering in [Steering::Flow, other] {
+                let serving = Serving::echo(builder(variant, 2, steering, by).open().unwrap());
+                let (handle, end) = (&serving.handle, AtomicBool::new(false));
+                let sent: u64 = thread::scope(|scope| {
+                    let clients: Vec<_> =
+                        (0..2).map(|_| scope.spawn(|| talk(serving.addr, handle, &end))).collect();
+                    churn(handle);
+                    end.store(true, Ordering::Relaxed);
+                    clients.into_iter().map(|client| client.join().unwrap()).sum()
+                });
+                let counters = serving.stop().unwrap();
+                let total = counters.total();
+                // With the ping at the start.
+                assert_eq!((total.delivered, total.sent), (sent + 1, sent + 1), "{steering} by {by}");
+                assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (sent + 1, 0, 0));
+                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.delivered_by_xdp), "{steering} by {by}");
+                assert_eq!(counters.steered_by_kernel, 0, "{steering} by {by}");
+            }
+        }
+    }
+
+    fn what_cannot_be_added_or_removed(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let socket = builder(variant, 2, Steering::Flow, by).open().unwrap();
+            let handle = socket.handle();
+            assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "does not serve");
+            let serving = Serving::echo(socket);
+            let [one, two] = handle.lane_ids()[..] else { panic!("two lanes") };
+            let three = handle.add_lane().unwrap();
+            assert_eq!(handle.lane_ids(), [one, two, three]);
+            handle.remove_lane(two).unwrap();
+            assert_eq!(handle.remove_lane(two).unwrap_err().kind(), ErrorKind::State, "is gone");
+            handle.remove_lane(one).unwrap();
+            assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::LastLane);
+            Client::to(serving.addr).ping();
+            assert_eq!(serving.stop().unwrap().total().delivered, 2, "{by}");
+            assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::State, "has ended");
+            assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "has ended");
+            assert!(handle.lane_ids().is_empty());
+        }
+    }
+
+    /// By hand: a lane that has left steering gets nothing more, and drops nothing of what it has.
+    fn a_retired_lane_drains_and_loses_nothing(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..60).map(|_| Client::to(hands.addr())).collect();
+            let before = lanes_of(&mut hands, &clients);
+            send_and_wait(|| clients.iter().for_each(|client| client.send(b"queued")));
+            let mut leaving = hands.lanes.remove(1);
+            leaving.retire().unwrap();
+            leaving.retire().unwrap();
+            assert_eq!(hands.handle.lane_ids().len(), 2);
+            send_and_wait(|| clients.iter().for_each(|client| client.send(b"later")));
+            let queued = before.iter().filter(|lane| **lane == leaving.id()).count();
+            assert!(queued > 0, "60 flows on 3 lanes leave none empty");
+            let mut drained = Vec::new();
+            loop {
+                let batch = leaving.recv().unwrap().batch;
+                if batch.is_empty() {
+                    break;
+                }
+                drained.extend(batch.map(|datagram| datagram.payload().to_vec()));
+            }
+            // By XDP the queues go to the other lanes with what is in them.
+            let left = if variant.is_xdp() { 0 } else { queued };
+            assert_eq!(drained, vec![b"queued".to_vec(); left], "{by}");
+            let id = leaving.id();
+            drop(leaving);
+            hands.receive(120 - left, |lane, _, _| assert_ne!(lane, id));
+            let counters = hands.handle.counters();
+            assert_eq!((counters.closed.delivered, counters.closed.discarded), ((queued + left) as u64, 0));
+            assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
+            // The last one cannot leave.
+            drop(hands.lanes.pop());
+            assert_eq!(hands.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
+            assert_eq!(lanes_of(&mut hands, &clients[..5]), [hands.lanes[0].id(); 5]);
+        }
+    }
+
+    /// Flows move only if they must: from a lane that goes, and to a lane that comes.
+    fn flows_stay_while_other_lanes_come_and_go(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            // Engine xdp has no steering by key.
+            let key = Some(Steering::Key { offset: 1000, len: 4 }).filter(|_| !variant.is_xdp());
+            for steering in [Steering::Flow].into_iter().chain(key) {
+                let mut hands = LaneDriver::new(builder(variant, 4, steering, by).open().unwrap());
+                let clients: Vec<_> = (0..100).map(|_| Client::to(hands.addr())).collect();
+                let mut now = lanes_of(&mut hands, &clients);
+                for step in 0..10 {
+                    let was = now;
+                    if step % 3 == 2 || hands.lanes.len() == 1 {
+                        let came = hands.open();
+                        now = lanes_of(&mut hands, &clients);
+                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *now == came;
+                        assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
+                        assert!(now.contains(&came), "a lane that comes takes its share");
+                    } else {
+                        let gone = hands.lanes.remove(step % hands.lanes.len()).id();
+                        now = lanes_of(&mut hands, &clients);
+                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *then == gone;
+                        assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
+                        assert!(!now.contains(&gone));
+                    }
+                }
+                assert!(hands.is_idle());
+            }
+        }
+    }
+
+    /// Order within a flow while lanes come and go, for all that stay where they are.
+    fn flows_that_stay_keep_their_order(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
+            let mut next: HashMap<SocketAddr, u32> = HashMap::new();
+            for step in 0..6 {
+                // Some wait in the queues while a lane comes or goes.
+                let number = step * 2_u32;
+                send_and_wait(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
+                let mut gone = None;
+                if step % 2 == 0 {
+                    hands.open();
+                } else {
+                    let mut lane = hands.lanes.remove(1);
+                    lane.retire().unwrap();
+                    gone = Some(lane);
+                }
+                send_and_wait(|| clients.iter().for_each(|client| client.send(&(number + 1).to_be_bytes())));
+                let mut left = 100;
+                let mut in_order = |peer, payload: &[u8]| {
+                    let next = next.entry(peer).or_insert(0);
+                    assert_eq!(payload, next.to_be_bytes(), "{by} step {step}");
+                    *next += 1;
+                };
+                // What a lane that leaves has is older than what its flows have elsewhere by now.
+                if let Some(mut lane) = gone {
+                    left -= drain(&mut lane, &mut in_order);
+                }
+                // The lanes that were there first have what is older than what a lane that came
+                // has.
+                for lane in &mut hands.lanes {
+                    left -= drain(lane, &mut in_order);
+                }
+                assert_eq!(left, 0);
+            }
+        }
+    }
+
+    /// When every lane is gone the port is free, also while somebody still has a handle, and stays
+    /// so.
+    fn when_all_lanes_are_gone_the_port_is_free(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let addr = hands.addr();
+            Client::to(addr).send(b"once");
+            hands.echo(1);
+            hands.lanes.remove(1);
+            hands.open();
+            hands.lanes.clear();
+            drop(UdpSocket::bind(addr).expect("the port is free"));
+            assert_eq!(hands.handle.open_lane().err().unwrap().kind(), ErrorKind::State, "{by}");
+            drop(UdpSocket::bind(addr).expect("the port is free"));
+        }
+    }
+
+    /// A socket with one lane has no group to steer in; its port is as free, whether the lane
+    /// served or was used by hand.
+    fn when_the_only_lane_is_gone_the_port_is_free(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let mut hands = LaneDriver::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let addr = hands.addr();
+            Client::to(addr).send(b"once");
+            hands.echo(1);
+            hands.lanes.clear();
+            let bound = UdpSocket::bind(addr);
+            assert!(bound.is_ok(), "by hand, {by}: the port is free: {bound:?}");
+            drop((bound, hands));
+            let serving = Serving::echo(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let (handle, addr) = (serving.handle.clone(), serving.addr);
+            serving.stop().unwrap();
+            let bound = UdpSocket::bind(addr);
+            assert!(bound.is_ok(), "served, {by}: the port is free: {bound:?}");
+            drop(handle);
+        }
+    }
+}

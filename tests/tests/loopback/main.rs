@@ -1,0 +1,22 @@
+//! The functional suite over loopback, which needs no privileges.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod alloc;
+mod counters;
+mod ebpf_ceilings;
+mod errors;
+mod key;
+mod lanes;
+mod overload;
+mod property;
+mod receive;
+mod resize;
+mod send;
+mod serve;
+mod stealing;
+mod steering;
+mod stop;
+mod trains;
+mod uring;
+mod waiting;

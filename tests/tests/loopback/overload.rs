@@ -1,0 +1,69 @@
+//! Under overload the oldest data wins, or the newest.
+
+use manylane::{DropPolicy, LaneCounters};
+use manylane_tests::{Client, SlowServer, TEST_TIMEOUT, Variant, on_every_variant, send_and_wait};
+
+const BATCH: usize = 8;
+/// More than the queue holds: of a kernel socket some hundreds, of a ring its entries.
+const TOO_MANY: u32 = 3000;
+
+/// What a lane handles, by number, that was at work with number 0 while 1 to `sent` came, then one
+/// more; and what it counts.
+fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, LaneCounters) {
+    let mut builder = variant.builder("127.0.0.1:0");
+    builder.lanes(1).batch(BATCH).recv_buffer(200_000).xdp_ring(64).drop_policy(overload);
+    let socket = builder.open().unwrap();
+    let lane = socket.handle().lane_ids()[0];
+    let number = |payload: &[u8]| u32::from_be_bytes(payload.try_into().unwrap());
+    let SlowServer { serving, entered, release, handled } = SlowServer::start(socket, lane, number);
+    let client = Client::to(serving.addr);
+    client.send(&0_u32.to_be_bytes());
+    entered.recv_timeout(TEST_TIMEOUT).unwrap();
+    send_and_wait(|| (1..=sent).for_each(|number| client.send(&number.to_be_bytes())));
+    let before = serving.handle.counters().total();
+    let dropped = before.kernel_dropped + before.xsk_dropped;
+    // What is full drops what comes: all that is queued is older.
+    let last = sent - u32::try_from(dropped).unwrap();
+    drop(release);
+    let mut numbers = Vec::new();
+    while numbers.last() != Some(&last) {
+        numbers.push(handled.recv_timeout(TEST_TIMEOUT).unwrap().1);
+    }
+    // The lane has caught up, whoever won.
+    client.send(&(sent + 1).to_be_bytes());
+    assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap().1, sent + 1);
+    let total = serving.stop().unwrap().total();
+    assert_eq!(total.kernel_dropped + total.xsk_dropped, dropped, "{total:?}");
+    assert_eq!(total.arrived(), u64::from(sent) + 2, "{total:?}");
+    assert_eq!(total.delivered, numbers.len() as u64 + 1, "{total:?}");
+    assert_eq!(total.delivered + total.dropped_stale + dropped, total.arrived(), "{total:?}");
+    (numbers, total)
+}
+
+/// The first, and of what came meanwhile the last batch that `queued` make, in order.
+fn expected_head_drop(queued: u32) -> Vec<u32> {
+    let batch = BATCH as u32;
+    [0].into_iter().chain((queued - 1) / batch * batch + 1..=queued).collect()
+}
+
+on_every_variant! {
+    fn the_oldest_wins_or_the_newest(variant, 1 queue) {
+        let (numbers, total) = handled(variant, DropPolicy::Tail, TOO_MANY);
+        let queued = *numbers.last().unwrap();
+        assert!(numbers.iter().copied().eq(0..=queued), "{numbers:?}");
+        assert!(queued > 6 * BATCH as u32 && queued < TOO_MANY && total.dropped_stale == 0, "{total:?}");
+
+        let (numbers, total) = handled(variant, DropPolicy::Head, TOO_MANY);
+        assert_eq!(numbers, expected_head_drop(queued), "{total:?}");
+
+        // Three quarters: nothing is dropped, and what was sent last is what wins.
+        let most = queued / 4 * 3;
+        let (numbers, total) = handled(variant, DropPolicy::Head, most);
+        assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(most), 0));
+
+        // A quarter is no overload.
+        let few = queued / 4;
+        let (numbers, total) = handled(variant, DropPolicy::Head, few);
+        assert!(numbers.iter().copied().eq(0..=few) && total.dropped_stale == 0, "{numbers:?} {total:?}");
+    }
+}

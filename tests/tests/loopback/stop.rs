@@ -1,0 +1,215 @@
+//! Stopping in the thick of it: beside threads that keep every CPU busy, lanes that come and go,
+//! and traffic.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
+use manylane::{Batch, Builder, ErrorKind, Handle, LaneCounters, Outbox};
+use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::{cpu, sock};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
+
+/// Threads that do nothing, as fast as they can.
+const BUSY: usize = 8;
+/// Lanes that have come and gone when the stop comes.
+const CHANGES: u64 = 8;
+
+/// Adds a lane and removes it again, until the socket stops; counts in `changes`.
+fn churn(handle: &Handle, changes: &AtomicU64) {
+    loop {
+        let id = match handle.add_lane() {
+            Ok(id) => id,
+            Err(err) => return assert_eq!(err.kind(), ErrorKind::State, "{err}"),
+        };
+        changes.fetch_add(1, Ordering::Relaxed);
+        if let Err(err) = handle.remove_lane(id) {
+            // The stop was faster: the lane is gone, or the only one that did not know of it yet.
+            let kind = err.kind();
+            return assert!(kind == ErrorKind::State || kind == ErrorKind::LastLane, "{err}");
+        }
+    }
+}
+
+/// Sends windows of datagrams and takes what comes back, until `end`.
+fn talk(server: SocketAddr, end: &AtomicBool) {
+    let client = Client::to(server);
+    client.socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    let mut buffer = [0; 64];
+    while !end.load(Ordering::Relaxed) {
+        for _ in 0..32 {
+            // Refused, once the port is closed.
+            let _ = client.socket.send(&[1; 40]);
+        }
+        while client.socket.recv(&mut buffer).is_ok_and(|len| len == 40) {}
+    }
+}
+
+/// Ends what waits for the flag, also when a test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) {
+    for _ in 0..BUSY {
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+    }
+}
+
+/// What wakes a sleeping lane is no datagram, also if one arrives in that very moment.
+#[test]
+fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
+    const ROUNDS: u32 = 4000;
+    let any = "127.0.0.1:0".parse().unwrap();
+    let sender = UdpSocket::bind(any).unwrap();
+    let from = sender.local_addr().unwrap();
+    let (give, given) = mpsc::sync_channel::<OwnedFd>(0);
+    let (done, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        let cpus = cpu::affinity().unwrap();
+        scope.spawn(move || {
+            // At the same time as the other, if there are two CPUs.
+            cpu::pin(cpus[0]).unwrap();
+            let mut ring = RecvRing::new(RecvOptions { batch: 8, buffer: 64, control: false }).unwrap();
+            for fd in given {
+                let count = ring.recv(fd.as_fd(), Wait::First).unwrap();
+                let wrong = (0..count).any(|index| {
+                    let message = ring.message(index);
+                    message.data != b"some" || message.peer.to_std() != Some(from)
+                });
+                done.send((fd, wrong)).unwrap();
+            }
+        });
+        cpu::pin(*cpu::affinity().unwrap().last().unwrap()).unwrap();
+        for round in 0..ROUNDS {
+            let fd = sock::open(&any).unwrap();
+            sock::bind(fd.as_fd(), &any).unwrap();
+            sock::set_recv_timeout(fd.as_fd(), TEST_TIMEOUT).unwrap();
+            let to = sock::local_addr(fd.as_fd()).unwrap();
+            let other = fd.try_clone().unwrap();
+            give.send(fd).unwrap();
+            let pause = |micros: u32| {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(micros.into()) {
+                    std::hint::spin_loop();
+                }
+            };
+            // By then it sleeps, most often.
+            pause(30);
+            sock::wake(other.as_fd());
+            pause(round % 12);
+            sender.send_to(b"some", to).unwrap();
+            let (_, wrong) = ended.recv_timeout(TEST_TIMEOUT).unwrap();
+            assert!(!wrong, "round {round}");
+        }
+        drop(give);
+    });
+}
+
+/// A panic while the closure of a lane is made ends serve as one in the closure does.
+#[test]
+fn loopback_a_panic_where_closures_are_made_ends_serve() {
+    for good in 0..3 {
+        let socket = Builder::new("127.0.0.1:0").unwrap().lanes(3).open().unwrap();
+        let mut made = 0;
+        let serving = Serving::start_with(socket, move |_| {
+            assert!(made < good, "no more than {good}");
+            made += 1;
+            |_: Batch<'_>, _: &mut Outbox<'_>| {}
+        });
+        let handle = serving.handle.clone();
+        let err = serving.outcome().unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Panicked);
+        assert!(err.to_string().contains(&format!("no more than {good}")), "{err}");
+        assert!(handle.lane_ids().is_empty());
+    }
+}
+
+on_every_engine! {
+    fn stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine(variant) {
+        let test = variant.test;
+        for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
+            // What came from a queue is nobody else's: once is enough there.
+            for &stealing in &[false, true, false, true][..if variant.is_xdp() { 2 } else { 4 }] {
+                let mut builder = variant.builder("127.0.0.1:0");
+                let socket = builder.lanes(8).steering_backend(by).stealing(stealing).open().unwrap();
+                let serving = Serving::echo(socket);
+                let (handle, addr) = (serving.handle.clone(), serving.addr);
+                let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
+                let counters = thread::scope(|scope| {
+                    let _ends = StopOnDrop(&end);
+                    keep_busy(scope, &end);
+                    (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
+                    (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
+                    let start = Instant::now();
+                    // Each waits for grace periods of the kernel's, and others keep the machine
+                    // busy, too.
+                    while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * TEST_TIMEOUT {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    serving.stop().unwrap()
+                });
+                assert!(changes.load(Ordering::Relaxed) >= CHANGES, "{by}, stealing {stealing}");
+                let total = counters.total();
+                assert_eq!(total.offered, total.sent + total.lost(), "{by}, stealing {stealing}: {total:?}");
+                assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, stealing {stealing}");
+                // Nothing is left of it but the numbers.
+                assert!(handle.lane_ids().is_empty() && handle.counters().lanes.is_empty());
+                assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
+                drop(UdpSocket::bind(addr).expect("the port is free"));
+            }
+        }
+    }
+
+    /// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane
+    /// gets done, its queue is never empty.
+    fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
+        for by in [Ebpf, ClassicBpf, Kernel] {
+            let mut builder = variant.builder("127.0.0.1:0");
+            let socket = builder.lanes(3).steering_backend(by).xdp_ring(64).open().unwrap();
+            let serving = Serving::start(socket, |batch, _| {
+                batch.for_each(|_| thread::sleep(Duration::from_micros(500)));
+            });
+            let (handle, addr, end) = (serving.handle.clone(), serving.addr, AtomicBool::new(false));
+            thread::scope(|scope| {
+                let _ends = StopOnDrop(&end);
+                scope.spawn(|| {
+                    let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
+                    while !end.load(Ordering::Relaxed) {
+                        clients.iter().for_each(|client| _ = client.socket.send(&[1; 40]));
+                        thread::sleep(Duration::from_micros(50));
+                    }
+                });
+                let lost = |lane: &LaneCounters| lane.kernel_dropped + lane.xsk_dropped;
+                let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lost(lane) > 0);
+                let start = Instant::now();
+                while !dropped() && start.elapsed() < TEST_TIMEOUT {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };
+                handle.remove_lane(one).unwrap();
+                // A stop in the middle of the next removal.
+                let remover = handle.clone();
+                let removal = scope.spawn(move || remover.remove_lane(two));
+                while handle.lane_ids().contains(&two) {
+                    thread::yield_now();
+                }
+                let total = serving.stop().unwrap().total();
+                assert!(total.delivered > 0 && lost(&total) > 0);
+                removal.join().unwrap().unwrap();
+            });
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What lanes do while there is nothing: counted in sleeps and looks, with each policy and engine.
+
+use std::time::Duration;
+
+use manylane::{Builder, Engine, Handle, Lane, WaitPolicy};
+use manylane_sys::cpu;
+use manylane_sys::seccomp::{self, Syscall};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, Variant, need_uring, on_every_engine, record_counters};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// The only lane of a socket that waits so.
+fn lane(variant: &Variant, policy: WaitPolicy) -> (Handle, Lane) {
+    let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap();
+    assert_eq!(socket.waiting().policy, policy);
+    (socket.handle(), socket.into_lanes().remove(0))
+}
+
+/// Sleeps and looks so far.
+fn sleeps_and_polls(handle: &Handle) -> (u64, u64) {
+    let total = handle.counters().total();
+    (total.sleeps, total.empty_polls)
+}
+
+/// Answers one ping, for which the lane has to wait or not.
+fn reply_once(lane: &mut Lane) {
+    loop {
+        let received = lane.recv_timeout(TEST_TIMEOUT).unwrap();
+        let (batch, mut out) = (received.batch, received.out);
+        // A queue that changes hands wakes its lane, too.
+        let some = !batch.is_empty();
+        batch.for_each(|datagram| out.reply(&datagram, datagram.payload()));
+        if some {
+            return;
+        }
+    }
+}
+
+on_every_engine! {
+    fn an_idle_adaptive_lane_sleeps_and_does_not_look(variant, 1 queue) {
+        const WAITS: u64 = 50;
+        let (handle, mut lane) = lane(variant, WaitPolicy::Adaptive);
+        for _ in 0..WAITS {
+            assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
+        }
+        assert_eq!(sleeps_and_polls(&handle), (WAITS, 0));
+        // After traffic, whatever came of that: at most once more.
+        let client = Client::to(lane.local_addr());
+        for _ in 0..100 {
+            client.send(b"ping");
+            reply_once(&mut lane);
+            client.expect(b"ping");
+        }
+        assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
+        let (sleeps, looks) = sleeps_and_polls(&handle);
+        for _ in 0..WAITS {
+            assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
+        }
+        assert_eq!(sleeps_and_polls(&handle), (sleeps + WAITS, looks));
+        record_counters(&handle.counters().total());
+    }
+
+    fn a_lane_that_spins_looks_and_then_sleeps(variant, 1 queue) {
+        let (handle, mut lane) = lane(variant, WaitPolicy::Spin(MILLISECOND));
+        assert!(lane.recv_timeout(20 * MILLISECOND).unwrap().batch.is_empty());
+        let (sleeps, looks) = sleeps_and_polls(&handle);
+        assert!(sleeps == 1 && looks >= 8, "{sleeps} sleeps, {looks} looks");
+        // For no longer than it is to wait at all.
+        assert!(lane.recv_timeout(MILLISECOND / 2).unwrap().batch.is_empty());
+        assert_eq!(sleeps_and_polls(&handle).0, sleeps);
+        // What is there is taken at once.
+        let client = Client::to(lane.local_addr());
+        client.send(b"ping");
+        reply_once(&mut lane);
+        client.expect(b"ping");
+        record_counters(&handle.counters().total());
+    }
+
+    fn one_that_sleeps_or_lets_the_kernel_look_does_not_look_itself(variant, 1 queue) {
+        for policy in [WaitPolicy::Sleep, WaitPolicy::BusyPoll(MILLISECOND)] {
+            let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap();
+            let waiting = socket.waiting();
+            if waiting.policy != policy {
+                let why = waiting.reason.unwrap();
+                assert!(policy != WaitPolicy::Sleep && !why.is_empty());
+                assert_eq!(waiting.policy, WaitPolicy::Spin(MILLISECOND), "{why}");
+                continue;
+            }
+            let (handle, mut lane) = (socket.handle(), socket.into_lanes().remove(0));
+            let client = Client::to(lane.local_addr());
+            for _ in 0..20 {
+                client.send(b"ping");
+                reply_once(&mut lane);
+                client.expect(b"ping");
+                assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
+            }
+            let (sleeps, looks) = sleeps_and_polls(&handle);
+            assert!(sleeps >= 20 && looks == 0, "{policy}: {sleeps} sleeps, {looks} looks");
+            record_counters(&handle.counters().total());
+        }
+    }
+
+    fn a_stop_ends_every_wait(variant, 1 queue) {
+        for policy in ["sleep", "busy-poll:1000000", "spin:1000000", "adaptive"] {
+            let policy = policy.parse().unwrap();
+            let serving = Serving::echo(variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap());
+            let client = Client::to(serving.addr);
+            // So that an adaptive lane looks, where that pays.
+            (0..50).for_each(|_| client.ping());
+            let total = serving.stop().unwrap().total();
+            assert_eq!((total.delivered, total.sent, total.discarded), (51, 51, 0), "{policy}: {total:#?}");
+        }
+    }
+
+    fn lanes_that_come_wait_as_the_others(variant) {
+        for policy in ["busy-poll", "spin:200", "adaptive"] {
+            let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy.parse().unwrap()).open().unwrap();
+            let serving = Serving::echo(socket);
+            for _ in 0..3 {
+                let came = serving.handle.add_lane().unwrap();
+                for _ in 0..10 {
+                    Client::to(serving.addr).ping();
+                }
+                serving.handle.remove_lane(came).unwrap();
+            }
+            let total = serving.stop().unwrap().total();
+            assert_eq!((total.delivered, total.sent, total.discarded), (31, 31, 0), "{policy}: {total:#?}");
+        }
+    }
+}
+
+#[test]
+fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
+    let cores = cpu::affinity().unwrap().len();
+    let open = |lanes: usize, policy| {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.lanes(lanes).wait(policy).open().unwrap().waiting()
+    };
+    assert_eq!(open(cores, WaitPolicy::Adaptive).policy, WaitPolicy::Adaptive);
+    let crowded = open(cores + 1, WaitPolicy::Adaptive);
+    assert_eq!(crowded.policy, WaitPolicy::Sleep);
+    assert!(crowded.reason.unwrap().contains("share"));
+    let spin = WaitPolicy::Spin(MILLISECOND);
+    assert_eq!(open(cores + 1, spin).policy, spin);
+}
+
+#[test]
+fn loopback_the_old_way_to_ask_for_spinning_is_the_new_one() {
+    let open = |micros| {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.lanes(1).busy_poll(Duration::from_micros(micros)).open().map(|socket| socket.waiting().policy)
+    };
+    assert_eq!(open(0).unwrap(), WaitPolicy::Sleep);
+    assert_eq!(open(50).unwrap(), WaitPolicy::Spin(Duration::from_micros(50)));
+    assert!(open(1_000_001).unwrap_err().to_string().contains("more than 1s"));
+}
+
+#[test]
+fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
+    const NAME: &str = "loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread";
+    if !need_uring(NAME) || manylane::probe().uring_napi.is_err() {
+        return;
+    }
+    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+    let policy = WaitPolicy::BusyPoll(Duration::from_micros(50));
+    let socket = builder.engine(Engine::Uring).lanes(1).wait(policy).open().unwrap();
+    let mut lane = socket.into_lanes().remove(0);
+    let client = Client::to(lane.local_addr());
+    for _ in 0..3 {
+        client.send(b"ping");
+        lane = std::thread::spawn(move || {
+            reply_once(&mut lane);
+            lane
+        })
+        .join()
+        .unwrap();
+        client.expect(b"ping");
+    }
+}
+
+/// As with a kernel that has rings and cannot let them look at devices.
+#[test]
+fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
+    /// `IORING_REGISTER_NAPI` of linux/io_uring.h.
+    const REGISTER_NAPI: u32 = 27;
+    /// What the kernel says to an operation that it does not know.
+    const EINVAL: i32 = 22;
+    if !need_uring("loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so") {
+        return;
+    }
+    let in_vain = || {
+        seccomp::forbid_with_errno(Syscall::UringRegister(REGISTER_NAPI), EINVAL).unwrap();
+        assert!(manylane::probe().uring_napi.is_err() && manylane::probe().uring.is_ok());
+        let time = Duration::from_micros(50);
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.engine(Engine::Uring).lanes(1).wait(WaitPolicy::BusyPoll(time));
+        let socket = builder.open().unwrap();
+        assert_eq!((socket.engine(), socket.waiting().policy), (Engine::Uring, WaitPolicy::Spin(time)));
+        let why = socket.waiting().reason.unwrap();
+        assert!(why.contains("IORING_REGISTER_NAPI") && why.contains("6.9"), "{why}");
+        let mut lane = socket.into_lanes().remove(0);
+        let client = Client::to(lane.local_addr());
+        client.send(b"ping");
+        reply_once(&mut lane);
+        client.expect(b"ping");
+    };
+    // Filters of system calls are a thread's, for good.
+    std::thread::spawn(in_vain).join().unwrap();
+}

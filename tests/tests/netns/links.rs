@@ -1,0 +1,347 @@
+//! Links that go down, routes that refuse, paths that are too narrow: what is lost is counted by
+//! its reason, and nothing hangs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use manylane::{Flushed, LaneCounters, SteeringBackend};
+use manylane_sys::process::run_isolated;
+use manylane_testbed::skip;
+use manylane_testbed::traffic::{Traffic, Until, portable};
+use manylane_testbed::{Host, Layout, Testbed};
+use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
+
+/// Sends `count` datagrams of 100 bytes each from the first lane, no two of which make a train.
+fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
+    let mut sum = Flushed::default();
+    let mut out = hands.lanes[0].sender();
+    for number in 0..count {
+        out.send_to(to, &pattern(number as usize, 100));
+        let done = out.flush();
+        sum.sent += done.sent;
+        sum.lost += done.lost;
+    }
+    sum
+}
+
+fn total(hands: &LaneDriver) -> LaneCounters {
+    hands.handle.counters().total()
+}
+
+#[test]
+fn netns_sending_while_the_link_is_down_is_unreachable() {
+    if !skip::need_root("netns_sending_while_the_link_is_down_is_unreachable") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let exchange = |hands: &mut LaneDriver| {
+            // What waits for the neighbour's address would be sent later: wait for each.
+            for number in 0..50 {
+                client.send(&pattern(number, 64));
+                hands.echo(1);
+                client.expect(&pattern(number, 64));
+            }
+        };
+        exchange(&mut hands);
+        b.set_link(0, false).unwrap();
+        let started = Instant::now();
+        let done = send(&mut hands, client.addr(), 30);
+        assert_eq!((done.sent, done.lost), (0, 30), "IPv6 {ipv6}");
+        assert!(started.elapsed() < TEST_TIMEOUT);
+        let counted = total(&hands);
+        assert_eq!((counted.offered, counted.sent), (80, 50));
+        assert_eq!((counted.lost_unreachable, counted.lost()), (30, 30), "IPv6 {ipv6}: {counted:?}");
+        assert!(hands.is_idle());
+
+        b.set_link(0, true).unwrap();
+        a.wait_for_carrier(0).unwrap();
+        b.wait_for_carrier(0).unwrap();
+        exchange(&mut hands);
+        let counted = total(&hands);
+        assert_eq!((counted.delivered, counted.sent, counted.lost()), (100, 100, 30));
+        assert_eq!((counted.kernel_dropped, counted.recv_errors), (0, 0));
+    }
+}
+
+#[test]
+fn netns_what_the_other_end_does_not_take_is_the_devices_loss() {
+    if !skip::need_root("netns_what_the_other_end_does_not_take_is_the_devices_loss") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut hands = lane_driver(b, open(b, b.ip(0, false), |builder| _ = builder.lanes(1)));
+    let target = (a.ip4(0), 9).into();
+    a.set_link(0, false).unwrap();
+    let before = b.device_counters(0).unwrap();
+    let done = send(&mut hands, target, 40);
+    let after = b.device_counters(0).unwrap();
+    // The route is still there, so that the socket takes them; the device has nowhere to put them.
+    assert_eq!((done.sent, done.lost), (40, 0));
+    let on_the_device = after.tx_packets - before.tx_packets + (after.tx_dropped - before.tx_dropped);
+    assert_eq!((after.tx_packets - before.tx_packets, on_the_device), (0, 40), "{before:?} {after:?}");
+    assert_eq!((total(&hands).sent, total(&hands).lost()), (40, 0));
+}
+
+#[test]
+fn netns_lanes_survive_a_link_that_goes_down_and_up() {
+    if !skip::need_root("netns_lanes_survive_a_link_that_goes_down_and_up") {
+        return;
+    }
+    // Without IPv6, and one way only, nothing but this traffic is on the link.
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
+        let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(3).steering_backend(by)));
+        let counters = |host: &Host| host.device_counters(0).unwrap();
+        let (a_before, b_before) = (counters(a), counters(b));
+        let stop = Arc::new(AtomicBool::new(false));
+        let until_told = Until::Stop(Arc::clone(&stop));
+        let traffic = Traffic { flows: 16, pps: Some(20_000.0), ..Traffic::new(serving.addr, 32) };
+        let sender = a.spawn("sender", move || portable::send(&traffic, until_told).unwrap()).unwrap();
+        let delivered = || serving.handle.counters().total().delivered;
+        for _ in 0..4 {
+            let so_far = delivered();
+            wait_until(|| delivered() > so_far + 200, &serving.handle);
+            b.set_link(0, false).unwrap();
+            b.set_link(0, true).unwrap();
+            a.wait_for_carrier(0).unwrap();
+        }
+        let so_far = delivered();
+        wait_until(|| delivered() > so_far + 200, &serving.handle);
+        stop.store(true, Ordering::Relaxed);
+        let sent = sender.join().unwrap();
+        let arrived = || counters(b).rx_packets - b_before.rx_packets;
+        wait_until(|| delivered() == arrived(), &serving.handle);
+        let a_after = counters(a);
+        let total = serving.stop().unwrap().total();
+        // All that came in over the device was delivered; all else was refused on the other side.
+        assert_eq!((total.delivered, total.arrived()), (arrived(), arrived()), "{by}");
+        assert_eq!((total.kernel_dropped, total.recv_errors), (0, 0), "{by}");
+        let (out, refused) =
+            (a_after.tx_packets - a_before.tx_packets, a_after.tx_dropped - a_before.tx_dropped);
+        assert_eq!(out + refused, sent.datagrams + sent.rejected, "{by}: {sent:?} {a_before:?} {a_after:?}");
+        assert!(total.delivered <= out, "{by}");
+    }
+}
+
+/// The counter of one reason.
+type Reason = fn(&LaneCounters) -> u64;
+
+#[test]
+fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
+    if !skip::need_root("netns_routes_and_policies_that_refuse_are_counted_by_reason") {
+        return;
+    }
+    const COUNT: u64 = 25;
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let b = testbed.host(1);
+    let refusals: [(&str, Reason); 5] = [
+        ("xfrm policy add dir out dst TO action block", |c| c.lost_denied),
+        ("route replace prohibit TO", |c| c.lost_denied),
+        ("route replace unreachable TO", |c| c.lost_unreachable),
+        ("route replace throw TO", |c| c.lost_unreachable),
+        ("route replace blackhole TO", |c| c.lost_other),
+    ];
+    for ipv6 in [false, true] {
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        for (number, (refusal, reason)) in refusals.iter().enumerate() {
+            let peer = format!("{}{}", if ipv6 { "fd77::10" } else { "10.77.0.10" }, number);
+            let prefix = format!("{peer}/{}", if ipv6 { 128 } else { 32 });
+            b.ip_batch(&format!("{}\n", refusal.replace("TO", &prefix))).unwrap();
+            let before = total(&hands);
+            // One by one, and as a train, of which each datagram is lost for the same reason.
+            let peer = SocketAddr::new(peer.parse().unwrap(), 7);
+            let mut done = send(&mut hands, peer, COUNT);
+            let mut out = hands.lanes[0].sender();
+            (0..COUNT).for_each(|_| out.send_to(peer, b"one of a train"));
+            done.lost += out.flush().lost;
+            drop(out);
+            assert_eq!((done.sent, done.lost), (0, 2 * COUNT), "{refusal}");
+            let after = total(&hands);
+            assert_eq!(reason(&after) - reason(&before), 2 * COUNT, "{refusal}: {after:?}");
+            assert_eq!(after.lost() - before.lost(), 2 * COUNT, "{refusal}");
+            assert_eq!(after.offered, after.sent + after.lost());
+        }
+        // And nobody else minds.
+        let a = testbed.host(0);
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        client.send(b"still there?");
+        hands.echo(1);
+        client.expect(b"still there?");
+    }
+}
+
+/// Answers trains of `segment` bytes with trains, and checks that every datagram arrives.
+fn check_gso_replies(hands: &mut LaneDriver, client: &manylane_tests::Client, segment: usize, count: usize) {
+    let bytes = pattern(segment, segment * count);
+    send_gso(&client.socket, &bytes, segment as u16);
+    // Waits until the whole train is there, so that one batch has it.
+    hands.echo(count);
+    for part in bytes.chunks(segment) {
+        client.expect(part);
+    }
+}
+
+#[test]
+fn netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one() {
+    if !skip::need_root("netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        check_gso_replies(&mut hands, &client, 1400, 20);
+        let wide = total(&hands);
+        assert_eq!((wide.sent, wide.gso_messages, wide.gso_fallbacks), (20, 1, 0), "IPv6 {ipv6}");
+        // From here on, the kernel has to cut datagrams of this size, and refuses trains of them.
+        b.ip_batch(&format!("route replace {} dev {} mtu 1280\n", a.ip(0, ipv6), b.device(0))).unwrap();
+        check_gso_replies(&mut hands, &client, 1400, 20);
+        let narrow = total(&hands);
+        assert_eq!((narrow.sent, narrow.gso_messages, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
+        assert_eq!(narrow.gso_fallbacks, 1, "IPv6 {ipv6}");
+        // What is narrow enough may still be a train to the same peer, or not; it arrives in any
+        // case.
+        check_gso_replies(&mut hands, &client, 500, 20);
+        assert_eq!((total(&hands).sent, total(&hands).lost()), (60, 0));
+    }
+}
+
+/// Three hosts in a row; the middle one forwards, and its link to the first takes packets of 1280
+/// bytes only.
+fn narrow_path() -> Testbed {
+    let layout = Layout { hosts: 3, links: vec![(0, 1), (1, 2)], ..Layout::default() };
+    let testbed = Testbed::new(&layout).unwrap();
+    let (a, router, b) = (testbed.host(0), testbed.host(1), testbed.host(2));
+    router.set_sysctl("net.ipv4.ip_forward", "1").unwrap();
+    router.set_sysctl("net.ipv6.conf.all.forwarding", "1").unwrap();
+    router.ip_batch(&format!("link set dev {} mtu 1280\n", router.device(0))).unwrap();
+    for (host, link, other) in [(a, 0, 1), (b, 1, 0)] {
+        let far =
+            if other == 1 { ["10.77.1.0/24", "fd77:0:0:1::/64"] } else { ["10.77.0.0/24", "fd77::/64"] };
+        host.ip_batch(&format!("route add {} via {}\n", far[0], router.ip4(link))).unwrap();
+        host.ip_batch(&format!("route add {} via {}\n", far[1], router.ip6(link))).unwrap();
+    }
+    testbed
+}
+
+#[test]
+fn netns_a_path_that_turns_out_narrow_is_found_out() {
+    if !skip::need_root("netns_a_path_that_turns_out_narrow_is_found_out") {
+        return;
+    }
+    let testbed = narrow_path();
+    let (a, b) = (testbed.host(0), testbed.host(2));
+    for ipv6 in [false, true] {
+        let mut hands = lane_driver(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let large = pattern(3, 1400);
+        // The router drops the first answer and says why by ICMP; the kernel then knows better.
+        client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            client.send(b"how wide?");
+            hands.receive(1, |_, datagram, out| out.reply(&datagram, &large));
+            let mut buffer = vec![0; 2000];
+            match client.socket.recv(&mut buffer) {
+                Ok(len) => {
+                    assert!(buffer[..len] == large);
+                    break;
+                }
+                Err(_) => assert!(tries < 20, "IPv6 {ipv6}: no answer gets through"),
+            }
+        }
+        assert!(tries > 1, "IPv6 {ipv6}: the path was not narrow");
+        client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        // The message of the router has ended no receive, failed no send and cost nobody else
+        // anything.
+        let counted = total(&hands);
+        assert_eq!((counted.delivered, counted.sent), (tries, tries));
+        assert_eq!((counted.recv_errors, counted.lost()), (0, 0));
+        // A train of large answers: refused as one, sent one by one. It is asked for in small
+        // pieces.
+        send_gso(&client.socket, &pattern(1, 160), 10);
+        hands.receive(16, |_, datagram, out| out.reply(&datagram, &large));
+        (0..16).for_each(|_| client.expect(&large));
+        let counted = total(&hands);
+        assert_eq!((counted.sent, counted.lost()), (tries + 16, 0), "IPv6 {ipv6}: {counted:?}");
+        assert!(counted.gso_fallbacks > 0 && counted.gso_messages == 0, "IPv6 {ipv6}: {counted:?}");
+    }
+}
+
+#[test]
+fn netns_replies_pass_a_device_without_checksums() {
+    let name = "netns_replies_pass_a_device_without_checksums";
+    let tc = run_isolated(None, "tc", &["-V"], b"").is_ok();
+    if !skip::need_root(name) || !skip::need(name, tc, "the program tc is missing: apt-get install iproute2")
+    {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // A tap device computes no checksums unless its program says that it does. What is sent to it
+    // goes on over the link, redirected as it leaves.
+    let mac = a.mac(0).map(|byte| format!("{byte:02x}")).join(":");
+    b.ip_batch(&format!(
+        "tuntap add dev plain0 mode tap\nlink set dev plain0 up\n\
+         neighbour replace {peer} lladdr {mac} dev plain0 nud permanent\n\
+         route replace {peer}/32 dev plain0 src {own}\n",
+        peer = a.ip4(0),
+        own = b.ip4(0),
+    ))
+    .unwrap();
+    let tc = |line: String| {
+        let done = b.output("tc", &line.split(' ').collect::<Vec<_>>()).unwrap();
+        assert!(done.status.success(), "tc {line}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    tc("qdisc add dev plain0 clsact".into());
+    tc(format!(
+        "filter add dev plain0 egress protocol all u32 match u32 0 0 action mirred egress redirect dev {}",
+        b.device(0)
+    ));
+    let mut hands = lane_driver(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)));
+    let client = client(a, a.ip4(0).into(), hands.addr());
+    for round in 1..=3 {
+        check_gso_replies(&mut hands, &client, 1000, 30);
+        let counted = total(&hands);
+        assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
+        // Since Linux 6.11 the kernel computes the checksums of a train for such a device. Before,
+        // it refuses, and the first refusal is enough: the lane then sends no trains at all.
+        let (trains, refused) = (counted.gso_messages, counted.gso_fallbacks);
+        assert!((trains, refused) == (round, 0) || (trains, refused) == (0, 1), "{counted:?}");
+    }
+}
+
+#[test]
+fn netns_a_server_goes_on_over_the_link_that_is_left() {
+    if !skip::need_root("netns_a_server_goes_on_over_the_link_that_is_left") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { links: vec![(0, 1), (0, 1)], ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, std::net::Ipv4Addr::UNSPECIFIED.into(), |builder| _ = builder.lanes(2)));
+    let to = |link: usize| client(a, a.ip4(link).into(), (b.ip4(link), serving.addr.port()).into());
+    let (one, other) = (to(0), to(1));
+    one.ping();
+    other.ping();
+    b.set_link(0, false).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| (0..200).for_each(|_| other.ping()));
+    });
+    b.set_link(0, true).unwrap();
+    a.wait_for_carrier(0).unwrap();
+    one.ping();
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.sent, total.lost()), (203, 203, 0));
+}

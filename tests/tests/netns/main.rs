@@ -1,0 +1,28 @@
+//! The functional suite between network namespaces joined by veth pairs; for root.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+#[path = "../faults_support/mod.rs"]
+mod faults_support;
+mod netns_support;
+mod xdp_support;
+
+mod capture;
+mod churn;
+mod links;
+mod losses;
+mod traffic;
+mod xdp_basic;
+mod xdp_devices;
+mod xdp_faults;
+mod xdp_frames;
+mod xdp_lanes;
+mod xdp_limits;
+mod xdp_notes;
+mod xdp_options;
+mod xdp_others;
+mod xdp_owners;
+mod xdp_privileges;
+mod xdp_replies;
+mod xdp_sharing;
+mod xdp_switch;

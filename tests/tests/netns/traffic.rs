@@ -1,0 +1,322 @@
+//! Host to host over veth: every size, every steering, trains, addresses of all kinds.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+
+use crate::netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
+use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
+use manylane_sys::cpu;
+use manylane_testbed::skip::{self, Forced};
+use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
+use manylane_testbed::{Host, Layout, Testbed};
+use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, pattern, send_gso};
+
+#[test]
+fn netns_every_size_comes_back_whole() {
+    if !skip::need_root("netns_every_size_comes_back_whole") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let head = if ipv6 { 48 } else { 28 };
+        let largest = if ipv6 { 65_487 } else { 65_507 };
+        let fits = 1500 - head;
+        // What a frame carries, then fragments: two, many, the last one full or with a byte.
+        let sizes =
+            [0, 1, 2, 100, 1200, fits - 1, fits, fits + 1, 2 * fits, 9000, 30_000, largest - 1, largest];
+        for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
+            let serving =
+                echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(4).steering_backend(by)));
+            let mut sent = 0;
+            for flow in 0..4 {
+                let client = client(a, a.ip(0, ipv6), serving.addr);
+                for size in sizes {
+                    client.send(&pattern(flow, size));
+                    client.expect(&pattern(flow, size));
+                    sent += 1;
+                }
+            }
+            let total = serving.stop().unwrap().total();
+            assert_eq!((total.arrived(), total.delivered, total.sent, total.lost()), (sent, sent, sent, 0));
+            assert_eq!((total.truncated, total.recv_errors), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn netns_policy_cpu_follows_the_core_that_receives() {
+    let name = "netns_policy_cpu_follows_the_core_that_receives";
+    let cpus = cpu::affinity().unwrap();
+    if !skip::need_root(name)
+        || !skip::need_unless_forced(name, cpus.len() > 1, Forced::Cpus, "needs two CPUs")
+    {
+        return;
+    }
+    const COUNT: u64 = 2_000;
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf] {
+        let placement = Placement::List(cpus[..2].to_vec());
+        let socket = open(b, b.ip4(0).into(), |builder| {
+            builder.lanes(2).steering(Steering::Cpu).steering_backend(by).placement(placement.clone());
+        });
+        let mut hands = lane_driver(b, socket);
+        for cpu in &cpus[..2] {
+            // The generator's core is also the one on which the other end receives. Many flows, so
+            // that nothing else could have put them all into one queue.
+            let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(hands.addr(), 20) };
+            let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
+            assert_eq!(sender.pin(*cpu).send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
+            let here = hands.lanes.iter().find(|lane| lane.cpu() == Some(*cpu)).unwrap().id();
+            let mut counted = 0;
+            hands.receive(COUNT as usize, |lane, _, _| counted += u64::from(lane == here));
+            assert_eq!(counted, COUNT, "{by}, CPU {cpu}");
+        }
+    }
+}
+
+#[test]
+fn netns_round_robin_is_exact_for_one_sender() {
+    if !skip::need_root("netns_round_robin_is_exact_for_one_sender") {
+        return;
+    }
+    const COUNT: u64 = 10_003;
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (ipv6, lanes) in [(false, 4), (true, 4), (false, 7)] {
+        let socket = open(b, b.ip(0, ipv6), |builder| {
+            builder.lanes(lanes).steering(Steering::RoundRobin).steering_backend(SteeringBackend::Ebpf);
+        });
+        let serving = sink(b, socket);
+        let traffic = Traffic { pps: Some(50_000.0), ..Traffic::new(serving.addr, 10) };
+        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
+        assert_eq!((sent.datagrams, sent.rejected), (COUNT, 0));
+        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        let counters = serving.handle.counters();
+        let shares: Vec<u64> = counters.lanes.iter().map(|(_, lane)| lane.delivered).collect();
+        assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.arrived(), total.kernel_dropped, total.steered), (COUNT, 0, Some(COUNT)));
+    }
+}
+
+#[test]
+fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
+    if !skip::need_root("netns_trains_of_a_sender_arrive_datagram_by_datagram") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (ipv6, gro) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let (mut datagrams, mut trains) = (0, 0);
+        // The last datagram of a train: full, with one byte, nearly full; trains of two and of
+        // sixty-four.
+        for (segment, len) in
+            [(1000, 40_000), (1000, 40_001), (1400, 2_799), (1, 64), (500, 32_000), (1452, 1453)]
+        {
+            let bytes = pattern(len, len);
+            send_gso(&client.socket, &bytes, segment as u16);
+            let count = len.div_ceil(segment);
+            let got = hands.recv_all(count);
+            let parts: Vec<&[u8]> = got.iter().map(|got| &got.payload[..]).collect();
+            assert!(parts == bytes.chunks(segment).collect::<Vec<_>>(), "{len} bytes by {segment}");
+            assert!(got.iter().all(|got| got.peer == client.addr() && !got.truncated));
+            datagrams += count as u64;
+            trains += 1;
+        }
+        let total = hands.handle.counters().total();
+        assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
+        // A train goes through a veth link in one piece.
+        let expected = if gro { (trains, trains) } else { (datagrams, 0) };
+        assert_eq!((total.messages, total.gro_messages), expected, "GRO {gro}, IPv6 {ipv6}");
+    }
+}
+
+/// Two hosts with two links between them, and a further address at the second end of each.
+fn two_links() -> (Testbed, Vec<IpAddr>) {
+    let testbed = Testbed::new(&Layout { links: vec![(0, 1), (0, 1)], ..Layout::default() }).unwrap();
+    let b = testbed.host(1);
+    let further: [(usize, IpAddr); 4] = [
+        (0, Ipv4Addr::new(10, 77, 0, 50).into()),
+        (1, Ipv4Addr::new(10, 77, 1, 50).into()),
+        (0, Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x50).into()),
+        (1, Ipv6Addr::new(0xfd77, 0, 0, 1, 0, 0, 0, 0x50).into()),
+    ];
+    let mut all = vec![b.ip(0, false), b.ip(1, false), b.ip(0, true), b.ip(1, true)];
+    for (link, ip) in further {
+        b.add_address(link, ip).unwrap();
+        // Not to be looked for: over IPv6 that takes a link-local address, which these hosts do not
+        // have.
+        let mac = b.mac(link).map(|byte| format!("{byte:02x}")).join(":");
+        let device = b.device(link);
+        let known = format!("neighbour replace {ip} lladdr {mac} dev {device} nud permanent\n");
+        testbed.host(0).ip_batch(&known).unwrap();
+        all.push(ip);
+    }
+    (0..2).for_each(|link| b.wait_for_addrs(link).unwrap());
+    (testbed, all)
+}
+
+#[test]
+fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
+    if !skip::need_root("netns_a_wildcard_answers_from_the_address_that_was_asked") {
+        return;
+    }
+    let (testbed, addresses) = two_links();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
+        let port = hands.addr().port();
+        for asked in addresses.iter().filter(|ip| any.is_ipv6() || ip.is_ipv4()) {
+            // Also over the link that the address does not belong to: a connected client takes the
+            // answer from nowhere but the address that it asked.
+            for link in [0, 1] {
+                let client = client(a, a.ip(link, asked.is_ipv6()), (*asked, port).into());
+                client.send(b"which one?");
+                hands.receive(1, |_, datagram, out| {
+                    assert_eq!(datagram.local().ip().to_canonical(), *asked);
+                    assert_eq!(datagram.peer().ip().to_canonical(), client.addr().ip());
+                    out.reply(&datagram, b"this one");
+                });
+                client.expect(b"this one");
+            }
+        }
+        assert_eq!(hands.handle.counters().total().lost(), 0);
+    }
+}
+
+/// Gives both ends of both links the same link-local addresses: only the device tells the links
+/// apart.
+fn link_local(host: &Host, last: u16) -> Ipv6Addr {
+    let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
+    for link in [0, 1] {
+        host.add_address(link, ip.into()).unwrap();
+        host.wait_for_addrs(link).unwrap();
+    }
+    ip
+}
+
+#[test]
+fn netns_link_local_peers_are_answered_over_their_link() {
+    if !skip::need_root("netns_link_local_peers_are_answered_over_their_link") {
+        return;
+    }
+    let (testbed, _) = two_links();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let (from, to) = (link_local(a, 1), link_local(b, 2));
+    let scope = |host: &Host, link| host.device_index(link).unwrap();
+    let scoped = |ip, port, scope| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope));
+    let ask = |hands: &mut LaneDriver, link: usize| {
+        let port = hands.addr().port();
+        let target = scoped(to, port, scope(a, link));
+        let client = client_at(a, scoped(from, 0, scope(a, link)), target);
+        client.send(b"on which link?");
+        hands.receive(1, |_, datagram, out| {
+            assert_eq!(datagram.peer().ip(), from);
+            assert_eq!(datagram.local(), scoped(to, port, scope(b, link)));
+            let SocketAddr::V6(peer) = datagram.peer() else { panic!("{}", datagram.peer()) };
+            assert_eq!(peer.scope_id(), scope(b, link));
+            out.reply(&datagram, b"on this one");
+            // Of the lane's own accord too, with the scope that the peer came with.
+            out.send_to(datagram.peer(), b"and once more");
+        });
+        client.expect(b"on this one");
+        client.expect(b"and once more");
+    };
+    let mut any = lane_driver(b, open(b, Ipv6Addr::UNSPECIFIED.into(), |builder| _ = builder.lanes(2)));
+    for link in [0, 1, 0] {
+        ask(&mut any, link);
+    }
+    for link in [0, 1] {
+        let addr = scoped(to, 0, scope(b, link));
+        let socket = b.run(|| Builder::new(addr).unwrap().lanes(2).open().unwrap());
+        let mut one = lane_driver(b, socket);
+        ask(&mut one, link);
+        assert_eq!(one.handle.counters().total().lost(), 0);
+    }
+    assert_eq!(any.handle.counters().total().lost(), 0);
+}
+
+fn client_at(host: &Host, from: SocketAddr, to: SocketAddr) -> Client {
+    host.run(|| Client::between(from, to))
+}
+
+#[test]
+fn netns_a_broadcast_reaches_every_lane() {
+    if !skip::need_root("netns_a_broadcast_reaches_every_lane") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
+        let any = Ipv4Addr::UNSPECIFIED.into();
+        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3).steering_backend(by)));
+        let port = hands.addr().port();
+        let asker = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
+        asker.set_broadcast(true).unwrap();
+        asker.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        // The kernel gives a broadcast to every socket that it matches and does not ask steering:
+        // each lane gets a copy, and each answers from the address of the device.
+        for target in [Ipv4Addr::new(10, 77, 0, 255), Ipv4Addr::BROADCAST] {
+            let sent = a.run(|| send_over(&asker, a, (target, port).into()));
+            if !sent {
+                continue;
+            }
+            let mut lanes = Vec::new();
+            hands.receive(3, |lane, datagram, out| {
+                lanes.push(lane);
+                assert_eq!(datagram.local().ip(), IpAddr::from(b.ip4(0)));
+                out.reply(&datagram, lane.to_string().as_bytes());
+            });
+            lanes.sort();
+            assert_eq!(lanes, hands.handle.lane_ids());
+            for _ in lanes {
+                let (_, from) = manylane_tests::retry_eintr(|| asker.recv_from(&mut [0; 8])).unwrap();
+                assert_eq!(from, (b.ip4(0), port).into());
+            }
+            assert!(hands.is_idle());
+        }
+    }
+}
+
+/// Whether there is a way for the datagram: a host without a default route has none for
+/// 255.255.255.255.
+fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
+    if target.ip() == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        host.ip_batch(&format!("route replace 255.255.255.255/32 dev {}\n", host.device(0))).unwrap();
+    }
+    socket.send_to(b"anybody?", target).unwrap() == 8
+}
+
+#[test]
+fn netns_eight_lanes_share_what_cores_there_are() {
+    if !skip::need_root("netns_eight_lanes_share_what_cores_there_are") {
+        return;
+    }
+    const COUNT: u64 = 20_000;
+    // Without IPv6 the device counts nothing but this traffic.
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (steering, by) in [
+        (Steering::RoundRobin, SteeringBackend::Ebpf),
+        (Steering::LeastLoaded, SteeringBackend::Ebpf),
+        (Steering::Flow, SteeringBackend::Ebpf),
+        (Steering::Flow, SteeringBackend::ClassicBpf),
+        (Steering::Flow, SteeringBackend::Kernel),
+    ] {
+        let socket: Socket = open(b, b.ip4(0).into(), |builder| {
+            builder.lanes(8).steering(steering).steering_backend(by).recv_buffer(RECV_BUFFER);
+        });
+        let serving = sink(b, socket);
+        let traffic = Traffic { flows: 256, pps: Some(50_000.0), ..Traffic::new(serving.addr, 16) };
+        let before = b.device_counters(0).unwrap().rx_packets;
+        let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
+        assert_eq!(sent.datagrams, COUNT);
+        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        let counters = serving.stop().unwrap();
+        assert_eq!(b.device_counters(0).unwrap().rx_packets - before, COUNT);
+        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (COUNT, 0));
+    }
+}

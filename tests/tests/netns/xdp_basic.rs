@@ -1,0 +1,279 @@
+//! Engine `xdp` over a veth pair: what XDP takes, what it leaves to the kernel, and that neither
+//! gets lost.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc;
+
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use crate::xdp_support::frame_to;
+use manylane::{Batch, Builder, Ecn, Engine, ErrorKind, LaneCounters, Outbox, Socket};
+use manylane_sys::packet::PacketSocket;
+use manylane_testbed::skip;
+use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
+use manylane_testbed::{Host, Layout, Testbed};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
+use manylane_wire::ethernet::{Mac, Vlan, ether_type};
+
+fn testbed(name: &str) -> Option<Testbed> {
+    skip::need_root(name).then(|| Testbed::new(&Layout::default()).unwrap())
+}
+
+fn xdp(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Socket {
+    open(host, ip, |builder| change(builder.engine(Engine::Xdp)))
+}
+
+/// The sum closes, and nothing was lost but what the test says.
+fn assert_arrived(total: &LaneCounters, arrived: u64, lost: u64) {
+    assert_eq!((total.arrived(), total.delivered), (arrived, arrived - lost), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_every_size_comes_back_whole() {
+    let Some(testbed) = testbed("netns_xdp_every_size_comes_back_whole") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let head = if ipv6 { 48 } else { 28 };
+        let largest = if ipv6 { 65_487 } else { 65_507 };
+        let fits = 1500 - head;
+        let whole = [0, 1, 2, 17, 100, 1200, fits - 1, fits];
+        let pieces = [fits + 1, 2 * fits, 9000, 30_000, largest - 1, largest];
+        let serving = echo(b, xdp(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
+        let mut sent = 0;
+        for flow in 0..4 {
+            let client = client(a, a.ip(0, ipv6), serving.addr);
+            for size in whole.into_iter().chain(pieces) {
+                client.send(&pattern(flow, size));
+                client.expect(&pattern(flow, size));
+                sent += 1;
+            }
+        }
+        let total = serving.stop().unwrap().total();
+        assert_arrived(&total, sent, 0);
+        assert_eq!((total.sent, total.lost()), (sent, 0));
+        // All that was in one frame came past the stack; fragments did not.
+        assert_eq!(total.delivered_by_xdp, 4 * whole.len() as u64, "{total:#?}");
+        assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.delivered_by_xdp, "{total:#?}");
+    }
+}
+
+#[test]
+fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
+    let Some(testbed) = testbed("netns_xdp_a_wildcard_takes_every_address_and_loopback") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let extra: IpAddr = "10.77.0.99".parse().unwrap();
+    b.add_address(0, extra).unwrap();
+    let serving = echo(b, xdp(b, "::".parse().unwrap(), |builder| _ = builder.lanes(2)));
+    let port = serving.addr.port();
+    for ip in [b.ip(0, false), b.ip(0, true), extra] {
+        let client = client(a, a.ip(0, ip.is_ipv6()), SocketAddr::new(ip, port));
+        for _ in 0..10 {
+            client.ping();
+        }
+    }
+    // An address that comes later is followed.
+    let later: IpAddr = "10.77.0.100".parse().unwrap();
+    b.add_address(0, later).unwrap();
+    client(a, a.ip(0, false), SocketAddr::new(later, port)).ping();
+    let before = serving.handle.counters().total();
+    assert!(before.delivered_by_xdp >= 30, "{before:#?}");
+    // Over loopback through the companion.
+    b.run(|| Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), port)).ping());
+    b.run(|| Client::to(SocketAddr::new("::1".parse().unwrap(), port)).ping());
+    let total = serving.stop().unwrap().total();
+    assert_eq!(total.delivered_by_xdp, before.delivered_by_xdp);
+    assert_arrived(&total, 33, 0);
+    assert_eq!(total.sent, 33);
+}
+
+#[test]
+fn netns_xdp_takes_every_frame_of_a_fast_sender() {
+    let Some(testbed) = testbed("netns_xdp_takes_every_frame_of_a_fast_sender") else { return };
+    const COUNT: u64 = 100_000;
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(4)));
+    let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(serving.addr, 20) };
+    let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
+    assert_eq!(sender.send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
+    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    let redirected: u64 = serving
+        .handle
+        .xdp_counts()
+        .iter()
+        .filter(|(_, what, _)| *what == "redirected")
+        .map(|(_, _, n)| n)
+        .sum();
+    let total = serving.stop().unwrap().total();
+    assert_arrived(&total, COUNT, total.xsk_dropped);
+    assert_eq!((total.delivered_by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
+    let Some(testbed) = testbed("netns_xdp_what_is_broken_is_counted_and_the_rest_arrives") else { return };
+    const ROUNDS: u64 = 50;
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2)));
+    let to = serving.addr;
+    let good = frame_to(a, b, to, b"good", |_| ());
+    let mut padded = good.clone();
+    padded.resize(60, 0xee);
+    let mut checksum = good.clone();
+    *checksum.last_mut().unwrap() ^= 1;
+    let mut header_checksum = good.clone();
+    header_checksum[24] ^= 1;
+    let mut long_udp = good.clone();
+    long_udp[38..40].copy_from_slice(&100_u16.to_be_bytes());
+    let mut short_udp = good.clone();
+    short_udp[38..40].copy_from_slice(&7_u16.to_be_bytes());
+    let mut long_ip = good.clone();
+    long_ip[16..18].copy_from_slice(&1400_u16.to_be_bytes());
+    let other_mac = frame_to(a, b, to, b"not for us", |plan| plan.destination_mac = Mac([2, 9, 9, 9, 9, 9]));
+    let ourselves =
+        frame_to(a, b, to, b"from ourselves", |plan| plan.source = SocketAddr::new(b.ip4(0).into(), 5));
+    let broadcaster = frame_to(a, b, to, b"from all", |plan| plan.source_mac = Mac::BROADCAST);
+    let tag = Some(Vlan { ether_type: ether_type::VLAN, tci: 7 });
+    let tagged = frame_to(a, b, to, b"a VLAN we are not in", |plan| plan.vlans = [tag, None]);
+    let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+    for _ in 0..ROUNDS {
+        for frame in [&good, &padded, &broadcaster] {
+            socket.send(frame).unwrap();
+        }
+        for frame in [&checksum, &header_checksum, &long_udp, &short_udp, &long_ip] {
+            socket.send(frame).unwrap();
+        }
+        for frame in [&other_mac, &ourselves, &tagged] {
+            socket.send(frame).unwrap();
+        }
+    }
+    wait_until(|| serving.handle.counters().total().arrived() >= 8 * ROUNDS, &serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_eq!(total.delivered, 3 * ROUNDS, "{total:#?}");
+    assert_eq!((total.bad_checksum, total.malformed), (2 * ROUNDS, 3 * ROUNDS), "{total:#?}");
+    assert_arrived(&total, 8 * ROUNDS, 5 * ROUNDS);
+}
+
+#[test]
+fn netns_xdp_two_sockets_of_a_process_share_a_device() {
+    let Some(testbed) = testbed("netns_xdp_two_sockets_of_a_process_share_a_device") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let first = echo(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2)));
+    let second = echo(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2)));
+    for serving in [&first, &second] {
+        let client = client(a, a.ip(0, false), serving.addr);
+        for _ in 0..10 {
+            client.ping();
+        }
+    }
+    for serving in [first, second] {
+        let total = serving.stop().unwrap().total();
+        assert_arrived(&total, 10, 0);
+    }
+}
+
+#[test]
+fn netns_xdp_what_cannot_be_is_refused() {
+    let Some(testbed) = testbed("netns_xdp_what_cannot_be_is_refused") else { return };
+    let b = testbed.host(1);
+    let refused = |change: &(dyn Fn(&mut Builder) + Sync)| {
+        b.run(|| {
+            let mut builder = Builder::new((b.ip4(0), 0)).unwrap();
+            change(builder.engine(Engine::Xdp));
+            builder.open().map(drop).unwrap_err()
+        })
+    };
+    for change in [
+        &(|builder: &mut Builder| _ = builder.xdp_ring(1000)) as &(dyn Fn(&mut Builder) + Sync),
+        &|builder| _ = builder.xdp_devices(["nosuch0"]),
+        &|builder| _ = builder.lanes(9).xdp_surplus_lanes(false),
+        &|builder| _ = builder.steering(manylane::Steering::RoundRobin),
+        &|builder| _ = builder.timestamps(true),
+    ] {
+        let err = refused(change);
+        assert_eq!(err.kind(), ErrorKind::Config, "{err}");
+    }
+    // What was refused left nothing behind.
+    let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
+    assert_eq!(socket.xdp_queues().len(), 4);
+    drop(socket);
+}
+
+#[test]
+fn netns_xdp_lanes_leave_without_losing_anything() {
+    let Some(testbed) = testbed("netns_xdp_lanes_leave_without_losing_anything") else { return };
+    const COUNT: u64 = 60_000;
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Rings that hold a quarter of a second: nothing is to be lost by a machine that is busy with
+    // something else.
+    let options = |builder: &mut Builder| _ = builder.lanes(4).xdp_ring(16_384);
+    let serving: Serving = sink(b, xdp(b, b.ip4(0).into(), options));
+    let traffic = Traffic { flows: 50, pps: Some(60_000.0), ..Traffic::new(serving.addr, 20) };
+    let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
+    let ids = serving.handle.lane_ids();
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        for id in &ids[..3] {
+            wait_until(|| serving.handle.counters().total().arrived() > COUNT / 10, &serving.handle);
+            serving.handle.remove_lane(*id).unwrap();
+        }
+        assert_eq!(sending.join().unwrap(), COUNT);
+    });
+    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_arrived(&total, COUNT, 0);
+    assert!(total.delivered_by_xdp > 0, "{total:#?}");
+}
+
+/// What is in the rings when a stop comes is handled, however many batches it is.
+#[test]
+fn netns_xdp_a_stop_drains_the_queues() {
+    const QUEUED: u64 = 1500;
+    if !skip::need_root("netns_xdp_a_stop_drains_the_queues") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let mut gate = Some(released);
+    let serving = Serving::start_with(xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)), move |_| {
+        let (enter, mut gate) = (enter.clone(), gate.take());
+        move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+            batch.for_each(drop);
+            if let Some(gate) = gate.take() {
+                enter.send(()).unwrap();
+                let _ = gate.recv_timeout(TEST_TIMEOUT);
+            }
+        }
+    });
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    client.send(b"first");
+    entered.recv_timeout(TEST_TIMEOUT).unwrap();
+    let redirected =
+        || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+    (0..QUEUED).for_each(|_| client.send(b"queued"));
+    wait_until(|| redirected() == Some(1 + QUEUED), &serving.handle);
+    serving.handle.stop();
+    drop(release);
+    let total = serving.outcome().unwrap().total();
+    assert_eq!(
+        (total.delivered, total.delivered_by_xdp, total.discarded),
+        (1 + QUEUED, 1 + QUEUED, 0),
+        "{total:#?}"
+    );
+}
+
+#[test]
+fn netns_xdp_tells_ecn_only_if_asked_to() {
+    let Some(testbed) = testbed("netns_xdp_tells_ecn_only_if_asked_to") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (asked, told) in [(false, None), (true, Some(Ecn::Ect0))] {
+        let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2).ecn(asked));
+        let mut hands = lane_driver(b, socket);
+        let bytes = frame_to(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
+        let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+        sender.send(&bytes).unwrap();
+        let got = hands.recv_all(1);
+        assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
+        assert_eq!(hands.handle.counters().total().delivered_by_xdp, 1);
+    }
+}

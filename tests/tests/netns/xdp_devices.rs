@@ -1,0 +1,422 @@
+//! Engine `xdp`: lanes, devices, queues and hardware addresses that change while a socket runs.
+
+use std::net::SocketAddr;
+
+use crate::netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
+use crate::xdp_support::{
+    any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
+};
+use manylane::{Builder, Engine, ErrorKind, Handle};
+use manylane_sys::device;
+use manylane_testbed::skip::Forced;
+use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
+use manylane_testbed::{Host, Layout, skip};
+use manylane_tests::{Client, TEST_TIMEOUT};
+use manylane_wire::ethernet::Mac;
+
+/// The device of the first link.
+const DEVICE: &str = "link0";
+/// That of the second one.
+const OTHER: &str = "link1";
+
+/// Pings often enough, from so many ports, that every queue has its turn. How many pings it was.
+fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
+    const CLIENTS: u64 = 32;
+    for _ in 0..CLIENTS {
+        client(a, a.ip4(0).into(), server).ping();
+    }
+    CLIENTS
+}
+
+fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
+    let done = wait_within(TEST_TIMEOUT, || is_balanced(handle, device, queues));
+    assert!(done, "{:#?} of {:?}", handle.xdp_queues(), handle.lane_ids());
+}
+
+#[test]
+fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
+    const COUNT: u64 = 60_000;
+    const ROUNDS: u64 = 4;
+    let Some(testbed) = testbed("netns_xdp_lanes_that_come_and_go_share_the_queues", &ipv4_layout(4)) else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with
+    // something else.
+    let serving = sink(b, xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192)));
+    let handle = &serving.handle;
+    let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
+    let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        for round in 1..=ROUNDS {
+            // Two, three, four lanes, and back to two.
+            for _ in 0..2 {
+                let id = b.run(|| handle.add_lane()).unwrap();
+                wait_balanced(handle, DEVICE, 4);
+                assert!(handle.xdp_queues().iter().any(|queue| queue.lane == id));
+            }
+            for id in &handle.lane_ids()[..2] {
+                handle.remove_lane(*id).unwrap();
+                wait_balanced(handle, DEVICE, 4);
+            }
+            let due = COUNT / (ROUNDS + 1) * round;
+            wait_until(|| handle.counters().total().arrived() >= due, handle);
+        }
+        assert_eq!(sending.join().unwrap(), COUNT);
+    });
+    wait_until(|| handle.counters().total().arrived() >= COUNT, handle);
+    assert_all_by_xdp(&serving.stop().unwrap().total(), COUNT);
+}
+
+#[test]
+fn netns_xdp_lanes_by_hand_share_the_queues() {
+    let Some(testbed) = testbed("netns_xdp_lanes_by_hand_share_the_queues", &ipv4_layout(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut hands = lane_driver(b, xdp(b, any_port(b), |_| ()));
+    let handle = hands.handle.clone();
+    let (server, mut pings) = (hands.addr(), 0);
+    let mut round = |hands: &mut manylane_tests::LaneDriver| {
+        // A lane that is called looks into its mailbox.
+        assert!(wait_within(TEST_TIMEOUT, || hands.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
+        let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
+        clients.iter().for_each(|client| client.send(b"by hand"));
+        hands.echo(clients.len());
+        clients.iter().for_each(|client| client.expect(b"by hand"));
+        pings += clients.len() as u64;
+        assert_all_by_xdp(&handle.counters().total(), pings);
+    };
+    round(&mut hands);
+    for _ in 0..2 {
+        b.run(|| hands.open());
+        round(&mut hands);
+    }
+    // Several before any lane has looked, as many as there are queues, and one more.
+    hands.lanes.truncate(2);
+    round(&mut hands);
+    for _ in 0..3 {
+        b.run(|| hands.open());
+    }
+    round(&mut hands);
+    // Dropped at once, after it was retired, and the first one.
+    hands.lanes.pop();
+    round(&mut hands);
+    let mut lane = hands.lanes.pop().unwrap();
+    lane.retire().unwrap();
+    drop(lane);
+    round(&mut hands);
+    hands.lanes.remove(0);
+    round(&mut hands);
+}
+
+/// Two links between the first two hosts, and a third host without any.
+fn two_links() -> Layout {
+    Layout { hosts: 3, links: vec![(0, 1), (0, 1)], ..ipv4_layout(2) }
+}
+
+/// How a socket finds its devices, and whether it has both links and loopback.
+fn device_selections(b: &Host) -> [(SocketAddr, Option<[&'static str; 2]>, bool); 3] {
+    let wildcard = SocketAddr::from(([0, 0, 0, 0], 0));
+    [(wildcard, None, true), (wildcard, Some([DEVICE, OTHER]), true), (any_port(b), None, false)]
+}
+
+/// Takes the first link away and brings it back, for each way in which a socket finds its devices.
+fn check_link_removal(
+    name: &str,
+    go: impl Fn(&Host, &manylane_testbed::Testbed),
+    come: impl Fn(&Host, &manylane_testbed::Testbed),
+) {
+    let Some(testbed) = testbed(name, &two_links()) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (bound, devices, is_wide) in device_selections(b) {
+        let serving = echo(
+            b,
+            xdp(b, bound, |builder: &mut Builder| {
+                if let Some(devices) = devices {
+                    builder.xdp_devices(devices);
+                }
+            }),
+        );
+        let handle = &serving.handle;
+        let at = |link: usize| SocketAddr::new(b.ip4(link).into(), serving.addr.port());
+        let ping = |link: usize| {
+            let client = client(a, a.ip4(link).into(), at(link));
+            (0..10).for_each(|_| client.ping());
+            10
+        };
+        let mut by_xdp = ping(0);
+        let mut others = 0;
+        // Twice, so that what was left over from the first time would show.
+        for _ in 0..2 {
+            go(b, &testbed);
+            if is_wide {
+                by_xdp += ping(1);
+                b.run(|| {
+                    Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), serving.addr.port())).ping();
+                });
+                others += 1;
+            }
+            wait_balanced(handle, DEVICE, 0);
+            come(b, &testbed);
+            wait_balanced(handle, DEVICE, 2);
+            others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), at(0)), handle);
+            by_xdp += ping(0);
+            if is_wide {
+                by_xdp += ping(1);
+            }
+        }
+        let total = serving.stop().unwrap().total();
+        let all = by_xdp + others;
+        assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+        assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+    }
+}
+
+#[test]
+fn netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again() {
+    check_link_removal(
+        "netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again",
+        |b, _| b.ip_batch(&format!("link delete dev {DEVICE}\n")).unwrap(),
+        |_, testbed| testbed.recreate_link(0, &two_links()).unwrap(),
+    );
+}
+
+#[test]
+fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
+    let send = |from: &Host, to: &Host| {
+        from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
+    };
+    check_link_removal(
+        "netns_xdp_a_device_that_was_in_another_namespace_is_used_again",
+        |b, testbed| send(b, testbed.host(2)),
+        |b, testbed| {
+            send(testbed.host(2), b);
+            testbed.restore_link(0, &two_links()).unwrap();
+        },
+    );
+}
+
+/// At once, before lanes have let go of it.
+#[test]
+fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
+    let name = "netns_xdp_a_device_that_is_back_at_once_is_used_again";
+    let Some(testbed) = testbed(name, &two_links()) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Two sockets: the program stays until the last one has let go.
+    let all =
+        [(); 2].map(|()| echo(b, xdp(b, any_port(b), |builder| _ = builder.xdp_sockets(2).xdp_ring(512))));
+    for _ in 0..3 {
+        let (there, back) = (testbed.host(2).namespace().path(), b.namespace().path());
+        b.ip_batch(&format!("link set dev {DEVICE} netns {there}\n")).unwrap();
+        testbed.host(2).ip_batch(&format!("link set dev {DEVICE} netns {back}\n")).unwrap();
+        testbed.restore_link(0, &two_links()).unwrap();
+        for serving in &all {
+            ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+            wait_balanced(&serving.handle, DEVICE, 2);
+            let before = serving.handle.counters().total().delivered_by_xdp;
+            let pings = ping_all_queues(a, serving.addr);
+            assert_eq!(serving.handle.counters().total().delivered_by_xdp, before + pings);
+        }
+    }
+    for serving in all {
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.sent), (total.arrived(), total.arrived()), "{total:#?}");
+    }
+}
+
+/// A bridge with the first link of `b` in it, and with the address of that; false if this kernel
+/// has no bridges.
+fn bridge(name: &str, b: &Host) -> bool {
+    let made = b.ip_batch("link add name br0 type bridge\n");
+    if !skip::need_unless_forced(
+        name,
+        made.is_ok(),
+        Forced::Kernel,
+        "this kernel has no bridges (CONFIG_BRIDGE)",
+    ) {
+        return false;
+    }
+    let ip = b.ip4(0);
+    b.ip_batch(&format!(
+        "link set dev {DEVICE} master br0\nlink set dev br0 address {} up\naddress del {ip}/24 dev {DEVICE}\naddress add {ip}/24 dev br0\n",
+        Mac(b.mac(0))
+    ))
+    .unwrap();
+    true
+}
+
+/// Frames of a part of a bridge are the bridge's to judge; a device that is made of others can have
+/// no XSK of its own, but generic XDP. Both are refused with what to do, and generic XDP works.
+#[test]
+fn netns_xdp_a_bridge_and_its_ports_are_refused() {
+    let name = "netns_xdp_a_bridge_and_its_ports_are_refused";
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    if !bridge(name, b) {
+        return;
+    }
+    let addr = any_port(b);
+    let open = |device: &str, generic: bool| {
+        b.run(|| {
+            let mut builder = Builder::new(addr).unwrap();
+            builder.engine(Engine::Xdp).lanes(1).xdp_devices([device]).xdp_generic(generic).open()
+        })
+    };
+    for generic in [false, true] {
+        let err = open(DEVICE, generic).map(drop).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
+        assert!(err.to_string().contains("link0 is a part of br0"), "{err}");
+    }
+    let err = open("br0", false).map(drop).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
+    assert!(err.to_string().contains("br0 is made of other devices (link0)"), "{err}");
+    // Frames as of a wire: behind the driver, what a kernel here has not finished is left to the
+    // kernel.
+    a.set_checksums(0, false).unwrap();
+    let serving = echo(b, open("br0", true).unwrap());
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    (0..10).for_each(|_| client.ping());
+    assert_all_by_xdp(&serving.stop().unwrap().total(), 10);
+}
+
+/// The program goes when a device becomes a part of a bridge, and comes back with the device.
+#[test]
+fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
+    let name = "netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go";
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = any_port(b);
+    let serving = echo(b, xdp(b, addr, |builder| _ = builder.xdp_devices([DEVICE])));
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    if !bridge(name, b) {
+        return;
+    }
+    wait_balanced(&serving.handle, DEVICE, 0);
+    let mut others = ping_all_queues(a, serving.addr);
+    assert_eq!(serving.handle.counters().total().delivered_by_xdp, by_xdp);
+    b.ip_batch(&format!("link del dev br0\naddress add {}/24 dev {DEVICE}\n", b.ip4(0))).unwrap();
+    wait_balanced(&serving.handle, DEVICE, 2);
+    others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+    by_xdp += ping_all_queues(a, serving.addr);
+    let total = serving.stop().unwrap().total();
+    let all = by_xdp + others;
+    assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+    assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
+}
+
+/// A veth device takes no program as long as its peer sends by more queues than it receives by:
+/// said by name, and nothing else is suspected.
+#[test]
+fn netns_xdp_a_peer_with_more_queues_is_named() {
+    let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &ipv4_layout(4)) else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let receive_by = |queues| b.run(|| device::set_queues(b.device(0), queues, 4)).unwrap();
+    let addr = any_port(b);
+    let open = || b.run(|| Builder::new(addr).unwrap().engine(Engine::Xdp).lanes(2).open());
+    receive_by(2);
+    let text = open().map(drop).unwrap_err().to_string();
+    assert!(text.contains(b.device(0)) && text.contains("'ethtool -L'"), "{text}");
+    assert!(!text.contains("CAP_"), "{text}");
+    receive_by(4);
+    let serving = echo(b, open().unwrap());
+    client(a, a.ip4(0).into(), serving.addr).ping();
+    assert_eq!(serving.stop().unwrap().total().delivered_by_xdp, 1);
+}
+
+#[test]
+fn netns_xdp_more_queues_are_served_as_they_come() {
+    let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &ipv4_layout(4)) else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // A veth device with a program wants as many receive queues as its peer has to send by, and
+    // sockets keep theirs.
+    let set = |host: &Host, receive: u32, send: u32| {
+        let set = host.run(|| device::set_queues(host.device(0), receive, send));
+        for host in [a, b].into_iter().filter(|_| set.is_ok()) {
+            host.wait_for_carrier(0).unwrap();
+        }
+        set
+    };
+    set(a, 4, 1).unwrap();
+    set(b, 1, 4).unwrap();
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let handle = &serving.handle;
+    assert!(is_balanced(handle, DEVICE, 1));
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    let mut others = 0;
+    for queues in 2..=4 {
+        set(b, queues, 4).unwrap();
+        set(a, 4, queues).unwrap();
+        // Whether through the kernel or past it: all of them.
+        others += ping_all_queues(a, serving.addr);
+        wait_balanced(handle, DEVICE, queues);
+        // A veth device shows its new queues the program only when it comes up the next time (Linux
+        // 6.18).
+        b.set_link(0, false).unwrap();
+        b.set_link(0, true).unwrap();
+        b.wait_for_carrier(0).unwrap();
+        others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), handle);
+        by_xdp += ping_all_queues(a, serving.addr);
+        // Two lanes, and those that come.
+        b.run(|| handle.add_lane()).unwrap();
+        wait_balanced(handle, DEVICE, queues);
+        by_xdp += ping_all_queues(a, serving.addr);
+    }
+    // None of those that are served can be taken away.
+    set(a, 4, 1).unwrap();
+    set(b, 1, 4).unwrap_err();
+    assert!(is_balanced(handle, DEVICE, 4));
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.arrived(), total.delivered, total.sent),
+        (by_xdp + others, by_xdp + others, by_xdp + others)
+    );
+    assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+}
+
+/// What would leave by a queue that the device does not send by stays in its TX ring.
+#[test]
+fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
+    let name = "netns_xdp_queues_that_cannot_send_are_left_to_the_kernel";
+    let Some(testbed) = testbed(name, &ipv4_layout(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    b.run(|| device::set_queues(b.device(0), 4, 2)).unwrap();
+    b.wait_for_carrier(0).unwrap();
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let all = ping_all_queues(a, serving.addr) + ping_all_queues(a, serving.addr);
+    assert!(is_balanced(&serving.handle, DEVICE, 2));
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.arrived(), total.delivered, total.sent, total.lost()),
+        (all, all, all, 0),
+        "{total:#?}"
+    );
+    assert!(total.delivered_by_xdp > 0 && total.delivered_by_xdp < all, "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
+    let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let handle = &serving.handle;
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    let mut others = 0;
+    for last in 1..=3 {
+        let mac = format!("02:77:00:00:00:{last:02x}");
+        b.ip_batch(&format!("link set dev {DEVICE} address {mac}\n")).unwrap();
+        let to = b.ip4(0);
+        a.ip_batch(&format!("neighbour replace {to} lladdr {mac} dev {DEVICE} nud permanent\n")).unwrap();
+        let client = client(a, a.ip4(0).into(), serving.addr);
+        others += ping_until_recv_by_xdp(&client, handle);
+        by_xdp += ping_all_queues(a, serving.addr);
+    }
+    let total = serving.stop().unwrap().total();
+    let all = by_xdp + others;
+    assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+    assert!(total.delivered_by_xdp >= by_xdp + 3 && total.delivered_by_xdp <= all, "{by_xdp}: {total:#?}");
+}

@@ -1,0 +1,312 @@
+//! Engine `xdp` when something is in the way, goes wrong or goes away: processes that are killed,
+//! owners of queues, limits, privileges, neighbours and devices that change under traffic.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use crate::faults_support::{Child, Resource, Signal, is_child, report, set_limit, status, wait_for_parent};
+use crate::netns_support::{client, echo, lane_driver, open, wait_until, wait_within};
+use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
+use manylane::{Builder, Engine, ErrorKind, Socket};
+use manylane_sys::packet::PacketSocket;
+use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
+use manylane_wire::checksum::checksum;
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::UdpFrame;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+fn serve_echo(socket: Socket) -> Serving {
+    Serving::start(socket, |batch, out| {
+        for datagram in batch {
+            out.reply_borrowed(&datagram, datagram.payload());
+        }
+    })
+}
+
+#[test]
+#[ignore = "started by netns_xdp_a_killed_process_leaves_nothing"]
+fn child_serves_by_xdp() {
+    if !is_child("child_serves_by_xdp") {
+        return;
+    }
+    let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+    let serving = serve_echo(builder.engine(Engine::Xdp).lanes(2).open().unwrap());
+    report("serving");
+    wait_for_parent();
+    serving.stop().unwrap();
+}
+
+#[test]
+fn netns_xdp_a_killed_process_leaves_nothing() {
+    let Some(testbed) = two_queues("netns_xdp_a_killed_process_leaves_nothing") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_in(b, "child_serves_by_xdp");
+    assert_eq!(child.line(), "serving");
+    assert!(!programs(b).is_empty());
+    let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
+    for _ in 0..100 {
+        client.ping();
+    }
+    // Whoever comes second is told what is in the way.
+    let mut second = Builder::new((b.ip4(0), PORT + 1)).unwrap();
+    let err = b.run(|| second.engine(Engine::Xdp).open().map(drop)).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
+    assert!(err.to_string().contains("XDP program"), "{err}");
+    // In mid traffic: what is on its way is of no interest, nor are errors that the client hears.
+    for _ in 0..100 {
+        _ = client.socket.send(b"on its way");
+    }
+    child.signal(Signal::KILL);
+    // Until it ends it is named. From then on nothing is in the way: its port is what it had first
+    // and what the kernel closes last.
+    let named = format!("process {} (", child.pid());
+    let next = loop {
+        match b.run(|| xdp_builder(b).open()) {
+            Ok(socket) => break socket,
+            Err(err) => assert!(err.to_string().contains(&named), "{err}"),
+        }
+    };
+    let serving = b.run(|| serve_echo(next));
+    child.kill();
+    let client = crate::netns_support::client(a, a.ip(0, false), serving.addr);
+    for _ in 0..100 {
+        client.ping();
+    }
+    let total = serving.stop().unwrap().total();
+    assert!(total.delivered_by_xdp > 0 && total.delivered >= 100, "{total:#?}");
+    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "the program outlived its socket");
+}
+
+#[test]
+#[ignore = "started by netns_xdp_too_little_memory_is_a_limit"]
+fn child_has_no_memory_for_frames() {
+    if !is_child("child_has_no_memory_for_frames") {
+        return;
+    }
+    let open = || {
+        let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+        builder.engine(Engine::Xdp).lanes(2).batch(8).gro(false).datagram_size(2048).xdp_ring(16_384).open()
+    };
+    set_limit(Resource::As, Some(status("VmSize") * 1024 + (40 << 20)));
+    let err = open().map(drop).unwrap_err();
+    set_limit(Resource::As, None);
+    assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+    // Nothing is left over that would be in the way.
+    open().map(drop).unwrap();
+    report("done");
+}
+
+#[test]
+fn netns_xdp_too_little_memory_is_a_limit() {
+    let Some(testbed) = two_queues("netns_xdp_too_little_memory_is_a_limit") else { return };
+    let b = testbed.host(1);
+    let child = Child::start_in(b, "child_has_no_memory_for_frames");
+    assert_eq!(child.line(), "done");
+    child.finish();
+}
+
+#[test]
+#[ignore = "started by netns_xdp_needs_no_privilege_once_it_is_open"]
+fn child_drops_its_privileges() {
+    if !is_child("child_drops_its_privileges") {
+        return;
+    }
+    let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+    let socket = builder.engine(Engine::Xdp).lanes(2).open().unwrap();
+    // Of this thread, and of all that it starts: the lanes'.
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
+    let serving = serve_echo(socket);
+    report("serving");
+    wait_for_parent();
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.delivered_by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
+    // More than the first peer and one of the later ones make: the next hops of all were found.
+    assert!(total.sent_by_xdp > 1500, "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_needs_no_privilege_once_it_is_open() {
+    let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_in(b, "child_drops_its_privileges");
+    assert_eq!(child.line(), "serving");
+    let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
+    for _ in 0..500 {
+        client.ping();
+    }
+    // A peer that was not there then, whose hardware address is still to be found out; and one
+    // behind a route that is.
+    a.add_address(0, "10.77.0.50".parse().unwrap()).unwrap();
+    a.ip_batch(&format!("address add 192.0.2.1/32 dev {}\n", a.device(0))).unwrap();
+    b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();
+    for ip in ["10.77.0.50", "192.0.2.1"] {
+        let client =
+            crate::netns_support::client(a, ip.parse().unwrap(), SocketAddr::new(b.ip4(0).into(), PORT));
+        for _ in 0..1000 {
+            client.ping();
+        }
+    }
+    child.finish();
+}
+
+#[test]
+fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
+    let Some(testbed) = two_queues("netns_xdp_a_peer_that_changes_its_hardware_address_is_followed") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let client = client(a, a.ip(0, false), serving.addr);
+    let by_xdp = || serving.handle.counters().total().sent_by_xdp;
+    // The first replies go through the kernel, until the next hop is known.
+    assert!(wait_within(Duration::from_secs(30), || {
+        client.ping();
+        by_xdp() > 0
+    }));
+    for last in 1..=5 {
+        let mac = format!("02:77:00:00:00:{last:02x}");
+        a.ip_batch(&format!("link set dev {} address {mac}\n", a.device(0))).unwrap();
+        b.ip_batch(&format!(
+            "neighbour replace {} lladdr {mac} dev {} nud permanent\n",
+            a.ip4(0),
+            b.device(0)
+        ))
+        .unwrap();
+        // A reply that is sent before the change has been followed goes to an address that nobody
+        // has any more, as one of the kernel's would: it is asked for again.
+        client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert!(wait_within(Duration::from_secs(30), || {
+            client.send(b"there?");
+            client.try_recv().is_some()
+        }));
+        while client.try_recv().is_some() {}
+        client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        let before = by_xdp();
+        assert!(wait_within(Duration::from_secs(30), || {
+            client.ping();
+            by_xdp() > before
+        }));
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.lost()), (total.arrived(), 0), "{total:#?}");
+}
+
+/// What comes and goes and has nothing to do with a peer: each reply goes on past the stack.
+#[test]
+fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
+    let Some(testbed) = two_queues("netns_xdp_addresses_and_devices_of_others_do_not_move_replies") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let everywhere = "0.0.0.0".parse().unwrap();
+    let mut hands = lane_driver(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let port = hands.addr().port();
+    let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &one).1));
+    let device = b.device(0);
+    for lines in [
+        // Not an address before the kernel has looked for duplicates, which takes a second or two.
+        format!("address add fd77::50/64 dev {device}\n"),
+        "link add there type veth peer name here\nlink set there up\nlink set here up\n".to_owned(),
+        "address add 192.0.2.77/24 dev there\n".to_owned(),
+        "link delete there\n".to_owned(),
+        format!("address add 10.77.0.77/24 dev {device}\n"),
+    ] {
+        b.ip_batch(&lines).unwrap();
+        thread::scope(|scope| {
+            let settling = scope.spawn(|| b.wait_for_addrs(0).unwrap());
+            while !settling.is_finished() {
+                assert_eq!(ping(&mut hands, &one), (true, true), "{lines}");
+            }
+        });
+    }
+    // What was told of last is followed now, and so is all that was told before.
+    let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &other).0));
+    for _ in 0..50 {
+        assert_eq!(ping(&mut hands, &one), (true, true));
+    }
+}
+
+/// A request and its answer, by hand, so that it has been counted: whether they went past the
+/// stack.
+fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
+    let before = hands.handle.counters().total();
+    client.send(b"ping");
+    hands.echo(1);
+    client.expect(b"ping");
+    let after = hands.handle.counters().total();
+    assert_eq!((after.delivered - before.delivered, after.sent - before.sent), (1, 1), "{after:#?}");
+    (after.delivered_by_xdp > before.delivered_by_xdp, after.sent_by_xdp > before.sent_by_xdp)
+}
+
+#[test]
+fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
+    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_come_through_the_companion")
+    else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, "::".parse().unwrap(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let port = serving.addr.port();
+    let frame = |ipv6: bool| {
+        let to = SocketAddr::new(b.ip(0, ipv6), port);
+        let from = SocketAddr::new(a.ip(0, ipv6), 4444);
+        let plan =
+            UdpFrame { payload: b"with more", ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
+        let mut bytes = vec![0; plan.len()];
+        plan.write(&mut bytes).unwrap();
+        bytes
+    };
+    // IPv4 with a word of options: no operation, three times, and the end.
+    let mut options = frame(false);
+    options.splice(34..34, [1, 1, 1, 0]);
+    options[14] = 0x46;
+    let total = u16::from_be_bytes([options[16], options[17]]) + 4;
+    options[16..18].copy_from_slice(&total.to_be_bytes());
+    options[24..26].fill(0);
+    let sum = checksum(&options[14..38]);
+    options[24..26].copy_from_slice(&sum.to_be_bytes());
+    // IPv6 with a hop-by-hop header that holds nothing but padding (PadN of four bytes), and one
+    // with destination options.
+    let extended = |kind: u8| {
+        let mut bytes = frame(true);
+        bytes.splice(54..54, [17, 0, 1, 4, 0, 0, 0, 0]);
+        let length = u16::from_be_bytes([bytes[18], bytes[19]]) + 8;
+        bytes[18..20].copy_from_slice(&length.to_be_bytes());
+        bytes[20] = kind;
+        bytes
+    };
+    let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+    for frame in [options, extended(0), extended(60), frame(false), frame(true)] {
+        for _ in 0..10 {
+            socket.send(&frame).unwrap();
+        }
+    }
+    wait_until(|| serving.handle.counters().total().arrived() >= 50, &serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.delivered_by_xdp), (50, 20), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_a_link_that_flaps_goes_on() {
+    let Some(testbed) = two_queues("netns_xdp_a_link_that_flaps_goes_on") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let client = client(a, a.ip(0, false), serving.addr);
+    for _ in 0..3 {
+        for _ in 0..100 {
+            client.ping();
+        }
+        b.set_link(0, false).unwrap();
+        b.set_link(0, true).unwrap();
+        b.wait_for_carrier(0).unwrap();
+        a.wait_for_carrier(0).unwrap();
+    }
+    client.ping();
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.lost()), (301, 0), "{total:#?}");
+    assert!(total.delivered_by_xdp > 0);
+}

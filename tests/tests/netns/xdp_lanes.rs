@@ -1,0 +1,298 @@
+//! Engine `xdp`: what lanes do between themselves, when idle, and over several devices.
+
+use std::fs;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::netns_support::{client, echo, open, wait_until, wait_within};
+use aya::EbpfLoader;
+use aya::maps::Map;
+use aya::programs::SocketFilter;
+use manylane::{Batch, Engine, Outbox, SteeringBackend};
+use manylane_bpf::abi;
+use manylane_sys::map::SharedWords;
+use manylane_testbed::{Host, Layout, Testbed, skip};
+use manylane_tests::{Client, Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
+
+/// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in
+/// that lane's rings is nobody else's, and waits for it.
+#[test]
+fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
+    const EACH: usize = 40;
+    let test = "netns_xdp_stealing_takes_what_came_through_the_kernel";
+    if !skip::need_root(test) || !need_ebpf(test) {
+        return;
+    }
+    // One queue, of the first lane: the second has its companion only.
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| {
+        builder
+            .engine(Engine::Xdp)
+            .lanes(2)
+            .stealing(true)
+            .steering_backend(SteeringBackend::Ebpf)
+            .gro(false);
+    });
+    let slow = socket.xdp_queues()[0].lane;
+    let SlowServer { serving, entered, release, handled } =
+        b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
+    let clients: Vec<Client> = (0..EACH).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
+    clients[0].send(b"to work");
+    entered.recv_timeout(TEST_TIMEOUT).unwrap();
+    for client in &clients {
+        client.send(&pattern(0, 100));
+        client.send(&pattern(0, 3000));
+    }
+    // All that is larger than a frame, wherever it was steered to.
+    for _ in 0..EACH {
+        let (lane, len) = handled.recv_timeout(TEST_TIMEOUT).unwrap();
+        assert!(lane != slow && len == 3000, "{lane}: {len} bytes");
+    }
+    let steered = serving.handle.counters().lanes.iter().find(|(id, _)| *id == slow).unwrap().1.steered;
+    assert!(handled.try_recv().is_err(), "the rest waits");
+    drop(release);
+    for due in [7].into_iter().chain([100; EACH]) {
+        assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, due));
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.delivered, total.delivered_by_xdp),
+        (1 + 2 * EACH as u64, 1 + EACH as u64),
+        "{total:#?}"
+    );
+    // 40 flows do not all fall on one lane: a chance of 2^-39.
+    assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
+}
+
+/// Bytes that wait in the sockets of a port of `host`.
+fn queued_bytes(host: &Host, port: u16) -> u64 {
+    let table = host.run(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
+    let queue = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_ours = fields.get(1)?.ends_with(&format!(":{port:04X}"));
+        let (_, queued) = fields.get(4)?.split_once(':')?;
+        is_ours.then(|| u64::from_str_radix(queued, 16).unwrap())
+    };
+    table.lines().filter_map(queue).sum()
+}
+
+/// A lane whose rings are never empty asks its companion as soon as that has something, and not in
+/// vain all the time: what comes through the kernel does not wait behind all that came by XDP.
+#[test]
+fn netns_xdp_a_busy_lane_hears_its_companion() {
+    const BATCH: usize = 4;
+    const BATCHES: usize = 130;
+    // By then it has been asked for what it could have had when the lane opened, or when it had
+    // something.
+    const WARMUP_BATCHES: usize = 40;
+    let test = "netns_xdp_a_busy_lane_hears_its_companion";
+    if !skip::need_root(test) || !need_ebpf(test) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket =
+        open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(1).batch(BATCH).gro(false));
+    let (addr, handle) = (socket.local_addr(), socket.handle());
+    let mut lane = socket.into_lanes().pop().unwrap();
+    let client = client(a, a.ip4(0).into(), addr);
+    (0..BATCH * BATCHES).for_each(|_| client.send(b"by XDP"));
+    let redirected = || handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+    wait_until(|| redirected() == Some((BATCH * BATCHES) as u64), &handle);
+
+    let mut take =
+        || -> Vec<usize> { lane.recv().unwrap().batch.map(|datagram| datagram.payload().len()).collect() };
+    for _ in 0..WARMUP_BATCHES {
+        assert_eq!(take(), [6; BATCH]);
+    }
+    let mut left = BATCHES - WARMUP_BATCHES;
+    // The second when the first is forgotten.
+    for _ in 0..2 {
+        // Larger than a frame: the kernel puts it together.
+        client.send(&pattern(0, 3000));
+        assert!(wait_within(TEST_TIMEOUT, || queued_bytes(b, addr.port()) > 0));
+        let after: Vec<Vec<usize>> = (0..=WARMUP_BATCHES).map(|_| take()).collect();
+        let heard =
+            after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
+        assert!(heard <= 8, "after {heard} batches");
+        assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
+        left -= WARMUP_BATCHES;
+    }
+    (0..left).for_each(|_| assert_eq!(take(), [6; BATCH]));
+    assert_eq!(take(), [0; 0]);
+}
+
+/// The word that companions share is not written for each datagram that comes to one.
+#[test]
+fn loopback_the_doorbell_moves_once_until_it_is_heard() {
+    if !need_ebpf("loopback_the_doorbell_moves_once_until_it_is_heard") {
+        return;
+    }
+    let mut ebpf = EbpfLoader::new().btf(None).load(manylane_bpf::object("doorbell").unwrap()).unwrap();
+    let filter: &mut SocketFilter = ebpf.program_mut("ml_doorbell").unwrap().try_into().unwrap();
+    filter.load().unwrap();
+    let companion = UdpSocket::bind("127.0.0.1:0").unwrap();
+    companion.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    filter.attach(&companion).unwrap();
+    let Some(Map::Array(bell)) = ebpf.map("ml_bell") else { panic!("no bell") };
+    let bell = SharedWords::new(bell.fd().as_fd(), abi::WAKEUP_WORDS).unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for heard in 0..3 {
+        for number in 0..50_u8 {
+            client.send_to(&[number; 10], companion.local_addr().unwrap()).unwrap();
+            let mut buffer = [0; 16];
+            assert_eq!(companion.recv(&mut buffer).unwrap(), 10, "all of it is kept");
+            assert_eq!(buffer[..10], [number; 10]);
+        }
+        assert_eq!(bell.load(abi::WAKEUP_SEQ), heard + 1);
+        bell.fetch_max(abi::WAKEUP_ACK, heard + 1);
+    }
+}
+
+/// What the first lanes of a socket that stops have closed is not opened again for those that are
+/// still at work.
+#[test]
+fn netns_xdp_a_socket_that_stops_opens_nothing() {
+    let test = "netns_xdp_a_socket_that_stops_opens_nothing";
+    if !skip::need_root(test) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
+    let slow = socket.xdp_queues()[0].lane;
+    let SlowServer { serving, entered, release, handled: _handled } =
+        b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
+    // Flows, until one is the slow lane's.
+    let mut clients = Vec::new();
+    let at_work = wait_within(TEST_TIMEOUT, || {
+        clients.push(client(a, a.ip4(0).into(), serving.addr));
+        clients[clients.len() - 1].send(b"to work");
+        entered.try_recv().is_ok()
+    });
+    assert!(at_work);
+    serving.handle.stop();
+    wait_until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
+    // That it does not come to pass has no event of its own. Without a stop it takes some
+    // milliseconds.
+    let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
+    drop(release);
+    assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
+    assert!(!opened_again);
+}
+
+/// How often a thread of this process went to sleep by itself.
+fn sleeps(thread: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// A lane with nothing to do sleeps, and wakes for the next datagram: a wake-up a datagram, not
+/// more.
+#[test]
+fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
+    const PINGS: u64 = 200;
+    if !skip::need_root("netns_xdp_an_idle_lane_sleeps_and_wakes") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| {
+        builder.engine(Engine::Xdp).lanes(1).rx_coalesce(Duration::ZERO);
+    });
+    let (tell, told) = mpsc::channel();
+    let serving = b.run(|| {
+        Serving::start_with(socket, move |_| {
+            let mut tell = Some(tell.clone());
+            move |batch: Batch<'_>, out: &mut Outbox<'_>| {
+                if let Some(tell) = tell.take() {
+                    let me = fs::read_link("/proc/thread-self").unwrap();
+                    tell.send(me.file_name().unwrap().to_string_lossy().into_owned()).unwrap();
+                }
+                batch.for_each(|datagram| out.reply_borrowed(&datagram, datagram.payload()));
+            }
+        })
+    });
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    client.ping();
+    let thread = told.recv_timeout(TEST_TIMEOUT).unwrap();
+    // One that spins never gives its core away by itself. Ours looks whether it has to leave, and
+    // sleeps again.
+    for _ in 0..3 {
+        let before = sleeps(&thread);
+        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
+        assert_eq!(serving.handle.counters().total().batches, 1, "nothing came");
+    }
+    for _ in 1..PINGS {
+        // It sleeps before the next is sent.
+        let before = sleeps(&thread);
+        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) > before));
+        client.ping();
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.batches, total.delivered_by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
+}
+
+/// A wildcard takes from every device past the kernel, and answers through the one that the route
+/// says.
+#[test]
+fn netns_xdp_a_wildcard_serves_several_devices() {
+    const EACH: u64 = 100;
+    if !skip::need_root("netns_xdp_a_wildcard_serves_several_devices") {
+        return;
+    }
+    let layout = Layout { queues: 2, links: vec![(0, 1), (0, 1), (0, 1)], ..Layout::default() };
+    let testbed = Testbed::new(&layout).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for generic in [false, true] {
+        (0..3).for_each(|link| a.set_checksums(link, !generic).unwrap());
+        let serving = echo(
+            b,
+            open(b, "::".parse().unwrap(), |builder| {
+                builder.engine(Engine::Xdp).xdp_generic(generic).lanes(2);
+            }),
+        );
+        let redirected = |device: &str| {
+            let counts = serving.handle.xdp_counts();
+            counts.iter().find(|(of, what, _)| of == device && *what == "redirected").unwrap().2
+        };
+        let mut due = 0;
+        for ipv6 in [false, true] {
+            for link in 0..3 {
+                let client =
+                    client(a, a.ip(link, ipv6), SocketAddr::new(b.ip(link, ipv6), serving.addr.port()));
+                // Over this link and no other: a reply through another device would not come, its
+                // source address being of this one.
+                let others: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
+                let before = serving.handle.counters().total();
+                let mut pings = 0;
+                // The first replies go through the kernel, until the next hop is known.
+                let by_xdp = || serving.handle.counters().total().sent_by_xdp - before.sent_by_xdp;
+                while pings < EACH || by_xdp() < EACH / 2 {
+                    client.ping();
+                    pings += 1;
+                    assert!(pings < 100 * EACH, "replies do not leave by XDP");
+                }
+                due += pings;
+                let now: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
+                for at in 0..3 {
+                    let came = now[at] - others[at];
+                    assert!(if at == link { came >= pings } else { came < EACH / 2 }, "link {at}: {came}");
+                }
+            }
+        }
+        wait_until(|| serving.handle.counters().total().sent >= due, &serving.handle);
+        let each: Vec<u64> = ["link0", "link1", "link2"].into_iter().map(redirected).collect();
+        let total = serving.stop().unwrap().total();
+        assert_eq!(
+            (total.delivered, total.delivered_by_xdp, each.iter().sum()),
+            (due, due, due),
+            "{each:?} {total:#?}"
+        );
+        assert!(each.iter().all(|count| *count >= 2 * EACH), "{each:?}");
+    }
+}

@@ -1,0 +1,313 @@
+//! Engine `xdp` and what a socket lets in: limits, prefixes, changes while it serves, more sources
+//! than are remembered. Rates are so low that nothing comes back while a test runs: what passes is
+//! the burst, exactly.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use crate::netns_support::{client, echo, open, sink, wait_until};
+use crate::xdp_support::{frame_to, two_queues, xdp_count};
+use manylane::{Builder, Engine, Handle, Limit, Prefix};
+use manylane_sys::packet::PacketSocket;
+use manylane_testbed::Host;
+use manylane_tests::{Client, pattern};
+use manylane_wire::frame::UdpFrame;
+
+/// Frames that may be under way at a time: no queue between is full.
+const CHUNK: usize = 100;
+
+fn limit(text: &str) -> Limit {
+    text.parse().unwrap()
+}
+
+fn prefix(text: &str) -> Prefix {
+    text.parse().unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Somebody who sends frames in the name of others.
+struct SpoofingSender<'a> {
+    a: &'a Host,
+    b: &'a Host,
+    socket: PacketSocket,
+    to: SocketAddr,
+    handle: &'a Handle,
+}
+
+impl<'a> SpoofingSender<'a> {
+    fn new(a: &'a Host, b: &'a Host, to: SocketAddr, handle: &'a Handle) -> Self {
+        let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+        Self { a, b, socket, to, handle }
+    }
+
+    /// One datagram of each source, and all that became of them: let in, denied, limited.
+    fn send(&self, sources: impl IntoIterator<Item = IpAddr>) -> [u64; 3] {
+        let before = outcome(self.handle);
+        let mut sent = before.iter().sum::<u64>();
+        let sources: Vec<IpAddr> = sources.into_iter().collect();
+        for sources in sources.chunks(CHUNK) {
+            for source in sources {
+                let from = |plan: &mut UdpFrame<'_>| plan.source = SocketAddr::new(*source, 5353);
+                self.socket.send(&frame_to(self.a, self.b, self.to, b"let me in", from)).unwrap();
+            }
+            sent += sources.len() as u64;
+            wait_until(|| outcome(self.handle).iter().sum::<u64>() >= sent, self.handle);
+        }
+        let after = outcome(self.handle);
+        assert_eq!(after.iter().sum::<u64>(), sent, "{:#?}", self.handle.counters());
+        std::array::from_fn(|at| after[at] - before[at])
+    }
+
+    fn send_times(&self, source: &str, times: usize) -> [u64; 3] {
+        self.send(std::iter::repeat_n(ip(source), times))
+    }
+}
+
+/// Let in, denied, limited, so far.
+fn outcome(handle: &Handle) -> [u64; 3] {
+    let counters = handle.counters();
+    [counters.total().arrived(), counters.filter_drops.denied, counters.filter_drops.limited]
+}
+
+fn with_xdp(builder: &mut Builder) -> &mut Builder {
+    builder.engine(Engine::Xdp).lanes(2)
+}
+
+/// A burst passes, the rest is dropped and counted, and nobody else notices; addresses of an IPv6
+/// /64 are one source.
+#[test]
+fn netns_xdp_limits_let_a_burst_of_each_source_in() {
+    let Some(testbed) = two_queues("netns_xdp_limits_let_a_burst_of_each_source_in") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let socket = open(b, b.ip(0, ipv6), |builder| _ = with_xdp(builder).limit(limit("0.001/5")));
+        let serving = sink(b, socket);
+        let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+        let (one, same, other) =
+            if ipv6 { ("fd99::1", "fd99::2", "fd99:0:0:1::1") } else { ("10.7.0.1", "10.7.0.1", "10.7.0.2") };
+        assert_eq!(crowd.send_times(one, 20), [5, 0, 15]);
+        assert_eq!(crowd.send_times(same, 7), [0, 0, 7]);
+        assert_eq!(crowd.send_times(other, 6), [5, 0, 1]);
+        assert_eq!(
+            (xdp_count(&serving.handle, "limited"), xdp_count(&serving.handle, "redirected")),
+            (23, 10)
+        );
+        let counters = serving.stop().unwrap();
+        let total = counters.total();
+        assert_eq!(
+            (total.delivered, total.delivered_by_xdp, counters.filter_drops.limited),
+            (10, 10, 23),
+            "{total:#?}"
+        );
+    }
+}
+
+/// A datagram has to be within both limits, and one that is refused costs nothing.
+#[test]
+fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
+    let Some(testbed) = two_queues("netns_xdp_limits_of_addresses_and_prefixes_hold_together") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let limits =
+        |builder: &mut Builder| _ = with_xdp(builder).limit(limit("0.001/3")).limit(limit("0.001/10,per=24"));
+    let serving = sink(b, open(b, b.ip4(0).into(), limits));
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    // Of an address.
+    assert_eq!(crowd.send_times("10.7.0.1", 9), [3, 0, 6]);
+    // Seven are left to the prefix, whoever sends them.
+    assert_eq!(crowd.send((2..250).map(|host| Ipv4Addr::new(10, 7, 0, host).into())), [7, 0, 241]);
+    // The next prefix has its own.
+    assert_eq!(crowd.send((1..9).map(|host| Ipv4Addr::new(10, 7, 1, host).into())), [8, 0, 0]);
+    assert_eq!(crowd.send_times("10.7.1.1", 5), [2, 0, 3]);
+}
+
+/// The longest prefix decides, in each family by itself; what is allowed is not limited either.
+#[test]
+fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides() {
+    let Some(testbed) =
+        two_queues("netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides")
+    else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let rules = |builder: &mut Builder| {
+        with_xdp(builder).limit(limit("0.001/2"));
+        for denied in ["10.7.0.0/16", "10.7.1.7", "::/0", "fd99:0:0:1::7"] {
+            builder.deny(prefix(denied));
+        }
+        for allowed in ["10.7.1.0/24", "fd99:0:0:1::/64"] {
+            builder.allow(prefix(allowed));
+        }
+    };
+    let serving = sink(b, open(b, ip("::"), rules));
+    for ipv6 in [false, true] {
+        let to = SocketAddr::new(b.ip(0, ipv6), serving.addr.port());
+        let crowd = SpoofingSender::new(a, b, to, &serving.handle);
+        let [far, denied, allowed, but] = if ipv6 {
+            ["fd98::1", "fd99::1", "fd99:0:0:1::1", "fd99:0:0:1::7"]
+        } else {
+            ["10.8.0.1", "10.7.0.1", "10.7.1.1", "10.7.1.7"]
+        };
+        // All of IPv6 is denied, which says nothing of IPv4.
+        assert_eq!(crowd.send_times(far, 5), if ipv6 { [0, 5, 0] } else { [2, 0, 3] });
+        assert_eq!(crowd.send_times(denied, 4), [0, 4, 0]);
+        assert_eq!(crowd.send_times(allowed, 50), [50, 0, 0]);
+        assert_eq!(crowd.send_times(but, 3), [0, 3, 0]);
+    }
+    assert_eq!((xdp_count(&serving.handle, "denied"), xdp_count(&serving.handle, "limited")), (19, 3));
+}
+
+/// Limits and prefixes change while the socket serves, and what cannot be changes nothing.
+#[test]
+fn netns_xdp_limits_change_while_lanes_serve() {
+    let Some(testbed) = two_queues("netns_xdp_limits_change_while_lanes_serve") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
+    let filter = serving.handle.filter().unwrap();
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
+    filter.set_limits(&[limit("0.001/4")]).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [4, 0, 6]);
+    // The same limit anew is no other one: its buckets are as they were.
+    filter.set_limits(&[limit("0.001/4")]).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 0, 10]);
+    // Another one starts afresh, and knows nothing of the debt to the one before.
+    filter.set_limits(&[limit("0.002/7")]).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [7, 0, 3]);
+    filter.deny(prefix("10.7.0.0/24")).unwrap();
+    filter.allow(prefix("10.7.0.1")).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.2", 10), [0, 10, 0]);
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
+    filter.deny(prefix("10.7.0.1")).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
+    filter.remove(prefix("10.7.0.0/24")).unwrap();
+    assert_eq!(crowd.send_times("10.7.0.2", 10), [7, 0, 3]);
+    let before = filter.current();
+    filter.set_limits(&[limit("1"), limit("2"), limit("3")]).unwrap_err();
+    let several = filter.change(|filter| {
+        filter.set_rule(prefix("10.7.0.1"), None)?;
+        filter.set_limits(&[limit("1"), limit("2"), limit("3")])
+    });
+    assert!(several.is_err() && filter.current() == before);
+    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
+    filter.remove(prefix("10.7.0.1")).unwrap();
+    filter.set_limits(&[]).unwrap();
+    assert!(filter.current().is_empty());
+    assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
+}
+
+/// More sources than are remembered: none that sends little is refused, and one that floods
+/// meanwhile has its burst, once.
+#[test]
+fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
+    let Some(testbed) = two_queues("netns_xdp_limits_hold_when_there_are_more_sources_than_buckets") else {
+        return;
+    };
+    const OTHERS: u32 = 20_000;
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let limits = |builder: &mut Builder| _ = with_xdp(builder).limit_sources(1024).limit(limit("0.001/5"));
+    let serving = sink(b, open(b, b.ip4(0).into(), limits));
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    let flooder = Ipv4Addr::new(10, 7, 255, 255);
+    let others = |at| Ipv4Addr::from_bits(0x0b00_0000 + at);
+    let all = (0..OTHERS).flat_map(|at| [others(at), flooder]);
+    let [let_in, denied, limited] = crowd.send(all.map(IpAddr::from));
+    assert_eq!((let_in, denied, limited), (u64::from(OTHERS) + 5, 0, u64::from(OTHERS) - 5));
+    // Who comes when the maps are full is held to its limit, too.
+    assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
+}
+
+/// What is said for one socket holds for no other on the device, nor for the one that has its place
+/// later; and what XDP does not take is not held back, as the documents say.
+#[test]
+fn netns_xdp_limits_are_those_of_one_socket() {
+    let Some(testbed) = two_queues("netns_xdp_limits_are_those_of_one_socket") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let one = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
+    let two = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
+    let (to_one, to_two) = (client(a, a.ip4(0).into(), one.addr), client(a, a.ip4(0).into(), two.addr));
+    let near = b.run(|| Client::between(SocketAddr::new(b.ip4(0).into(), 0), one.addr));
+    let filter = one.handle.filter().unwrap();
+    filter.deny(prefix("0.0.0.0/0")).unwrap();
+    filter.set_limits(&[limit("0.001/1")]).unwrap();
+    for _ in 0..10 {
+        to_one.send(b"denied");
+        to_two.ping();
+        near.ping();
+    }
+    // In fragments.
+    to_one.send(&pattern(1, 3000));
+    to_one.expect(&pattern(1, 3000));
+    wait_until(|| one.handle.counters().filter_drops.denied == 10, &one.handle);
+    assert!(to_one.is_idle());
+    assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
+    // Each has its own word on the same prefix: what the second one lets in past its limit, the
+    // first one still denies.
+    let filter = two.handle.filter().unwrap();
+    filter.allow(prefix("0.0.0.0/0")).unwrap();
+    filter.set_limits(&[limit("0.001/1")]).unwrap();
+    to_one.send(b"denied");
+    wait_until(|| one.handle.counters().filter_drops.denied == 11, &one.handle);
+    for _ in 0..3 {
+        to_two.ping();
+    }
+    assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
+    let counters = one.stop().unwrap();
+    assert_eq!(
+        (counters.total().arrived(), counters.filter_drops.denied, counters.filter_drops.limited),
+        (11, 11, 0)
+    );
+    let next = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
+    let to_next = client(a, a.ip4(0).into(), next.addr);
+    for _ in 0..10 {
+        to_next.ping();
+        to_two.ping();
+    }
+    assert_eq!(outcome(&next.handle), [10, 0, 0]);
+}
+
+/// A flood from one prefix, however many addresses it has, takes nothing from those who are not of
+/// it.
+#[test]
+fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
+    const ROUNDS: u32 = 40;
+    let Some(testbed) = two_queues("netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let limits = |builder: &mut Builder| {
+        _ = with_xdp(builder).limit(limit("0.001/1000")).limit(limit("0.001/64,per=16"));
+    };
+    let serving = echo(b, open(b, b.ip4(0).into(), limits));
+    serving.handle.filter().unwrap().allow(Prefix::new(a.ip4(0).into(), 32).unwrap()).unwrap();
+    let honest = client(a, a.ip4(0).into(), serving.addr);
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    let mut limited = 0;
+    for round in 0..ROUNDS {
+        let flood = (0..500).map(|at| Ipv4Addr::from_bits(0x0a07_0000 + round * 500 + at).into());
+        limited += crowd.send(flood)[2];
+        for _ in 0..10 {
+            honest.ping();
+        }
+    }
+    assert_eq!(limited, u64::from(ROUNDS) * 500 - 64);
+    assert!(honest.is_idle());
+}
+
+/// Only frames can be held back.
+#[test]
+fn netns_xdp_limits_are_refused_with_other_engines() {
+    let Some(testbed) = two_queues("netns_xdp_limits_are_refused_with_other_engines") else { return };
+    let b = testbed.host(1);
+    let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Mmsg));
+    assert!(socket.handle().filter().unwrap_err().to_string().contains("engine xdp"));
+    // Auto with a device that is not there would be mmsg, which cannot.
+    let refused = b.run(|| {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.xdp_devices(["nowhere"]).limit(limit("5")).open().err().unwrap()
+    });
+    assert!(refused.to_string().contains("nowhere"), "{refused}");
+}

@@ -1,0 +1,267 @@
+//! Engine `xdp`: lanes that do not sleep at once, and the engine `auto` where it gets XDP and where
+//! it does not.
+
+use std::fs;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::faults_support::{Child, is_child, report};
+use crate::netns_support::{RECV_BUFFER, client, echo, open};
+use crate::xdp_support::{
+    assert_all_by_xdp, assert_replies_by_xdp, ipv4_layout, ping_until_sent_by_xdp, testbed,
+};
+use aya::EbpfLoader;
+use aya::programs::{Xdp, XdpMode};
+use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
+use manylane_sys::seccomp::{self, Syscall};
+use manylane_testbed::Host;
+use manylane_tests::TEST_TIMEOUT;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+
+const ENGINES: [Engine; 2] = [Engine::Xdp, Engine::Mmsg];
+
+#[test]
+fn netns_xdp_lanes_that_poll_answer_everything() {
+    const PINGS: u64 = 500;
+    let Some(testbed) = testbed("netns_xdp_lanes_that_poll_answer_everything", &ipv4_layout(4)) else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for engine in ENGINES {
+        let socket = open(b, b.ip4(0).into(), |builder| {
+            builder.engine(engine).lanes(2).busy_poll(Duration::from_millis(5));
+        });
+        let serving = echo(b, socket);
+        let one = client(a, a.ip4(0).into(), serving.addr);
+        let first = if engine == Engine::Xdp { ping_until_sent_by_xdp(&one, &serving.handle) } else { 0 };
+        for _ in 0..5 {
+            let one = client(a, a.ip4(0).into(), serving.addr);
+            (0..PINGS / 5).for_each(|_| one.ping());
+        }
+        let total = serving.stop().unwrap().total();
+        if engine == Engine::Xdp {
+            assert_all_by_xdp(&total, PINGS + first);
+            assert_replies_by_xdp(&total, first);
+        } else {
+            assert_eq!((total.arrived(), total.delivered, total.sent), (PINGS, PINGS, PINGS), "{total:#?}");
+        }
+    }
+}
+
+/// How often the calling thread has slept.
+fn sleeps() -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
+    let name = "netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over";
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for engine in ENGINES {
+        let socket = open(b, b.ip4(0).into(), |builder| {
+            builder.engine(engine).lanes(1).busy_poll(Duration::from_millis(5));
+        });
+        let (handle, server) = (socket.handle(), socket.local_addr());
+        let mut lane = socket.into_lanes().remove(0);
+        let (tell, told) = mpsc::channel();
+        let receiver = thread::spawn(move || {
+            // Nothing comes: it sleeps, at least once, and not as often as it looks.
+            let before = sleeps();
+            assert!(lane.recv_timeout(Duration::from_millis(100)).unwrap().batch.is_empty());
+            let slept = sleeps() - before;
+            assert!((1..1000).contains(&slept), "{slept} sleeps");
+            tell.send(()).unwrap();
+            // While it polls, and while it sleeps: what comes is taken.
+            let mut taken = 0;
+            while taken < 2 {
+                taken += lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len();
+                tell.send(()).unwrap();
+            }
+        });
+        told.recv_timeout(TEST_TIMEOUT).unwrap();
+        let client = client(a, a.ip4(0).into(), server);
+        for _ in 0..2 {
+            client.send(b"taken");
+            told.recv_timeout(TEST_TIMEOUT).unwrap();
+        }
+        receiver.join().unwrap();
+        let total = handle.counters().total();
+        assert_eq!((total.delivered, total.delivered_by_xdp), (2, if engine == Engine::Xdp { 2 } else { 0 }));
+    }
+}
+
+#[test]
+fn netns_xdp_a_stop_ends_polling() {
+    let Some(testbed) = testbed("netns_xdp_a_stop_ends_polling", &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for engine in ENGINES {
+        let socket = open(b, b.ip4(0).into(), |builder| {
+            builder.engine(engine).lanes(2).busy_poll(Duration::from_secs(1));
+        });
+        let serving = echo(b, socket);
+        client(a, a.ip4(0).into(), serving.addr).ping();
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.sent, total.discarded), (1, 1, 0), "{total:#?}");
+    }
+}
+
+/// As with a kernel whose epoll cannot look at devices.
+#[test]
+fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
+    /// `EPIOCSPARAMS` of linux/eventpoll.h.
+    const SET_PARAMS: u32 = 0x4008_8a01;
+    /// What the kernel says to a request that it does not know.
+    const ENOTTY: i32 = 25;
+    let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let time = Duration::from_micros(50);
+    for is_refused in [false, true] {
+        let open = || {
+            if is_refused {
+                // For this thread, which ends with the closure.
+                seccomp::forbid_with_errno(Syscall::Ioctl(SET_PARAMS), ENOTTY).unwrap();
+            }
+            assert_eq!(manylane::probe().epoll_busy_poll.is_err(), is_refused);
+            let mut builder = Builder::new((b.ip4(0), 0)).unwrap();
+            builder.engine(Engine::Xdp).lanes(1).recv_buffer(RECV_BUFFER).wait(WaitPolicy::BusyPoll(time));
+            builder.open().unwrap()
+        };
+        let socket = b.run(open);
+        let waiting = socket.waiting();
+        if is_refused {
+            assert_eq!(waiting.policy, WaitPolicy::Spin(time));
+            let why = waiting.reason.unwrap();
+            assert!(why.contains("EPIOCSPARAMS") && why.contains("6.9"), "{why}");
+        } else {
+            assert_eq!((waiting.policy, waiting.reason), (WaitPolicy::BusyPoll(time), None));
+        }
+        let serving = echo(b, socket);
+        let client = client(a, a.ip4(0).into(), serving.addr);
+        let first = ping_until_sent_by_xdp(&client, &serving.handle);
+        (0..10).for_each(|_| client.ping());
+        let total = serving.stop().unwrap().total();
+        assert_all_by_xdp(&total, 10 + first);
+    }
+}
+
+/// Engine `auto` with the device of `host` named.
+fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Result<Socket> {
+    host.run(|| {
+        let mut builder = Builder::new((host.ip4(0), 0)).unwrap();
+        builder.lanes(2).recv_buffer(RECV_BUFFER).xdp_devices([host.device(0)]);
+        change(&mut builder);
+        builder.open()
+    })
+}
+
+/// The reason for engine `mmsg`, which works.
+fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
+    // Which of the engines for kernel sockets is a matter of their speed.
+    assert_ne!(socket.engine(), Engine::Xdp);
+    assert_eq!(socket.xdp_queues().len(), 0);
+    let why = socket.fallback().unwrap().to_owned();
+    let serving = echo(b, socket);
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    (0..10).for_each(|_| client.ping());
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.sent, total.delivered_by_xdp), (10, 10, 0), "{total:#?}");
+    why
+}
+
+#[test]
+fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
+    let name = "netns_xdp_auto_takes_xdp_on_devices_that_are_named";
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = auto(b, |_| ()).unwrap();
+    assert_eq!((socket.engine(), socket.fallback(), socket.xdp_queues().len()), (Engine::Xdp, None, 2));
+    let serving = echo(b, socket);
+    let one = client(a, a.ip4(0).into(), serving.addr);
+    let first = ping_until_sent_by_xdp(&one, &serving.handle);
+    (0..10).for_each(|_| one.ping());
+
+    // A port that is taken is so with any engine.
+    let taken = b.run(|| {
+        let mut builder = Builder::new(serving.addr).unwrap();
+        builder.lanes(2).xdp_devices([b.device(0)]).open().map(drop).unwrap_err()
+    });
+    assert_eq!(taken.kind(), ErrorKind::InUse, "{taken}");
+
+    let total = serving.stop().unwrap().total();
+    assert_all_by_xdp(&total, 10 + first);
+    assert_replies_by_xdp(&total, first);
+
+    // Without a name there is no program on a device.
+    let socket = open(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
+    assert_ne!(socket.engine(), Engine::Xdp);
+    assert_eq!(socket.fallback(), None);
+}
+
+#[test]
+fn netns_xdp_auto_falls_back_and_says_why() {
+    let Some(testbed) = testbed("netns_xdp_auto_falls_back_and_says_why", &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let why = fallback(a, b, auto(b, |builder| _ = builder.steering(Steering::RoundRobin)).unwrap());
+    assert!(why.contains("steering round-robin"), "{why}");
+    let why = fallback(a, b, auto(b, |builder| _ = builder.xdp_devices(["nosuch0"])).unwrap());
+    assert!(why.contains("nosuch0"), "{why}");
+    let why = fallback(a, b, auto(b, |builder| _ = builder.lanes(9).xdp_surplus_lanes(false)).unwrap());
+    assert!(why.contains("lanes()"), "{why}");
+
+    // Somebody else's program, which lets everything pass.
+    let mut other = EbpfLoader::new().load(manylane_bpf::object("xdp").unwrap()).unwrap();
+    let program: &mut Xdp = other.program_mut("ml_take").unwrap().try_into().unwrap();
+    program.load().unwrap();
+    b.run(|| program.attach_to_if_index(b.device_index(0).unwrap(), XdpMode::Driver)).unwrap();
+    let why = fallback(a, b, auto(b, |_| ()).unwrap());
+    assert!(why.contains("the XDP program ml_take (number ") && why.contains(b.device(0)), "{why}");
+    drop(other);
+    // And once it is gone, not any more.
+    wait_for_xdp(b);
+}
+
+/// Until a program that was detached is gone.
+fn wait_for_xdp(host: &Host) {
+    let done = crate::netns_support::wait_within(TEST_TIMEOUT, || {
+        auto(host, |_| ()).unwrap().engine() == Engine::Xdp
+    });
+    assert!(done, "the program of another is still in the way");
+}
+
+#[test]
+#[ignore = "started by netns_xdp_auto_falls_back_without_privileges"]
+fn child_is_auto_without_privileges() {
+    if !is_child("child_is_auto_without_privileges") {
+        return;
+    }
+    // CAP_SYS_ADMIN would do for it.
+    let have = capabilities(None).unwrap();
+    let left = have.effective - CapabilitySet::NET_ADMIN - CapabilitySet::SYS_ADMIN;
+    let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).unwrap();
+    let mut builder = Builder::new("0.0.0.0:0").unwrap();
+    let socket = builder.lanes(2).xdp_devices(["link0"]).open().unwrap();
+    assert_ne!(socket.engine(), Engine::Xdp);
+    let why = socket.fallback().unwrap();
+    assert!(why.contains("CAP_NET_ADMIN"), "{why}");
+    // Who insists hears the same.
+    let err = builder.engine(Engine::Xdp).open().map(drop).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
+    report("done");
+}
+
+#[test]
+fn netns_xdp_auto_falls_back_without_privileges() {
+    let Some(testbed) = testbed("netns_xdp_auto_falls_back_without_privileges", &ipv4_layout(2)) else {
+        return;
+    };
+    let b = testbed.host(1);
+    let child = Child::start_in(b, "child_is_auto_without_privileges");
+    assert_eq!(child.line(), "done");
+    child.finish();
+}

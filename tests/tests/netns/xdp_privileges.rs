@@ -1,0 +1,176 @@
+//! Engine `xdp` in a process that becomes nobody once it is open: with all its threads, and for
+//! good.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
+
+use crate::faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
+use crate::netns_support::{client, wait_within};
+use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp_count};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use manylane::{Builder, Engine};
+use manylane_sys::process;
+use manylane_tests::{Serving, TEST_TIMEOUT};
+
+/// An address that the child's host is given when the child is nobody already.
+const ADDED_ADDR: &str = "10.77.0.77";
+
+/// Passes warnings on: ours, not those of libraries.
+struct Warnings(SyncSender<String>);
+
+impl Log for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn && metadata.target().starts_with("manylane")
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            // Nobody waits for it when there are too many.
+            _ = self.0.try_send(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// Every thread of this process has the user and the group `nobody`, and no capability that it
+/// could use.
+fn assert_nobody() {
+    let mut threads = 0;
+    for thread in fs::read_dir("/proc/self/task").unwrap() {
+        let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        for line in status.lines() {
+            let Some((name, value)) = line.split_once(':') else { continue };
+            let values: Vec<&str> = value.split_whitespace().collect();
+            match name {
+                "Uid" | "Gid" => assert_eq!(values, [NOBODY.to_string().as_str(); 4], "{status}"),
+                "Groups" => assert!(values.is_empty(), "{status}"),
+                "CapPrm" | "CapEff" | "CapAmb" => {
+                    assert_eq!(u64::from_str_radix(values[0], 16), Ok(0), "{status}");
+                }
+                _ => {}
+            }
+        }
+        threads += 1;
+    }
+    // The harness's two, the one that serves, two lanes, and the one that follows routes.
+    assert!(threads >= 6, "{threads}");
+}
+
+#[test]
+#[ignore = "started by netns_xdp_goes_on_as_nobody"]
+fn child_becomes_nobody() {
+    if !is_child("child_becomes_nobody") {
+        return;
+    }
+    let (sender, warnings) = mpsc::sync_channel(100);
+    log::set_boxed_logger(Box::new(Warnings(sender))).unwrap();
+    log::set_max_level(LevelFilter::Warn);
+    let mut builder = Builder::new((IpAddr::from([0; 4]), PORT)).unwrap();
+    let socket = builder.engine(Engine::Xdp).lanes(2).capture(false).open().unwrap();
+    let (later, to_later) = (ADDED_ADDR.parse::<IpAddr>().unwrap(), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&to_later);
+    let serving = Serving::start(socket, move |batch, out| {
+        for datagram in batch {
+            if datagram.local().ip() == later {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            out.reply_borrowed(&datagram, datagram.payload());
+        }
+    });
+    let handle = serving.handle.clone();
+    let total = || handle.counters().total();
+    // All threads run by now, with all privileges.
+    report("open");
+    assert!(wait_within(TEST_TIMEOUT, || total().delivered > 0));
+    process::become_user(NOBODY).unwrap();
+    assert_nobody();
+    // The kernel lets nobody else join a port than the user who has it.
+    let err = handle.add_lane().unwrap_err();
+    assert_eq!(err.kind(), manylane::ErrorKind::InUse, "{err}");
+    report("nobody");
+    // Addresses are followed.
+    assert!(wait_within(TEST_TIMEOUT, || to_later.load(Ordering::Relaxed) > 0));
+    let before = total().delivered_by_xdp;
+    assert!(wait_within(TEST_TIMEOUT, || total().delivered_by_xdp > before));
+    report("followed");
+    // The device goes.
+    assert!(wait_within(TEST_TIMEOUT, || handle.xdp_queues().is_empty()));
+    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: link0 is gone");
+    let of_first = total().delivered_by_xdp;
+    report("gone");
+    // It is back, and can be had only through the kernel.
+    let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
+    assert!(warning.contains("link0") && warning.contains("CAP_BPF, CAP_NET_ADMIN"), "{warning}");
+    report("warned");
+    wait_for_parent();
+    assert_nobody();
+    assert!(handle.xdp_queues().is_empty());
+    assert_eq!(xdp_count(&handle, "redirected"), 0);
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.sent, total.lost(), total.delivered_by_xdp),
+        (total.delivered, 0, of_first),
+        "{total:#?}"
+    );
+    assert_eq!(total.arrived(), total.delivered, "{total:#?}");
+    let more: Vec<String> = warnings.try_iter().collect();
+    assert!(more.is_empty(), "said once: {more:?}");
+    report(&format!("{} {}", total.delivered, total.delivered_by_xdp));
+}
+
+/// Peers, routes, addresses and links come and go, and nobody's process goes on past the stack. To
+/// a device that comes back it cannot attach: it says so, and serves on through the companion.
+#[test]
+fn netns_xdp_goes_on_as_nobody() {
+    let layout = ipv4_layout(2);
+    let Some(testbed) = testbed("netns_xdp_goes_on_as_nobody", &layout) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_in(b, "child_becomes_nobody");
+    assert_eq!(child.line(), "open");
+    let to = |ip: &str| SocketAddr::new(ip.parse().unwrap(), PORT);
+    let (at, home) = (b.ip4(0).to_string(), a.ip4(0).to_string());
+    let mut pings = 0;
+    let mut ping = |from: &str, at: &str, times: u64| {
+        let client = client(a, from.parse().unwrap(), to(at));
+        (0..times).for_each(|_| client.ping());
+        pings += times;
+    };
+    ping(&home, &at, 10);
+    assert_eq!(child.line(), "nobody");
+    ping(&home, &at, 1000);
+    // A peer that was not there then, and one behind a route that was not.
+    a.add_address(0, "10.77.0.50".parse().unwrap()).unwrap();
+    a.ip_batch(&format!("address add 192.0.2.1/32 dev {}\n", a.device(0))).unwrap();
+    b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();
+    ping("10.77.0.50", &at, 1000);
+    ping("192.0.2.1", &at, 1000);
+    b.set_link(0, false).unwrap();
+    b.set_link(0, true).unwrap();
+    a.wait_for_carrier(0).unwrap();
+    b.wait_for_carrier(0).unwrap();
+    ping(&home, &at, 500);
+    let by_xdp = 10 + 3000;
+    b.add_address(0, ADDED_ADDR.parse().unwrap()).unwrap();
+    assert!(wait_within(TEST_TIMEOUT, || {
+        ping(&home, ADDED_ADDR, 1);
+        child.line_within(Duration::from_millis(1)).is_some_and(|line| line == "followed")
+    }));
+    b.ip_batch(&format!("link delete dev {}\n", b.device(0))).unwrap();
+    assert_eq!(child.line(), "gone");
+    testbed.recreate_link(0, &layout).unwrap();
+    ping(&home, &at, 100);
+    assert_eq!(child.line(), "warned");
+    ping(&home, &at, 100);
+    assert_eq!(programs(b), "");
+    let child = child.release();
+    let told = child.line();
+    child.finish();
+    let (delivered, past) = told.split_once(' ').unwrap();
+    assert_eq!(delivered.parse(), Ok(pings));
+    assert!(past.parse::<u64>().unwrap() >= by_xdp, "{told} of {pings}");
+}

@@ -1,0 +1,323 @@
+//! Engine `xdp` and the bytes of its replies: whichever way they were written, the headers are
+//! those that the layers write for a datagram of ours, and go to where the kernel says.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+
+use crate::netns_support::{client, wait_until, wait_within};
+use crate::xdp_support::{any_port, frame, ping_until_sent_by_xdp, two_queues, xdp};
+use manylane::{Batch, Outbox};
+use manylane_sys::packet::PacketSocket;
+use manylane_sys::sock;
+use manylane_testbed::Host;
+use manylane_tests::{Serving, TEST_TIMEOUT, pattern};
+use manylane_wire::checksum::Sum;
+use manylane_wire::ethernet::{Mac, Vlan, ether_type};
+use manylane_wire::frame::{Frame, UdpFrame};
+
+/// How often a reply may take the companion, which it does where the kernel shall look for the
+/// peer, before that is wrong.
+const ATTEMPTS_MAX: usize = 50;
+/// Longer than a request.
+const SUFFIX: &[u8] = b" and more than was asked for";
+
+type Tags = [Option<Vlan>; 2];
+
+/// What the server does with a request: the first byte of its payload says it.
+#[derive(Clone, Copy, Debug)]
+enum ReplyMode {
+    /// Sends the payload back where it lies.
+    Whole = b'=' as isize,
+    /// Sends a part of it back where it lies.
+    Part = b'<' as isize,
+    /// Sends a copy of it.
+    Copy = b'c' as isize,
+    /// Sends it with more behind it.
+    Longer = b'>' as isize,
+    /// Builds the reply in the lane's buffer.
+    Built = b'b' as isize,
+    /// Sends a part of it, and then all of it, both from where it lies, and then more.
+    Triple = b'3' as isize,
+    /// Sends something of no length.
+    Empty = b'0' as isize,
+}
+
+const ALL: [ReplyMode; 7] = [
+    ReplyMode::Whole,
+    ReplyMode::Part,
+    ReplyMode::Copy,
+    ReplyMode::Longer,
+    ReplyMode::Built,
+    ReplyMode::Triple,
+    ReplyMode::Empty,
+];
+
+impl ReplyMode {
+    fn from_payload(payload: &[u8]) -> Self {
+        ALL.into_iter().find(|how| payload.first() == Some(&(*how as u8))).unwrap_or(Self::Whole)
+    }
+
+    /// A request of `len` bytes, one at least.
+    fn request(self, len: usize) -> Vec<u8> {
+        let mut payload = pattern(len, len.max(1));
+        payload[0] = self as u8;
+        payload
+    }
+
+    /// What comes back.
+    fn replies(self, payload: &[u8]) -> Vec<Vec<u8>> {
+        let part = payload[..payload.len() / 2].to_vec();
+        let longer = [payload, SUFFIX].concat();
+        match self {
+            Self::Whole | Self::Copy => vec![payload.to_vec()],
+            Self::Part => vec![part],
+            Self::Longer | Self::Built => vec![longer],
+            Self::Triple => vec![part, payload.to_vec(), longer],
+            Self::Empty => vec![Vec::new()],
+        }
+    }
+}
+
+fn send_replies<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
+    for datagram in batch {
+        let payload = datagram.payload();
+        let (part, longer) = (&payload[..payload.len() / 2], [payload, SUFFIX].concat());
+        match ReplyMode::from_payload(payload) {
+            ReplyMode::Whole => out.reply_borrowed(&datagram, payload),
+            ReplyMode::Part => out.reply_borrowed(&datagram, part),
+            ReplyMode::Copy => out.reply(&datagram, payload),
+            ReplyMode::Longer => out.reply(&datagram, &longer),
+            ReplyMode::Built => out.reply_with(&datagram, longer.len() + 9, |space| {
+                space[..longer.len()].copy_from_slice(&longer);
+                longer.len()
+            }),
+            ReplyMode::Triple => {
+                out.reply_borrowed(&datagram, part);
+                out.reply_borrowed(&datagram, payload);
+                out.reply(&datagram, &longer);
+            }
+            ReplyMode::Empty => out.reply(&datagram, &[]),
+        }
+    }
+}
+
+/// A peer that sends frames and hears frames, and the server that it talks to.
+struct FramePeer<'t> {
+    a: &'t Host,
+    b: &'t Host,
+    serving: Serving,
+    socket: PacketSocket,
+    /// So that nobody answers the replies by ICMP.
+    port_holder: UdpSocket,
+}
+
+impl<'t> FramePeer<'t> {
+    /// With a next hop that is known.
+    fn start(a: &'t Host, b: &'t Host, ipv6: bool) -> Self {
+        let at = if ipv6 { SocketAddr::new(b.ip(0, true), 0) } else { any_port(b) };
+        let socket = xdp(b, at, |builder| {
+            _ = builder.xdp_vlan("5".parse().unwrap()).xdp_vlan("100.5".parse().unwrap());
+        });
+        let serving = b.run(|| Serving::start(socket, send_replies));
+        ping_until_sent_by_xdp(&client(a, a.ip(0, ipv6), serving.addr), &serving.handle);
+        let held = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0))).unwrap();
+        let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
+        sock::set_recv_timeout(socket.as_fd(), TEST_TIMEOUT).unwrap();
+        Self { a, b, serving, socket, port_holder: held }
+    }
+
+    fn from(&self) -> SocketAddr {
+        self.port_holder.local_addr().unwrap()
+    }
+
+    /// A request from this peer.
+    fn request(&self, tags: Tags, payload: &[u8]) -> Vec<u8> {
+        frame((self.a, self.from()), (self.b, self.serving.addr), payload, |plan| {
+            (plan.vlans, plan.traffic_class, plan.ttl) = (tags, 0x28, 9);
+        })
+    }
+
+    /// The reply to it, as it has to be, to a next hop.
+    fn reply(&self, hop: Mac, tags: Tags, payload: &[u8]) -> Vec<u8> {
+        let plan = UdpFrame::new(Mac(self.b.mac(0)), hop, self.serving.addr, self.from());
+        let plan = UdpFrame { vlans: tags, payload, ..plan };
+        let mut bytes = vec![0; plan.len()];
+        plan.write(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Sends a request, and returns the `count` frames of its replies, and whether all of them went
+    /// past the kernel.
+    fn exchange(&self, request: &[u8], count: usize) -> (Vec<Vec<u8>>, bool) {
+        let before = self.serving.handle.counters().total();
+        self.socket.send(request).unwrap();
+        let replies = (0..count).map(|_| self.recv_frame()).collect();
+        let sent = |total: &manylane::LaneCounters| total.sent - before.sent >= count as u64;
+        wait_until(|| sent(&self.serving.handle.counters().total()), &self.serving.handle);
+        let after = self.serving.handle.counters().total();
+        (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
+    }
+
+    /// The next frame from the server. Our own are heard, too, and what kernels tell each other.
+    fn recv_frame(&self) -> Vec<u8> {
+        // A process that was stopped for a while comes back from its wait with nothing, and waits
+        // again.
+        let mut in_vain = 0;
+        loop {
+            let got = match self.socket.receive() {
+                Ok(got) => got,
+                Err(err) if err.kind() == ErrorKind::Interrupted => continue,
+                Err(err) if err.kind() == ErrorKind::WouldBlock && in_vain == 0 => {
+                    in_vain += 1;
+                    continue;
+                }
+                Err(err) => panic!("no reply: {err}, {:#?}", self.serving.handle.counters()),
+            };
+            let ends = Frame::parse(&got).ok().and_then(|frame| frame.endpoints());
+            if ends == Some((self.serving.addr, self.from())) {
+                return got;
+            }
+        }
+    }
+
+    /// The replies to a request that all went past the kernel.
+    fn exchange_by_xdp(&self, request: &[u8], count: usize) -> Vec<Vec<u8>> {
+        let asked = (0..ATTEMPTS_MAX).find_map(|_| {
+            let (replies, by_xdp) = self.exchange(request, count);
+            by_xdp.then_some(replies)
+        });
+        asked.expect("replies past the kernel")
+    }
+
+    /// Asks `how`, and compares all that comes back.
+    fn check(&self, how: ReplyMode, tags: Tags, len: usize) {
+        let payload = how.request(len);
+        self.compare(&self.request(tags, &payload), tags, &how.replies(&payload));
+    }
+
+    fn compare(&self, request: &[u8], tags: Tags, replies: &[Vec<u8>]) {
+        let hop = Mac(self.a.mac(0));
+        let expected: Vec<_> = replies.iter().map(|payload| self.reply(hop, tags, payload)).collect();
+        assert_eq!(self.exchange_by_xdp(request, replies.len()), expected);
+    }
+
+    fn finish(self) {
+        let total = self.serving.stop().unwrap().total();
+        assert_eq!((total.lost(), total.recv_errors), (0, 0), "{total:#?}");
+    }
+}
+
+fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
+    Some(Vlan { ether_type, tci: control })
+}
+
+/// Every kind of reply, to requests of every length that matters, without a tag and with them.
+#[test]
+fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
+    let name = "netns_xdp_replies_are_byte_for_byte_what_the_layers_write";
+    let Some(testbed) = two_queues(name) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let talk = FramePeer::start(a, b, ipv6);
+        for tags in [
+            [None, None],
+            [tag(ether_type::VLAN, 0x6005), None],
+            [tag(ether_type::SERVICE_VLAN, 100), tag(ether_type::VLAN, 5)],
+        ] {
+            for how in ALL {
+                for len in [1, 2, 3, 7, 8, 10, 17, 64, 255, 256, 400] {
+                    talk.check(how, tags, len);
+                }
+            }
+            // So long that a device would compute the checksum, were there one to compute.
+            for len in [511, 512, 1001, 1400] {
+                talk.check(ReplyMode::Whole, tags, len);
+            }
+        }
+        talk.finish();
+    }
+}
+
+/// Checksums that are special: none, one that is not finished, and zero.
+#[test]
+fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
+    let name = "netns_xdp_replies_have_a_checksum_whatever_the_request_had";
+    let Some(testbed) = two_queues(name) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let talk = FramePeer::start(a, b, ipv6);
+        let at = if ipv6 { 54 } else { 34 } + 6;
+        for how in ALL {
+            let payload = how.request(33);
+            let good = talk.request([None; 2], &payload);
+            let with = |field: u16| {
+                let mut changed = good.clone();
+                changed[at..at + 2].copy_from_slice(&field.to_be_bytes());
+                changed
+            };
+            let length = (8 + payload.len()) as u16;
+            let pseudo = match (talk.from().ip(), talk.serving.addr.ip()) {
+                (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) => {
+                    Sum::pseudo_v4(from, to, 17, length)
+                }
+                (std::net::IpAddr::V6(from), std::net::IpAddr::V6(to)) => {
+                    Sum::pseudo_v6(from, to, 17, length.into())
+                }
+                _ => unreachable!("both are of one family"),
+            };
+            talk.compare(&with(pseudo.value()), [None; 2], &how.replies(&payload));
+            if !ipv6 {
+                talk.compare(&with(0), [None; 2], &how.replies(&payload));
+            }
+            // Two bytes that bring the sum to zero, which is sent as 0xffff: some pair of them
+            // does.
+            let zero = (0..=u16::MAX).find_map(|end| {
+                let mut payload = how.request(32);
+                payload[30..].copy_from_slice(&end.to_be_bytes());
+                let request = talk.request([None; 2], &payload);
+                (request[at..at + 2] == [0xff, 0xff]).then_some((request, payload))
+            });
+            let (request, payload) = zero.unwrap();
+            talk.compare(&request, [None; 2], &how.replies(&payload));
+        }
+        talk.finish();
+    }
+}
+
+/// The neighbour of the server has another hardware address all of a sudden: replies follow it,
+/// whatever the requests say, and follow it back.
+#[test]
+fn netns_xdp_replies_go_to_the_next_hop_of_now() {
+    let Some(testbed) = two_queues("netns_xdp_replies_go_to_the_next_hop_of_now") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let talk = FramePeer::start(a, b, ipv6);
+        let other = Mac([2, 0xab, 0xcd, 1, 2, 3]);
+        for hop in [other, Mac(a.mac(0)), other, Mac(a.mac(0))] {
+            let neighbour = a.ip(0, ipv6).to_string();
+            b.ip_batch(&format!(
+                "neigh replace {neighbour} lladdr {hop} dev {} nud permanent\n",
+                b.device(0)
+            ))
+            .unwrap();
+            let payload = ReplyMode::Whole.request(20);
+            let request = talk.request([None; 2], &payload);
+            let reply = talk.reply(hop, [None; 2], &payload);
+            // The lanes hear of it by netlink, in a moment.
+            let followed =
+                wait_within(TEST_TIMEOUT, || talk.exchange(&request, 1) == (vec![reply.clone()], true));
+            assert!(followed, "replies do not go to {hop}");
+            // And then every one of them, of each kind.
+            for how in ALL {
+                let payload = how.request(21);
+                let replies = how.replies(&payload);
+                let expected: Vec<_> =
+                    replies.iter().map(|payload| talk.reply(hop, [None; 2], payload)).collect();
+                let request = talk.request([None; 2], &payload);
+                assert_eq!(talk.exchange_by_xdp(&request, replies.len()), expected);
+            }
+        }
+        talk.finish();
+    }
+}

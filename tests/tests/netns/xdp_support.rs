@@ -1,0 +1,146 @@
+//! What the tests of engine `xdp` share: sockets with a given port, frames, and what is counted.
+
+use std::net::{IpAddr, SocketAddr};
+
+use manylane::{Builder, Engine, Handle, LaneCounters, Socket};
+use manylane_testbed::{Host, Layout, Testbed, skip};
+use manylane_tests::{Client, TEST_TIMEOUT};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::UdpFrame;
+
+use crate::netns_support::{RECV_BUFFER, wait_within};
+
+/// The testbed of `layout`, for the test `name`.
+pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
+    skip::need_root(name).then(|| Testbed::new(layout).unwrap())
+}
+
+/// Two hosts whose devices have two queues, for the test `name`.
+pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
+    testbed(name, &Layout { queues: 2, ..Layout::default() })
+}
+
+/// Two hosts with IPv4 only: nothing but the test sends.
+pub(crate) fn ipv4_layout(queues: u32) -> Layout {
+    Layout { ipv6: false, queues, ..Layout::default() }
+}
+
+/// Opens a socket of engine `xdp` with two lanes at `addr`.
+pub(crate) fn xdp(
+    host: &Host,
+    addr: impl Into<SocketAddr>,
+    change: impl FnOnce(&mut Builder) + Send,
+) -> Socket {
+    let addr = addr.into();
+    host.run(move || {
+        let mut builder = Builder::new(addr).unwrap();
+        change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER));
+        builder.open().unwrap()
+    })
+}
+
+/// A port that the process which comes next takes again.
+pub(crate) const PORT: u16 = 4242;
+
+/// Two lanes of engine `xdp` at that port of `host`.
+pub(crate) fn xdp_builder(host: &Host) -> Builder {
+    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
+    builder.engine(Engine::Xdp).lanes(2);
+    builder
+}
+
+/// The XDP programs on the first device of `host`, as `ip` shows them.
+pub(crate) fn programs(host: &Host) -> String {
+    let shown = host.output("ip", &["link", "show", "dev", host.device(0)]).unwrap();
+    assert!(shown.status.success());
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    text.lines().filter(|line| line.contains("prog/xdp")).collect()
+}
+
+/// All that arrived was delivered, and all of that came by XDP.
+pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
+    assert_eq!(
+        (total.arrived(), total.delivered, total.delivered_by_xdp),
+        (arrived, arrived, arrived),
+        "{total:#?}"
+    );
+}
+
+/// All replies were sent, and all but `first` by XDP: before the next hop is known they go through
+/// the companion.
+pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
+    assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
+    assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
+}
+
+/// What the programs of all devices counted as `what`.
+pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
+    handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
+}
+
+/// Pings until a reply has left by XDP, and returns how many pings that took.
+pub(crate) fn ping_until_sent_by_xdp(client: &Client, handle: &Handle) -> u64 {
+    pings_until(client, handle, |total| total.sent_by_xdp)
+}
+
+/// Pings until a request has come by XDP, and returns how many pings that took.
+pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
+    pings_until(client, handle, |total| total.delivered_by_xdp)
+}
+
+fn pings_until(client: &Client, handle: &Handle, what: impl Fn(&LaneCounters) -> u64) -> u64 {
+    let before = what(&handle.counters().total());
+    let mut pings = 0;
+    let grows = wait_within(TEST_TIMEOUT, || {
+        client.ping();
+        pings += 1;
+        what(&handle.counters().total()) > before
+    });
+    assert!(grows, "{:#?}", handle.counters());
+    pings
+}
+
+/// A frame with a datagram from a device of `a` to one of `b`, both at the first link.
+pub(crate) fn frame(
+    (a, from): (&Host, SocketAddr),
+    (b, to): (&Host, SocketAddr),
+    payload: &[u8],
+    change: impl FnOnce(&mut UdpFrame<'_>),
+) -> Vec<u8> {
+    let mut plan = UdpFrame { payload, ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
+    change(&mut plan);
+    let mut bytes = vec![0; plan.len()];
+    plan.write(&mut bytes).unwrap();
+    bytes
+}
+
+/// As [`frame`], from a port that nobody has to an address of `b`.
+pub(crate) fn frame_to(
+    a: &Host,
+    b: &Host,
+    to: SocketAddr,
+    payload: &[u8],
+    change: impl FnOnce(&mut UdpFrame<'_>),
+) -> Vec<u8> {
+    frame((a, SocketAddr::new(a.ip(0, to.is_ipv6()), 4444)), (b, to), payload, change)
+}
+
+/// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by
+/// two more than another.
+pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
+    let served = handle.xdp_queues();
+    let mut numbers: Vec<u32> =
+        served.iter().filter(|queue| queue.device == device).map(|queue| queue.queue).collect();
+    numbers.sort_unstable();
+    let lanes = handle.lane_ids();
+    let each: Vec<usize> =
+        lanes.iter().map(|lane| served.iter().filter(|queue| queue.lane == *lane).count()).collect();
+    numbers == (0..queues).collect::<Vec<_>>()
+        && each.iter().sum::<usize>() == served.len()
+        && each.iter().max().zip(each.iter().min()).is_some_and(|(most, least)| most - least <= 1)
+}
+
+/// The address of `host` on its first link, with a port that the kernel picks.
+pub(crate) fn any_port(host: &Host) -> SocketAddr {
+    SocketAddr::new(IpAddr::from(host.ip4(0)), 0)
+}

@@ -1,0 +1,187 @@
+//! Engine `xdp`: datagrams that are on their way while its program comes to a device, and while it
+//! goes.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::netns_support::{RECV_BUFFER, lane_driver, wait_within};
+use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
+use aya::programs::loaded_links;
+use manylane_sys::{bpf_link, sock};
+use manylane_testbed::Host;
+use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
+
+/// Datagrams that go each way before the next thing happens.
+const DATAGRAMS: u64 = 1000;
+
+/// What a sender that never pauses has sent, and is told.
+#[derive(Default)]
+struct Sender {
+    to_ours: AtomicU64,
+    to_other: AtomicU64,
+    /// Nothing more is to go to the one; `has_left` when nothing does.
+    leave_ours: AtomicBool,
+    has_left: AtomicBool,
+    /// Nothing more at all; `ended` when it is so.
+    end: AtomicBool,
+    ended: AtomicBool,
+}
+
+impl Sender {
+    /// Sends numbers to both, until it is told otherwise.
+    fn run(&self, socket: &UdpSocket, ours: SocketAddr, other: SocketAddr) {
+        let next = |count: &AtomicU64, to| {
+            let number = count.load(Ordering::Relaxed);
+            socket.send_to(&number.to_ne_bytes(), to).unwrap();
+            count.store(number + 1, Ordering::Release);
+        };
+        while !self.end.load(Ordering::Relaxed) {
+            next(&self.to_other, other);
+            if self.leave_ours.load(Ordering::Relaxed) {
+                self.has_left.store(true, Ordering::Release);
+            } else {
+                next(&self.to_ours, ours);
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Sends on until so many more have gone to the other.
+    fn send_more(&self, more: u64) {
+        let due = self.to_other.load(Ordering::Relaxed) + more;
+        assert!(wait_within(TEST_TIMEOUT, || self.to_other.load(Ordering::Relaxed) >= due));
+    }
+}
+
+/// Ends the sender, also when the test fails.
+struct StopOnDrop<'a>(&'a Sender);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.end.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Takes number after number from a socket of the kernel's, until the sender has ended: each of
+/// them, and once.
+fn recv_all(socket: &UdpSocket, sender: &Sender) {
+    let mut number = [0; 8];
+    let mut due = 0;
+    let mut drain = || loop {
+        match retry_eintr(|| socket.recv(&mut number)) {
+            Ok(8) => assert_eq!(u64::from_ne_bytes(number), due, "of somebody else's"),
+            Err(err) if err.kind() == ErrorKind::WouldBlock => return due,
+            other => panic!("number {due} is due: {other:?}"),
+        }
+        due += 1;
+    };
+    while !sender.ended.load(Ordering::Acquire) {
+        drain();
+        thread::sleep(Duration::from_millis(1));
+    }
+    let all = sender.to_other.load(Ordering::Relaxed);
+    assert!(wait_within(TEST_TIMEOUT, || drain() == all), "{} of {all} came", drain());
+}
+
+/// Takes what is there, of numbers that all are new.
+fn recv_new(hands: &mut LaneDriver, got: &mut BTreeSet<u64>) {
+    for lane in &mut hands.lanes {
+        for datagram in lane.recv().unwrap().batch {
+            let number = u64::from_ne_bytes(datagram.payload().try_into().unwrap());
+            assert!(got.insert(number), "number {number} has come twice");
+        }
+    }
+}
+
+/// Takes the program off the first device of `host`, as somebody else.
+fn detach_program(host: &Host) {
+    let shown = programs(host);
+    let number: u32 =
+        shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap().parse().unwrap();
+    let link = loaded_links().filter_map(Result::ok).find(|link| link.program_id() == number).unwrap();
+    bpf_link::detach(link.id()).unwrap();
+    assert_eq!(programs(host), "");
+}
+
+/// A sender goes on all the time: the socket opens, and then either somebody takes its program off,
+/// so that it serves on through its companions, or it closes, and the program goes with it.
+fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
+    let ours = SocketAddr::new(b.ip4(0).into(), PORT);
+    let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
+    sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let to_other = other.local_addr().unwrap();
+    // Not connected: that nobody has the port yet is not told to it.
+    let socket = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
+    let sender = Sender::default();
+    thread::scope(|scope| {
+        scope.spawn(|| sender.run(&socket, ours, to_other));
+        let others = scope.spawn(|| recv_all(&other, &sender));
+        let ending = StopOnDrop(&sender);
+        sender.send_more(DATAGRAMS);
+        // Rings that hold almost a second: nothing is to be lost by a machine that is busy with
+        // something else.
+        let mut hands =
+            lane_driver(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
+        let handle = hands.handle.clone();
+        let total = || handle.counters().total();
+        let by_companion = || total().delivered - total().delivered_by_xdp;
+        let mut got = BTreeSet::new();
+        let mut take_until = |what: &str, done: &dyn Fn(&BTreeSet<u64>) -> bool| {
+            let come = wait_within(TEST_TIMEOUT, || {
+                recv_new(&mut hands, &mut got);
+                done(&got)
+            });
+            assert!(come, "{what}: {:?} to {:?}, {}: {:#?}", got.first(), got.last(), got.len(), total());
+        };
+        take_until("the program takes them", &|_| total().delivered_by_xdp >= DATAGRAMS);
+        let before = by_companion();
+        assert!(before > 0, "the socket is there before its program: {:#?}", total());
+        if by_force {
+            detach_program(b);
+            take_until("they come through companions", &|_| by_companion() >= before + DATAGRAMS);
+        }
+        sender.leave_ours.store(true, Ordering::Relaxed);
+        assert!(wait_within(TEST_TIMEOUT, || sender.has_left.load(Ordering::Acquire)));
+        let all = sender.to_ours.load(Ordering::Acquire);
+        take_until("all have come", &|got| {
+            let first = got.first().copied().unwrap_or(all);
+            got.contains(&(all - 1)) && got.len() as u64 == all - first
+        });
+        assert!(got.first().is_some_and(|first| *first > 0), "they were on their way before: {got:?}");
+        let total = total();
+        assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
+        drop(hands);
+        // Whoever looks at its counters keeps nothing there.
+        assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()));
+        assert_eq!(
+            (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),
+            (total.delivered_by_xdp, total.delivered_by_xdp)
+        );
+        sender.send_more(DATAGRAMS);
+        drop(ending);
+        others.join().unwrap();
+    });
+}
+
+/// From the first datagram that the socket gets on, each arrives once, by the companion or by XDP;
+/// and what is for somebody else all the time.
+#[test]
+fn netns_xdp_nothing_is_lost_while_the_program_comes_and_goes() {
+    let name = "netns_xdp_nothing_is_lost_while_the_program_comes_and_goes";
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for generic in [false, true] {
+        // Behind the driver, what may be a train is the kernel's.
+        a.set_checksums(0, !generic).unwrap();
+        for by_force in [false, true] {
+            check_open_close(a, b, generic, by_force);
+        }
+    }
+}
