@@ -179,10 +179,10 @@ const FD_RESERVE_MAX: usize = 1024;
 /// leaves free, and leaves the reserve.
 pub(crate) fn spare_fds(wanted: usize) -> usize {
     let limit = fd_limit().min(c_int::MAX as u64) as usize;
-    let held = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
+    let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
     let reserve = (limit / 4).clamp(FD_RESERVE_MIN, FD_RESERVE_MAX);
-    let free = count_free_fds(limit, (held + 2 * wanted).max(reserve + wanted));
-    wanted.min(free.saturating_sub(held) / 2).min(free.saturating_sub(reserve))
+    let free = count_free_fds(limit, (hidden + 2 * wanted).max(reserve + wanted));
+    wanted.min(free.saturating_sub(hidden) / 2).min(free.saturating_sub(reserve))
 }
 
 /// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top,

@@ -56,7 +56,7 @@ pub(crate) struct Guard<'a> {
 
 /// Takes the lock, unless somebody else who is alive has it and `wait` says not to wait.
 pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
-    let quiet = SignalMask::new();
+    let signal_mask = SignalMask::new();
     let mine = match thread::liveness() {
         0 => UNTRACKED_HOLDER,
         token => token,
@@ -67,7 +67,7 @@ pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
         if (holder == 0 || liveness::has_exited(holder))
             && word.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            return Some(Guard { word, _signal_mask: quiet });
+            return Some(Guard { word, _signal_mask: signal_mask });
         }
         if wait && attempt < YIELDS_MAX {
             std::thread::yield_now();

@@ -208,17 +208,17 @@ fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
                 return 0;
             }
             // Of a socket that is plain, what is held comes first.
-            let held = if prefetch::has_leftovers(sock, shared, fd) {
+            let queued_len = if prefetch::has_leftovers(sock, shared, fd) {
                 prefetch::next_len(sock, u64::MAX)
             } else {
                 None
             };
-            let lane = held.map_or_else(|| next_recv_lane(sock, shared, fd), |(_, lane)| lane);
-            let held = held.or_else(|| prefetch::next_len(sock, 1 << lane)).map(|(len, _)| len);
-            if held.is_some() {
+            let lane = queued_len.map_or_else(|| next_recv_lane(sock, shared, fd), |(_, lane)| lane);
+            let queued_len = queued_len.or_else(|| prefetch::next_len(sock, 1 << lane)).map(|(len, _)| len);
+            if queued_len.is_some() {
                 thread::set_peeked(sock, lane);
             }
-            if let Some(len) = held.or_else(|| queues::next_len(sock, shared, 1 << lane)) {
+            if let Some(len) = queued_len.or_else(|| queues::next_len(sock, shared, 1 << lane)) {
                 // SAFETY: as above.
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;

@@ -355,13 +355,13 @@ impl Prefetch {
     /// The slot of what comes next, which nobody writes to until the claim is back.
     #[inline]
     fn claim(&self, takes: bool) -> Option<usize> {
-        let mut turns = 0;
+        let mut retries = 0;
         loop {
             let word = self.recovered_state();
             if word & FILLING != 0 {
-                turns += 1;
+                retries += 1;
                 let mine = thread::acquired_liveness();
-                if turns > SPIN_LIMIT || mine != 0 && self.filler.load(Ordering::Relaxed) == mine {
+                if retries > SPIN_LIMIT || mine != 0 && self.filler.load(Ordering::Relaxed) == mine {
                     return None;
                 }
                 std::thread::yield_now();

@@ -153,11 +153,11 @@ fn drop_stale(sock: &'static Sock, shared: &Shared, queue: &'static LeasedQueue)
     if queue.rx_pending() <= entries / 2 {
         return;
     }
-    let Some(mut held) = lock_queue(queue) else { return };
+    let Some(mut guard) = lock_queue(queue) else { return };
     // Somebody else may have made room meanwhile; what comes after this look stays.
     let many = queue.rx_pending().saturating_sub(entries / 4);
-    (0..many).for_each(|_| held.pop());
-    drop(held);
+    (0..many).for_each(|_| guard.pop());
+    drop(guard);
     if let Some(member) = thread::cached_member(sock, shared) {
         report::record_dropped_stale(member, many.into());
     }
@@ -173,13 +173,13 @@ fn recv_from(
     flags: c_int,
     into: &RecvBufs,
 ) -> Option<isize> {
-    let mut held = lock_queue(queue)?;
+    let mut guard = lock_queue(queue)?;
     let peeks = flags & libc::MSG_PEEK != 0;
     let most = if peeks { 1 } else { into.capacity() };
     let (mut done, mut broken) = (0, 0);
     let mut answer = 0;
     while done < most && broken < BAD_FRAMES_MAX && (done == 0 || !into.is_invalid(done, flags)) {
-        let Some(frame) = held.peek() else { break };
+        let Some(frame) = guard.peek() else { break };
         match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
                 let (name, len) = frames::sockaddr_bytes(peer, lease.is_v6);
@@ -190,7 +190,7 @@ fn recv_from(
                     failpoint::hit("peeked");
                     break;
                 }
-                held.pop();
+                guard.pop();
                 if answer < 0 {
                     break;
                 }
@@ -198,11 +198,11 @@ fn recv_from(
             }
             None => {
                 broken += 1;
-                held.refuse();
+                guard.refuse();
             }
         }
     }
-    drop(held);
+    drop(guard);
     if done == 0 || peeks && answer < 0 {
         return (answer < 0).then_some(answer);
     }
@@ -236,15 +236,15 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
         return None;
     }
     lane_queues(sock, shared, mask).find_map(|(number, queue)| {
-        let mut held = lock_queue(queue)?;
+        let mut guard = lock_queue(queue)?;
         for _ in 0..BAD_FRAMES_MAX {
-            let len = frames::verify(held.peek()?, queue.terms().is_veth).map(|(_, at)| at.len());
+            let len = frames::verify(guard.peek()?, queue.terms().is_veth).map(|(_, at)| at.len());
             if let Some(len) = len {
                 let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
                 thread::set_peeked(sock, lane | (number + 1) << 8);
                 return Some(len);
             }
-            held.refuse();
+            guard.refuse();
         }
         None
     })

@@ -75,11 +75,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// Before the first wait of the call, where a handler would interrupt it: what is there
     /// already, or signals are held back.
     fn poll_first(&self, lane: usize) -> Option<isize> {
-        let look = || match self.try_lane(lane) {
+        let poll_now = || match self.try_lane(lane) {
             TryRecv::Done(answer) => Some(answer),
             TryRecv::WouldBlock => None,
         };
-        if self.is_interruptible() { self.signals.poll_before_wait(look) } else { None }
+        if self.is_interruptible() { self.signals.poll_before_wait(poll_now) } else { None }
     }
 
     fn retry(&self) -> Option<(isize, bool)> {
@@ -330,7 +330,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         self.start_timeout(until);
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let lane = self.sock.fd_of(own, self.fd);
-        let look = || match self.try_lane(own) {
+        let poll_now = || match self.try_lane(own) {
             TryRecv::Done(answer) => Some(answer),
             TryRecv::WouldBlock => None,
         };
@@ -343,7 +343,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             lanes::heartbeat(self.member);
             (ended < 0 && !self.should_wait_again(until)).then_some(-1)
         };
-        rx_coalesce::before_sleep(lane, left, look, rest)
+        rx_coalesce::before_sleep(lane, left, poll_now, rest)
     }
 
     /// Waits on a lane for a slice at most.

@@ -126,16 +126,16 @@ pub(crate) struct Reply<'a> {
 #[inline]
 pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
     let outbox = reply.sock.outboxes()?.get(reply.lane)?;
-    let hold = prefetch::for_lane(reply.sock, reply.lane)?;
+    let own_prefetch = prefetch::for_lane(reply.sock, reply.lane)?;
     let at = reply.sock.index() + 1;
     let is_pending = PENDING.with(|pending| pending.sock.get() == at && pending.lane.get() == reply.lane);
     let len = out.len()?;
-    let may = (is_pending || hold.has_datagrams())
+    let may = (is_pending || own_prefetch.has_datagrams())
         && reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
         && len <= REPLY_LEN_MAX.min(outbox.sent_len_max.load(Ordering::Relaxed) as usize)
         && reply.shared.send_batch_off.load(Ordering::Relaxed) == 0
         && !queues::is_open(reply.shared)
-        && hold.has_delivered_from(out.name()?);
+        && own_prefetch.has_delivered_from(out.name()?);
     if !may {
         return None;
     }
@@ -221,10 +221,10 @@ fn flush_pending(pending: &Pending) {
         && let Some(outbox) = sock.outboxes().and_then(|all| all.get(pending.lane.get()))
         && outbox.has_replies()
         && table::entry(fd) == Entry::Sock(index)
-        && let Some(held) = outbox.lock(thread::acquired_liveness())
+        && let Some(guard) = outbox.lock(thread::acquired_liveness())
     {
-        let calls = held.send(shared, send_fd(sock, shared, pending.lane.get(), fd));
-        drop(held);
+        let calls = guard.send(shared, send_fd(sock, shared, pending.lane.get(), fd));
+        drop(guard);
         if let Some(member) = thread::cached_member(sock, shared) {
             report::record_send_calls(member, calls);
         }
@@ -243,15 +243,15 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
     let Some(outboxes) = sock.outboxes() else { return };
     let errno = real::errno();
     // It may be a thread that has no life as yet.
-    let quiet = SignalMask::new();
+    let signal_mask = SignalMask::new();
     let mine = match thread::liveness() {
         0 => UNTRACKED_HOLDER,
         token => token,
     };
-    for held in outboxes.iter().filter(|at| at.may_have_replies()).filter_map(|at| at.lock(mine)) {
-        held.send(shared, fd);
+    for guard in outboxes.iter().filter(|at| at.may_have_replies()).filter_map(|at| at.lock(mine)) {
+        guard.send(shared, fd);
     }
-    drop(quiet);
+    drop(signal_mask);
     real::set_errno(errno);
 }
 
@@ -320,8 +320,8 @@ pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize)
 #[cold]
 fn send_outbox(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
     let errno = real::errno();
-    if let Some(held) = outbox.lock(thread::acquired_liveness()) {
-        held.send(shared, send_fd(sock, shared, lane, fd));
+    if let Some(guard) = outbox.lock(thread::acquired_liveness()) {
+        guard.send(shared, send_fd(sock, shared, lane, fd));
     }
     real::set_errno(errno);
 }
@@ -356,10 +356,10 @@ impl Outbox {
     /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
     /// False if a thread is still writing to it or sending: then it is no other socket's.
     pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
-        let Some(held) = self.lock(mine) else { return false };
+        let Some(guard) = self.lock(mine) else { return false };
         self.range.store(0, Ordering::Relaxed);
         self.sent_len_max.store(0, Ordering::Relaxed);
-        mem::forget(held);
+        mem::forget(guard);
         true
     }
 
@@ -433,16 +433,16 @@ impl Outbox {
     }
 
     fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram, len: usize) -> Option<isize> {
-        let held = self.lock(thread::acquired_liveness())?;
+        let guard = self.lock(thread::acquired_liveness())?;
         let flags = self.flags.load(Ordering::Relaxed);
         if self.has_replies() && flags != reply.flags {
-            held.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
+            guard.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
         }
         let (next, slot) = self.range();
         if slot >= PREFETCH_MAX {
             return None;
         }
-        held.write(slot, out, len);
+        guard.write(slot, out, len);
         self.flags.store(reply.flags, Ordering::Relaxed);
         self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.set_range(next, slot + 1);
@@ -466,7 +466,7 @@ impl Outbox {
         let errno = real::errno();
         let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
         // Those before it; then this one, whose error is the program's own.
-        let calls = held.send_up_to(reply.shared, way, Some(slot));
+        let calls = guard.send_up_to(reply.shared, way, Some(slot));
         report::record_send_calls(reply.member, calls.0);
         if let Some(failed) = calls.1 {
             real::set_errno(failed);
@@ -581,11 +581,11 @@ mod tests {
     fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
         let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
         outbox.init();
-        let held = outbox.lock(OTHER).unwrap();
-        held.0.set_range(1, 3);
+        let guard = outbox.lock(OTHER).unwrap();
+        guard.0.set_range(1, 3);
         assert!(!outbox.reset(OWN));
         assert_eq!((outbox.holder.load(Ordering::Relaxed), outbox.range()), (OTHER, (1, 3)));
-        drop(held);
+        drop(guard);
         assert!(outbox.reset(OWN));
         assert_eq!(outbox.range(), (0, 0));
         // A thread that still takes it for its lane's sends by itself.

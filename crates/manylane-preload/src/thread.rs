@@ -133,9 +133,9 @@ pub(crate) fn holder_token() -> liveness::Token {
 
 #[cold]
 fn acquire_holder_token(who: u64) -> liveness::Token {
-    let quiet = SignalMask::new();
+    let signal_mask = SignalMask::new();
     let token = liveness();
-    drop(quiet);
+    drop(signal_mask);
     if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
 }
 
@@ -194,9 +194,9 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.receives_since_check.store(0, Ordering::Relaxed);
         member.polled_at_ms.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
-        let quiet = SignalMask::new();
+        let signal_mask = SignalMask::new();
         member.liveness.store(liveness(), Ordering::Release);
-        drop(quiet);
+        drop(signal_mask);
         let slot = report::claim_slot(who, lanes::local_addr(fd), shared.inode_of(0));
         member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);

@@ -435,15 +435,15 @@ fn poll_sliced_entered(
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
-    let held = signals::DeferredSignals::new();
+    let deferred = signals::DeferredSignals::new();
     let mut native = |fds: &mut [pollfd]| {
         // A wait of the program's own, once.
-        held.release();
+        deferred.release();
         quiesce::run_outside(|| native(fds))
     };
     let answer =
-        pollfds::with_pollfds(fds.len(), |all| poll_loop(fds, all, until, (&held, mask), &mut native));
-    held.release();
+        pollfds::with_pollfds(fds.len(), |all| poll_loop(fds, all, until, (&deferred, mask), &mut native));
+    deferred.release();
     answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
 }
 
@@ -490,7 +490,7 @@ fn poll_loop(
     fds: &mut [pollfd],
     all: &mut [pollfd],
     until: Deadline,
-    (held, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // Behind the program's entries in `all`, the queues of the lanes.
@@ -528,17 +528,20 @@ fn poll_loop(
             (false, _) if first => native(fds),
             // The socket is plain since an earlier turn, which has taken its time.
             (false, _) => return None,
-            (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), held.wait_mask(mask)),
+            (true, true) => {
+                calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), deferred.wait_mask(mask))
+            }
             // The C library's own: a thread can be cancelled in it.
             (true, false) => {
-                let paused = if first { rx_coalesce(fds, copy, until, (held, mask)) } else { None };
+                let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
                 paused.unwrap_or_else(|| {
                     let all = all.as_mut_ptr();
-                    let wait =
-                        |time| call::ppoll(all, count as nfds_t, &timespec_of(time), held.wait_mask(mask));
+                    let wait = |time| {
+                        call::ppoll(all, count as nfds_t, &timespec_of(time), deferred.wait_mask(mask))
+                    };
                     let slice = until.slice();
-                    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-                    let found = if slice.is_zero() { None } else { held.poll_before_wait(look) };
+                    let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+                    let found = if slice.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
                     found.unwrap_or_else(|| wait(slice))
                 })
             }
@@ -583,36 +586,36 @@ fn rx_coalesce(
     fds: &[pollfd],
     copy: &mut [pollfd],
     until: Deadline,
-    (held, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
 ) -> Option<c_int> {
     let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| rx_coalesce::can_coalesce(shared));
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
     let count = copy.len() as nfds_t;
     let at = copy.as_ptr().cast_mut().cast::<pollfd>();
-    let look = || {
+    let poll_now = || {
         let now = timespec_of(Duration::ZERO);
-        let answer = call::ppoll(at, count, &raw const now, held.wait_mask(mask));
+        let answer = call::ppoll(at, count, &raw const now, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let rest = |time: timespec| {
-        held.defer();
-        let mask = held.wait_mask(mask);
+        deferred.defer();
+        let mask = deferred.wait_mask(mask);
         if fds.iter().all(|at| at.fd < 0 || pays(at)) {
             let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
             return (answer < 0).then_some(answer);
         }
         // What is negative is passed over: sockets with lanes are turned, and turned back.
-        let turn = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
-        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| turn(to));
+        let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
         let answer = call::ppoll(at, count, &raw const time, mask);
         fds.iter()
             .zip(copy)
             .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
-            .for_each(|(_, to)| turn(to));
+            .for_each(|(_, to)| negate_fd(to));
         (answer < 0).then_some(answer)
     };
-    rx_coalesce::before_sleep(lane, until.remaining(), look, rest)
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {

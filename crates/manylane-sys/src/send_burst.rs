@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn sends_exactly_the_count() {
         let (sender, receiver) = pair();
-        let volley = SendBurst::new(b"hello", 8, false);
-        assert_eq!(volley.capacity(), 8);
-        assert_eq!(volley.send(sender.as_fd(), 3).unwrap(), 3);
+        let burst = SendBurst::new(b"hello", 8, false);
+        assert_eq!(burst.capacity(), 8);
+        assert_eq!(burst.send(sender.as_fd(), 3).unwrap(), 3);
         let mut buffer = [0; 16];
         for _ in 0..3 {
             let length = receiver.recv(&mut buffer).unwrap();
@@ -142,9 +142,9 @@ mod tests {
     fn trains_are_cut_into_datagrams_also_the_last_one() {
         let (sender, receiver) = pair();
         set_segment_size(sender.as_fd(), 10).unwrap();
-        let volley = SendBurst::new(&[7; 10], 2, true);
-        assert_eq!(volley.capacity(), 128);
-        assert_eq!(volley.send(sender.as_fd(), 70).unwrap(), 70);
+        let burst = SendBurst::new(&[7; 10], 2, true);
+        assert_eq!(burst.capacity(), 128);
+        assert_eq!(burst.send(sender.as_fd(), 70).unwrap(), 70);
         let mut buffer = [0; 100];
         for _ in 0..70 {
             assert_eq!(receiver.recv(&mut buffer).unwrap(), 10);
@@ -156,9 +156,9 @@ mod tests {
     #[test]
     fn empty_datagrams_are_sent_one_by_one() {
         let (sender, receiver) = pair();
-        let volley = SendBurst::new(b"", 4, true);
-        assert_eq!(volley.capacity(), 4);
-        assert_eq!(volley.send(sender.as_fd(), 4).unwrap(), 4);
+        let burst = SendBurst::new(b"", 4, true);
+        assert_eq!(burst.capacity(), 4);
+        assert_eq!(burst.send(sender.as_fd(), 4).unwrap(), 4);
         let mut buffer = [0; 4];
         assert_eq!(receiver.recv(&mut buffer).unwrap(), 0);
     }

@@ -266,7 +266,7 @@ pub struct ControlClient {
 /// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another
 /// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
-    let look = || {
+    let list_all = || {
         let listed = fs::read_to_string("/proc/thread-self/net/unix")
             .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
         let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
@@ -281,7 +281,7 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
         found.dedup();
         Ok(found)
     };
-    of.map_or_else(look, |pid| run_in_netns(pid, look))
+    of.map_or_else(list_all, |pid| run_in_netns(pid, list_all))
 }
 
 impl ControlClient {
@@ -344,11 +344,11 @@ impl ControlClient {
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
         // Who is not let in has been told so before the question.
         _ = unix_socket::send(connection.as_fd(), question.as_bytes(), &[]);
-        let heard = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT).map_err(failed)?;
-        if let Some(text) = heard.strip_prefix("ok\n") {
+        let reply = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT).map_err(failed)?;
+        if let Some(text) = reply.strip_prefix("ok\n") {
             return Ok(text.into());
         }
-        let why = heard.strip_prefix("refused ").unwrap_or("it answers something else");
+        let why = reply.strip_prefix("refused ").unwrap_or("it answers something else");
         // What another process says goes to a terminal.
         let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
         let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };
@@ -505,8 +505,8 @@ mod tests {
                 }
             }
         });
-        let heard = recv_reply(&connection, Instant::now() + Duration::from_millis(50));
-        assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let reply = recv_reply(&connection, Instant::now() + Duration::from_millis(50));
+        assert_eq!(reply.unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(connection);
         talker.join().unwrap();
     }
@@ -523,8 +523,8 @@ mod tests {
             unix_socket::send(connection.as_fd(), b"a question", &[]).unwrap();
             unix_socket::send(theirs.as_fd(), b"refused for a reason", &[]).unwrap();
             let closer = thread::spawn(move || drop(theirs));
-            let heard = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT);
-            assert_eq!(heard.unwrap(), "refused for a reason");
+            let reply = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT);
+            assert_eq!(reply.unwrap(), "refused for a reason");
             closer.join().unwrap();
         }
     }

@@ -404,10 +404,10 @@ impl Lane {
         }
         let until = plan.spin_until.min(timeout);
         if until > rest {
-            let (taken, looks) = self.spin(start, until)?;
+            let (taken, polls) = self.spin(start, until)?;
             if taken.messages > 0 || until == timeout || self.is_draining() {
                 // What is there after a rest came before its end.
-                let met = if looks == 0 && !rest.is_zero() { Arrival::Woken } else { Arrival::Polled };
+                let met = if polls == 0 && !rest.is_zero() { Arrival::Woken } else { Arrival::Polled };
                 return Ok((taken, met));
             }
         }
@@ -417,22 +417,22 @@ impl Lane {
     /// Looks until there is something, without sleep, for so long after `start`, or until the lane
     /// leaves; and how often that was in vain.
     fn spin(&mut self, start: Instant, until: Duration) -> Result<(RecvSummary, u32)> {
-        let mut looks = 0_u32;
+        let mut polls = 0_u32;
         let taken = loop {
-            let taken = self.poll(looks)?;
+            let taken = self.poll(polls)?;
             if taken.messages > 0 {
                 break taken;
             }
-            looks = looks.wrapping_add(1);
-            let is_over = looks.is_multiple_of(POLLS_PER_CLOCK_READ)
+            polls = polls.wrapping_add(1);
+            let is_over = polls.is_multiple_of(POLLS_PER_CLOCK_READ)
                 && (self.is_draining() || start.elapsed() >= until);
             if is_over {
                 break taken;
             }
             hint::spin_loop();
         };
-        self.lane_shared.cells.add(Count::EmptyPolls, looks.into());
-        Ok((taken, looks))
+        self.lane_shared.cells.add(Count::EmptyPolls, polls.into());
+        Ok((taken, polls))
     }
 
     /// The look of this number at what there is. What costs a system call although nothing has

@@ -249,7 +249,7 @@ impl<'a> Outbox<'a> {
     /// Sends what is queued and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
-        let mut patience = RetryBudget { deadline: None, retries: RETRIES_MAX, last_error: None };
+        let mut budget = RetryBudget { deadline: None, retries: RETRIES_MAX, last_error: None };
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
@@ -260,14 +260,14 @@ impl<'a> Outbox<'a> {
                         self.count_sent(datagrams, bytes, &mut done);
                     }
                     at += taken;
-                    patience.last_error = None;
+                    budget.last_error = None;
                 }
                 Err(err) => {
                     let code = err.raw_os_error().unwrap_or(0);
-                    if !self.retry(code, &mut patience) {
-                        self.split_or_drop(at, code, &mut patience, &mut done);
+                    if !self.retry(code, &mut budget) {
+                        self.split_or_drop(at, code, &mut budget, &mut done);
                         at += 1;
-                        patience.last_error = None;
+                        budget.last_error = None;
                     }
                 }
             }
@@ -287,7 +287,7 @@ impl<'a> Outbox<'a> {
 
     /// Whether to try the same message again, after a wait where one is called for. Uses up some
     /// `patience`.
-    fn retry(&mut self, code: i32, patience: &mut RetryBudget) -> bool {
+    fn retry(&mut self, code: i32, budget: &mut RetryBudget) -> bool {
         match code {
             // One wait in vain is enough: the lane has other work than to wait again for each
             // batch.
@@ -297,8 +297,7 @@ impl<'a> Outbox<'a> {
                 // takes many short waits, and on a busy machine the thread runs late after each of
                 // them.
                 let now = Instant::now();
-                let left =
-                    patience.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
+                let left = budget.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
                 let has_room = !left.is_zero() && sock::wait_writable(self.fd, left.min(STALL_TIMEOUT));
                 if !has_room {
                     self.queue.set_stuck();
@@ -306,23 +305,23 @@ impl<'a> Outbox<'a> {
                 return has_room;
             }
             // Memory may be free in a moment; writability says nothing of it.
-            errno::ENOBUFS | errno::ENOMEM if patience.retries > 0 => std::thread::yield_now(),
+            errno::ENOBUFS | errno::ENOMEM if budget.retries > 0 => std::thread::yield_now(),
             // A signal, or what is never a datagram's own.
-            errno::EINTR | errno::ECONNREFUSED if patience.retries > 0 => {}
+            errno::EINTR | errno::ECONNREFUSED if budget.retries > 0 => {}
             // An error that an earlier datagram left on the socket is told once: met again, it is
             // this one's own.
-            _ if sock::is_icmp_error(code) && patience.retries > 0 && patience.last_error != Some(code) => {
-                patience.last_error = Some(code);
+            _ if sock::is_icmp_error(code) && budget.retries > 0 && budget.last_error != Some(code) => {
+                budget.last_error = Some(code);
             }
             _ => return false,
         }
-        patience.retries -= 1;
+        budget.retries -= 1;
         true
     }
 
     /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is
     /// lost.
-    fn split_or_drop(&mut self, at: usize, code: i32, patience: &mut RetryBudget, done: &mut Flushed) {
+    fn split_or_drop(&mut self, at: usize, code: i32, budget: &mut RetryBudget, done: &mut Flushed) {
         let (datagrams, _) = self.queue.message_counts(at);
         let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
         if datagrams == 1 || !splits {
@@ -333,7 +332,7 @@ impl<'a> Outbox<'a> {
         self.cells.add(Count::GsoFallbacks, 1);
         let lost_before = done.lost;
         let mut tried = 0;
-        patience.last_error = None;
+        budget.last_error = None;
         while tried < datagrams {
             let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
             self.cells.add(Count::SendCalls, sent + u64::from(err.is_some()));
@@ -343,11 +342,11 @@ impl<'a> Outbox<'a> {
             tried += sent;
             let Some(err) = err else { break };
             let code = err.raw_os_error().unwrap_or(0);
-            if !self.retry(code, patience) {
+            if !self.retry(code, budget) {
                 self.cells.add(loss_counter(code), 1);
                 done.lost += 1;
                 tried += 1;
-                patience.last_error = None;
+                budget.last_error = None;
             }
         }
         // What passes one by one but not as a train exceeds the path's MTU with the headers of a

@@ -50,8 +50,8 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     if !Path::new(UDP_TABLES[0]).exists() {
         return PortOwner::default();
     }
-    let look = |_| entries().filter(|entry| conflicts(&entry.local, addr, only_v6)).collect::<Vec<_>>();
-    let entries = (0..SCAN_ATTEMPTS_MAX).map(look).find(|found| !found.is_empty()).unwrap_or_default();
+    let list = |_| entries().filter(|entry| conflicts(&entry.local, addr, only_v6)).collect::<Vec<_>>();
+    let entries = (0..SCAN_ATTEMPTS_MAX).map(list).find(|found| !found.is_empty()).unwrap_or_default();
     let owners: Vec<Owner> = entries.iter().map(|entry| socket_owner(entry.inode)).collect();
     // The very same address explains most.
     let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);

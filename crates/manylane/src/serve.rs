@@ -161,8 +161,8 @@ fn panic_error(id: LaneId, panic: &(dyn Any + Send)) -> Error {
 
 /// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so
 /// many messages.
-fn next_steal_interval(nap: Duration, messages: usize) -> Duration {
-    if messages > 0 { STEAL_INTERVAL_MIN } else { (nap * 2).min(STEAL_INTERVAL_MAX) }
+fn next_steal_interval(idle_timeout: Duration, messages: usize) -> Duration {
+    if messages > 0 { STEAL_INTERVAL_MIN } else { (idle_timeout * 2).min(STEAL_INTERVAL_MAX) }
 }
 
 /// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at
@@ -176,13 +176,13 @@ where
     }
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
     let stealing = shared.config.stealing;
-    let mut nap = if stealing { STEAL_INTERVAL_MIN } else { IDLE_TIMEOUT };
+    let mut idle_timeout = if stealing { STEAL_INTERVAL_MIN } else { IDLE_TIMEOUT };
     let (mut coalesce, mut sizes) = (lane.new_rx_coalesce(), None);
     let mut errors = 0;
     while !lane.is_draining() {
         lane.update_sizes(&mut sizes, &mut coalesce);
         // A lane that polls sleeps after that.
-        let idle = shared.config.wait.spin_time() + nap;
+        let idle = shared.config.wait.spin_time() + idle_timeout;
         let received = if coalesce.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
         let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
@@ -196,7 +196,7 @@ where
         };
         errors = 0;
         if stealing {
-            nap = next_steal_interval(nap, taken.messages);
+            idle_timeout = next_steal_interval(idle_timeout, taken.messages);
         }
         if taken.messages > 0 {
             let Received { batch, mut out } = lane.received(taken);
@@ -235,16 +235,16 @@ mod tests {
 
     #[test]
     fn a_thief_that_finds_nothing_looks_less_often() {
-        let mut nap = STEAL_INTERVAL_MIN;
+        let mut idle_timeout = STEAL_INTERVAL_MIN;
         let mut slept = Duration::ZERO;
-        let mut looks = 0;
+        let mut polls = 0;
         while slept < Duration::from_secs(1) {
-            slept += nap;
-            looks += 1;
-            nap = next_steal_interval(nap, 0);
+            slept += idle_timeout;
+            polls += 1;
+            idle_timeout = next_steal_interval(idle_timeout, 0);
         }
-        assert!(nap == STEAL_INTERVAL_MAX && (125..130).contains(&looks), "{looks} looks a second");
+        assert!(idle_timeout == STEAL_INTERVAL_MAX && (125..130).contains(&polls), "{polls} polls a second");
         // Its own datagrams and stolen ones alike.
-        assert_eq!(next_steal_interval(nap, 1), STEAL_INTERVAL_MIN);
+        assert_eq!(next_steal_interval(idle_timeout, 1), STEAL_INTERVAL_MIN);
     }
 }

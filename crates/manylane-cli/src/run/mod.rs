@@ -120,9 +120,9 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     if let Some(port) = port {
         metrics::serve(port, page())?;
     }
-    let teller = Reporter::new(shared, file, args, filter);
-    let end = supervise(running, &teller, args, beyond.is_some())?;
-    teller.finish(end, json)?;
+    let reporter = Reporter::new(shared, file, args, filter);
+    let end = supervise(running, &reporter, args, beyond.is_some())?;
+    reporter.finish(end, json)?;
     Ok(exit_as(end))
 }
 
@@ -162,7 +162,7 @@ fn exec_failed(file: &Path, err: &std::io::Error) -> ExitCode {
 }
 
 /// Stands for the program until it ends; meanwhile says what there is to be said.
-fn supervise(mut running: Running, teller: &Reporter, args: &RunArgs, is_beyond: bool) -> Result<Exit> {
+fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyond: bool) -> Result<Exit> {
     let failed = "cannot wait for the program";
     let start = Instant::now();
     let mut look = (!is_beyond).then_some(start + LOAD_TIMEOUT);
@@ -182,7 +182,7 @@ fn supervise(mut running: Running, teller: &Reporter, args: &RunArgs, is_beyond:
         }
         if look.is_some_and(|look| now >= look) {
             look = None;
-            if teller.report().processes == 0 && !is_before_exec(running.pid()) {
+            if reporter.report().processes == 0 && !is_before_exec(running.pid()) {
                 output::eprint_line(&format!(
                     "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",
                     running.pid()
@@ -192,7 +192,7 @@ fn supervise(mut running: Running, teller: &Reporter, args: &RunArgs, is_beyond:
         if let (Some(due), Some(every)) = (next, args.stats)
             && now >= due
         {
-            teller.print_progress();
+            reporter.print_progress();
             next = Some(now + Duration::from_secs_f64(every));
         }
     }

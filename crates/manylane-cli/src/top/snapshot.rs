@@ -87,23 +87,23 @@ impl Snapshot {
     /// # Errors
     /// If there is no process `of`, or nobody can be looked for.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
-        let mut look = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
+        let mut snapshot = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
         for client in control::find_control_sockets(of)? {
             let pid = client.pid();
             match client.metrics() {
-                Ok(page) => look.add(pid, &process_name(pid), &page),
+                Ok(page) => snapshot.add(pid, &process_name(pid), &page),
                 // One that has ended meanwhile was never there.
                 Err(err) if err.kind() == manylane::ErrorKind::State => {}
-                Err(err) => look.silent.push((pid, err.to_string())),
+                Err(err) => snapshot.silent.push((pid, err.to_string())),
             }
         }
-        for (key, lane) in &mut look.lanes {
+        for (key, lane) in &mut snapshot.lanes {
             // The program that is run has another number than its launcher, which the thread's own
             // list knows.
             lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
         }
-        look.at = Some(Instant::now());
-        Ok(look)
+        snapshot.at = Some(Instant::now());
+        Ok(snapshot)
     }
 
     /// Adds the page of a process.
@@ -228,8 +228,8 @@ mod tests {
 
     #[test]
     fn pages_of_the_library_and_of_programs_become_lanes() {
-        let mut look = Snapshot::default();
-        look.add(
+        let mut snapshot = Snapshot::default();
+        snapshot.add(
             7,
             "echo",
             "manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"10\"} 5\n\
@@ -241,7 +241,7 @@ mod tests {
              manylane_lane_queued_bytes{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 100\n\
              manylane_filter_dropped_total{socket=\"[::]:53\",engine=\"xdp\",reason=\"limited\"} 8\n",
         );
-        look.add(
+        snapshot.add(
             8,
             "manylane",
             "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
@@ -256,17 +256,17 @@ mod tests {
              manylane_run_lanes 1\n",
         );
         let lanes: Vec<(&str, u64)> =
-            look.lanes.iter().map(|(key, lane)| (&*key.lane, lane.received)).collect();
+            snapshot.lanes.iter().map(|(key, lane)| (&*key.lane, lane.received)).collect();
         assert_eq!(lanes, [("2", 6), ("10", 5), ("-", 11)], "by number");
-        let second = look.lanes.values().next().unwrap();
+        let second = snapshot.lanes.values().next().unwrap();
         assert_eq!((second.sent, second.queued, second.queue_limit), (4, Some(100), None));
         assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
-        let run = look.lanes.values().last().unwrap();
+        let run = snapshot.lanes.values().last().unwrap();
         assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
         assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4), ("dropped_stale".into(), 5)]));
         let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
-        assert_eq!(look.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
-        assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
+        assert_eq!(snapshot.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
+        assert_eq!(snapshot.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
     }
 
     #[test]

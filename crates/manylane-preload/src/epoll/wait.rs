@@ -187,13 +187,13 @@ fn wait_sliced(
         return None;
     }
     claim(epoll);
-    let held = signals::DeferredSignals::new();
-    let answer = wait_loop(epoll, epfd, events, count, until, (&held, mask), || {
+    let deferred = signals::DeferredSignals::new();
+    let answer = wait_loop(epoll, epfd, events, count, until, (&deferred, mask), || {
         // A wait of the program's own, once.
-        held.release();
+        deferred.release();
         quiesce::run_outside(&native)
     });
-    held.release();
+    deferred.release();
     if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
         let told = Events { ptr: events, capacity: count, count: answer.unwrap_or(0).max(0) };
         finish_nested(epoll, epfd, told);
@@ -222,7 +222,7 @@ fn wait_loop(
     events: *mut epoll_event,
     count: c_int,
     until: Deadline,
-    (held, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
     mut native: impl FnMut() -> c_int,
 ) -> Option<c_int> {
     // Something may be there that the kernel does not tell of again (EPOLLET): then the next round
@@ -244,7 +244,7 @@ fn wait_loop(
         };
         let with_frames = any && epoll.items().any(may_have);
         let wait = |time: Duration| {
-            let mask = held.wait_mask(mask);
+            let mask = deferred.wait_mask(mask);
             if with_frames {
                 return wait_with_queues(epoll, epfd, events, count, time, mask);
             }
@@ -252,9 +252,9 @@ fn wait_loop(
             wait_kernel(epfd, (events, count), time, until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
-        let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
         let first_wait = |time: Duration| {
-            let found = if time.is_zero() { None } else { held.poll_before_wait(look) };
+            let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
             found.unwrap_or_else(|| wait(time))
         };
         let mut told = Events { ptr: events, capacity: count, count: 0 };
@@ -269,7 +269,7 @@ fn wait_loop(
                 told.count
             }
             true if first && !due => {
-                rx_coalesce(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
+                rx_coalesce(epoll, until, (deferred, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
             }
             true if slice.is_zero() => wait(slice),
             true => first_wait(slice),
@@ -421,19 +421,19 @@ fn wait_with_leftovers(
 fn rx_coalesce(
     epoll: &Epoll,
     until: Deadline,
-    (held, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
     wait: impl Fn(Duration) -> c_int,
 ) -> Option<c_int> {
     let (item, sock) =
         epoll.items().find(|(_, sock)| sock.shared().is_some_and(rx_coalesce::can_coalesce))?;
     let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
-    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+    let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
     let rest = |time: timespec| {
-        held.defer();
-        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, held.wait_mask(mask));
+        deferred.defer();
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, deferred.wait_mask(mask));
         (answer < 0).then_some(answer)
     };
-    rx_coalesce::before_sleep(lane, until.remaining(), look, rest)
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
 }
 
 /// The calling thread is the one that waits on the instance; if another one was before, its sockets

@@ -84,20 +84,20 @@ impl BareSender {
             count += 1;
         }
         self.ring.enter(None)?;
-        let (mut failed, mut held) = (0, if self.zero_copy { count } else { 0 });
+        let (mut failed, mut notifications) = (0, if self.zero_copy { count } else { 0 });
         loop {
             let there = self.ring.load_cq_tail();
             while let Some(completion) = self.ring.peek(there) {
                 self.ring.pop();
                 if completion.flags & abi::CQE_NOTIFY != 0 {
-                    held -= 1;
+                    notifications -= 1;
                 } else if completion.res < 0 {
                     failed += 1;
-                    held -= usize::from(self.zero_copy && completion.flags & abi::CQE_MORE == 0);
+                    notifications -= usize::from(self.zero_copy && completion.flags & abi::CQE_MORE == 0);
                 }
             }
             self.ring.release();
-            if held == 0 {
+            if notifications == 0 {
                 return Ok(count - failed);
             }
             self.ring.enter(Some(NOTIFY_TIMEOUT))?;

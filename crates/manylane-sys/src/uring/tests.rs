@@ -17,7 +17,7 @@ use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};
 
 /// Longer than any test takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const OPTIONS: UringOptions =
     UringOptions { batch: 16, buffer: 256, buffers: 48, control: false, sqarray: false };
 
@@ -76,7 +76,7 @@ fn batch_after_batch_comes_whole_and_in_order() {
         }
         assert_eq!((recv.buffer_shortages(), recv.ring_replacements()), (0, 0));
         send(&client, 7..8);
-        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
         let message = recv.message(0);
         assert_eq!(message.peer.to_std(), Some(client.local_addr().unwrap()));
         assert_eq!((message.full_len, message.truncated, message.has_ancillary()), (4, false, false));
@@ -89,7 +89,7 @@ fn a_wait_ends_with_what_comes_or_with_its_time() {
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
     let sender = thread::spawn(move || send(&client, 0..1));
-    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [0]);
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [0]);
     sender.join().unwrap();
     assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
 }
@@ -104,7 +104,7 @@ fn an_empty_datagram_ends_the_receive_and_is_one() {
         }
         let mut got = Vec::new();
         while got.len() < 4 {
-            let count = recv.recv(server.as_fd(), Some(PATIENCE)).unwrap();
+            let count = recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap();
             assert_ne!(count, 0);
             got.extend((0..count).map(|index| recv.message(index).data.to_vec()));
         }
@@ -118,7 +118,7 @@ fn what_does_not_fit_is_cut_off_and_told() {
     let mut recv = ring(UringOptions { buffer: 10, ..OPTIONS });
     client.send(b"0123456789").unwrap();
     client.send(b"0123456789abc").unwrap();
-    assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 2);
+    assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 2);
     let (fits, cut) = (recv.message(0), recv.message(1));
     assert_eq!((fits.data, fits.full_len, fits.truncated), (&b"0123456789"[..], 10, false));
     assert_eq!((cut.data, cut.full_len, cut.truncated), (&b"0123456789"[..], 13, true));
@@ -132,7 +132,7 @@ fn a_train_comes_whole_with_its_segment_size() {
     let mut recv = ring(UringOptions { buffer: 65_535, control: true, ..OPTIONS });
     for _ in 0..100 {
         assert_eq!(SendBurst::new(&[7; 1000], 1, true).send(client.as_fd(), 60).unwrap(), 60);
-        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
         let message = recv.message(0);
         assert_eq!((message.data.len(), message.ancillary().segment_size), (60_000, 1000));
         assert!(message.data.iter().all(|byte| *byte == 7) && !message.truncated);
@@ -152,7 +152,7 @@ fn control_messages_say_where_it_was_sent_to() {
             continue;
         }
         let mut recv = ring(UringOptions { control: true, ..OPTIONS });
-        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
         assert_eq!(recv.message(0).ancillary().local.unwrap().ip, to);
         assert_eq!(recv.message(0).peer.to_std().unwrap().port(), client.local_addr().unwrap().port());
     }
@@ -168,7 +168,7 @@ fn too_few_buffers_are_counted_and_nothing_is_lost() {
         // Each end by shortage comes after all buffers were filled, the last time perhaps before.
         assert!((1..=501).contains(&recv.buffer_shortages()), "{}", recv.buffer_shortages());
         send(&client, 500..501);
-        assert_eq!(super::tests::batch(&mut recv, server.as_fd(), Some(PATIENCE)), [500]);
+        assert_eq!(super::tests::batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [500]);
     }
 }
 
@@ -188,7 +188,7 @@ fn other_buffers_take_over_and_nothing_is_lost() {
     assert_eq!(got, (0..400).collect::<Vec<_>>());
     assert_eq!(recv.ring_replacements(), 4);
     client.send(&[3; 60_000]).unwrap();
-    assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+    assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
     assert_eq!(recv.message(0).data, [3; 60_000]);
 }
 
@@ -202,12 +202,12 @@ fn threads_take_turns_and_nothing_is_lost() {
         // Each takes something and leaves the rest, some of it taken out of the socket.
         let (next, some) = thread::scope(|scope| {
             let server = &server;
-            let turn = scope.spawn(move || {
+            let receiver = scope.spawn(move || {
                 let some =
-                    (0..3).flat_map(|_| batch(&mut recv, server.as_fd(), Some(PATIENCE))).collect::<Vec<_>>();
+                    (0..3).flat_map(|_| batch(&mut recv, server.as_fd(), Some(TIMEOUT))).collect::<Vec<_>>();
                 (recv, some)
             });
-            turn.join().unwrap()
+            receiver.join().unwrap()
         });
         recv = next;
         got.extend(some);
@@ -265,7 +265,7 @@ fn a_plain_receive_beside_it_takes_what_it_gets() {
     assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 1);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
     send(&client, 1..2);
-    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [1]);
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [1]);
 }
 
 #[test]
@@ -282,13 +282,13 @@ fn ring_and_socket_together_tell_of_what_there_is() {
         send(&client, 0..10);
         let mut got = 0;
         while got < 10 {
-            assert!(is_ready(PATIENCE), "{got} of 10");
+            assert!(is_ready(TIMEOUT), "{got} of 10");
             got += recv.recv(server.as_fd(), None).unwrap();
         }
         assert!(!is_ready(Duration::ZERO));
     }
     let sender = thread::spawn(move || send(&client, 0..1));
-    assert!(is_ready(PATIENCE));
+    assert!(is_ready(TIMEOUT));
     sender.join().unwrap();
 }
 
@@ -311,11 +311,11 @@ fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
     let told = sleep(ring(OPTIONS));
     // Whether it sleeps already or not: a wake-up that comes before the sleep ends it, too.
     sock::wake(server.as_fd());
-    let (mut recv, got) = told.recv_timeout(PATIENCE).expect("woken");
+    let (mut recv, got) = told.recv_timeout(TIMEOUT).expect("woken");
     assert_eq!(got, 0);
     send(&client, 0..40);
     assert_eq!(drain(&mut recv, server.as_fd()), (0..40).collect::<Vec<_>>());
-    assert_eq!(sleep(recv).recv_timeout(PATIENCE).expect("awake for good").1, 0);
+    assert_eq!(sleep(recv).recv_timeout(TIMEOUT).expect("awake for good").1, 0);
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
             let mut recv = ring(OPTIONS);
             if receives {
                 send(&client, 0..1);
-                assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+                assert_eq!(recv.recv(server.as_fd(), Some(TIMEOUT)).unwrap(), 1);
             }
             drop(recv);
             drop(server);
@@ -358,7 +358,7 @@ fn what_is_forbidden_is_told_and_loses_nothing() {
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..100);
     let got = thread::scope(|scope| {
-        let turn = scope.spawn(|| {
+        let receiver = scope.spawn(|| {
             let mut got = batch(&mut recv, server.as_fd(), None);
             seccomp::forbid(Syscall::UringSetup).unwrap();
             seccomp::forbid(Syscall::UringEnter).unwrap();
@@ -374,7 +374,7 @@ fn what_is_forbidden_is_told_and_loses_nothing() {
             drop(recv);
             got
         });
-        turn.join().unwrap()
+        receiver.join().unwrap()
     });
     let mut plain = RecvRing::new(RecvOptions { batch: 256, buffer: 64, control: false }).unwrap();
     let left = plain.recv(server.as_fd(), Wait::Never).unwrap();
@@ -431,7 +431,7 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
         send(&client, range.clone());
         let mut got = Vec::new();
         while got.len() < range.len() {
-            let some = batch(&mut recv, server.as_fd(), Some(PATIENCE));
+            let some = batch(&mut recv, server.as_fd(), Some(TIMEOUT));
             assert!(!some.is_empty(), "round {round}: {} came", got.len());
             got.extend(some);
         }
@@ -444,13 +444,13 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
         send(&client, 0..1);
         client
     });
-    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [0]);
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [0]);
     let _client = sender.join().unwrap();
     // A shutdown is one, also after errors.
     sock::wake(server.as_fd());
     let (tell, told) = mpsc::channel();
     thread::spawn(move || _ = tell.send(recv.recv(server.as_fd(), Some(Duration::from_secs(3600)))));
-    assert_eq!(told.recv_timeout(PATIENCE).expect("woken").unwrap(), 0);
+    assert_eq!(told.recv_timeout(TIMEOUT).expect("woken").unwrap(), 0);
 }
 
 #[test]

@@ -352,10 +352,10 @@ impl AllocatorGuard<'_> {
     /// receive into, and what is granted to the member is in its purse, so that nothing of its
     /// comes back.
     #[inline]
-    pub(super) fn is_idle(&self, me: MemberId, purse: &FrameCache) -> bool {
+    pub(super) fn is_idle(&self, me: MemberId, cache: &FrameCache) -> bool {
         let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
         self.inner.filling >= self.inner.fill_target
-            && granted as usize == purse.credits as usize + purse.frames.len()
+            && granted as usize == cache.credits as usize + cache.frames.len()
     }
 
     #[inline]
@@ -370,65 +370,65 @@ impl AllocatorGuard<'_> {
     /// Gets what the batch that begins will need, if it is like the one before: a batch of up to so
     /// many packets.
     #[inline]
-    pub(super) fn refill_cache(&mut self, me: MemberId, purse: &mut FrameCache, batch: usize) {
-        let frames = purse.allocated.min(purse.frames.capacity() as u32);
-        self.fill_cache(me, purse, batch as u32, frames);
-        (purse.allocated, purse.is_exhausted) = (0, false);
+    pub(super) fn refill_cache(&mut self, me: MemberId, cache: &mut FrameCache, batch: usize) {
+        let frames = cache.allocated.min(cache.frames.capacity() as u32);
+        self.fill_cache(me, cache, batch as u32, frames);
+        (cache.allocated, cache.is_exhausted) = (0, false);
     }
 
     /// Fills a purse up to so many credits and frames. A purse that has more keeps it, unless the
     /// part of each member has become smaller: then it gives up what it has too much.
     #[inline]
-    pub(super) fn fill_cache(&mut self, me: MemberId, purse: &mut FrameCache, credits: u32, frames: u32) {
-        if purse.credits < credits {
-            purse.credits += self.grant(me, credits - purse.credits);
+    pub(super) fn fill_cache(&mut self, me: MemberId, cache: &mut FrameCache, credits: u32, frames: u32) {
+        if cache.credits < credits {
+            cache.credits += self.grant(me, credits - cache.credits);
         }
-        for _ in purse.frames.len()..frames as usize {
-            if self.inner.free.is_empty() || (purse.credits == 0 && self.grant(me, 1) == 0) {
+        for _ in cache.frames.len()..frames as usize {
+            if self.inner.free.is_empty() || (cache.credits == 0 && self.grant(me, 1) == 0) {
                 break;
             }
-            purse.credits = purse.credits.saturating_sub(1);
+            cache.credits = cache.credits.saturating_sub(1);
             let Some(frame) = self.inner.free.pop() else { break };
             self.frames.set_state(frame, StateWord::new(FrameState::Cached, me));
-            purse.frames.push(frame);
+            cache.frames.push(frame);
         }
         let (_, quota) = self.inner.quota;
         let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
         if granted > quota {
-            self.trim_cache(me, purse, granted - quota);
+            self.trim_cache(me, cache, granted - quota);
         }
     }
 
     /// Gives up so much of what is in a purse, as far as it has that.
-    fn trim_cache(&mut self, me: MemberId, purse: &mut FrameCache, count: u32) {
-        let credits = count.min(purse.credits);
-        purse.credits -= credits;
-        let frames = (count - credits).min(purse.frames.len() as u32);
-        self.release_cached(purse, frames);
+    fn trim_cache(&mut self, me: MemberId, cache: &mut FrameCache, count: u32) {
+        let credits = count.min(cache.credits);
+        cache.credits -= credits;
+        let frames = (count - credits).min(cache.frames.len() as u32);
+        self.release_cached(cache, frames);
         self.return_credits(me, credits + frames);
     }
 
     /// Makes credits of frames: the newest `count` of the supply are free again.
-    fn release_cached(&mut self, purse: &mut FrameCache, count: u32) {
+    fn release_cached(&mut self, cache: &mut FrameCache, count: u32) {
         for _ in 0..count {
-            if let Some(frame) = purse.frames.pop() {
+            if let Some(frame) = cache.frames.pop() {
                 self.release(frame);
             }
         }
     }
 
     /// Makes credits of half of the supply.
-    pub(super) fn shrink_cache(&mut self, purse: &mut FrameCache) {
-        let count = purse.frames.len().div_ceil(2) as u32;
-        self.release_cached(purse, count);
-        purse.credits += count;
+    pub(super) fn shrink_cache(&mut self, cache: &mut FrameCache) {
+        let count = cache.frames.len().div_ceil(2) as u32;
+        self.release_cached(cache, count);
+        cache.credits += count;
     }
 
     /// Makes one credit at least of what is in the supply, if that is the only way to one.
-    pub(super) fn convert_to_credits(&mut self, purse: &mut FrameCache) {
-        if purse.credits == 0 {
-            purse.credits = purse.frames.len() as u32;
-            self.release_cached(purse, purse.credits);
+    pub(super) fn convert_to_credits(&mut self, cache: &mut FrameCache) {
+        if cache.credits == 0 {
+            cache.credits = cache.frames.len() as u32;
+            self.release_cached(cache, cache.credits);
         }
     }
 }
@@ -437,7 +437,7 @@ impl AllocatorGuard<'_> {
 impl AllocatorGuard<'_> {
     /// Whether all counts are right, by the places of the frames and by what each member has
     /// unused.
-    pub(super) fn audit(&self, purses: &[(MemberId, &FrameCache)]) {
+    pub(super) fn audit(&self, caches: &[(MemberId, &FrameCache)]) {
         let mut free = self.inner.free.clone();
         free.sort_unstable();
         assert_eq!(
@@ -454,15 +454,15 @@ impl AllocatorGuard<'_> {
                 .iter()
                 .map(|&kind| self.frames.in_state(kind, Some(at as MemberId)).count() as u32)
                 .sum::<u32>();
-            let purse = purses.iter().find(|(member, _)| usize::from(*member) == at).map(|(_, purse)| purse);
-            assert_eq!(account.is_open, purse.is_some());
+            let cache = caches.iter().find(|(member, _)| usize::from(*member) == at).map(|(_, cache)| cache);
+            assert_eq!(account.is_open, cache.is_some());
             assert_eq!(
                 account.granted,
-                out + purse.map_or(0, |purse| purse.credits),
+                out + cache.map_or(0, |cache| cache.credits),
                 "the account of member {at}"
             );
-            if let Some(purse) = purse {
-                let mut supply = purse.frames.clone();
+            if let Some(cache) = cache {
+                let mut supply = cache.frames.clone();
                 supply.sort_unstable();
                 assert_eq!(
                     supply,

@@ -138,14 +138,14 @@ impl LessorQueue {
     #[must_use]
     pub fn reclaim(left: &LeasedQueue, has_ended: impl Fn(u16) -> bool) -> bool {
         left.kick();
-        let Some(mut held) = left.try_lock(Holder::LESSOR, |holder| has_ended(holder.lease())) else {
+        let Some(mut guard) = left.try_lock(Holder::LESSOR, |holder| has_ended(holder.lease())) else {
             return false;
         };
         for _ in 0..RING_ENTRIES {
-            if held.peek().is_none() {
+            if guard.peek().is_none() {
                 break;
             }
-            held.pop();
+            guard.pop();
         }
         true
     }

@@ -14,7 +14,7 @@ use crate::packet::PacketSocket;
 use crate::skip;
 
 /// Tries of tests end after this.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, 0, 1, member, 2, 0, 0, 0, 1, 99, 0x88, 0xb5];
@@ -27,7 +27,7 @@ fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
 fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>) {
     let (start, mut next) = (Instant::now(), 0);
     while next < count {
-        assert!(start.elapsed() < PATIENCE, "{next} of {count}: {queue:?}, {:?}", queue.statistics());
+        assert!(start.elapsed() < TIMEOUT, "{next} of {count}: {queue:?}, {:?}", queue.statistics());
         let got = queue.receive(32);
         for i in 0..got {
             assert_eq!(queue.packet(i), expected(next));
@@ -39,7 +39,7 @@ fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>)
 
 fn at_rest(queue: &mut Queue) {
     let start = Instant::now();
-    while queue.frame_counts().sending > 0 && start.elapsed() < PATIENCE {
+    while queue.frame_counts().sending > 0 && start.elapsed() < TIMEOUT {
         queue.receive(0);
     }
     queue.receive(0);
@@ -65,7 +65,7 @@ fn netns_members_of_a_queue_come_and_go() {
         receive_all(&mut second, 10, |number| frame(1, number, 100));
         // The first leaves with ten packets unread; it was the one that opened the queue.
         let start = Instant::now();
-        while !first.has_received() && start.elapsed() < PATIENCE {}
+        while !first.has_received() && start.elapsed() < TIMEOUT {}
         program.leave(0);
         drop(first);
         second.receive(0);
@@ -115,7 +115,7 @@ fn netns_members_on_several_threads_lose_nothing() {
         let member = |mut queue: Queue, number: u8| {
             let (start, mut next) = (Instant::now(), 0);
             while next < EACH {
-                assert!(start.elapsed() < 3 * PATIENCE, "{next} of {EACH}: {queue:?}");
+                assert!(start.elapsed() < 3 * TIMEOUT, "{next} of {EACH}: {queue:?}");
                 let count = queue.receive(32);
                 let (payloads, mut sender) = queue.split();
                 for i in 0..count {
@@ -150,7 +150,7 @@ fn netns_members_on_several_threads_lose_nothing() {
                 for to in 0..2_u8 {
                     let start = Instant::now();
                     while got[usize::from(to)].load(Ordering::Acquire) + WINDOW <= number as usize {
-                        assert!(start.elapsed() < PATIENCE, "member {to} is stuck at {number}");
+                        assert!(start.elapsed() < TIMEOUT, "member {to} is stuck at {number}");
                         std::thread::yield_now();
                     }
                     wire.send(&frame(to, number, 100)).unwrap();
@@ -223,7 +223,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         wire.send(&frame(0, 7, 142)).unwrap();
         let start = Instant::now();
         while queue.receive(32) == 0 {
-            assert!(start.elapsed() < PATIENCE, "no frame");
+            assert!(start.elapsed() < TIMEOUT, "no frame");
         }
         queue.find_payloads(|_, _| Some((42, 100)));
         let (payloads, mut sender) = queue.split();

@@ -36,9 +36,9 @@ fn start_without_gro(options: &ReceiverOptions, sockets: usize) -> Result<Box<dy
     let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
     let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
     let (work, toil) = (options.work, options.synthetic_work);
-    let look = move |message: &Message<'_>| process_datagram(message, toil);
+    let handle = move |message: &Message<'_>| process_datagram(message, toil);
     Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, ring, pause, work, look)
+        recv_loop(post, socket, ring, pause, work, handle)
     })
 }
 
@@ -47,9 +47,9 @@ pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningRece
     let sockets = workers::bind(options, options.threads, &flags)?;
     let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
     let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
-    let look = move |message: &Message<'_>| process_gro_message(message, toil);
+    let handle = move |message: &Message<'_>| process_gro_message(message, toil);
     Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, ring, pause, work, look)
+        recv_loop(post, socket, ring, pause, work, handle)
     })
 }
 
@@ -91,7 +91,7 @@ fn recv_loop(
     ring: RecvOptions,
     pause: Duration,
     work: Work,
-    look: impl Fn(&Message<'_>) -> u64,
+    handle: impl Fn(&Message<'_>) -> u64,
 ) -> Result<()> {
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
     let mut controls = (work == Work::Echo).then(|| EchoControls::new(&ring));
@@ -102,7 +102,7 @@ fn recv_loop(
         if messages == 0 && post.should_stop() {
             return Ok(());
         }
-        delivered += (0..messages).map(|index| look(&ring.message(index))).sum::<u64>();
+        delivered += (0..messages).map(|index| handle(&ring.message(index))).sum::<u64>();
         if let Some(controls) = &mut controls {
             // An answer that does not leave is missed where answers are counted.
             ring.echo(socket.as_fd(), controls);

@@ -122,23 +122,23 @@ impl Workers {
         S: Send + 'static,
         F: Fn(&WorkerCtx<'_>, S) -> Result<()> + Clone + Send + 'static,
     {
-        let seats = shares.iter().map(|_| WorkerStats::default()).collect();
-        let mut crew = Self {
+        let all_stats = shares.iter().map(|_| WorkerStats::default()).collect();
+        let mut workers = Self {
             addr,
             sources: inlets,
-            stats: seats,
+            stats: all_stats,
             stop: Arc::default(),
             threads: Vec::new(),
             _keep_alive: held,
         };
         for (index, share) in shares.into_iter().enumerate() {
-            let (seats, stop, work) = (crew.stats.clone(), crew.stop.clone(), work.clone());
+            let (all_stats, stop, work) = (workers.stats.clone(), workers.stop.clone(), work.clone());
             let cpu = options.cpus.get(index % options.cpus.len().max(1)).copied();
             let body = move || {
                 if let Some(cpu) = cpu {
                     cpu::pin(cpu).with_context(|| format!("cannot pin a receiver to CPU {cpu}"))?;
                 }
-                let seat = &seats[index];
+                let seat = &all_stats[index];
                 seat.register_thread();
                 let done = work(&WorkerCtx { stats: seat, stop: &stop }, share);
                 seat.unregister_thread();
@@ -148,9 +148,9 @@ impl Workers {
                 .name(format!("receiver-{index}"))
                 .spawn(body)
                 .with_context(|| format!("cannot start receiver {index}: see `ulimit -u`"))?;
-            crew.threads.push(thread);
+            workers.threads.push(thread);
         }
-        Ok(Box::new(crew))
+        Ok(Box::new(workers))
     }
 
     /// Starts threads on kernel sockets: thread k on socket k, or all on the only one.

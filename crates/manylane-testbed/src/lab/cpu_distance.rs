@@ -41,11 +41,11 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
     #[repr(align(128))]
     struct PaddedWord(AtomicU64);
     let word = PaddedWord(AtomicU64::new(0));
-    let turns = stretches * HANDOVERS_PER_SAMPLE;
+    let handovers = stretches * HANDOVERS_PER_SAMPLE;
     thread::scope(|scope| {
         let answers = scope.spawn(|| -> Result<()> {
             let pinned = cpu::pin(second).with_context(|| format!("cannot pin a thread to CPU {second}"));
-            for turn in 0..turns {
+            for turn in 0..handovers {
                 spin_until(&word.0, 2 * turn + 1);
                 word.0.store(2 * turn + 2, Ordering::Release);
             }
@@ -73,11 +73,11 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
 
 /// Waits without pause instructions, which take longer than what is measured.
 fn spin_until(word: &AtomicU64, until: u64) {
-    let mut looks = 0_u32;
+    let mut polls = 0_u32;
     while word.load(Ordering::Acquire) != until {
-        looks += 1;
+        polls += 1;
         // So long only if a processor was taken away: then the other thread may need this one.
-        if looks.is_multiple_of(1 << 14) {
+        if polls.is_multiple_of(1 << 14) {
             thread::yield_now();
         }
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_line_goes_there_and_back_also_on_one_processor() {
-        let cpus = machine::allowed_cpus();
+        let cpus = crate::machine::allowed_cpus();
         let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
         // On one processor each turn is one of the scheduler.
         assert!(measure_handover(first, first, 1).unwrap() > 0.0);

@@ -65,8 +65,8 @@ impl Shared {
     /// The lanes that live. Those that are gone are forgotten.
     fn lanes(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
         let mut lanes = self.lock();
-        lanes.retain(|(_, post)| post.strong_count() > 0);
-        lanes.iter().filter_map(|(lane, post)| Some((*lane, post.upgrade()?))).collect()
+        lanes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
+        lanes.iter().filter_map(|(lane, mailbox)| Some((*lane, mailbox.upgrade()?))).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(LaneId, Weak<Mailbox>)>> {
@@ -105,10 +105,10 @@ impl CaptureListener {
 
     /// What a lane that comes needs.
     pub(crate) fn tap(&self, lane: LaneId) -> Tap {
-        let post = Arc::new(Mailbox::default());
-        self.shared.lock().push((lane, Arc::downgrade(&post)));
+        let mailbox = Arc::new(Mailbox::default());
+        self.shared.lock().push((lane, Arc::downgrade(&mailbox)));
         self.wake();
-        Tap::new(post)
+        Tap::new(mailbox)
     }
 
     fn wake(&self) {
@@ -191,8 +191,8 @@ impl Server {
             }
             self.reclaim_rings();
         }
-        for (_, post) in self.shared.lanes() {
-            post.set_ring(None);
+        for (_, mailbox) in self.shared.lanes() {
+            mailbox.set_ring(None);
         }
     }
 
@@ -201,7 +201,7 @@ impl Server {
         if self.reclaim_interval < IDLE_TIMEOUT {
             let lanes = self.shared.lanes().into_iter();
             // All of them, also behind one that has not looked.
-            let all = lanes.fold(true, |all, (_, post)| post.reclaim() && all);
+            let all = lanes.fold(true, |all, (_, mailbox)| mailbox.reclaim() && all);
             self.reclaim_interval =
                 if all { IDLE_TIMEOUT } else { (self.reclaim_interval * 2).min(RECLAIM_INTERVAL_MAX) };
         }
@@ -321,7 +321,7 @@ impl Server {
             return Ok(());
         };
         let devices: Vec<u32> = self.devices.iter().map(|(ifindex, _)| *ifindex).collect();
-        for (lane, post) in self.shared.lanes() {
+        for (lane, mailbox) in self.shared.lanes() {
             if active.served.contains(&lane) {
                 continue;
             }
@@ -330,7 +330,7 @@ impl Server {
             let [data, taken] = &files;
             send_reply(client.connection.as_fd(), &Reply::Ring(lane), &[data.as_fd(), taken.as_fd()])
                 .map_err(|err| format!("its memory cannot be passed on: {err}"))?;
-            post.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
+            mailbox.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
             active.served.push(lane);
         }
         Ok(())
@@ -341,8 +341,8 @@ impl Server {
         self.clients.retain(|client| client.token != token);
         if self.active.take_if(|active| active.token == token).is_some() {
             log::info!("{}: the capture has ended", self.address);
-            for (_, post) in self.shared.lanes() {
-                post.set_ring(None);
+            for (_, mailbox) in self.shared.lanes() {
+                mailbox.set_ring(None);
             }
             self.reclaim_interval = RECLAIM_INTERVAL_MIN;
         }

@@ -126,7 +126,7 @@ fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
 
 fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut buffer = [0; wire::MESSAGE_LEN_MAX];
-    let heard = match unix_socket::recv(connection.as_fd(), &mut buffer) {
+    let reply = match unix_socket::recv(connection.as_fd(), &mut buffer) {
         // It was closed with a question of ours unread; what it said before is still there, behind
         // this error.
         Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
@@ -134,7 +134,7 @@ fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
         }
         other => other,
     };
-    let (len, files) = heard.map_err(explain)?;
+    let (len, files) = reply.map_err(explain)?;
     if len == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
     }

@@ -311,7 +311,7 @@ impl Adaptive {
     /// last gaps, if not more than to sleep: what it takes, and a sleep for each batch that it
     /// misses.
     fn best_spin(&self, start: u64) -> Option<SpinWindow> {
-        let (mut best, mut least) = (None, GAP_HISTORY_LEN as u64 * WAKEUP_COST_NANOS);
+        let (mut best, mut least_cost) = (None, GAP_HISTORY_LEN as u64 * WAKEUP_COST_NANOS);
         let mut met = 0;
         for (index, &gap) in self.sorted_gaps.iter().enumerate() {
             let missed = (GAP_HISTORY_LEN - 1 - index) as u64;
@@ -322,8 +322,8 @@ impl Adaptive {
             }
             let took = met + missed * (end - start);
             let cost = took + missed * WAKEUP_COST_NANOS;
-            if cost <= least {
-                (best, least) = (Some(SpinWindow { end, spin_time: took }), cost);
+            if cost <= least_cost {
+                (best, least_cost) = (Some(SpinWindow { end, spin_time: took }), cost);
             }
         }
         best
@@ -340,11 +340,11 @@ impl Adaptive {
         // Awake a little before.
         let early = self.wake_latency + SLACK_NANOS;
         let may_rest = sleeps >= SLEEP_NANOS_MIN && sleeps > early;
-        let rested = self.best_spin(first).filter(|look| {
-            may_rest && self.should_sleep(work + SLACK_NANOS + look.spin_time / GAP_HISTORY_LEN as u64, first)
+        let rested = self.best_spin(first).filter(|spin| {
+            may_rest && self.should_sleep(work + SLACK_NANOS + spin.spin_time / GAP_HISTORY_LEN as u64, first)
         });
-        let look = rested.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
-        let Some(SpinWindow { end, .. }) = look else {
+        let spin = rested.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
+        let Some(SpinWindow { end, .. }) = spin else {
             // What is known of lateness fades, or a machine that once was slow would never rest
             // again.
             self.wake_latency -= self.wake_latency / 256;
@@ -371,8 +371,8 @@ impl Adaptive {
             return None;
         }
         self.overdue_count = self.overdue_count.wrapping_add(1);
-        let looks = end <= WAKEUP_COST_NANOS || self.overdue_count.is_multiple_of(OVERDUE_SPIN_INTERVAL);
-        looks.then(|| SpinWindow { end: now + end.min(WAKEUP_COST_NANOS), spin_time: 0 })
+        let spins = end <= WAKEUP_COST_NANOS || self.overdue_count.is_multiple_of(OVERDUE_SPIN_INTERVAL);
+        spins.then(|| SpinWindow { end: now + end.min(WAKEUP_COST_NANOS), spin_time: 0 })
     }
 }
 

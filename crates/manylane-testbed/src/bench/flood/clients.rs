@@ -104,7 +104,7 @@ fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) 
             let receiver = socket.try_clone()?;
             receiver.set_read_timeout(Some(REPLY_TIMEOUT))?;
             let start = Instant::now() + Duration::from_secs_f64(each * client as f64 / CLIENTS as f64);
-            let hear = scope.spawn(move || {
+            let recv_replies = scope.spawn(move || {
                 let (mut times, mut buffer) = (Vec::new(), [0; 2 * PAYLOAD_SIZE]);
                 // The first receive without anything for so long is behind the last answer.
                 while let Ok(PAYLOAD_SIZE) = receiver.recv(&mut buffer) {
@@ -124,10 +124,10 @@ fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) 
                     let _ = socket.send(&question);
                 }
             });
-            Ok(hear)
+            Ok(recv_replies)
         };
-        let heard = (0..CLIENTS).map(client).collect::<Result<Vec<_>>>()?;
-        let all = heard.into_iter().map(|hear| hear.join().unwrap_or_default());
+        let results = (0..CLIENTS).map(client).collect::<Result<Vec<_>>>()?;
+        let all = results.into_iter().map(|recv_replies| recv_replies.join().unwrap_or_default());
         Ok(all.flatten().collect())
     })
 }

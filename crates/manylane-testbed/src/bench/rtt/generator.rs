@@ -234,10 +234,10 @@ impl Generator {
             }
             let base = self.next_seq;
             self.send_request(now, &mut asked)?;
-            let mut looks = 0_u32;
+            let mut polls = 0_u32;
             while !self.recv_replies(base, start, &mut asked)? {
-                looks += 1;
-                if looks.is_multiple_of(POLLS_PER_CLOCK_READ) && start.elapsed() > now + self.reply_timeout {
+                polls += 1;
+                if polls.is_multiple_of(POLLS_PER_CLOCK_READ) && start.elapsed() > now + self.reply_timeout {
                     break;
                 }
                 self.spin_or_yield();

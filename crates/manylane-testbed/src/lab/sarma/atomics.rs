@@ -261,11 +261,11 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
 }
 
 fn spin_until(turn: &AtomicUsize, until: usize) {
-    let mut looks = 0_u32;
+    let mut polls = 0_u32;
     // Less than that only if a processor was taken away: then the other thread may need this one.
     while turn.load(Ordering::Acquire) < until {
-        looks += 1;
-        if looks.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
+        polls += 1;
+        if polls.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 

@@ -311,7 +311,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
                 "no grace period began then: one before took longer",
             ),
         });
-        let looks: Vec<&KernelSample> = seen.samples.iter().filter(|look| inside(look.at)).collect();
+        let looks: Vec<&KernelSample> = seen.samples.iter().filter(|sample| inside(sample.at)).collect();
         rows.push(match (looks.first(), looks.last()) {
             (Some(first), Some(last)) if last.at > first.at => {
                 let rate = (last.softirqs - first.softirqs) as f64 / (last.at - first.at);
@@ -330,7 +330,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
     let longest = grace.iter().copied().reduce(f64::max).into_iter().collect();
     let first = seen.samples.first().copied().unwrap_or_default();
     let most = |value: fn(&KernelSample) -> u64| seen.samples.iter().map(value).max().unwrap_or(0);
-    let grown = most(|look| look.slab_kib).saturating_sub(first.slab_kib);
+    let grown = most(|sample| sample.slab_kib).saturating_sub(first.slab_kib);
     let late = p99(&seen.latencies_ms).into_iter().collect();
     let counts = [
         ("asked", seen.requests),
@@ -344,7 +344,7 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
         cell(GRACE_PERIOD_MAX, "ms", longest),
         cell(SLAB_BEFORE, "MiB", vec![first.slab_kib as f64 / 1024.0]),
         cell(SLAB_GROWTH_MAX, "MiB", vec![grown as f64 / 1024.0]),
-        cell(NEIGHBOURS_MAX, "", vec![most(|look| look.neighbours) as f64]),
+        cell(NEIGHBOURS_MAX, "", vec![most(|sample| sample.neighbours) as f64]),
         cell(LATENCY_P50, "ms", seen.latencies_ms.clone()),
         cell(LATENCY_P99, "ms", late),
         cell(UNANSWERED, "%", vec![lost]).with_counts(&counts),

@@ -127,9 +127,9 @@ impl Device {
         }
         // A child that is being started has a copy of a link's descriptor until it runs its own
         // program.
-        let patience = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
+        let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
         checks::check_device(index, attach, locals)?;
-        let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
+        let device = Arc::new(Self::load(index, attach, longest, sources, timeout)?);
         if checks::has_strict_rp_filter(index, &device.name, locals) {
             log::warn!(
                 "engine xdp: net.ipv4.conf.{0}.rp_filter is 1, but who sends what comes past the stack on {0} is not checked: a firewall before this machine has to do it (docs/xdp.md)",
@@ -143,7 +143,7 @@ impl Device {
         Ok(device)
     }
 
-    fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, patience: Duration) -> Result<Self> {
+    fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("asking for the device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
@@ -166,7 +166,7 @@ impl Device {
             .map_err(|err| {
                 bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
-        attach_program(&mut program, index, (&name, &driver), attach, patience)?;
+        attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
         // virtio_net takes more queues for XDP, which receive as any other.
         let now = sys::queues(&name).map_err(asking)?;
         let reserved = now.send.saturating_sub(before.send);
@@ -443,7 +443,7 @@ fn attach_program(
     index: u32,
     (name, driver): (&str, &str),
     attach: AttachMode,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<()> {
     let start = Instant::now();
     let mode = match attach {
@@ -463,7 +463,7 @@ fn attach_program(
             .map_err(|err| bpf_error(name, "the eBPF program for XDP is of another type", err))?;
         let mut tried =
             load_with_retry(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
-        while start.elapsed() < patience
+        while start.elapsed() < timeout
             && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
         {
             thread::sleep(Duration::from_millis(2));

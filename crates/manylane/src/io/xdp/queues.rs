@@ -93,11 +93,11 @@ impl State {
     fn least_assigned(&self, turn: usize) -> Option<&LaneEntry> {
         let lanes = self.lanes.len().max(1);
         let in_turn = self.lanes.iter().cycle().skip(turn % lanes).take(self.lanes.len());
-        in_turn.min_by_key(|seat| self.assigned_count(seat.lane))
+        in_turn.min_by_key(|entry| self.assigned_count(entry.lane))
     }
 
     fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
-        self.lanes.iter().find(|seat| seat.lane == lane).map(|seat| &seat.mailbox)
+        self.lanes.iter().find(|entry| entry.lane == lane).map(|entry| &entry.mailbox)
     }
 
     /// Has the queues of devices closed of which `is_live` says that they are gone.
@@ -121,7 +121,7 @@ impl State {
     pub(super) fn rebalance(&mut self) {
         let stay =
             |lane| self.assigned.iter().filter(|served| served.lane == lane && !served.is_moving).count();
-        let mut counts: Vec<usize> = self.lanes.iter().map(|seat| stay(seat.lane)).collect();
+        let mut counts: Vec<usize> = self.lanes.iter().map(|entry| stay(entry.lane)).collect();
         // What is on its way already goes to whoever has the fewest.
         for _ in self.assigned.iter().filter(|served| served.is_moving) {
             if let Some(least) = counts.iter_mut().min() {
@@ -202,8 +202,10 @@ impl XdpControl {
         // Queues of one number work on one core, often. Of several devices they go to different
         // lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
-        let heir = state.least_assigned(at + queue as usize);
-        let Some(heir) = heir.map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else { return Ok(()) };
+        let successor = state.least_assigned(at + queue as usize);
+        let Some(successor) = successor.map(|entry| (entry.lane, Arc::clone(&entry.mailbox))) else {
+            return Ok(());
+        };
         let Some(xsk) = self.open_xsk(device, queue, strict)? else {
             // Another socket of this process has it; ours is fed by the companion.
             if strict {
@@ -223,7 +225,7 @@ impl XdpControl {
         let id = QueueId(state.last_id);
         state.assigned.push(AssignedQueue {
             id,
-            lane: heir.0,
+            lane: successor.0,
             device: Arc::clone(device),
             number,
             queue,
@@ -233,7 +235,7 @@ impl XdpControl {
             is_redirected: true,
             is_moving: false,
         });
-        heir.1.push_queue(LaneQueue::new(id, xsk, Arc::clone(device), queue));
+        successor.1.push_queue(LaneQueue::new(id, xsk, Arc::clone(device), queue));
         Ok(())
     }
 
@@ -290,11 +292,11 @@ impl XdpControl {
     /// A lane leaves: it is given nothing more, and shall give what it has.
     pub(crate) fn retire(&self, lane: LaneId) {
         let mut state = self.state();
-        let Some(at) = state.lanes.iter().position(|seat| seat.lane == lane) else { return };
-        let seat = state.lanes.remove(at);
+        let Some(at) = state.lanes.iter().position(|entry| entry.lane == lane) else { return };
+        let entry = state.lanes.remove(at);
         for served in state.assigned.iter_mut().filter(|served| served.lane == lane && !served.is_moving) {
             served.is_moving = true;
-            seat.mailbox.push_command(served.id, QueueCommand::HandOff);
+            entry.mailbox.push_command(served.id, QueueCommand::HandOff);
         }
     }
 
@@ -302,7 +304,7 @@ impl XdpControl {
     /// rings has arrived after a grace period.
     pub(crate) fn disable_lane(&self, lane: LaneId) {
         let mut state = self.state();
-        state.lanes.retain(|seat| seat.lane != lane);
+        state.lanes.retain(|entry| entry.lane != lane);
         for served in state.assigned.iter_mut().filter(|served| served.lane == lane && served.is_redirected) {
             served.device.clear_redirect(served.number, served.queue);
             served.is_redirected = false;
@@ -314,7 +316,8 @@ impl XdpControl {
         let mut state = self.state();
         // The order to close it may be in the mailbox that it leaves.
         queue.is_closing |= queue.device.is_gone();
-        let Some(heir) = state.least_assigned(0).map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
+        let Some(successor) = state.least_assigned(0).map(|entry| (entry.lane, Arc::clone(&entry.mailbox)))
+        else {
             return Some(queue);
         };
         let Some(at) = state.assigned.iter().position(|served| served.id == queue.id && served.is_redirected)
@@ -324,10 +327,10 @@ impl XdpControl {
         let served = &mut state.assigned[at];
         let (from, dropped) = (served.lane, xsk_dropped(&served.xsk));
         let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
-        (served.lane, served.is_moving) = (heir.0, false);
+        (served.lane, served.is_moving) = (successor.0, false);
         state.add_dropped(from, while_there);
         // Under the lock: a lane that leaves does so with an empty mailbox.
-        heir.1.push_queue(queue);
+        successor.1.push_queue(queue);
         state.rebalance();
         None
     }

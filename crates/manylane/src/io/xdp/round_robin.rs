@@ -66,59 +66,59 @@ impl RoundRobin {
 mod tests {
     use super::*;
 
-    fn remaining(turns: &RoundRobin, queues: usize) -> Vec<usize> {
-        turns.remaining(queues).collect()
+    fn remaining(round_robin: &RoundRobin, queues: usize) -> Vec<usize> {
+        round_robin.remaining(queues).collect()
     }
 
     #[test]
     fn each_queue_has_one_turn_in_a_round() {
-        let mut turns = RoundRobin::default();
-        assert_eq!(remaining(&turns, 3), [], "a round begins with a turn");
+        let mut round_robin = RoundRobin::default();
+        assert_eq!(remaining(&round_robin, 3), [], "a round begins with a turn");
         for round in 0..3 {
-            assert_eq!(turns.advance(3), 0, "round {round}");
-            turns.record_batch(0, false);
-            assert_eq!(remaining(&turns, 3), [1, 2]);
-            assert_eq!(turns.advance(3), 1);
-            assert_eq!(remaining(&turns, 3), [2]);
-            assert_eq!(turns.advance(3), 2);
-            assert_eq!(remaining(&turns, 3), []);
-            turns.end_round();
+            assert_eq!(round_robin.advance(3), 0, "round {round}");
+            round_robin.record_batch(0, false);
+            assert_eq!(remaining(&round_robin, 3), [1, 2]);
+            assert_eq!(round_robin.advance(3), 1);
+            assert_eq!(remaining(&round_robin, 3), [2]);
+            assert_eq!(round_robin.advance(3), 2);
+            assert_eq!(remaining(&round_robin, 3), []);
+            round_robin.end_round();
         }
     }
 
     #[test]
     fn a_round_that_ends_early_is_gone_on_with_by_the_next_queue() {
-        let mut turns = RoundRobin::default();
-        assert_eq!(turns.advance(3), 0);
-        turns.end_round();
-        assert_eq!(turns.advance(3), 1);
-        assert_eq!(remaining(&turns, 3), [2, 0]);
+        let mut round_robin = RoundRobin::default();
+        assert_eq!(round_robin.advance(3), 0);
+        round_robin.end_round();
+        assert_eq!(round_robin.advance(3), 1);
+        assert_eq!(remaining(&round_robin, 3), [2, 0]);
     }
 
     #[test]
     fn a_queue_that_brings_full_batches_stays_for_a_few() {
-        let mut turns = RoundRobin::default();
-        assert_eq!(turns.advance(2), 0);
-        turns.record_batch(0, false);
+        let mut round_robin = RoundRobin::default();
+        assert_eq!(round_robin.advance(2), 0);
+        round_robin.record_batch(0, false);
         for _ in 0..FULL_BATCHES_MAX {
-            assert_eq!(turns.advance(2), 1);
-            turns.record_batch(1, true);
-            assert_eq!(remaining(&turns, 2), [1], "its turn goes on");
+            assert_eq!(round_robin.advance(2), 1);
+            round_robin.record_batch(1, true);
+            assert_eq!(remaining(&round_robin, 2), [1], "its turn goes on");
         }
-        assert_eq!(turns.advance(2), 1);
-        turns.record_batch(1, true);
-        assert_eq!(remaining(&turns, 2), [], "the last one of its turn");
-        assert_eq!(turns.advance(2), 0);
+        assert_eq!(round_robin.advance(2), 1);
+        round_robin.record_batch(1, true);
+        assert_eq!(remaining(&round_robin, 2), [], "the last one of its turn");
+        assert_eq!(round_robin.advance(2), 0);
     }
 
     #[test]
     fn fewer_queues_than_before_leave_nothing_that_is_none() {
-        let mut turns = RoundRobin::default();
-        (0..3).for_each(|_| _ = turns.advance(8));
-        turns.restart();
-        assert_eq!((turns.advance(2), remaining(&turns, 2)), (0, vec![1]));
+        let mut round_robin = RoundRobin::default();
+        (0..3).for_each(|_| _ = round_robin.advance(8));
+        round_robin.restart();
+        assert_eq!((round_robin.advance(2), remaining(&round_robin, 2)), (0, vec![1]));
         // Empty queues, all of them looked at again and again.
-        (0..9).for_each(|_| _ = turns.advance(2));
-        assert_eq!(remaining(&turns, 2), []);
+        (0..9).for_each(|_| _ = round_robin.advance(2));
+        assert_eq!(remaining(&round_robin, 2), []);
     }
 }

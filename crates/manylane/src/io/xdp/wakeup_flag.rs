@@ -86,9 +86,9 @@ impl WakeupReceiver {
     /// Of a companion that may have something already.
     fn new(bell: Arc<SharedWords>) -> Self {
         let heard = bell.load(abi::WAKEUP_SEQ);
-        let mut ear = Self { words: bell, acked: heard, polls_left: POLLS_PER_WAKEUP };
-        ear.set_acked(heard);
-        ear
+        let mut flag = Self { words: bell, acked: heard, polls_left: POLLS_PER_WAKEUP };
+        flag.set_acked(heard);
+        flag
     }
 
     /// The word is such: what comes from here on moves it.
@@ -142,10 +142,10 @@ mod tests {
     }
 
     /// How often the companion is asked until there is silence.
-    fn drain(ear: &mut WakeupReceiver) -> u32 {
+    fn drain(flag: &mut WakeupReceiver) -> u32 {
         let mut asked = 0;
-        while ear.is_pending() {
-            ear.ack();
+        while flag.is_pending() {
+            flag.ack();
             asked += 1;
         }
         asked
@@ -153,34 +153,34 @@ mod tests {
 
     #[test]
     fn what_was_queued_before_is_asked_for() {
-        let mut ear = WakeupReceiver::new(shared_words());
-        assert_eq!(drain(&mut ear), POLLS_PER_WAKEUP);
-        assert_eq!(drain(&mut ear), 0, "silence");
+        let mut flag = WakeupReceiver::new(shared_words());
+        assert_eq!(drain(&mut flag), POLLS_PER_WAKEUP);
+        assert_eq!(drain(&mut flag), 0, "silence");
     }
 
     #[test]
     fn each_ring_is_answered_and_what_comes_late_too() {
         let bell = shared_words();
-        let mut ear = WakeupReceiver::new(Arc::clone(&bell));
-        drain(&mut ear);
+        let mut flag = WakeupReceiver::new(Arc::clone(&bell));
+        drain(&mut flag);
         for _ in 0..3 {
             assert!(notify(&bell));
-            assert_eq!(drain(&mut ear), POLLS_PER_WAKEUP);
+            assert_eq!(drain(&mut flag), POLLS_PER_WAKEUP);
         }
         // While it is asked.
         notify(&bell);
-        ear.ack();
+        flag.ack();
         notify(&bell);
-        assert_eq!(drain(&mut ear), POLLS_PER_WAKEUP);
+        assert_eq!(drain(&mut flag), POLLS_PER_WAKEUP);
     }
 
     #[test]
     fn the_word_moves_once_until_somebody_hears_it() {
         let bell = shared_words();
-        let mut ear = WakeupReceiver::new(Arc::clone(&bell));
-        drain(&mut ear);
+        let mut flag = WakeupReceiver::new(Arc::clone(&bell));
+        drain(&mut flag);
         assert_eq!((0..1000).filter(|_| notify(&bell)).count(), 1);
-        assert_eq!(drain(&mut ear), POLLS_PER_WAKEUP);
+        assert_eq!(drain(&mut flag), POLLS_PER_WAKEUP);
         assert_eq!((0..1000).filter(|_| notify(&bell)).count(), 1);
     }
 
@@ -188,21 +188,22 @@ mod tests {
     fn lanes_that_hear_at_different_times_miss_nothing() {
         let bell = shared_words();
         notify(&bell);
-        let mut ears = [0; 3].map(|_| WakeupReceiver::new(Arc::clone(&bell)));
-        ears.iter_mut().for_each(|ear| _ = drain(ear));
+        let mut flags = [0; 3].map(|_| WakeupReceiver::new(Arc::clone(&bell)));
+        flags.iter_mut().for_each(|flag| _ = drain(flag));
         // The turns of three lanes and of what comes for them, in every order of eight.
         for order in 0..4_u32.pow(8) {
             for step in 0..8 {
                 match order / 4_u32.pow(step) % 4 {
                     3 => {
                         notify(&bell);
-                        let heard = ears.iter().filter(|ear| ear.words.load(abi::WAKEUP_SEQ) != ear.acked);
+                        let heard =
+                            flags.iter().filter(|flag| flag.words.load(abi::WAKEUP_SEQ) != flag.acked);
                         assert_eq!(heard.count(), 3, "all hear what came for one of them: {order}");
                     }
-                    lane => ears[lane as usize].ack(),
+                    lane => flags[lane as usize].ack(),
                 }
             }
-            ears.iter_mut().for_each(|ear| _ = drain(ear));
+            flags.iter_mut().for_each(|flag| _ = drain(flag));
         }
     }
 
@@ -211,26 +212,26 @@ mod tests {
         let bell = shared_words();
         // Nobody has heard these.
         bell.fetch_max(abi::WAKEUP_SEQ, 7);
-        let mut ear = WakeupReceiver::new(Arc::clone(&bell));
-        drain(&mut ear);
-        assert!(notify(&bell) && ear.is_pending());
+        let mut flag = WakeupReceiver::new(Arc::clone(&bell));
+        drain(&mut flag);
+        assert!(notify(&bell) && flag.is_pending());
         // Another one was slower, and takes nothing back.
         bell.fetch_max(abi::WAKEUP_ACK, 3);
-        drain(&mut ear);
-        assert!(notify(&bell) && ear.is_pending());
+        drain(&mut flag);
+        assert!(notify(&bell) && flag.is_pending());
     }
 
     #[test]
     fn a_companion_that_has_something_is_asked_until_it_has_nothing() {
         let bell = shared_words();
-        let mut ear = WakeupReceiver::new(Arc::clone(&bell));
-        drain(&mut ear);
+        let mut flag = WakeupReceiver::new(Arc::clone(&bell));
+        drain(&mut flag);
         notify(&bell);
         for _ in 0..20 {
-            assert!(ear.is_pending());
-            ear.ack();
-            ear.rearm();
+            assert!(flag.is_pending());
+            flag.ack();
+            flag.rearm();
         }
-        assert_eq!(drain(&mut ear), POLLS_PER_WAKEUP);
+        assert_eq!(drain(&mut flag), POLLS_PER_WAKEUP);
     }
 }

@@ -166,7 +166,7 @@ impl Lessor {
     /// What waiting reports. The queues go with this value.
     pub fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut sent = Instant::now();
-        let (mut look, mut looked) = (sent, sent);
+        let (mut next_check, mut last_check) = (sent, sent);
         while !stop.load(Ordering::Acquire) {
             let tick = if sent.elapsed() < IDLE_TIMEOUT { BUSY_INTERVAL } else { IDLE_INTERVAL };
             let mut ready: Vec<u64> = self.epoll.wait(tick)?.collect();
@@ -192,13 +192,13 @@ impl Lessor {
                 lease.next_hops.update(&mut self.reader);
             }
             self.reclaim();
-            if looked.elapsed() >= SOCKET_CHECK_INTERVAL {
-                looked = Instant::now();
+            if last_check.elapsed() >= SOCKET_CHECK_INTERVAL {
+                last_check = Instant::now();
                 self.check_sockets();
             }
             let changed = self.has_changed.swap(false, Ordering::AcqRel);
-            if changed || look.elapsed() >= REFRESH_INTERVAL {
-                look = Instant::now();
+            if changed || next_check.elapsed() >= REFRESH_INTERVAL {
+                next_check = Instant::now();
                 self.resync();
             }
         }

@@ -199,7 +199,7 @@ mod tests {
         let (mut now, mut next) = (Instant::now(), 0);
         let mut asked = HashMap::new();
         let mut tick = |peers: &mut Peers, now: Instant| {
-            let (mut questions, mut looks) = (0, 0);
+            let (mut questions, mut lookups) = (0, 0);
             let choose = |_, remote| {
                 questions += 1;
                 let before = asked.insert(remote, now);
@@ -211,10 +211,10 @@ mod tests {
                 None
             };
             peers.tick(&next_hops, now, choose, |_, _| {
-                looks += 1;
+                lookups += 1;
                 None
             });
-            assert_eq!(looks, 0, "nothing is found without a source");
+            assert_eq!(lookups, 0, "nothing is found without a source");
             questions
         };
         // A flood from ever other addresses.
