@@ -45,14 +45,6 @@ struct ml_load {
 	__u64 pad1[7];
 };
 
-/* The doorbell of the companions of a socket: two cache lines, one written by each side. */
-struct ml_doorbell {
-	__u64 rings; /* by the filter: it moves where it was heard */
-	__u64 pad0[7];
-	__u64 heard; /* by lanes: the last that one of them has seen of it */
-	__u64 pad1[7];
-};
-
 /* Per-CPU counters of the steering program; what was steered is counted per lane. */
 enum ml_steer_count {
 	ML_STEER_SHORT = 0,  /* payload shorter than the key: steered by flow */
@@ -191,8 +183,6 @@ ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
 ML_ASSERT(offsetof(struct ml_table, lane) == 4);
 ML_ASSERT(sizeof(struct ml_load) == 128);
 ML_ASSERT(offsetof(struct ml_load, taken) == 64);
-ML_ASSERT(sizeof(struct ml_doorbell) == 128);
-ML_ASSERT(offsetof(struct ml_doorbell, heard) == 64);
 ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
 ML_ASSERT(sizeof(struct ml_device) == 12);

@@ -33,13 +33,6 @@ pub const LOAD_TAKEN: usize = 8;
 /// 64-bit words of one load.
 pub const LOAD_WORDS: usize = 16;
 
-/// The doorbell of companions (`struct ml_doorbell`), in 64-bit words: index of `rings`.
-pub const WAKEUP_SEQ: usize = 0;
-/// Index of `heard` in the 64-bit words of a doorbell.
-pub const WAKEUP_ACK: usize = 8;
-/// 64-bit words of a doorbell.
-pub const WAKEUP_WORDS: usize = 16;
-
 const _: () = assert!(size_of::<Table>() == 8 + 4 * TABLE_SIZE);
 const _: () = assert!(offset_of!(Table, lane) == 4);
 const _: () = assert!(TABLE_SIZE.is_power_of_two());

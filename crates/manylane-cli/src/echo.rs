@@ -77,9 +77,6 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .reuse_port(args.reuse_port)
         .xdp_generic(args.xdp_generic)
         .wait(args.wait);
-    if let Some(micros) = args.busy_poll {
-        builder.busy_poll(Duration::from_micros(micros));
-    }
     for limit in &args.filter.limit {
         builder.limit(*limit);
     }
@@ -204,8 +201,6 @@ struct Settings {
     hoped: &'static str,
     /// Why it is not the one that was hoped for.
     engine_why: Option<String>,
-    /// What `auto` went by.
-    engine_choice: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
     steering: String,
@@ -217,7 +212,6 @@ struct Settings {
     gso: bool,
     stealing: bool,
     drop: String,
-    busy_poll_us: u64,
     /// How lanes wait, and why it is not what was asked for.
     wait: String,
     wait_why: Option<String>,
@@ -240,7 +234,6 @@ impl Settings {
             engine: socket.engine().to_string(),
             hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
-            engine_choice: socket.choice().map(|choice| choice.reason.clone()),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
             steering_backend: steering.backend.to_string(),
@@ -251,7 +244,6 @@ impl Settings {
             gso: can.gso,
             stealing: args.stealing,
             drop: args.drop.to_string(),
-            busy_poll_us: args.busy_poll.unwrap_or(0),
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,
             recv_buffer: args.recv_buffer,
@@ -266,7 +258,7 @@ impl Settings {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
             Some(why) => format!(" (not {}: {why})", self.hoped),
-            None if self.xdp_queues.is_empty() => because(&self.engine_choice),
+            None if self.xdp_queues.is_empty() => String::new(),
             None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
         format!(

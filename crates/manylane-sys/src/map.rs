@@ -210,13 +210,6 @@ impl SharedWords {
         self.word(index).load(Ordering::Relaxed)
     }
 
-    /// Raises word `index` to `value`, unless it has that already or more. Other threads may raise
-    /// it, too; none may [`store`](Self::store).
-    pub fn fetch_max(&self, index: usize, value: u64) {
-        // For what follows: whoever writes to the other words after it sees this one.
-        self.word(index).fetch_max(value, Ordering::SeqCst);
-    }
-
     /// Writes word `index`. One thread at most may write a word.
     pub fn store(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Relaxed);

@@ -271,16 +271,6 @@ pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[Insn]) -> io::Result
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, fprog)
 }
 
-/// Gives the socket an eBPF program of type socket filter (`SO_ATTACH_BPF`, Linux 3.19), which says
-/// of each datagram how many bytes of it are queued, instead of the filter that it has. It needs no
-/// privilege but that to load the program.
-///
-/// # Errors
-/// What `setsockopt(2)` reports: `EINVAL` for a program of another type.
-pub fn attach_filter(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, program.as_raw_fd())
-}
-
 /// Makes the kernel drop, and count as dropped, everything that would still be queued on the
 /// socket: what is in the queue can be taken in peace.
 ///

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use manylane_sys::rx_coalesce;
 
-use crate::calibrate::{EngineChoice, choose_engine};
 use crate::drop_policy::DropPolicy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
@@ -22,13 +21,9 @@ use crate::wait::WaitPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a
-    /// program on a network card is somebody's decision.
-    /// [`Socket::fallback`](crate::Socket::fallback) says why where that is not to be had. Then,
-    /// and without devices, [`Engine::Uring`] if a datagram was measured to cost a tenth less by it
-    /// on this machine, for batches of this size, and else [`Engine::Mmsg`]:
-    /// [`Socket::choice`](crate::Socket::choice) says what was measured. The first socket of a
-    /// process takes some 20 ms longer to open for that.
+    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, because
+    /// a program on a network card is the user's decision. Without devices, and where XDP does not
+    /// work ([`Socket::fallback`](crate::Socket::fallback) says why), [`Engine::Mmsg`].
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
@@ -95,8 +90,6 @@ pub struct Builder {
     gro: Option<bool>,
     limits: Vec<Limit>,
     rules: Vec<(Prefix, Rule)>,
-    /// Who says what [`Engine::Auto`] takes.
-    chooser: fn(usize) -> EngineChoice,
 }
 
 impl Builder {
@@ -112,14 +105,7 @@ impl Builder {
             .map_err(|err| Error::with(ErrorKind::Address, "the address does not parse or resolve", err))?
             .next()
             .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))?;
-        Ok(Self {
-            config: Config::new(addr),
-            lanes: None,
-            gro: None,
-            limits: Vec::new(),
-            rules: Vec::new(),
-            chooser: choose_engine,
-        })
+        Ok(Self { config: Config::new(addr), lanes: None, gro: None, limits: Vec::new(), rules: Vec::new() })
     }
 
     /// Number of lanes, 1 to 256. Default: one for each core that the process may use (its CPU
@@ -252,18 +238,7 @@ impl Builder {
     /// that costs. Default: [`WaitPolicy::Sleep`]. What is in force,
     /// [`Socket::waiting`](crate::Socket::waiting) says.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
-        (self.config.wait, self.config.prefer_busy_poll) = (policy, false);
-        self
-    }
-
-    /// [`wait`](Self::wait) with [`WaitPolicy::Spin`]: how long a lane that waits looks for
-    /// datagrams without pause before it sleeps, 1 s at most; zero for [`WaitPolicy::Sleep`]. It
-    /// saves the time of a wake-up and costs that of a core. With engine `xdp` the queues of the
-    /// device work in the lane's calls meanwhile instead of in interrupts (`SO_PREFER_BUSY_POLL`,
-    /// Linux 5.11), where the driver can and
-    /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set.
-    pub fn busy_poll(&mut self, time: Duration) -> &mut Self {
-        (self.config.wait, self.config.prefer_busy_poll) = (WaitPolicy::Spin(time), true);
+        self.config.wait = policy;
         self
     }
 
@@ -455,15 +430,11 @@ pub(crate) struct Config {
     pub(crate) drop_policy: DropPolicy,
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) wait: WaitPolicy,
-    /// The queues of devices work in the calls of a lane that spins.
-    pub(crate) prefer_busy_poll: bool,
     /// Why `wait` is not what was asked for.
     pub(crate) wait_fallback: Option<String>,
     pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,
-    /// What `auto` went by.
-    pub(crate) choice: Option<EngineChoice>,
     pub(crate) xdp: XdpOptions,
 }
 
@@ -491,11 +462,9 @@ impl Config {
             drop_policy: DropPolicy::Tail,
             rx_coalesce: None,
             wait: WaitPolicy::Sleep,
-            prefer_busy_poll: false,
             wait_fallback: None,
             uring_buffers: None,
             fallback: None,
-            choice: None,
             xdp: XdpOptions::default(),
         }
     }

@@ -536,11 +536,6 @@ impl Lane {
         if self.drop_policy == DropPolicy::Head && taken.messages == self.caps.batch {
             taken = self.drop_stale(taken)?;
         }
-        if let Some(xdp) = &mut self.xdp
-            && taken.messages > 0
-        {
-            xdp.rearm_kernel_wakeup();
-        }
         self.count(taken);
         Ok(taken)
     }

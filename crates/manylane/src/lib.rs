@@ -17,7 +17,7 @@
 //! ```
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once),
-//! `probe` and `calibrate` (what the machine can do, and does best), `placement` (which core),
+//! `probe` (what the machine can do), `placement` (which core),
 //! `steer` (which lane), `lane`, `wait` (what it does while there is nothing), `io` (the engine),
 //! `batch` (what was received), the application, `outbox` (what is sent), `counters`. `socket` and
 //! `serve` hold them together. Beside the path are [`capture`] (seeing what lanes of the engine
@@ -26,7 +26,6 @@
 //! `io::xdp` enforces).
 
 mod batch;
-mod calibrate;
 pub mod capture;
 mod config;
 pub mod control;
@@ -52,7 +51,6 @@ mod vlan;
 mod wait;
 
 pub use batch::{Batch, Datagram, Ecn};
-pub use calibrate::{EngineChoice, choose_engine};
 pub use config::{Builder, Engine};
 pub use counters::{Counters, LaneCounters, LaneId, NamedCounters};
 pub use drop_policy::DropPolicy;

@@ -145,17 +145,6 @@ fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
 }
 
 #[test]
-fn loopback_the_old_way_to_ask_for_spinning_is_the_new_one() {
-    let open = |micros| {
-        let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        builder.lanes(1).busy_poll(Duration::from_micros(micros)).open().map(|socket| socket.waiting().policy)
-    };
-    assert_eq!(open(0).unwrap(), WaitPolicy::Sleep);
-    assert_eq!(open(50).unwrap(), WaitPolicy::Spin(Duration::from_micros(50)));
-    assert!(open(1_000_001).unwrap_err().to_string().contains("more than 1s"));
-}
-
-#[test]
 fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
     const NAME: &str = "loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread";
     if !need_uring(NAME) || manylane::probe().uring_napi.is_err() {

@@ -1,18 +1,12 @@
 //! Engine `xdp`: what lanes do between themselves, when idle, and over several devices.
 
 use std::fs;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::netns_support::{client, echo, open, wait_until, wait_within};
-use aya::EbpfLoader;
-use aya::maps::Map;
-use aya::programs::SocketFilter;
 use manylane::{Batch, Engine, Outbox, SteeringBackend};
-use manylane_bpf::abi;
-use manylane_sys::map::SharedWords;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Client, Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 
@@ -79,14 +73,13 @@ fn queued_bytes(host: &Host, port: u16) -> u64 {
     table.lines().filter_map(queue).sum()
 }
 
-/// A lane whose rings are never empty asks its companion as soon as that has something, and not in
-/// vain all the time: what comes through the kernel does not wait behind all that came by XDP.
+/// A lane whose rings are never empty asks its companion now and then: what comes through the
+/// kernel does not wait behind all that came by XDP.
 #[test]
 fn netns_xdp_a_busy_lane_hears_its_companion() {
     const BATCH: usize = 4;
     const BATCHES: usize = 130;
-    // By then it has been asked for what it could have had when the lane opened, or when it had
-    // something.
+    // More than those after which it is asked.
     const WARMUP_BATCHES: usize = 40;
     let test = "netns_xdp_a_busy_lane_hears_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
@@ -117,39 +110,12 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
         let after: Vec<Vec<usize>> = (0..=WARMUP_BATCHES).map(|_| take()).collect();
         let heard =
             after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
-        assert!(heard <= 8, "after {heard} batches");
+        assert!(heard <= 32, "after {heard} batches");
         assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
         left -= WARMUP_BATCHES;
     }
     (0..left).for_each(|_| assert_eq!(take(), [6; BATCH]));
     assert_eq!(take(), [0; 0]);
-}
-
-/// The word that companions share is not written for each datagram that comes to one.
-#[test]
-fn loopback_the_doorbell_moves_once_until_it_is_heard() {
-    if !need_ebpf("loopback_the_doorbell_moves_once_until_it_is_heard") {
-        return;
-    }
-    let mut ebpf = EbpfLoader::new().btf(None).load(manylane_bpf::object("doorbell").unwrap()).unwrap();
-    let filter: &mut SocketFilter = ebpf.program_mut("ml_doorbell").unwrap().try_into().unwrap();
-    filter.load().unwrap();
-    let companion = UdpSocket::bind("127.0.0.1:0").unwrap();
-    companion.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    filter.attach(&companion).unwrap();
-    let Some(Map::Array(bell)) = ebpf.map("ml_bell") else { panic!("no bell") };
-    let bell = SharedWords::new(bell.fd().as_fd(), abi::WAKEUP_WORDS).unwrap();
-    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-    for heard in 0..3 {
-        for number in 0..50_u8 {
-            client.send_to(&[number; 10], companion.local_addr().unwrap()).unwrap();
-            let mut buffer = [0; 16];
-            assert_eq!(companion.recv(&mut buffer).unwrap(), 10, "all of it is kept");
-            assert_eq!(buffer[..10], [number; 10]);
-        }
-        assert_eq!(bell.load(abi::WAKEUP_SEQ), heard + 1);
-        bell.fetch_max(abi::WAKEUP_ACK, heard + 1);
-    }
 }
 
 /// What the first lanes of a socket that stops have closed is not opened again for those that are

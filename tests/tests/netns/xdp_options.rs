@@ -30,7 +30,7 @@ fn netns_xdp_lanes_that_poll_answer_everything() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
-            builder.engine(engine).lanes(2).busy_poll(Duration::from_millis(5));
+            builder.engine(engine).lanes(2).wait(WaitPolicy::Spin(Duration::from_millis(5)));
         });
         let serving = echo(b, socket);
         let one = client(a, a.ip4(0).into(), serving.addr);
@@ -63,7 +63,7 @@ fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
-            builder.engine(engine).lanes(1).busy_poll(Duration::from_millis(5));
+            builder.engine(engine).lanes(1).wait(WaitPolicy::Spin(Duration::from_millis(5)));
         });
         let (handle, server) = (socket.handle(), socket.local_addr());
         let mut lane = socket.into_lanes().remove(0);
@@ -100,7 +100,7 @@ fn netns_xdp_a_stop_ends_polling() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
-            builder.engine(engine).lanes(2).busy_poll(Duration::from_secs(1));
+            builder.engine(engine).lanes(2).wait(WaitPolicy::Spin(Duration::from_secs(1)));
         });
         let serving = echo(b, socket);
         client(a, a.ip4(0).into(), serving.addr).ping();

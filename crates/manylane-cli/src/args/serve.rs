@@ -33,8 +33,7 @@ pub(crate) struct EchoArgs {
     ///
     /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg where it is not available. xdp: frames
     /// of the network device, past the kernel's stack (root). auto: xdp on the devices of
-    /// --interface where that works, else uring if it was just measured to cost a tenth less, else
-    /// mmsg.
+    /// --interface where that works, else mmsg.
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
     /// Network devices of engine xdp, such as eth0,eth1 [default: those with ADDR]
@@ -52,10 +51,6 @@ pub(crate) struct EchoArgs {
     /// spin: the lane polls for that long, then sleeps. adaptive: spins as long as that pays.
     #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
     pub(crate) wait: WaitPolicy,
-    /// The same as --wait spin:MICROSECONDS, and with engine xdp the device works in the lane's
-    /// calls; 1000000 at most
-    #[arg(long, value_name = "MICROSECONDS", conflicts_with = "wait")]
-    pub(crate) busy_poll: Option<u64>,
     /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key
     /// OFFSET:LENGTH"
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]

@@ -19,9 +19,6 @@ pub(crate) struct Facts {
     pub(crate) watched: Option<f64>,
     /// What the kernel lets this process use.
     pub(crate) features: Vec<Feature>,
-    /// The engine that `auto` takes on kernel sockets, for batches of the usual size and for single
-    /// messages, each with why.
-    pub(crate) engines: BTreeMap<String, String>,
     /// What this process may do.
     pub(crate) privileges: Privileges,
     /// Settings by name; those that are not visible are not in here.

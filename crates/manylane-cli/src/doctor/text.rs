@@ -56,9 +56,6 @@ fn heading(facts: &Facts, out: &mut String) {
     let works: Vec<&str> =
         facts.features.iter().filter(|feature| feature.missing.is_none()).map(|f| f.name.as_str()).collect();
     wrap(out, "works here: ", &works.join(", "));
-    for (engine, why) in &facts.engines {
-        wrap(out, &format!("engine auto, {engine}: "), why);
-    }
     wrap(out, "privileges: ", &privileges(facts));
     wrap(out, "processors: ", &processors(facts));
     let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));

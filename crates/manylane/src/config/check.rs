@@ -6,8 +6,6 @@ use std::time::Duration;
 use manylane_bpf::abi;
 
 use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Engine, check_range};
-#[cfg(test)]
-use crate::calibrate::EngineChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::uring;
 use crate::socket::Socket;
@@ -52,31 +50,11 @@ impl Builder {
                 Err(err) => fallback = Some(err.chain()),
             }
         }
-        // What cannot be is told before anything is measured. What is wrong with the port is so
-        // with every engine, and is then the error.
-        let config = Config { fallback, ..self.check()? };
-        let choice = (self.chooser)(config.batch);
-        let config = Config { choice: Some(choice.clone()), ..config };
-        let by_uring = (choice.engine == Engine::Uring && uring::check(&config).is_ok())
-            .then(|| Socket::open(Config { engine: Engine::Uring, ..config.clone() }));
-        let socket = match by_uring {
-            Some(Ok(socket)) => socket,
-            _ => Socket::open(config)?,
-        };
-        // No warning: `fallback` and `choice` tell it to whoever opened the socket.
-        let (addr, engine) = (socket.local_addr(), socket.engine());
+        let socket = Socket::open(Config { fallback, ..self.check()? })?;
         if let Some(why) = socket.fallback() {
-            log::info!("{addr}: engine {engine}, not xdp: {why}");
+            log::info!("{}: engine {}, not xdp: {why}", socket.local_addr(), socket.engine());
         }
-        log::info!("{addr}: engine {engine}: {}", choice.reason);
         Ok(socket)
-    }
-
-    /// Who decides instead of a race, for tests.
-    #[cfg(test)]
-    pub(crate) fn set_chooser(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
-        self.chooser = chooser;
-        self
     }
 
     fn has_filter(&self) -> bool {
@@ -181,7 +159,6 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calibrate::{Sample, decide};
 
     fn builder() -> Builder {
         Builder::new("127.0.0.1:0").unwrap()
@@ -223,37 +200,6 @@ mod tests {
         assert!(!gro(Steering::RoundRobin));
         assert!(!gro(Steering::Key { offset: 0, len: 8 }));
         assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
-    }
-
-    #[test]
-    fn auto_takes_what_was_measured_to_cost_less() {
-        fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
-            decide(batch, &[Sample { mmsg, uring }; 8])
-        }
-        let opened = |chooser| {
-            let socket = builder().lanes(2).batch(7).set_chooser(chooser).open().unwrap();
-            let choice = socket.choice().expect("auto says why").clone();
-            assert_eq!((choice.batch, socket.fallback()), (7, None));
-            (socket.engine(), choice)
-        };
-        let (engine, choice) = opened(|batch| measured(batch, 1000, 950));
-        assert_eq!((engine, choice.cost_ns), (Engine::Mmsg, Some((1000, 950))));
-        let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
-        assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
-        // Where this machine has none, the choice changes nothing.
-        let has_uring = uring::probe().is_ok();
-        assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
-    }
-
-    #[test]
-    fn what_was_asked_for_is_not_measured() {
-        fn unexpected_choice(_: usize) -> EngineChoice {
-            panic!("nobody asked for a race")
-        }
-        let socket = builder().engine(Engine::Mmsg).set_chooser(unexpected_choice).open().unwrap();
-        assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
-        // Nor is anything measured for options that cannot be.
-        assert!(builder().lanes(0).set_chooser(unexpected_choice).open().is_err());
     }
 
     #[test]

@@ -25,7 +25,6 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use manylane_sys::{cpu, sock};
 
-use crate::calibrate::EngineChoice;
 use crate::config::{Builder, Config, Engine};
 use crate::counters::LaneCounters;
 use crate::error::{Error, Result};
@@ -165,13 +164,6 @@ impl Socket {
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
-    }
-
-    /// What [`Engine::Auto`] went by when it chose between engines on kernel sockets; none if it
-    /// did not have to.
-    #[must_use]
-    pub fn choice(&self) -> Option<&EngineChoice> {
-        self.shared.config.choice.as_ref()
     }
 
     /// How lanes wait, and why it is not what was asked for where it is not.

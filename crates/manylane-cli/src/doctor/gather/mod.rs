@@ -20,8 +20,6 @@ mod lanes;
 mod sockets;
 pub(crate) mod system;
 
-use std::collections::BTreeMap;
-
 use super::ethtool::{self, Ethtool};
 use super::facts::{Device, Facts, Feature};
 use super::link;
@@ -37,7 +35,7 @@ pub(crate) struct Scope {
 /// Everything, of this machine and the network namespace of this process.
 pub(crate) fn gather_all(asked: Scope) -> Facts {
     let files = Files::live();
-    let mut facts = Facts { features: features(), engines: engines(), ..Facts::default() };
+    let mut facts = Facts { features: features(), ..Facts::default() };
     let links = links(&mut facts);
     gather_files(&files, links, &mut facts);
     sockets::gather(&files, asked, &mut facts);
@@ -145,15 +143,6 @@ fn features() -> Vec<Feature> {
         feature("grace-period", &probe.grace_period),
         feature("socket-drops", &probe.socket_drops),
     ]
-}
-
-/// What engine `auto` takes here: a call of the usual size, and one that takes one message.
-fn engines() -> BTreeMap<String, String> {
-    let choice = |batch| {
-        let choice = manylane::choose_engine(batch);
-        (format!("{batch} a call"), format!("{} ({})", choice.engine, choice.reason))
-    };
-    [64, 1].map(choice).into()
 }
 
 /// An error with all that is behind it.

@@ -31,7 +31,7 @@ pub(super) const RULES: &[Rule] = &[
         id: "busy-poll-for-all",
         cost: 18,
         meaning: "Every program that waits by `poll`, `select` or `epoll` spins for a while first, or every socket that reads does.",
-        remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; ask for it where it pays: `--busy-poll`.",
+        remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; ask for it where it pays: `--wait busy-poll`.",
         check: busy_poll_for_all,
     },
     Rule {

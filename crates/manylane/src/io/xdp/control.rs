@@ -30,7 +30,6 @@ use super::device::{AttachMode, Device, SocketIndex};
 use super::filter::FilterHandle;
 use super::queues::State;
 use super::route::{Change, LocalState, Routes};
-use super::wakeup_flag::WakeupFlag;
 use crate::capture::listener::CaptureListener;
 use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
@@ -86,10 +85,8 @@ pub(crate) struct XdpControl {
     ecn: bool,
     /// Most packets of a batch.
     pub(super) batch: usize,
-    /// For how long queues work in the calls of lanes, and whether waits of lanes look at the
-    /// device.
+    /// For how long waits of lanes poll the device.
     pub(super) busy_poll: Option<Duration>,
-    pub(super) kernel_busy_poll: Option<Duration>,
     pub(super) options: XdpOptions,
     routes: Arc<Routes>,
     device_selection: DeviceSelection,
@@ -97,8 +94,6 @@ pub(crate) struct XdpControl {
     capture: Option<CaptureListener>,
     /// What is let in.
     pub(crate) filter: FilterHandle,
-    /// By what lanes hear that a companion has something; none where the kernel cannot do that.
-    pub(super) wakeup_flag: Option<WakeupFlag>,
     state: Mutex<State>,
 }
 
@@ -106,20 +101,17 @@ impl XdpControl {
     /// Finds the devices and attaches the program to them. No frame is taken yet.
     pub(crate) fn open(config: &Config, bound: SocketAddr) -> Result<Arc<Self>> {
         let routes = Routes::start()?;
-        let kernel_looks = config.wait.busy_poll_time();
         let mut plane = Self {
             bound_addr: bound,
             only_v6: config.only_v6,
             ecn: config.ecn,
             batch: config.batch,
-            busy_poll: kernel_looks.or(config.prefer_busy_poll.then(|| config.wait.spin_time())),
-            kernel_busy_poll: kernel_looks,
+            busy_poll: config.wait.busy_poll_time(),
             options: config.xdp.clone(),
             routes,
             device_selection: DeviceSelection::All,
             capture: None,
             filter: FilterHandle::new(config.xdp.filter.clone()),
-            wakeup_flag: None,
             state: Mutex::default(),
         };
         plane.device_selection = plane.select_devices();
@@ -133,9 +125,6 @@ impl XdpControl {
             }));
         }
         plane.capture = plane.open_capture();
-        let silent =
-            |err| log::debug!("engine xdp: companions are asked in turn, since they have no doorbell: {err}");
-        plane.wakeup_flag = WakeupFlag::open().map_err(silent).ok();
         let plane = Arc::new(plane);
         let follower: Weak<Self> = Arc::downgrade(&plane);
         plane.routes.on_change(Box::new(move |change| {

@@ -13,8 +13,7 @@
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes
 //! them. It stays with a queue that brings full batches for a few of them, and then goes on to the
 //! next one that has something. The companion has its turn when the queues are empty (in `serve`,
-//! but for the look behind a full batch), and after so many batches of theirs if its
-//! [`wakeup_flag`] has rung.
+//! but for the look behind a full batch), and after some batches of theirs.
 
 mod checks;
 mod control;
@@ -26,7 +25,6 @@ mod queues;
 mod round_robin;
 mod route;
 pub(crate) mod send;
-mod wakeup_flag;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,7 +48,6 @@ use self::mailbox::{Content, Mailbox, QueueCommand, QueueId};
 use self::round_robin::RoundRobin;
 use self::route::Reader;
 use self::send::XdpSender;
-use self::wakeup_flag::WakeupReceiver;
 use super::RecvSummary;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count, LaneId};
@@ -68,13 +65,9 @@ const _: () = assert!(
         && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
 
-/// After so many batches from queues the companion has a turn, should the queues never be empty, if
-/// its doorbell has rung.
-const KERNEL_POLL_BATCHES: u32 = 8;
-
-/// The same where it has no doorbell and has to be asked: a system call, through code and data of
-/// the kernel that are in no cache by then.
-const KERNEL_POLL_BATCHES_MAX: u32 = 32;
+/// Batches from queues after which the companion is asked, should the queues never be empty: a
+/// system call, through code and data of the kernel that are in no cache by then.
+const KERNEL_POLL_BATCHES: u32 = 32;
 
 /// Batches of nothing but broken frames that one receive passes over.
 const INVALID_BUDGET: u32 = 256;
@@ -128,8 +121,6 @@ pub(crate) struct XdpIo {
     current: Option<usize>,
     /// Batches since the companion had its turn.
     batches_since_kernel: u32,
-    /// Tells whether the companion may have something.
-    wakeup: Option<WakeupReceiver>,
     reader: Reader,
     tap: Tap,
     bound_addr: SocketAddr,
@@ -186,7 +177,7 @@ impl XdpIo {
     ) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
-        if let Some(time) = plane.kernel_busy_poll {
+        if let Some(time) = plane.busy_poll {
             watch.busy_poll(time, busy_poll::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
         let mailbox = Arc::new(Mailbox::new(watch.handle().map_err(failed)?));
@@ -202,7 +193,6 @@ impl XdpIo {
             backlog: (0, 0),
             current: None,
             batches_since_kernel: 0,
-            wakeup: None,
             reader,
             tap,
             bound_addr: bound,
@@ -255,42 +245,27 @@ impl XdpIo {
         self.recount();
     }
 
-    /// Lets readiness of the companion wake the lane, too, and be heard of by one that does not
-    /// sleep.
+    /// Lets readiness of the companion wake the lane, too.
     pub(crate) fn add_kernel_socket(&mut self, companion: BorrowedFd<'_>) -> Result<()> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        self.epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
-        let unheard = |err| log::debug!("a companion has no doorbell: SO_ATTACH_BPF: {err}");
-        self.wakeup =
-            self.control.wakeup_flag.as_ref().and_then(|bell| bell.attach(companion).map_err(unheard).ok());
-        Ok(())
+        self.epoll.add(&companion, KERNEL_SOCKET).map_err(failed)
     }
 
     /// Whether the companion has waited long enough and comes first.
     #[inline]
     fn is_kernel_due(&self) -> bool {
-        match &self.wakeup {
-            Some(ear) => self.batches_since_kernel >= KERNEL_POLL_BATCHES && ear.is_pending(),
-            None => self.batches_since_kernel >= KERNEL_POLL_BATCHES_MAX,
-        }
+        self.batches_since_kernel >= KERNEL_POLL_BATCHES
     }
 
     /// Whether the companion comes first. It then has its turn.
     #[inline]
     pub(crate) fn take_kernel_turn(&mut self) -> bool {
-        let turn = self.is_kernel_due();
-        if turn {
+        let is_due = self.is_kernel_due();
+        if is_due {
             self.ack_kernel_turn();
             self.current = None;
         }
-        turn
-    }
-
-    /// The companion brought something: there may be more.
-    pub(crate) fn rearm_kernel_wakeup(&mut self) {
-        if let Some(ear) = &mut self.wakeup {
-            ear.rearm();
-        }
+        is_due
     }
 
     /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is
@@ -390,9 +365,6 @@ impl XdpIo {
     #[inline]
     pub(crate) fn ack_kernel_turn(&mut self) {
         self.batches_since_kernel = 0;
-        if let Some(ear) = &mut self.wakeup {
-            ear.ack();
-        }
     }
 
     /// Whether the batch that was taken last came from a queue, and the companion's turn has not
