@@ -70,7 +70,6 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .placement(args.placement.clone())
         .batch(args.batch)
         .gso(args.gso.is_on())
-        .stealing(args.stealing)
         .drop_policy(args.drop)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
@@ -210,7 +209,6 @@ struct Settings {
     batch: usize,
     gro: bool,
     gso: bool,
-    stealing: bool,
     drop: String,
     /// How lanes wait, and why it is not what was asked for.
     wait: String,
@@ -242,7 +240,6 @@ impl Settings {
             batch: args.batch,
             gro: can.gro,
             gso: can.gso,
-            stealing: args.stealing,
             drop: args.drop.to_string(),
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,

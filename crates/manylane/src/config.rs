@@ -209,13 +209,6 @@ impl Builder {
         self
     }
 
-    /// Whether an idle lane takes datagrams from a loaded one in
-    /// [`Socket::serve`](crate::Socket::serve). It ends the order of a flow. Default: no.
-    pub fn stealing(&mut self, on: bool) -> &mut Self {
-        self.config.stealing = on;
-        self
-    }
-
     /// Which datagrams are dropped when a lane falls behind. Default: [`DropPolicy::Tail`].
     pub fn drop_policy(&mut self, policy: DropPolicy) -> &mut Self {
         self.config.drop_policy = policy;
@@ -426,7 +419,6 @@ pub(crate) struct Config {
     pub(crate) timestamps: bool,
     pub(crate) only_v6: bool,
     pub(crate) reuse_port: bool,
-    pub(crate) stealing: bool,
     pub(crate) drop_policy: DropPolicy,
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) wait: WaitPolicy,
@@ -458,7 +450,6 @@ impl Config {
             timestamps: false,
             only_v6: false,
             reuse_port: false,
-            stealing: false,
             drop_policy: DropPolicy::Tail,
             rx_coalesce: None,
             wait: WaitPolicy::Sleep,

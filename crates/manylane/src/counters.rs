@@ -29,8 +29,6 @@ macro_rules! lane_counters {
         #[repr(usize)]
         pub(crate) enum Count {
             $($cell,)*
-            /// Batches that had no room left.
-            FullBatches,
             // No counters: the receive rings when the lane last looked at them.
             RingFrames,
             RingEntries,
@@ -81,8 +79,6 @@ lane_counters! {
     delivered_by_xdp: DeliveredByXdp, Other;
     /// Delivered, but cut off at the size of the buffer, and flagged so.
     truncated: Truncated, Other;
-    /// Delivered by this lane, but taken from the queue of another.
-    stolen: Stolen, Other;
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With
     /// GRO the kernel counts a dropped train once.
     kernel_dropped: KernelDropped, RecvLoss;

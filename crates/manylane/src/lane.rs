@@ -15,7 +15,6 @@ use manylane_sys::rx_coalesce::RxCoalesce;
 use manylane_sys::{cpu, sock};
 
 use crate::batch::{Batch, Origin};
-use crate::config::Engine;
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
 use crate::drop_policy::DropPolicy;
 use crate::error::{Error, Result};
@@ -25,9 +24,7 @@ use crate::io::xdp::XdpIo;
 use crate::io::{Capabilities, RecvSummary};
 use crate::outbox::Outbox;
 use crate::port_owner;
-use crate::sizes::Sizes;
 use crate::socket::Shared;
-use crate::steal::Stealer;
 use crate::steer::Slot;
 use crate::wait::governor::{Arrival, Plan, WaitGovernor};
 
@@ -111,8 +108,8 @@ pub struct Lane {
     io: MmsgIo,
     /// The queues of devices that the lane serves, with engine `xdp`; `io` is then its companion.
     xdp: Option<XdpIo>,
-    /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and
-    /// takes over if it fails.
+    /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, and takes
+    /// over if it fails.
     uring: Option<UringIo>,
     /// What the lane's descriptor is since io_uring failed, if it was the ring's before: it stays
     /// the same one.
@@ -129,7 +126,6 @@ pub struct Lane {
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first
     /// word there.
     load: Option<(Arc<SharedWords>, usize)>,
-    stealer: Stealer,
     /// Sockets that the last lane waits for when all else of it is closed: the last field.
     orphaned: OrphanedSockets,
 }
@@ -170,7 +166,6 @@ impl Lane {
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
-        let thief = Stealer::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
         let overload = shared.config.drop_policy;
         let pacer = WaitGovernor::new(shared.config.wait);
         let opened = Instant::now();
@@ -188,7 +183,6 @@ impl Lane {
             opened,
             is_low_latency: false,
             load,
-            stealer: thief,
             orphaned: OrphanedSockets::default(),
         }
     }
@@ -284,28 +278,6 @@ impl Lane {
 
     pub(crate) fn is_draining(&self) -> bool {
         self.lane_shared.is_draining()
-    }
-
-    pub(crate) fn engine(&self) -> Engine {
-        self.shared.config.engine
-    }
-
-    pub(crate) fn requested_sizes(&self) -> Option<Sizes> {
-        self.shared.requested_sizes.sizes()
-    }
-
-    /// Builds buffers for what the lane can do from now on.
-    pub(crate) fn rebuild_buffers(&mut self, can: Capabilities) -> Result<()> {
-        if can == self.caps {
-            return Ok(());
-        }
-        let config = &self.shared.config;
-        let io = MmsgIo::new(config, &self.shared.addr, can)?;
-        if let Some(uring) = &mut self.uring {
-            uring.resize(can)?;
-        }
-        (self.io, self.caps) = (io, can);
-        Ok(())
     }
 
     /// The pauses of a lane with batches as they are.
@@ -622,33 +594,12 @@ impl Lane {
         cells.add(Count::Messages, taken.messages as u64);
         cells.add(Count::Delivered, taken.datagrams as u64);
         cells.add(Count::DeliveredBytes, taken.bytes as u64);
-        if taken.messages == self.caps.batch {
-            cells.add(Count::FullBatches, 1);
-        }
         if taken.truncated > 0 {
             cells.add(Count::Truncated, taken.truncated as u64);
         }
         if taken.gro_messages > 0 {
             cells.add(Count::GroMessages, taken.gro_messages as u64);
         }
-    }
-
-    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one. An
-    /// error is counted, and no more: what is queued there has a lane that receives it.
-    pub(crate) fn steal(&mut self) -> RecvSummary {
-        let Some(victim) = self.stealer.pick_victim(&self.shared, &self.lane_shared) else {
-            return RecvSummary::default();
-        };
-        let Ok(taken) = self.io.recv(victim.fd.as_fd(), Wait::Never) else {
-            self.lane_shared.cells.add(Count::RecvErrors, 1);
-            return RecvSummary::default();
-        };
-        if let Some(uring) = &mut self.uring {
-            uring.end_batch();
-        }
-        self.lane_shared.cells.add(Count::Stolen, taken.datagrams as u64);
-        self.count(taken);
-        taken
     }
 
     /// What was taken last, in the form for the application.

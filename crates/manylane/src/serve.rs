@@ -20,12 +20,6 @@ use crate::socket::{Shared, Socket};
 
 /// How long an idle lane sleeps at most before it looks whether it has to leave.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long one that may steal sleeps before it looks at the others, and how long at most, since it
-/// sleeps twice as long each time that there was nothing: many lanes that all wake up each
-/// millisecond keep a machine from its other work (threads of the kernel were seen to wait for
-/// seconds, and with them the end of grace periods).
-const STEAL_INTERVAL_MIN: Duration = Duration::from_millis(1);
-const STEAL_INTERVAL_MAX: Duration = Duration::from_millis(8);
 /// Failed receives in a row after which a lane gives up.
 const ERRORS_MAX: u32 = 1000;
 
@@ -159,14 +153,7 @@ fn panic_error(id: LaneId, panic: &(dyn Any + Send)) -> Error {
     Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
 }
 
-/// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so
-/// many messages.
-fn next_steal_interval(idle_timeout: Duration, messages: usize) -> Duration {
-    if messages > 0 { STEAL_INTERVAL_MIN } else { (idle_timeout * 2).min(STEAL_INTERVAL_MAX) }
-}
-
-/// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at
-/// the end.
+/// The one loop of a lane: receive a batch, handle it, send the replies; drain at the end.
 fn run<F>(lane: &mut Lane, handler: &mut F, shared: &Shared) -> Result<()>
 where
     F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
@@ -175,17 +162,13 @@ where
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
-    let stealing = shared.config.stealing;
-    let mut idle_timeout = if stealing { STEAL_INTERVAL_MIN } else { IDLE_TIMEOUT };
-    let (mut coalesce, mut sizes) = (lane.new_rx_coalesce(), None);
+    // A lane that polls sleeps after that.
+    let idle = shared.config.wait.spin_time() + IDLE_TIMEOUT;
+    let mut coalesce = lane.new_rx_coalesce();
     let mut errors = 0;
     while !lane.is_draining() {
-        lane.update_sizes(&mut sizes, &mut coalesce);
-        // A lane that polls sleeps after that.
-        let idle = shared.config.wait.spin_time() + idle_timeout;
         let received = if coalesce.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
         let taken = match received {
-            Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == ERRORS_MAX => return Err(err),
@@ -195,9 +178,6 @@ where
             }
         };
         errors = 0;
-        if stealing {
-            idle_timeout = next_steal_interval(idle_timeout, taken.messages);
-        }
         if taken.messages > 0 {
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
@@ -226,25 +206,5 @@ where
         queued = queued.saturating_sub(taken.messages);
         let Received { batch, mut out } = lane.received(taken);
         handler(batch, &mut out);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thief_that_finds_nothing_looks_less_often() {
-        let mut idle_timeout = STEAL_INTERVAL_MIN;
-        let mut slept = Duration::ZERO;
-        let mut polls = 0;
-        while slept < Duration::from_secs(1) {
-            slept += idle_timeout;
-            polls += 1;
-            idle_timeout = next_steal_interval(idle_timeout, 0);
-        }
-        assert!(idle_timeout == STEAL_INTERVAL_MAX && (125..130).contains(&polls), "{polls} polls a second");
-        // Its own datagrams and stolen ones alike.
-        assert_eq!(next_steal_interval(idle_timeout, 1), STEAL_INTERVAL_MIN);
     }
 }

@@ -6,60 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::netns_support::{client, echo, open, wait_until, wait_within};
-use manylane::{Batch, Engine, Outbox, SteeringBackend};
+use manylane::{Batch, Engine, Outbox};
 use manylane_testbed::{Host, Layout, Testbed, skip};
-use manylane_tests::{Client, Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
-
-/// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in
-/// that lane's rings is nobody else's, and waits for it.
-#[test]
-fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
-    const EACH: usize = 40;
-    let test = "netns_xdp_stealing_takes_what_came_through_the_kernel";
-    if !skip::need_root(test) || !need_ebpf(test) {
-        return;
-    }
-    // One queue, of the first lane: the second has its companion only.
-    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
-    let (a, b) = (testbed.host(0), testbed.host(1));
-    let socket = open(b, b.ip4(0).into(), |builder| {
-        builder
-            .engine(Engine::Xdp)
-            .lanes(2)
-            .stealing(true)
-            .steering_backend(SteeringBackend::Ebpf)
-            .gro(false);
-    });
-    let slow = socket.xdp_queues()[0].lane;
-    let SlowServer { serving, entered, release, handled } =
-        b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
-    let clients: Vec<Client> = (0..EACH).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
-    clients[0].send(b"to work");
-    entered.recv_timeout(TEST_TIMEOUT).unwrap();
-    for client in &clients {
-        client.send(&pattern(0, 100));
-        client.send(&pattern(0, 3000));
-    }
-    // All that is larger than a frame, wherever it was steered to.
-    for _ in 0..EACH {
-        let (lane, len) = handled.recv_timeout(TEST_TIMEOUT).unwrap();
-        assert!(lane != slow && len == 3000, "{lane}: {len} bytes");
-    }
-    let steered = serving.handle.counters().lanes.iter().find(|(id, _)| *id == slow).unwrap().1.steered;
-    assert!(handled.try_recv().is_err(), "the rest waits");
-    drop(release);
-    for due in [7].into_iter().chain([100; EACH]) {
-        assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, due));
-    }
-    let total = serving.stop().unwrap().total();
-    assert_eq!(
-        (total.delivered, total.delivered_by_xdp),
-        (1 + 2 * EACH as u64, 1 + EACH as u64),
-        "{total:#?}"
-    );
-    // 40 flows do not all fall on one lane: a chance of 2^-39.
-    assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
-}
+use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 
 /// Bytes that wait in the sockets of a port of `host`.
 fn queued_bytes(host: &Host, port: u16) -> u64 {

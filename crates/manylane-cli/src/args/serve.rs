@@ -83,9 +83,6 @@ pub(crate) struct EchoArgs {
     /// Largest datagram that is not truncated
     #[arg(long, value_name = "BYTES", value_parser = positive)]
     pub(crate) datagram_size: Option<usize>,
-    /// Let idle lanes take work from loaded ones; order within a flow is then not kept
-    #[arg(long)]
-    pub(crate) stealing: bool,
     /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
     ///
     /// Head: all but the newest, once the queue of a lane is half full.

@@ -191,20 +191,6 @@ impl UringIo {
         }
     }
 
-    /// Has other buffers from now on; what the present ones hold is handed out first.
-    pub(crate) fn resize(&mut self, can: Capabilities) -> Result<()> {
-        let buffers = can.batch + MULTISHOT_BATCH_MAX;
-        self.recv.resize(can.batch, buffers, can.datagram_size).map_err(failed)?;
-        self.options.batch = can.batch;
-        self.options.buffers = buffers;
-        self.options.buffer = can.datagram_size;
-        if !self.ancillary.is_empty() {
-            self.ancillary = vec![Ancillary::default(); can.batch].into_boxed_slice();
-        }
-        self.is_current = false;
-        Ok(())
-    }
-
     /// Whether io_uring itself has failed: the socket has not.
     pub(crate) fn is_broken(&self) -> bool {
         self.recv.is_broken()

@@ -12,7 +12,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::xdp::{FilterHandle, XdpQueue};
 use crate::lane::{Lane, LaneShared};
 use crate::serve::Event;
-use crate::sizes::Sizes;
 use crate::steer::EffectiveSteering;
 use crate::wait::WaitPolicy;
 
@@ -106,19 +105,6 @@ impl Handle {
         let id = lane.id();
         server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
         Ok(id)
-    }
-
-    /// Lets lanes that serve, and those that come, have other buffers: for batches of `batch`
-    /// messages, 1 to 1024, of up to `datagram_size` bytes each ([`Lane::resize`], for all lanes).
-    /// Returns at once; each lane follows with its next receive, an idle one within 20 ms. Nothing
-    /// that has arrived is lost. A lane for which there is no memory keeps what it has, and logs
-    /// it.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`.
-    pub fn resize(&self, batch: usize, datagram_size: usize) -> Result<()> {
-        self.shared.requested_sizes.set(Sizes::checked(self.shared.config.engine, batch, datagram_size)?);
-        Ok(())
     }
 
     /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that

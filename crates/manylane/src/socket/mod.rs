@@ -33,7 +33,6 @@ use crate::io::mmsg::{self, PortSharing};
 use crate::io::xdp::{XdpControl, XdpQueue};
 use crate::lane::Lane;
 use crate::placement;
-use crate::sizes::RequestedSizes;
 use crate::steer::{EffectiveSteering, Steer};
 use crate::wait::{self, EffectiveWait};
 
@@ -98,7 +97,6 @@ impl Socket {
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
-            requested_sizes: RequestedSizes::default(),
             events: Mutex::new(None),
         });
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };

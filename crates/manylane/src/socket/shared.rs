@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use manylane_bpf::abi;
@@ -21,7 +21,6 @@ use crate::io::xdp::XdpControl;
 use crate::lane::{Lane, LaneShared, OPEN};
 use crate::port_owner;
 use crate::serve::Event;
-use crate::sizes::RequestedSizes;
 use crate::steer::{Slot, Steer};
 use crate::wait::WaitPolicy;
 
@@ -37,8 +36,6 @@ pub(crate) struct Shared {
     /// Signalled when a lane has closed.
     pub(super) lane_closed: Condvar,
     pub(super) stopping: AtomicBool,
-    /// Other sizes than those of `config`, once somebody has asked for them.
-    pub(crate) requested_sizes: RequestedSizes,
     /// The loop of `serve`, while it runs.
     pub(crate) events: Mutex<Option<mpsc::Sender<Event>>>,
 }
@@ -98,16 +95,6 @@ impl Shared {
     /// of its queues.
     pub(crate) fn recv_capacity(&self, lane: &Lane) -> usize {
         self.xdp.get().map_or(usize::MAX, |plane| plane.ring_capacity()).min(lane.recv_capacity())
-    }
-
-    /// Looks at the lanes without a wait; none while somebody else does.
-    pub(crate) fn try_with_lanes<T>(&self, look: impl FnOnce(&[Arc<LaneShared>]) -> T) -> Option<T> {
-        let control = match self.control.try_lock() {
-            Ok(control) => control,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        Some(look(&control.lanes))
     }
 
     /// The open lanes.
