@@ -127,7 +127,10 @@ pub(crate) fn wait_drained(
     while start.elapsed() < DRAIN_TIMEOUT && last.1.elapsed() < IDLE_TIMEOUT {
         let now = watched.counts()?;
         let dropped = now.receiver.kernel_dropped - before.receiver.kernel_dropped;
-        if now.completed - before.completed + dropped >= sent.datagrams {
+        // A receiver that answers counts a batch after it has answered it.
+        let delivered = now.receiver.delivered - before.receiver.delivered;
+        let done = delivered.min(now.completed - before.completed);
+        if done + dropped >= sent.datagrams {
             return Ok(());
         }
         if now.completed != last.0 {
