@@ -110,7 +110,7 @@ struct mls_receiver {
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
-	__u64 dropped_stale; /* thrown away by --drop head; none of rx_datagrams */
+	__u64 pad;
 };
 
 struct mls_reason {

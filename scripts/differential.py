@@ -28,7 +28,7 @@ SOURCES = ROOT / "crates/manylane-cli/tests/differential"
 FOUND = sorted((SOURCES / "found").glob("*.txt"))
 MANYLANE = os.environ.get("MANYLANE") or str(ROOT / "target/debug/manylane")
 # Of 'manylane run'; scripts take turns.
-OPTIONS = ["", "--lanes 2", "--batch 32", "", "--lanes 8 --rx-usecs 0", "--rx-usecs 20000", "--drop head"]
+OPTIONS = ["", "--lanes 2", "--batch 32", "", "--lanes 8 --rx-usecs 0", "--rx-usecs 20000"]
 WAITS = ["poll", "ppoll", "select", "pselect", "epoll_wait"]
 # Scripts that one process runs.
 CHUNK = 40

@@ -21,7 +21,6 @@
 //! | `wait.rs`, `select.rs`, `epoll/`, `pollfds.rs` | waiting: for which lane, and how long at most; room for what is waited for |
 //! | `single_receiver.rs` | a program with one receiver goes straight through |
 //! | `prefetch.rs`, `recv_bufs.rs` | datagrams taken ahead, many with one call; into the program's buffers |
-//! | `head_drop.rs` | under overload, the newest wins (`--drop head`) |
 //! | `rx_coalesce.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs`, `send_batch.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `thread.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
@@ -44,7 +43,6 @@ mod detached;
 mod epoll;
 mod failpoint;
 mod frames;
-mod head_drop;
 mod hidden_fds;
 mod identity;
 mod inherited;

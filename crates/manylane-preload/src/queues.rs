@@ -139,28 +139,8 @@ pub(crate) fn receive(
 ) -> Option<isize> {
     let lease = sock.lease()?;
     lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
-        if start::is_head_drop() && flags & libc::MSG_PEEK == 0 {
-            drop_stale(sock, shared, queue);
-        }
         if queue.has_received() { recv_from(sock, lease, lane, number, queue, flags, into) } else { None }
     })
-}
-
-/// Under overload the newest wins: of a ring that is more than half full, the oldest go unread,
-/// down to a quarter.
-fn drop_stale(sock: &'static Sock, shared: &Shared, queue: &'static LeasedQueue) {
-    let entries = queue.terms().ring_size;
-    if queue.rx_pending() <= entries / 2 {
-        return;
-    }
-    let Some(mut guard) = lock_queue(queue) else { return };
-    // Somebody else may have made room meanwhile; what comes after this look stays.
-    let many = queue.rx_pending().saturating_sub(entries / 4);
-    (0..many).for_each(|_| guard.pop());
-    drop(guard);
-    if let Some(member) = thread::cached_member(sock, shared) {
-        report::record_dropped_stale(member, many.into());
-    }
 }
 
 /// Takes from one queue.

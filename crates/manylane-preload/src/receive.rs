@@ -16,8 +16,8 @@ use crate::recv_bufs::RecvBufs;
 use crate::recv_call::RecvCall;
 use crate::sock::{MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{
-    active_set, detached, head_drop, hidden_fds, identity, inherited, lanes, lease, new_fds, queues, quiesce,
-    real, report, rx_coalesce, send_batch, signals, single_receiver, start, table, thread,
+    active_set, detached, hidden_fds, identity, inherited, lanes, lease, new_fds, queues, quiesce, real,
+    report, rx_coalesce, send_batch, signals, single_receiver, table, thread,
 };
 
 #[inline]
@@ -418,9 +418,7 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
         was_prefetched: Cell::new(false),
         signals: signals::DeferredSignals::new(),
     };
-    let overtaking =
-        if start::is_head_drop() { head_drop::receive(sock, shared, member, fd, flags, &into) } else { None };
-    let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| Some((answer, false)))?;
+    let (answer, helped) = call.run()?;
     if quiesce::is_detaching() {
         return Some(answer);
     }

@@ -87,7 +87,7 @@ pub(crate) fn claim_slot(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 
             for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
                 count.store(0, Ordering::Relaxed);
             }
-            for count in [&slot.rx_frames, &slot.tx_frames, &slot.dropped_stale] {
+            for count in [&slot.rx_frames, &slot.tx_frames] {
                 count.store(0, Ordering::Relaxed);
             }
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
@@ -140,14 +140,6 @@ pub(crate) fn record_frames(member: &Member, received: u64, sent: u64) {
     let Some(slot) = slot_of(member) else { return };
     add(&slot.rx_frames, received);
     add(&slot.tx_frames, sent);
-}
-
-/// So many datagrams were thrown away, that newer ones may be handed out.
-#[cold]
-pub(crate) fn record_dropped_stale(member: &Member, datagrams: u64) {
-    if let Some(slot) = slot_of(member) {
-        add(&slot.dropped_stale, datagrams);
-    }
 }
 
 /// A call of the program sent datagrams.

@@ -9,7 +9,6 @@
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`active_set.rs`), else 1; replies by frames 16 |
-//! | `MANYLANE_DROP` | `tail`, or `head`: drop queued datagrams once the queue is more than half full | `tail` |
 //! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
@@ -52,8 +51,6 @@ pub(crate) struct Settings {
     pub(crate) batch_when_limited: bool,
     /// Replies that go into rings before the kernel is told.
     pub(crate) tx_frame_batch: u32,
-    /// Head drop: a queue that is more than half full loses its oldest datagrams.
-    pub(crate) head_drop: bool,
     pub(crate) report: Option<PathBuf>,
     /// Processors that a control group leaves the program, rounded up; none: no fewer than it may
     /// run on.
@@ -78,7 +75,6 @@ impl Settings {
             batch: BATCH_DEFAULT,
             batch_when_limited: true,
             tx_frame_batch: TX_FRAME_BATCH_DEFAULT,
-            head_drop: false,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             quota: None,
             lessor: None,
@@ -110,14 +106,6 @@ impl Settings {
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
             settings.ports = parse_port_ranges(text)?;
-            Some(())
-        });
-        take("MANYLANE_DROP", "tail or head", &mut |text| {
-            settings.head_drop = match text {
-                "tail" => false,
-                "head" => true,
-                _ => return None,
-            };
             Some(())
         });
         take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
@@ -185,13 +173,11 @@ mod tests {
             ("MANYLANE_BATCH", "33"),
             ("MANYLANE_ENGINE", "dpdk"),
             ("MANYLANE_RX_USECS", "20001"),
-            ("MANYLANE_DROP", "latest"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
         assert!(settings.allows_port(9) && settings.lanes == 8 && settings.rx_coalesce.is_none());
-        assert_eq!((settings.batch, settings.head_drop), (BATCH_DEFAULT, false));
-        assert!(read(&[("MANYLANE_DROP", "head")]).0.head_drop);
+        assert_eq!(settings.batch, BATCH_DEFAULT);
         assert_eq!(read(&[("MANYLANE_RX_USECS", "0")]).0.rx_coalesce, Some(Duration::ZERO));
         assert_eq!(
             (settings.tx_frame_batch, read(&[]).0.tx_frame_batch),

@@ -29,7 +29,7 @@ use manylane_sys::barrier;
 
 use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
-use crate::{lanes, queues, real, report, send_batch, start};
+use crate::{lanes, queues, real, report, send_batch};
 
 /// Descriptors below this number can have a place.
 const FAST_PATH_FD_LIMIT: usize = 1024;
@@ -213,8 +213,7 @@ pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_i
 }
 
 fn is_eligible(shared: &Shared) -> bool {
-    // Who throws away what is old has to look, now and then.
-    if queues::is_open(shared) || start::is_head_drop() {
+    if queues::is_open(shared) {
         return false;
     }
     let joined = shared.joined.load(Ordering::SeqCst) as usize;

@@ -79,8 +79,6 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// It found something in a lane of somebody else: where there was something, there may be more.
     pub(crate) has_stolen: AtomicU32,
-    /// Receives since it last looked how full its lane's queue is: `head_drop.rs`.
-    pub(crate) receives_since_check: AtomicU32,
     /// Tells whether its thread is alive: `liveness.rs`; 0 while that is not known.
     pub(crate) liveness: AtomicU64,
     /// A datagram that it works on is looked at: how often it had slept, and how many microseconds

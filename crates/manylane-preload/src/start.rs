@@ -19,8 +19,6 @@ static SEND_BATCHING: AtomicU32 = AtomicU32::new(INACTIVE);
 const INACTIVE: u32 = 0;
 const ACTIVE: u32 = 1;
 const STOPPED: u32 = 2;
-/// Under overload the newest wins.
-static HEAD_DROP: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Whether calls are ours.
@@ -48,12 +46,6 @@ pub(crate) fn is_send_batching() -> bool {
 /// There is a socket whose replies may be.
 pub(crate) fn start_send_batching() {
     _ = SEND_BATCHING.compare_exchange(INACTIVE, ACTIVE, Ordering::SeqCst, Ordering::Relaxed);
-}
-
-/// Whether the newest wins under overload: `head_drop.rs`.
-#[inline]
-pub(crate) fn is_head_drop() -> bool {
-    HEAD_DROP.load(Ordering::Relaxed)
 }
 
 /// The process ends: they are not any more.
@@ -99,7 +91,6 @@ extern "C" fn start() {
     let processors = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
     // The standard library rounds a quota down.
     settings.quota = (cpus < processors).then_some(cpus as u32 + 1);
-    HEAD_DROP.store(settings.head_drop, Ordering::Relaxed);
     _ = SETTINGS.set(settings);
     report::start();
     liveness::start();

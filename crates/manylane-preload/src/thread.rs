@@ -191,7 +191,6 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.kind.store(0, Ordering::Relaxed);
         member.has_stolen.store(0, Ordering::Relaxed);
         member.is_sampled.store(0, Ordering::Relaxed);
-        member.receives_since_check.store(0, Ordering::Relaxed);
         member.polled_at_ms.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
         let signal_mask = SignalMask::new();
@@ -252,11 +251,6 @@ fn leave_all() {
 /// Remembers that the calling thread looked at what `lane` holds.
 pub(crate) fn set_peeked(sock: &Sock, lane: usize) {
     THREAD.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
-}
-
-/// Whether the calling thread has looked at what comes next, and not taken it yet.
-pub(crate) fn has_peeked(sock: &Sock) -> bool {
-    THREAD.with(|me| me.peeked.get().0 == sock.index() + 1)
 }
 
 /// The lane that the calling thread looked at last, which is forgotten.

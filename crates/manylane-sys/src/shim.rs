@@ -297,8 +297,7 @@ pub struct Receiver {
     /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if
     /// it is not known.
     pub inode: AtomicU64,
-    /// Datagrams thrown away by `--drop head`; none of `rx_datagrams`.
-    pub dropped_stale: AtomicU64,
+    pad: AtomicU64,
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).
@@ -339,7 +338,6 @@ const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
 const _: () = assert!(offset_of!(Receiver, rx_stolen) == 88);
 const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
-const _: () = assert!(offset_of!(Receiver, dropped_stale) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 

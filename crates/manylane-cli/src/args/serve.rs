@@ -241,12 +241,6 @@ pub(crate) struct RunArgs {
     /// machine.
     #[arg(long, value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) rx_usecs: Option<u32>,
-    /// What to drop under overload: tail (new arrivals) or head [default: tail]
-    ///
-    /// Tail is what happens without Manylane. Head drops the oldest queued datagrams once a queue
-    /// is more than half full, down to a quarter.
-    #[arg(long, value_name = "tail|head")]
-    pub(crate) drop: Option<DropPolicy>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no
     /// number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]

@@ -29,7 +29,6 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use manylane::DropPolicy;
 use manylane::control::ControlSocket;
 use manylane_sys::process;
 
@@ -71,8 +70,6 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let is_filtered = !args.filter.is_empty();
     ensure!(!is_filtered || lessor::is_requested(args), "--limit, --allow and --deny need --engine xdp");
-    let no_lanes = args.lanes == Some(1) && args.drop == Some(DropPolicy::Head);
-    ensure!(!no_lanes, "--drop head needs --lanes 2 or more: with 1, sockets are left to the kernel");
     let library = find::library()?;
     let beyond = loadable::check(file).err();
     if let Some(beyond) = &beyond {
@@ -135,7 +132,6 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
-    add("MANYLANE_DROP", args.drop.map(|policy| policy.to_string()));
     add("MANYLANE_RX_USECS", args.rx_usecs.map(|pause| pause.to_string()));
     all
 }

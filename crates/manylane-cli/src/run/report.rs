@@ -111,8 +111,6 @@ pub(super) struct Receiver {
     pub(super) stolen: u64,
     /// Of the received ones, those that came past the kernel's stack (engine xdp).
     pub(super) received_by_xdp: u64,
-    /// Datagrams dropped by `--drop head`; none of the received ones.
-    pub(super) dropped_stale: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
@@ -139,7 +137,6 @@ impl Receiver {
             receive_calls: slot.rx_batches.load(Relaxed),
             stolen: slot.rx_stolen.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
-            dropped_stale: slot.dropped_stale.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),

@@ -45,7 +45,6 @@ struct Settings {
     ports: Option<String>,
     batch: Option<usize>,
     rx_usecs: Option<u32>,
-    drop: Option<String>,
     seconds: f64,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -84,7 +83,6 @@ impl Reporter {
             ports: args.ports.clone(),
             batch: args.batch,
             rx_usecs: args.rx_usecs,
-            drop: args.drop.map(|policy| policy.to_string()),
             seconds: 0.0,
             exit_code: None,
             signal: None,
@@ -268,10 +266,6 @@ fn text(report: &Report) -> String {
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }
-    let dropped_stale = report.sum(|one| one.dropped_stale);
-    if dropped_stale > 0 {
-        _ = write!(text, "\ndropped as stale (--drop head): {dropped_stale}");
-    }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
@@ -368,16 +362,13 @@ mod tests {
             line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
             "{line}"
         );
-        let mut dropped_stale = report([300, 100]);
-        dropped_stale.receivers[0].dropped_stale = 77;
-        let text = text(&dropped_stale);
+        let text = text(&report([300, 100]));
         for hint in [
             "2 lanes",
             "127.0.0.1:53",
             "300",
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
-            "(--drop head): 77",
             "one by one (--batch): edges (a socket, process 7)",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");

@@ -494,16 +494,6 @@ fn secure_execution_is_told() {
     }
 }
 
-#[test]
-fn head_drop_needs_lanes() {
-    let head = |lanes| run(&["--lanes", lanes, "--drop", "head", "--", "sh", "-c", "echo $MANYLANE_DROP"]);
-    assert_eq!(stdout(&head("2")), "head\n");
-    let refused = head("1");
-    assert_eq!(refused.status.code(), Some(125));
-    assert!(stderr(&refused).contains("--drop head needs --lanes 2 or more"), "{}", stderr(&refused));
-    assert_eq!(run(&["--drop", "newest", "--", "true"]).status.code(), Some(2));
-}
-
 /// A socket that is bound, and closed by its number, as libuv closes; a file then has its
 /// descriptor.
 const CLOSES: &str = r#"

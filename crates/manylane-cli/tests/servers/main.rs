@@ -11,7 +11,6 @@ mod c;
 mod dns;
 mod hostile;
 mod kamailio;
-mod late;
 mod load;
 mod memcached;
 mod node;

@@ -14,7 +14,6 @@ mod heirs;
 mod joins;
 mod looks;
 mod nested;
-mod overload;
 mod patterns;
 mod pauses;
 mod replies;

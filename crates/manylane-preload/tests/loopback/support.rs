@@ -153,12 +153,6 @@ impl Outcome {
         taken.map(own).collect()
     }
 
-    /// Datagrams that were thrown away, that the newest wins.
-    pub(crate) fn dropped_stale(&self) -> u64 {
-        let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.dropped_stale.load(Ordering::Relaxed)).sum()
-    }
-
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
         let report = self.report.as_ref().expect("a run with the library").report();
         report
