@@ -1,12 +1,11 @@
 //! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`): the library
 //! serves them.
 
-use std::fmt::Write as _;
 use std::mem::ManuallyDrop;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
-use manylane::MetricsPort;
+use manylane::{MetricsPage, MetricsPort};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -38,61 +37,20 @@ pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'sta
     Ok(())
 }
 
-/// A page of metrics: each with its samples behind each other, as the format wants it.
-#[derive(Debug, Default)]
-pub(crate) struct Page {
-    families: Vec<(String, &'static str, Vec<String>)>,
-}
-
-impl Page {
-    /// Adds a sample: its labels, its value.
-    pub(crate) fn add(&mut self, name: &str, kind: &'static str, labels: &[(&str, &str)], value: u64) {
-        let mut sample = name.to_owned();
-        if !labels.is_empty() {
-            sample.push('{');
-        }
-        for (at, (label, text)) in labels.iter().enumerate() {
-            let comma = if at > 0 { "," } else { "" };
-            // Writing to a string does not fail.
-            let _ = write!(sample, "{comma}{label}=\"{}\"", escape_label(text));
-        }
-        let _ = write!(sample, "{} {value}", if labels.is_empty() { "" } else { "}" });
-        match self.families.iter_mut().find(|(family, ..)| family == name) {
-            Some((_, _, samples)) => samples.push(sample),
-            None => self.families.push((name.into(), kind, vec![sample])),
+/// Adds all numbers of a row as counters, named by their fields.
+pub(crate) fn add_counters(
+    page: &mut MetricsPage,
+    prefix: &str,
+    labels: &[(&str, &str)],
+    row: &impl Serialize,
+    but: &[&str],
+) {
+    let Ok(Value::Object(fields)) = serde_json::to_value(row) else { return };
+    for (field, value) in fields.iter().filter(|(field, _)| !but.contains(&field.as_str())) {
+        if let Some(value) = value.as_u64() {
+            page.add(&format!("{prefix}_{field}_total"), "counter", labels, value);
         }
     }
-
-    /// Adds all numbers of a row as counters, named by their fields.
-    pub(crate) fn counters(
-        &mut self,
-        prefix: &str,
-        labels: &[(&str, &str)],
-        row: &impl Serialize,
-        but: &[&str],
-    ) {
-        let Ok(Value::Object(fields)) = serde_json::to_value(row) else { return };
-        for (field, value) in fields.iter().filter(|(field, _)| !but.contains(&field.as_str())) {
-            if let Some(value) = value.as_u64() {
-                self.add(&format!("{prefix}_{field}_total"), "counter", labels, value);
-            }
-        }
-    }
-
-    pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
-        for (name, kind, samples) in &self.families {
-            let _ = writeln!(text, "# TYPE {name} {kind}");
-            for sample in samples {
-                let _ = writeln!(text, "{sample}");
-            }
-        }
-        text
-    }
-}
-
-fn escape_label(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -108,14 +66,14 @@ mod tests {
             steered: Option<u64>,
             tid: u32,
         }
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         page.add("manylane_lanes", "gauge", &[("socket", "a\"b\\c\nd")], 2);
         for (lane, sent) in [("0", 5), ("1", 7)] {
             let row = Row { name: "x", sent, steered: None, tid: 9 };
-            page.counters("manylane_lane", &[("lane", lane)], &row, &["tid"]);
+            add_counters(&mut page, "manylane_lane", &[("lane", lane)], &row, &["tid"]);
         }
         assert_eq!(
-            page.text(),
+            page.to_string(),
             "# TYPE manylane_lanes gauge\n\
              manylane_lanes{socket=\"a\\\"b\\\\c\\nd\"} 2\n\
              # TYPE manylane_lane_sent_total counter\n\

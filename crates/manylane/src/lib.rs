@@ -58,7 +58,7 @@ pub use io::Capabilities;
 pub use io::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
 pub use io::xdp::{FilterDrops, FilterHandle, XdpQueue};
 pub use lane::{Lane, Received};
-pub use metrics::write_all_metrics;
+pub use metrics::{MetricsPage, write_all_metrics};
 pub use metrics_port::{MetricsPort, MetricsServer};
 pub use outbox::{Flushed, Outbox};
 pub use placement::Placement;

@@ -1,15 +1,55 @@
-//! Counters in the text form of Prometheus, for whoever serves them: the program, or
-//! `metrics_port.rs` when asked for.
+//! Counters in the text form of Prometheus (0.0.4), for programs that serve them and for
+//! `metrics_port.rs`.
 
-use std::fmt::{self, Write};
+use std::fmt::{self, Display, Write};
 use std::os::fd::AsFd as _;
 
 use manylane_sys::sock;
 
-use crate::counters::{Count, LaneCounters, LaneId, NamedCounters};
+use crate::counters::{Count, LaneCounters};
 use crate::lane::LaneShared;
 use crate::socket::Handle;
-use crate::wait::WaitPolicy;
+
+/// A page of metrics. Samples of one family stand together, as the format wants it, in whichever
+/// order they are added.
+#[derive(Clone, Debug, Default)]
+pub struct MetricsPage {
+    families: Vec<(String, &'static str, Vec<String>)>,
+}
+
+impl MetricsPage {
+    /// Adds a sample of the family `name`, which is of this `kind` (`counter` or `gauge`).
+    pub fn add(&mut self, name: &str, kind: &'static str, labels: &[(&str, &str)], value: u64) {
+        let mut sample = name.to_owned();
+        let mut separator = '{';
+        for (label, text) in labels {
+            // Writing to a string does not fail.
+            _ = write!(sample, "{separator}{label}=\"{}\"", escape_label(text));
+            separator = ',';
+        }
+        _ = write!(sample, "{} {value}", if labels.is_empty() { "" } else { "}" });
+        match self.families.iter_mut().find(|(family, ..)| family == name) {
+            Some((_, _, samples)) => samples.push(sample),
+            None => self.families.push((name.into(), kind, vec![sample])),
+        }
+    }
+}
+
+impl Display for MetricsPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, kind, samples) in &self.families {
+            writeln!(f, "# TYPE {name} {kind}")?;
+            for sample in samples {
+                writeln!(f, "{sample}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn escape_label(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
 
 impl Handle {
     /// Writes the counters of the socket in the text form of Prometheus (0.0.4): of each lane, and
@@ -30,117 +70,69 @@ impl Handle {
 /// # Errors
 /// Those of `out`.
 pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Result {
-    let sockets: Vec<SocketSnapshot> = handles.iter().map(SocketSnapshot::new).collect();
-    write_family(out, "manylane_lanes", "gauge")?;
-    for socket in &sockets {
-        writeln!(out, "manylane_lanes{{{}}} {}", socket.labels, socket.lanes)?;
-    }
-    write_family(out, "manylane_waiting", "gauge")?;
-    for socket in &sockets {
-        writeln!(out, "manylane_waiting{{{},policy=\"{}\"}} 1", socket.labels, socket.wait_policy)?;
-    }
-    for (at, (name, _)) in LaneCounters::default().named().into_iter().enumerate() {
-        let name = format!("manylane_lane_{name}_total");
-        let mut is_new = true;
-        for socket in &sockets {
-            for (lane, counters) in &socket.counters {
-                let Some(value) = counters[at].1 else { continue };
-                if std::mem::take(&mut is_new) {
-                    write_family(out, &name, "counter")?;
-                }
-                writeln!(out, "{name}{{{},lane=\"{lane}\"}} {value}", socket.labels)?;
+    let mut page = MetricsPage::default();
+    handles.iter().for_each(|handle| add_socket(&mut page, handle));
+    write!(out, "{page}")
+}
+
+fn add_socket(page: &mut MetricsPage, handle: &Handle) {
+    let counters = handle.counters();
+    let (address, engine) = handle.identity();
+    let (address, engine) = (address.to_string(), engine.to_string());
+    let socket = [("socket", address.as_str()), ("engine", engine.as_str())];
+    let with = |label: &'static str, text: &str| -> Vec<(&'static str, String)> {
+        let all = socket.iter().map(|(label, text)| (*label, (*text).to_owned()));
+        all.chain([(label, text.to_owned())]).collect()
+    };
+    let mut add = |name: &str, kind, labels: &[(&'static str, String)], value| {
+        let labels: Vec<(&str, &str)> = labels.iter().map(|(label, text)| (*label, text.as_str())).collect();
+        page.add(name, kind, &labels, value);
+    };
+    let own: Vec<_> = socket.iter().map(|(label, text)| (*label, (*text).to_owned())).collect();
+    add("manylane_lanes", "gauge", &own, counters.lanes.len() as u64);
+    add("manylane_waiting", "gauge", &with("policy", &handle.wait_policy().to_string()), 1);
+    let closed = (counters.closed != LaneCounters::default()).then(|| ("closed".into(), counters.closed));
+    let lanes = counters.lanes.iter().map(|(id, lane)| (id.to_string(), *lane));
+    for (id, lane) in lanes.chain(closed) {
+        let labels = with("lane", &id);
+        for (name, value) in lane.named() {
+            if let Some(value) = value {
+                add(&format!("manylane_lane_{name}_total"), "counter", &labels, value);
             }
         }
     }
-    let gauges = ["queued_bytes", "queue_limit_bytes", "thread", "ring_frames", "ring_entries"];
-    for (at, name) in gauges.into_iter().enumerate() {
-        // Without engine xdp there are no rings.
-        let is_there = |socket: &SocketSnapshot| socket.gauges.iter().any(|(_, values)| values[at].is_some());
-        if sockets.iter().any(is_there) {
-            write_family(out, &format!("manylane_lane_{name}"), "gauge")?;
-        }
-        for socket in &sockets {
-            for (lane, values) in &socket.gauges {
-                if let Some(value) = values[at] {
-                    writeln!(out, "manylane_lane_{name}{{{},lane=\"{lane}\"}} {value}", socket.labels)?;
-                }
+    for lane in handle.lanes() {
+        let labels = with("lane", &lane.id.to_string());
+        for (name, value) in gauges(&lane) {
+            if let Some(value) = value {
+                add(&format!("manylane_lane_{name}"), "gauge", &labels, value);
             }
         }
     }
-    write_family(out, "manylane_filter_dropped_total", "counter")?;
-    for socket in &sockets {
-        for (reason, count) in socket.filter_drops {
-            writeln!(out, "manylane_filter_dropped_total{{{},reason=\"{reason}\"}} {count}", socket.labels)?;
-        }
+    let drops = counters.filter_drops;
+    for (reason, count) in [("denied", drops.denied), ("limited", drops.limited)] {
+        add("manylane_filter_dropped_total", "counter", &with("reason", reason), count);
     }
-    if sockets.iter().any(|socket| !socket.frames.is_empty()) {
-        write_family(out, "manylane_xdp_frames_total", "counter")?;
-    }
-    for socket in &sockets {
-        for (device, what, count) in &socket.frames {
-            let (labels, device) = (&socket.labels, escape_label(device));
-            writeln!(
-                out,
-                "manylane_xdp_frames_total{{{labels},device=\"{device}\",outcome=\"{what}\"}} {count}"
-            )?;
-        }
-    }
-    Ok(())
-}
-
-fn write_family(out: &mut impl Write, name: &str, kind: &str) -> fmt::Result {
-    writeln!(out, "# TYPE {name} {kind}")
-}
-
-fn escape_label(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// A socket at one moment.
-struct SocketSnapshot {
-    labels: String,
-    lanes: usize,
-    wait_policy: WaitPolicy,
-    counters: Vec<(String, NamedCounters)>,
-    gauges: Vec<(LaneId, [Option<i64>; 5])>,
-    filter_drops: [(&'static str, u64); 2],
-    frames: Vec<(String, &'static str, u64)>,
-}
-
-impl SocketSnapshot {
-    fn new(handle: &Handle) -> Self {
-        let all = handle.counters();
-        let mut counters: Vec<_> =
-            all.lanes.iter().map(|(id, lane)| (id.to_string(), lane.named())).collect();
-        if all.closed != LaneCounters::default() {
-            counters.push(("closed".into(), all.closed.named()));
-        }
-        let (address, engine) = handle.identity();
-        Self {
-            labels: format!("socket=\"{address}\",engine=\"{engine}\""),
-            lanes: all.lanes.len(),
-            wait_policy: handle.wait_policy(),
-            counters,
-            gauges: handle.lanes().iter().map(|lane| (lane.id, gauges(lane))).collect(),
-            filter_drops: [("denied", all.filter_drops.denied), ("limited", all.filter_drops.limited)],
-            frames: handle.xdp_counts(),
-        }
+    for (device, outcome, count) in handle.xdp_counts() {
+        let mut labels = with("device", &device);
+        labels.push(("outcome", outcome.to_owned()));
+        add("manylane_xdp_frames_total", "counter", &labels, count);
     }
 }
 
-/// Memory that waits in the lane's queue, at which it is full, the thread that serves the lane, and
-/// what waited in the receive rings of its devices' queues behind the last batch.
-fn gauges(lane: &LaneShared) -> [Option<i64>; 5] {
+/// Memory queued in the lane's kernel socket, at which it drops, the thread that serves the lane,
+/// and frames in the receive rings of its devices' queues behind the last batch; without engine
+/// `xdp` there are no rings.
+fn gauges(lane: &LaneShared) -> [(&'static str, Option<u64>); 5] {
     let queue = sock::queue_state(lane.fd.as_fd()).ok();
-    let thread = Some(lane.thread()).filter(|tid| *tid != 0).map(i64::from);
-    let entries = lane.cells.get(Count::RingEntries) as i64;
-    let ring = (entries > 0).then(|| (lane.cells.get(Count::RingFrames) as i64, entries));
+    let thread = u64::try_from(lane.thread()).ok().filter(|tid| *tid != 0);
+    let entries = Some(lane.cells.get(Count::RingEntries)).filter(|entries| *entries > 0);
     [
-        queue.map(|queue| queue.queued_bytes.into()),
-        queue.map(|queue| queue.limit_bytes.into()),
-        thread,
-        ring.map(|(frames, _)| frames),
-        ring.map(|(_, entries)| entries),
+        ("queued_bytes", queue.map(|queue| queue.queued_bytes.into())),
+        ("queue_limit_bytes", queue.map(|queue| queue.limit_bytes.into())),
+        ("thread", thread),
+        ("ring_frames", entries.map(|_| lane.cells.get(Count::RingFrames))),
+        ("ring_entries", entries),
     ]
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
-use manylane::{FilterDrops, FilterHandle};
+use manylane::{FilterDrops, FilterHandle, MetricsPage};
 use manylane_testbed::machine::Machine;
 use manylane_testbed::report::format_number;
 use manylane_testbed::schema;
@@ -21,7 +21,7 @@ use super::launch::Exit;
 use super::report::{Fallback, Receiver, Report, SharedReport};
 use crate::args::RunArgs;
 use crate::bench::command_line;
-use crate::metrics::Page;
+use crate::metrics::add_counters;
 use crate::output;
 
 /// Reads the report and says what is in it.
@@ -163,7 +163,7 @@ impl Reporter {
 
 /// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
 pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&FilterHandle>) -> String {
-    let mut page = Page::default();
+    let mut page = MetricsPage::default();
     page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
     page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
     page.add("manylane_run_lanes", "gauge", &[], report.lanes() as u64);
@@ -174,7 +174,7 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
         let [lane, pid, tid] = [one.lane.map(u64::from), Some(one.pid.into()), Some(one.tid.into())]
             .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
         let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
-        page.counters("manylane_run", &labels, one, &["lane", "pid", "tid"]);
+        add_counters(&mut page, "manylane_run", &labels, one, &["lane", "pid", "tid"]);
         // Who shares the queue of another one does not have it a second time.
         let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
         page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
@@ -197,7 +197,7 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
     for (reason, count) in [("denied", denied), ("limited", limited)] {
         page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
-    page.text()
+    page.to_string()
 }
 
 fn refused(filter: Option<&FilterHandle>) -> FilterDrops {
