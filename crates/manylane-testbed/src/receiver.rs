@@ -7,11 +7,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
-use manylane::{Engine, Handle, Steering, WaitPolicy};
+use manylane::{Handle, Steering, WaitPolicy};
 
-use crate::baseline;
-use crate::baseline::xsk_checked::Checked;
-use crate::baseline::xsk_raw::Unchecked;
 use crate::synthetic_work::SyntheticWork;
 
 /// The receivers by name.
@@ -91,25 +88,6 @@ impl Kind {
     /// Whether it receives by io_uring, which a system may not have or forbid.
     pub const fn needs_uring(self) -> bool {
         matches!(self, Self::UringPlain | Self::LaneUring)
-    }
-
-    /// Starts it in the network namespace of the calling thread.
-    ///
-    /// # Errors
-    /// When its sockets or threads cannot be made.
-    pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
-        match self {
-            Self::SocketRecvfrom => baseline::recvfrom::start(options),
-            Self::SocketRecvmmsg => baseline::recvmmsg::start_shared(options),
-            Self::ReuseportRecvmmsg => baseline::recvmmsg::start_reuseport(options),
-            Self::ReuseportGro => baseline::recvmmsg::start_gro(options),
-            Self::LaneMmsg => baseline::lane::start(options, Engine::Mmsg),
-            Self::UringPlain => baseline::uring::start(options),
-            Self::LaneUring => baseline::lane::start(options, Engine::Uring),
-            Self::XskRaw => baseline::xsk_raw::start::<Unchecked>(options),
-            Self::XskChecked => baseline::xsk_raw::start::<Checked>(options),
-            Self::LaneXdp => baseline::lane::start(options, Engine::Xdp),
-        }
     }
 }
 

@@ -122,6 +122,17 @@ pub fn interleaved(rounds: usize, items: usize) -> impl Iterator<Item = Vec<usiz
     (0..rounds).map(move |round| (0..items).map(|turn| (round + turn) % items).collect())
 }
 
+/// Each value once, in the order in which they first come.
+pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in values {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

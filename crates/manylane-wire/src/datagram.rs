@@ -15,6 +15,7 @@ use crate::error::{Error, Layer, Result};
 use crate::ethernet::{self, Ethernet, ether_type};
 use crate::ipv4::{self, Ipv4};
 use crate::ipv6::{self, Ipv6};
+pub use crate::udp::Checksum;
 use crate::udp::{self, Udp};
 
 /// What a frame carries. It is small, and its addresses are as they are in the header: most
@@ -57,35 +58,6 @@ impl PartialEq for AddrPair {
 }
 
 impl Eq for AddrPair {}
-
-/// What the checksums of a frame say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Checksum {
-    /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC
-    /// 768).
-    Valid,
-    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest
-    /// to a device (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as
-    /// wrong as any other.
-    Partial,
-    /// Wrong.
-    #[default]
-    Invalid,
-}
-
-impl Checksum {
-    /// What the checksum of a UDP datagram says, header included, if its field is not zero.
-    #[inline]
-    pub(crate) fn verify(pseudo: Sum, datagram: &[u8], field: u16) -> Self {
-        if pseudo.add_bytes(datagram).is_valid() {
-            Self::Valid
-        } else if pseudo.value() == field {
-            Self::Partial
-        } else {
-            Self::Invalid
-        }
-    }
-}
 
 /// Where IP starts in a frame without tags, and UDP behind either IP.
 const IP_OFFSET: usize = ethernet::HEADER_LEN;

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::bytes::{split, split_mut, take};
 use crate::checksum::Sum;
-use crate::datagram::Checksum;
 use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header.
@@ -13,6 +12,35 @@ pub const HEADER_LEN: usize = 8;
 pub const CHECKSUM_OFFSET: usize = 6;
 /// UDP's number in IP headers.
 pub const PROTOCOL: u8 = 17;
+
+/// What the checksums of a frame say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checksum {
+    /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC
+    /// 768).
+    Valid,
+    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest
+    /// to a device (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as
+    /// wrong as any other.
+    Partial,
+    /// Wrong.
+    #[default]
+    Invalid,
+}
+
+impl Checksum {
+    /// What the checksum of a UDP datagram says, header included, if its field is not zero.
+    #[inline]
+    pub(crate) fn verify(pseudo: Sum, datagram: &[u8], field: u16) -> Self {
+        if pseudo.add_bytes(datagram).is_valid() {
+            Self::Valid
+        } else if pseudo.value() == field {
+            Self::Partial
+        } else {
+            Self::Invalid
+        }
+    }
+}
 
 /// A UDP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,18 +5,16 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`find`] | looks for the program and for the library |
-//! | [`loadable`] | judges whether the library can be loaded into the program |
+//! | [`find`](crate::find) | looks for the program and for the library |
+//! | [`loadable`](crate::loadable) | judges whether the library can be loaded into the program |
 //! | [`lessor`] | opens devices for engine `xdp`, and leases the program their queues |
 //! | [`launch`] | starts it, passes signals on, learns how it ends |
 //! | [`report`] | reads what the library wrote down of lanes and fallbacks |
 //! | [`reporter`] | says it: live, at the end, as JSON |
 
 mod backlog;
-mod find;
 mod launch;
 mod lessor;
-pub(crate) mod loadable;
 mod report;
 mod reporter;
 
@@ -34,10 +32,11 @@ use manylane_sys::process;
 
 use self::backlog::Backlog;
 use self::launch::{Exit, Running};
-use self::loadable::NotLoadable;
 use self::report::SharedReport;
 use self::reporter::Reporter;
 use crate::args::RunArgs;
+use crate::find;
+use crate::loadable::{self, NotLoadable};
 use crate::metrics;
 use crate::output;
 

@@ -2,7 +2,7 @@
 //! each line what the paper printed. Reasons why a cell is empty are notes under the table.
 
 use super::{Paper, Row, Scale, row};
-use crate::report::distinct;
+use crate::stats::distinct;
 
 /// All tables of `paper` that have rows, one below the other.
 #[must_use]

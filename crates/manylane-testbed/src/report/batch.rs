@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::{colour, distinct, escape, figure, legend, plots};
+use super::{colour, escape, figure, legend, plots};
 use crate::schema::{BENCH_REPLIES, BatchRow, BenchSettings, Document};
-use crate::stats::Summary;
+use crate::stats::{Summary, distinct};
 
 /// The page.
 ///

@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::common::{PlotLabels, bars, page, samples, table};
-use super::{distinct, format_number};
+use super::format_number;
 use crate::schema::{BenchSettings, ChurnRow, Document, FlapRow};
+use crate::stats::distinct;
 
 /// The page of `bench churn`.
 ///

@@ -16,6 +16,7 @@ use anyhow::Result;
 
 use crate::schema::{BenchRow, BenchSettings, Document};
 use crate::stats::Summary;
+use crate::stats::distinct;
 use conclusion::Labels;
 
 pub use plots::format_number;
@@ -279,16 +280,6 @@ fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<
     }
     page.push_str("</dl>\n<p>The raw samples are in the JSON file beside this page.</p></section>\n");
     Ok(())
-}
-
-pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    let mut found = Vec::new();
-    for value in values {
-        if !found.contains(&value) {
-            found.push(value);
-        }
-    }
-    found
 }
 
 fn escape(text: &str) -> String {

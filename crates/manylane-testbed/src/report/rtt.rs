@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::{about, distinct, escape, figure, format_number, plots, subtitle};
+use super::{about, escape, figure, format_number, plots, subtitle};
 use crate::schema::{BenchSettings, Document, RttRow};
-use crate::stats::{Summary, mann_whitney};
+use crate::stats::{Summary, distinct, mann_whitney};
 
 /// What all are compared with: what most servers do.
 const BASELINE: (&str, &str) = ("socket/recvfrom", "sleep");

@@ -12,8 +12,8 @@ use manylane_sys::udp_table::Entry;
 use super::super::facts::{Facts, Program, Socket};
 use super::Scope;
 use super::files::Files;
+use crate::loadable;
 use crate::output;
-use crate::run::loadable;
 
 /// Adds the sockets that were asked for, or all that lost something, and the processes that have
 /// them.

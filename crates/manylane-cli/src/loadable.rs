@@ -12,7 +12,7 @@ use object::elf::{FileHeader32, FileHeader64, NT_GO_BUILD_ID, PT_INTERP, PT_NOTE
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
 
-use super::find;
+use crate::find;
 
 /// Scripts whose interpreter is a script, at most; as the kernel has it.
 const INTERPRETER_DEPTH_MAX: usize = 5;
