@@ -152,6 +152,7 @@ pub(crate) const ENFILE: i32 = 23;
 pub(crate) const EMFILE: i32 = 24;
 pub(crate) const ENOSPC: i32 = 28;
 pub(crate) const ENOSYS: i32 = 38;
+pub(crate) const EPROTO: i32 = 71;
 pub(crate) const EMSGSIZE: i32 = 90;
 pub(crate) const ENOPROTOOPT: i32 = 92;
 pub(crate) const EOPNOTSUPP: i32 = 95;

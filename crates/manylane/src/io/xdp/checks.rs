@@ -8,9 +8,17 @@ use std::net::{IpAddr, Ipv6Addr};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
 
-use super::device::AttachMode;
 use super::route::LocalState;
 use crate::error::{Error, ErrorKind, Result};
+
+/// How the program may be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttachMode {
+    /// By the driver, before anything is allocated for a frame.
+    Native,
+    /// By the kernel, on any device, behind the driver: slower, for tests and old drivers.
+    Generic,
+}
 
 /// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`.
 pub(super) fn steered_addrs(bound: IpAddr, only_v6: bool, device: u32, locals: &LocalState) -> Vec<IpAddr> {

@@ -16,6 +16,8 @@
 //! it hears of a change and every few seconds: the number of queues, a device's own address, and a
 //! queue that another process has given back change without a word.
 
+mod queues;
+
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,11 +26,12 @@ use std::time::Duration;
 use manylane_sys::device as sys;
 use manylane_sys::xsk;
 
+use self::queues::State;
+use super::SocketIndex;
 use super::XdpIo;
 use super::checks;
-use super::device::{AttachMode, Device, SocketIndex};
+use super::device::{AttachMode, Device};
 use super::filter::FilterHandle;
-use super::queues::State;
 use super::route::{Change, LocalState, Routes};
 use crate::capture::listener::CaptureListener;
 use crate::capture::tap::Tap;
@@ -371,7 +374,7 @@ impl XdpControl {
 
     /// The queues and their lanes.
     pub(crate) fn queues(&self) -> Vec<XdpQueue> {
-        let about = |served: &super::queues::AssignedQueue| {
+        let about = |served: &queues::AssignedQueue| {
             let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
             XdpQueue {
                 device: served.device.name.clone(),

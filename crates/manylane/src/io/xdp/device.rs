@@ -22,25 +22,18 @@ use manylane_bpf::abi;
 use manylane_sys::device as sys;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
-use super::checks;
-use super::filter::FilterMaps;
+use super::bpf_error::bpf_error;
+pub(crate) use super::checks::AttachMode;
+use super::filter_maps::FilterMaps;
 use super::route::{self, LocalState};
-use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, EPERM, Error, ErrorKind, Result, errno_of};
+use super::{SocketIndex, checks};
+use crate::error::{EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
 use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
 
 /// Devices that are or were open in this process: namespace, index, device.
 static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
-
-/// How the program may be attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AttachMode {
-    /// By the driver, before anything is allocated for a frame.
-    Native,
-    /// By the kernel, on any device, behind the driver: slower, for tests and old drivers.
-    Generic,
-}
 
 /// A device that XDP looks at, until the last socket that uses it is gone.
 pub(crate) struct Device {
@@ -87,9 +80,6 @@ struct Maps {
     /// Which numbers of sockets are in use.
     sockets: [bool; abi::MAX_SOCKETS as usize],
 }
-
-/// A socket's place on a device.
-pub(crate) type SocketIndex = u32;
 
 impl Maps {
     /// No VLAN leads to a socket any more.
@@ -513,22 +503,6 @@ fn describe_program(index: u32) -> String {
         Some(name) => format!("the XDP program {name} (number {number})"),
         None => format!("another XDP program (number {number})"),
     }
-}
-
-/// The error of a step, of the kind that its number says.
-pub(super) fn bpf_error<E: std::error::Error + Send + Sync + 'static>(
-    name: &str,
-    what: &str,
-    err: E,
-) -> Error {
-    let kind = match errno_of(&err) {
-        Some(EPERM | EACCES) => ErrorKind::Permission,
-        Some(number @ (crate::error::ENOMEM | crate::error::EMFILE)) => {
-            return Error::system(format!("{name}: {what}"), io::Error::from_raw_os_error(number));
-        }
-        _ => ErrorKind::Unsupported,
-    };
-    Error::with(kind, format!("{name}: {what}"), err)
 }
 
 fn addr_key(ip: IpAddr) -> abi::AddrKey {

@@ -15,13 +15,14 @@
 //! next one that has something. The companion has its turn when the queues are empty (in `serve`,
 //! but for the look behind a full batch), and after some batches of theirs.
 
+mod bpf_error;
 mod checks;
 mod control;
 mod device;
 mod filter;
+mod filter_maps;
 pub(crate) mod leasing;
 mod mailbox;
-mod queues;
 mod round_robin;
 mod route;
 pub(crate) mod send;
@@ -64,6 +65,9 @@ const _: () = assert!(
         && rx_hint::HINT_LEN == abi::RX_HINT_LEN
         && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
+
+/// A socket's place on a device.
+pub(crate) type SocketIndex = u32;
 
 /// Batches from queues after which the companion is asked, should the queues never be empty: a
 /// system call, through code and data of the kernel that are in no cache by then.

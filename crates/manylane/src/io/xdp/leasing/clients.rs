@@ -16,7 +16,7 @@ use manylane_sys::lease::{Fds, Message};
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
-use super::lease::EPROTO;
+use crate::error::EPROTO;
 
 /// Connections of which nothing has become yet; the oldest goes for a new one.
 const PENDING_MAX: usize = 64;

@@ -1,25 +1,42 @@
 //! The devices whose queues are leased.
 
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use manylane_sys::device as sys;
+use manylane_sys::lease::QueueParams;
 use manylane_sys::unix_socket::PeerProcess;
 use manylane_sys::xsk::{LeasedQueue, LessorQueue, QUEUE_MEMBERS_MAX};
 
-use super::lease::Member;
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
+use crate::io::xdp::SocketIndex;
 use crate::io::xdp::checks;
 use crate::io::xdp::control::{FRAME_SIZE, HEADROOM};
-use crate::io::xdp::device::{AttachMode, Device, SocketIndex};
+use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::{LocalState, Routes};
 
 pub(super) struct LeasedDevice {
     pub(super) device: Arc<Device>,
     /// Those that were opened.
     queues: Vec<Option<QueueLease>>,
+}
+
+/// A member of a leased queue: what a program has of it.
+pub(super) struct Member {
+    pub(super) params: QueueParams,
+    pub(super) xsk: OwnedFd,
+    pub(super) view: LeasedQueue,
+    /// What it had sent when this was looked at last.
+    pub(super) sent: u32,
+}
+
+impl Member {
+    pub(super) fn new(terms: QueueParams, xsk: OwnedFd, view: LeasedQueue) -> Self {
+        let sent = view.tx_produced();
+        Self { params: terms, xsk, view, sent }
+    }
 }
 
 /// A queue, all sockets of which are those of one process, and of those that it forked: they share

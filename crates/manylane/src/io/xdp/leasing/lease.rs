@@ -6,24 +6,22 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 
 use manylane_sys::bound_sockets::{self, BoundSocket};
-use manylane_sys::lease::{self, Fds, Message, QueueParams};
-use manylane_sys::xsk::LeasedQueue;
+use manylane_sys::lease::{self, Fds, Message};
 use manylane_sys::{barrier, sock};
 
 use super::Lessor;
 use super::clients::Client;
-use super::devices::{Availability, LeasedDevice};
+use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
-use crate::error::Result;
+use crate::error::{EPROTO, Result};
+use crate::io::xdp::SocketIndex;
 use crate::io::xdp::checks;
-use crate::io::xdp::device::SocketIndex;
 
 pub(super) const ENOSPC: i32 = 28;
 pub(super) const ENODEV: i32 = 19;
-pub(super) const EPROTO: i32 = 71;
 
 /// What one socket of a program has.
 pub(super) struct Lease {
@@ -46,21 +44,6 @@ enum Stage {
     Leased,
     Open,
     Closed,
-}
-
-pub(super) struct Member {
-    pub(super) params: QueueParams,
-    xsk: OwnedFd,
-    pub(super) view: LeasedQueue,
-    /// What it had sent when this was looked at last.
-    pub(super) sent: u32,
-}
-
-impl Member {
-    pub(super) fn new(terms: QueueParams, xsk: OwnedFd, view: LeasedQueue) -> Self {
-        let sent = view.tx_produced();
-        Self { params: terms, xsk, view, sent }
-    }
 }
 
 /// What a socket can be leased.

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Lessor;
-use super::lease::{Lease, Member};
+use super::devices::Member;
+use super::lease::Lease;
 
 /// How full the receive ring of a queue is that was leased, and what that cost so far.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
-use super::LaneQueue;
-use super::control::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
-use super::device::{Device, SocketIndex};
-use super::filter::FilterHandle;
-use super::mailbox::{Mailbox, QueueCommand, QueueId};
+use super::super::LaneQueue;
+use super::super::SocketIndex;
+use super::super::device::Device;
+use super::super::filter::FilterHandle;
+use super::super::mailbox::{Mailbox, QueueCommand, QueueId};
+use super::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
 use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
 use crate::port_owner;
@@ -24,21 +25,21 @@ use crate::port_owner;
 const FRAME_LEN_MAX: u32 = 65_535;
 
 #[derive(Default)]
-pub(super) struct State {
+pub(in crate::io::xdp) struct State {
     /// The devices, with the number that this socket has on each.
-    pub(super) devices: Vec<(Arc<Device>, SocketIndex)>,
+    pub(in crate::io::xdp) devices: Vec<(Arc<Device>, SocketIndex)>,
     /// Devices that could not be used, and have not changed since.
-    pub(super) failed: Vec<u32>,
+    pub(in crate::io::xdp) failed: Vec<u32>,
     /// Those that this process may not use any more, while they are there: it has been said.
-    pub(super) denied: Vec<u32>,
+    pub(in crate::io::xdp) denied: Vec<u32>,
     /// What could not be done the last time.
-    pub(super) last_error: Option<String>,
+    pub(in crate::io::xdp) last_error: Option<String>,
     /// What the programs had counted when the socket ended.
-    pub(super) final_counts: Option<Vec<(String, &'static str, u64)>>,
+    pub(in crate::io::xdp) final_counts: Option<Vec<(String, &'static str, u64)>>,
     /// Ports lead here, and the socket does not end: what changes is followed.
-    pub(super) open: bool,
+    pub(in crate::io::xdp) open: bool,
     /// Queues that are served.
-    pub(super) assigned: Vec<AssignedQueue>,
+    pub(in crate::io::xdp) assigned: Vec<AssignedQueue>,
     lanes: Vec<LaneEntry>,
     /// Frames that were dropped at queues that a lane no longer has.
     closed_drops: Vec<(LaneId, u64)>,
@@ -46,15 +47,15 @@ pub(super) struct State {
 }
 
 /// A queue that is served.
-pub(super) struct AssignedQueue {
+pub(in crate::io::xdp) struct AssignedQueue {
     id: QueueId,
-    pub(super) lane: LaneId,
-    pub(super) device: Arc<Device>,
+    pub(in crate::io::xdp) lane: LaneId,
+    pub(in crate::io::xdp) device: Arc<Device>,
     number: SocketIndex,
-    pub(super) queue: u32,
-    pub(super) zero_copy: bool,
+    pub(in crate::io::xdp) queue: u32,
+    pub(in crate::io::xdp) zero_copy: bool,
     /// For its statistics.
-    pub(super) xsk: OwnedFd,
+    pub(in crate::io::xdp) xsk: OwnedFd,
     /// What was dropped there before this lane had it.
     dropped_before: u64,
     /// Frames are led here.
@@ -71,17 +72,17 @@ struct LaneEntry {
 
 impl State {
     /// Gives a lane a seat.
-    pub(super) fn add_lane(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
+    pub(in crate::io::xdp) fn add_lane(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
         self.lanes.push(LaneEntry { lane, mailbox });
     }
 
     /// Lanes that can be given queues.
-    pub(super) fn lane_count(&self) -> usize {
+    pub(in crate::io::xdp) fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
     /// Queues that the devices have.
-    pub(super) fn queue_count(&self) -> usize {
+    pub(in crate::io::xdp) fn queue_count(&self) -> usize {
         self.devices.iter().map(|(device, _)| device.queues() as usize).sum()
     }
 
@@ -101,7 +102,11 @@ impl State {
     }
 
     /// Has the queues of devices closed of which `is_live` says that they are gone.
-    pub(super) fn remove_gone(&mut self, is_there: impl Fn(&Device) -> bool, filter: &FilterHandle) {
+    pub(in crate::io::xdp) fn remove_gone(
+        &mut self,
+        is_there: impl Fn(&Device) -> bool,
+        filter: &FilterHandle,
+    ) {
         let (there, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
         self.devices = there;
@@ -118,7 +123,7 @@ impl State {
     }
 
     /// Orders lanes to pass queues on, so that in the end none has two more than another.
-    pub(super) fn rebalance(&mut self) {
+    pub(in crate::io::xdp) fn rebalance(&mut self) {
         let stay =
             |lane| self.assigned.iter().filter(|served| served.lane == lane && !served.is_moving).count();
         let mut counts: Vec<usize> = self.lanes.iter().map(|entry| stay(entry.lane)).collect();
@@ -161,7 +166,7 @@ impl State {
     }
 
     /// Frames that were dropped at the queues of a lane while it had them.
-    pub(super) fn dropped(&self, lane: LaneId) -> u64 {
+    pub(in crate::io::xdp) fn dropped(&self, lane: LaneId) -> u64 {
         let closed = self.closed_drops.iter().find(|(of, _)| *of == lane).map_or(0, |(_, dropped)| *dropped);
         let open = self.assigned.iter().filter(|served| served.lane == lane);
         closed + open.map(|served| xsk_dropped(&served.xsk) - served.dropped_before).sum::<u64>()
@@ -172,7 +177,7 @@ impl XdpControl {
     /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If
     /// `strict`, a queue that cannot be opened is an error at once; otherwise the others are opened
     /// first.
-    pub(super) fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
+    pub(in crate::io::xdp) fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
         let mut outcome = Ok(());
         for (device, number) in state.devices.clone() {
             for queue in 0..device.queues() {
@@ -312,7 +317,7 @@ impl XdpControl {
     }
 
     /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
-    pub(super) fn hand_off(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
+    pub(in crate::io::xdp) fn hand_off(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
         // The order to close it may be in the mailbox that it leaves.
         queue.is_closing |= queue.device.is_gone();
@@ -336,7 +341,7 @@ impl XdpControl {
     }
 
     /// A lane has closed a queue that was drained, of a device that is gone.
-    pub(super) fn queue_closed(&self, queue: QueueId) {
+    pub(in crate::io::xdp) fn queue_closed(&self, queue: QueueId) {
         let mut state = self.state();
         let Some(at) = state.assigned.iter().position(|served| served.id == queue) else { return };
         let device = Arc::as_ptr(&state.assigned[at].device);

@@ -1,0 +1,21 @@
+//! Errors of loading programs and writing maps.
+
+use std::io;
+
+use crate::error::{EACCES, EMFILE, ENOMEM, EPERM, Error, ErrorKind, errno_of};
+
+/// The error of a step, of the kind that its number says.
+pub(super) fn bpf_error<E: std::error::Error + Send + Sync + 'static>(
+    name: &str,
+    what: &str,
+    err: E,
+) -> Error {
+    let kind = match errno_of(&err) {
+        Some(EPERM | EACCES) => ErrorKind::Permission,
+        Some(number @ (ENOMEM | EMFILE)) => {
+            return Error::system(format!("{name}: {what}"), io::Error::from_raw_os_error(number));
+        }
+        _ => ErrorKind::Unsupported,
+    };
+    Error::with(kind, format!("{name}: {what}"), err)
+}

@@ -1,0 +1,98 @@
+//! The maps of one device's XDP program in which it finds what its sockets let in.
+
+use std::collections::BTreeMap;
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, LpmTrie, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
+use manylane_bpf::abi;
+
+use super::SocketIndex;
+use super::bpf_error::bpf_error;
+use crate::FilterDrops;
+use crate::error::{Error, Result};
+use crate::filter::{Filter, Prefix, Rule};
+
+/// The maps of one device's program.
+pub(super) struct FilterMaps {
+    name: String,
+    filters: Array<MapData, abi::FilterWords>,
+    rules: LpmTrie<MapData, abi::RuleKey, u32>,
+    drops: PerCpuArray<MapData, abi::Refused>,
+    /// What is in place, by number of the socket.
+    installed: Vec<BTreeMap<Prefix, Rule>>,
+}
+
+impl FilterMaps {
+    /// `map` takes a map of the program by its name, `wrong` explains why one cannot be used.
+    pub(super) fn new(
+        name: &str,
+        mut map: impl FnMut(&str) -> Result<Map>,
+        wrong: impl Fn(aya::maps::MapError) -> Error,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.into(),
+            filters: Array::try_from(map("ml_filters")?).map_err(&wrong)?,
+            rules: LpmTrie::try_from(map("ml_rules")?).map_err(&wrong)?,
+            drops: PerCpuArray::try_from(map("ml_filter_drops")?).map_err(&wrong)?,
+            installed: vec![BTreeMap::new(); abi::MAX_SOCKETS as usize],
+        })
+    }
+
+    /// Makes `guard` that of `socket`: prefixes come before the program looks for them and go
+    /// after.
+    pub(super) fn apply(&mut self, socket: SocketIndex, guard: &Filter, generation: u32) -> Result<()> {
+        let wrong = |name: &str, err| bpf_error(name, "what a socket lets in cannot be put in place", err);
+        let there = &mut self.installed[socket as usize];
+        let wanted: BTreeMap<Prefix, Rule> = guard.rules().collect();
+        for (prefix, rule) in &wanted {
+            if there.get(prefix) == Some(rule) {
+                continue;
+            }
+            let value = match rule {
+                Rule::Allow => abi::ALLOW,
+                Rule::Deny => abi::DENY,
+            };
+            let (bits, key) = prefix.to_abi(socket);
+            self.rules.insert(&Key::new(bits, key), value, 0).map_err(|err| wrong(&self.name, err))?;
+            there.insert(*prefix, *rule);
+        }
+        let mut limit = [abi::Limit::default(); abi::MAX_LIMITS];
+        for (place, limit) in limit.iter_mut().zip(guard.limits()) {
+            *place = limit.to_abi();
+        }
+        let words = abi::FilterEntry { rules: u32::from(!wanted.is_empty()), generation, limit }.to_words();
+        self.filters.set(socket, words, 0).map_err(|err| wrong(&self.name, err))?;
+        there.retain(|prefix, _| {
+            let stays = wanted.contains_key(prefix);
+            if !stays {
+                let (bits, key) = prefix.to_abi(socket);
+                // It was there a moment ago, and nobody else removes it.
+                _ = self.rules.remove(&Key::new(bits, key));
+            }
+            stays
+        });
+        Ok(())
+    }
+
+    /// A number that nobody has: it lets everything in, and nothing was dropped for it.
+    pub(super) fn clear(&mut self, socket: SocketIndex) {
+        // Neither needs memory.
+        _ = self.apply(socket, &Filter::default(), 0);
+        if let Ok(zeroes) = nr_cpus().map(|cpus| vec![[0; 2]; cpus])
+            && let Ok(zeroes) = PerCpuValues::try_from(zeroes)
+        {
+            _ = self.drops.set(socket, zeroes, 0);
+        }
+    }
+
+    pub(super) fn drops(&self, socket: SocketIndex) -> FilterDrops {
+        // A map of this size has every index; reading it can fail only for want of memory.
+        let Ok(cpus) = self.drops.get(&socket, 0) else { return FilterDrops::default() };
+        let mut sum = FilterDrops::default();
+        for [denied, limited] in cpus.iter() {
+            sum.add(FilterDrops { denied: *denied, limited: *limited });
+        }
+        sum
+    }
+}
