@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What no compiler checks: length of files and of comments, SPDX lines, the server of the README.
+# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, the
+# server of the README.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -30,6 +31,9 @@ while IFS= read -r found; do
   complain "$(cut -d: -f1,2 <<<"$found"): the comment goes past column 100"
 done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
   LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
+
+# The other crates have some yet: scripts/module-cycles.py without arguments shows them.
+python3 scripts/module-cycles.py manylane-cli manylane-testbed manylane-wire || failed=1
 
 # The README shows the example, not something like it.
 example=crates/manylane/examples/echo.rs

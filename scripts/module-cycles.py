@@ -87,6 +87,8 @@ def cycles(graph):
 def check(crate, show_edges):
     source = ROOT / "crates" / crate / "src"
     uses = read(source)
+    if not uses:
+        sys.exit(f"{source} has no modules")
     folders = collections.defaultdict(lambda: collections.defaultdict(dict))
     for module, others in uses.items():
         for other in others:
@@ -114,8 +116,7 @@ def check(crate, show_edges):
 def main():
     words = sys.argv[1:]
     crates = [word for word in words if not word.startswith("-")]
-    crates = crates or sorted(path.parent.parent.name for path in ROOT.glob("crates/*/src/") if path.is_dir())
-    crates = crates or sorted(path.name for path in (ROOT / "crates").iterdir())
+    crates = crates or sorted(path.parent.name for path in ROOT.glob("crates/*/src"))
     failed = [check(crate, "--edges" in words) for crate in crates]
     return any(failed)
 
