@@ -52,6 +52,14 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let name = &args.command[0];
     let file = match find::program(name) {
         Ok(file) => file,
+        // An option that is misspelt is the program's name for the parser of options.
+        Err(_) if name.as_encoded_bytes().starts_with(b"-") => {
+            let name = Path::new(name).display();
+            output::eprint_line(&format!(
+                "manylane: unknown option {name}: 'manylane run --help' lists them"
+            ));
+            return ExitCode::from(EXIT_LAUNCH_FAILED);
+        }
         Err(missing) => {
             output::eprint_line(&format!("manylane: {}: {}", Path::new(name).display(), missing.reason()));
             return ExitCode::from(missing.exit_code());

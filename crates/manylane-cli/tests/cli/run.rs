@@ -117,6 +117,7 @@ fn a_program_ends_as_without_it() {
 fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
     for (words, code, hint) in [
         (&["--", "no-such-program"][..], 127, "no-such-program: no such program"),
+        (&["--no-such-option", "--", "true"][..], 125, "unknown option --no-such-option"),
         (&["--", "/etc/passwd"], 126, "permission denied"),
         (&["--", "/etc"], 126, "permission denied"),
         (&["--"], 2, "PROGRAM"),
