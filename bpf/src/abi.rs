@@ -114,7 +114,7 @@ impl FilterEntry {
 /// address.
 pub type RuleKey = [u8; 20];
 /// What of a socket's was dropped (`struct ml_filter_drops`): denied, limited.
-pub type Refused = [u64; 2];
+pub type FilterDropWords = [u64; 2];
 
 const _: () = assert!(size_of::<Limit>() == 48);
 const _: () = assert!(offset_of!(Limit, mask) == 16);

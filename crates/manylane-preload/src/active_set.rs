@@ -18,8 +18,8 @@
 //! 3. One in nine on the average in which somebody did: rest ends, and begins anew only after 16
 //!    times as many.
 //!
-//! Who is awake changes once in [`LOOKS`] slices, some half a second: each thread has its turn, as
-//! it would have without lanes.
+//! Who is awake changes once in [`REBALANCE_INTERVAL`] slices, some half a second: each thread has
+//! its turn, as it would have without lanes.
 //!
 //! Processors are those of the threads' affinity masks, which are looked at whenever lanes change
 //! hands, and at each such turn; and no more than a quota of the control group that was there at

@@ -1,7 +1,7 @@
 //! Counters of a lane: written by its thread alone, readable from any other without a lock.
 //!
 //! On the receiving side `arrived` is `delivered` plus each receive loss, on the sending side
-//! `offered` is `sent` plus each send loss: [`lane_counters!`] says of each counter which it is,
+//! `offered` is `sent` plus each send loss: `lane_counters!` says of each counter which it is,
 //! and everything else here follows from that table. The program that steers counts on its own, so
 //! that the first sum can be checked against it ([`LaneCounters::steered`]).
 

@@ -166,8 +166,8 @@ impl Lane {
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
-        let overload = shared.config.drop_policy;
-        let pacer = WaitGovernor::new(shared.config.wait);
+        let drop_policy = shared.config.drop_policy;
+        let governor = WaitGovernor::new(shared.config.wait);
         let opened = Instant::now();
         Self {
             shared,
@@ -178,8 +178,8 @@ impl Lane {
             readiness: None,
             caps: can,
             timeout: None,
-            drop_policy: overload,
-            governor: pacer,
+            drop_policy,
+            governor,
             opened,
             is_low_latency: false,
             load,

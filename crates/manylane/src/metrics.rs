@@ -79,44 +79,32 @@ fn add_socket(page: &mut MetricsPage, handle: &Handle) {
     let counters = handle.counters();
     let (address, engine) = handle.identity();
     let (address, engine) = (address.to_string(), engine.to_string());
-    let socket = [("socket", address.as_str()), ("engine", engine.as_str())];
-    let with = |label: &'static str, text: &str| -> Vec<(&'static str, String)> {
-        let all = socket.iter().map(|(label, text)| (*label, (*text).to_owned()));
-        all.chain([(label, text.to_owned())]).collect()
-    };
-    let mut add = |name: &str, kind, labels: &[(&'static str, String)], value| {
-        let labels: Vec<(&str, &str)> = labels.iter().map(|(label, text)| (*label, text.as_str())).collect();
-        page.add(name, kind, &labels, value);
-    };
-    let own: Vec<_> = socket.iter().map(|(label, text)| (*label, (*text).to_owned())).collect();
-    add("manylane_lanes", "gauge", &own, counters.lanes.len() as u64);
-    add("manylane_waiting", "gauge", &with("policy", &handle.wait_policy().to_string()), 1);
+    let (socket, engine) = (("socket", address.as_str()), ("engine", engine.as_str()));
+    page.add("manylane_lanes", "gauge", &[socket, engine], counters.lanes.len() as u64);
+    let policy = handle.wait_policy().to_string();
+    page.add("manylane_waiting", "gauge", &[socket, engine, ("policy", &policy)], 1);
     let closed = (counters.closed != LaneCounters::default()).then(|| ("closed".into(), counters.closed));
     let lanes = counters.lanes.iter().map(|(id, lane)| (id.to_string(), *lane));
     for (id, lane) in lanes.chain(closed) {
-        let labels = with("lane", &id);
-        for (name, value) in lane.named() {
-            if let Some(value) = value {
-                add(&format!("manylane_lane_{name}_total"), "counter", &labels, value);
-            }
+        for (name, value) in lane.named().into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            let name = format!("manylane_lane_{name}_total");
+            page.add(&name, "counter", &[socket, engine, ("lane", &id)], value);
         }
     }
     for lane in handle.lanes() {
-        let labels = with("lane", &lane.id.to_string());
-        for (name, value) in gauges(&lane) {
-            if let Some(value) = value {
-                add(&format!("manylane_lane_{name}"), "gauge", &labels, value);
-            }
+        let id = lane.id.to_string();
+        for (name, value) in gauges(&lane).into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            page.add(&format!("manylane_lane_{name}"), "gauge", &[socket, engine, ("lane", &id)], value);
         }
     }
     let drops = counters.filter_drops;
     for (reason, count) in [("denied", drops.denied), ("limited", drops.limited)] {
-        add("manylane_filter_dropped_total", "counter", &with("reason", reason), count);
+        let labels = [socket, engine, ("reason", reason)];
+        page.add("manylane_filter_dropped_total", "counter", &labels, count);
     }
     for (device, outcome, count) in handle.xdp_counts() {
-        let mut labels = with("device", &device);
-        labels.push(("outcome", outcome.to_owned()));
-        add("manylane_xdp_frames_total", "counter", &labels, count);
+        let labels = [socket, engine, ("device", &device), ("outcome", outcome)];
+        page.add("manylane_xdp_frames_total", "counter", &labels, count);
     }
 }
 

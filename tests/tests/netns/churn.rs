@@ -17,10 +17,9 @@ use manylane_testbed::{Layout, Testbed};
 use manylane_tests::{Client, Serving, send_and_wait};
 
 /// Datagrams a second; and how many lanes come and go meanwhile, one after the other without a
-/// pause: from three to six, to two, and up again. Each waits for a grace period of the kernel,
-/// which takes long on a busy machine.
+/// pause. Each waits for a grace period of the kernel, which takes long on a busy machine.
 const RATE: f64 = 50_000.0;
-const CHANGES: u64 = 12;
+const CHANGES: u64 = 40;
 /// Of these there are at least so many.
 const COUNT: u64 = 20_000;
 

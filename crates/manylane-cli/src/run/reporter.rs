@@ -110,7 +110,7 @@ impl Reporter {
     /// If the document cannot be written.
     pub(super) fn finish(self, end: Exit, json: Option<Box<dyn Write>>) -> Result<()> {
         let report = self.report();
-        let FilterDrops { denied, limited, .. } = refused(self.filter.as_ref());
+        let FilterDrops { denied, limited, .. } = filter_drops(self.filter.as_ref());
         if !self.quiet {
             output::eprint_line(&text(&report));
             if denied + limited > 0 {
@@ -193,14 +193,14 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
     for fallback in &report.fallbacks {
         page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
     }
-    let FilterDrops { denied, limited, .. } = refused(filter);
+    let FilterDrops { denied, limited, .. } = filter_drops(filter);
     for (reason, count) in [("denied", denied), ("limited", limited)] {
         page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
     page.to_string()
 }
 
-fn refused(filter: Option<&FilterHandle>) -> FilterDrops {
+fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
     filter.map(FilterHandle::drops).unwrap_or_default()
 }
 

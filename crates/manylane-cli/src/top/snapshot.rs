@@ -18,7 +18,7 @@ pub(super) struct Snapshot {
     pub(super) at: Option<Instant>,
     /// By process, socket, and lane.
     pub(super) lanes: BTreeMap<Key, Lane>,
-    pub(super) sockets: BTreeMap<(u32, String), Refused>,
+    pub(super) sockets: BTreeMap<(u32, String), FilterDrops>,
     /// By launcher, socket, device and queue.
     pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
     pub(super) cores: BTreeMap<u32, Core>,
@@ -60,7 +60,7 @@ pub(super) struct Lane {
 
 /// Datagrams that a socket did not let in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct FilterDrops {
     pub(super) denied: u64,
     pub(super) limited: u64,
 }

@@ -80,7 +80,8 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long a lane that serves pauses when that pays: see [`Builder::rx_coalesce`].
+    /// How long a lane that serves pauses when that pays: see
+    /// [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
     pub(crate) fn rx_coalesce(&self) -> Duration {
         let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
         self.config.rx_coalesce.unwrap_or_else(|| {

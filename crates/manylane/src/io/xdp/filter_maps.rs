@@ -18,7 +18,7 @@ pub(super) struct FilterMaps {
     name: String,
     filters: Array<MapData, abi::FilterWords>,
     rules: LpmTrie<MapData, abi::RuleKey, u32>,
-    drops: PerCpuArray<MapData, abi::Refused>,
+    drops: PerCpuArray<MapData, abi::FilterDropWords>,
     /// What is in place, by number of the socket.
     installed: Vec<BTreeMap<Prefix, Rule>>,
 }

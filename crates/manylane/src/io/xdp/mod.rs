@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`filter`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
-//! | [`XdpIo::receive`]: payloads, by the program's [`note`]; else lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
+//! | [`XdpIo::receive`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
@@ -137,7 +137,7 @@ pub(crate) struct XdpIo {
 #[derive(Clone, Copy)]
 pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
-    /// See [`XdpIo::read`].
+    /// See [`XdpIo::parsed`].
     parsed: &'a [Datagram],
     /// Whether datagrams carry ECN.
     pub(crate) ecn: bool,
@@ -279,7 +279,7 @@ impl XdpIo {
         &mut self,
         most: usize,
         datagram_size: usize,
-        overload: DropPolicy,
+        drop_policy: DropPolicy,
         cells: &Cells,
     ) -> RecvSummary {
         self.current = None;
@@ -306,7 +306,7 @@ impl XdpIo {
                     self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                     break;
                 }
-                if overload == DropPolicy::Head && frames == most && queue.is_half_full() {
+                if drop_policy == DropPolicy::Head && frames == most && queue.is_half_full() {
                     // No more than the ring can hold: more may come all the time.
                     for _ in 0..queue.xsk.backlog().1 as usize / most {
                         if frames < most || !queue.xsk.has_received() {

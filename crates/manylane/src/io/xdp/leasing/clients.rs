@@ -1,10 +1,10 @@
 //! Those who have connected: who they are, and what they ask.
 //!
-//! A program connects by what is in its environment ([`LeaseToken`](manylane_sys::lease::Ticket)),
-//! and asks at once. Anybody can do so in this network namespace, as often as they like: who says
-//! nothing, or what is no question, is sent away, and whoever comes next is heard meanwhile. Queues
-//! are for who has the secret, and is of the user that this process runs as, or, if that is root,
-//! of one other: the first that asks.
+//! A program connects by what is in its environment
+//! ([`LeaseToken`](manylane_sys::lease::LeaseToken)), and asks at once. Anybody can do so in this
+//! network namespace, as often as they like: who says nothing, or what is no question, is sent
+//! away, and whoever comes next is heard meanwhile. Queues are for who has the secret, and is of
+//! the user that this process runs as, or, if that is root, of one other: the first that asks.
 
 use std::io;
 use std::net::UdpSocket;
