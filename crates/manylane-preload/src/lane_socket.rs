@@ -67,30 +67,44 @@ impl BoundAddr {
         }
     }
 
-    /// The same address with another port; loopback in place of the wildcard.
-    fn unreachable_addr(&self) -> Self {
+    fn is_wildcard(&self) -> bool {
+        self.addr().is_none_or(|addr| addr.ip().is_unspecified())
+    }
+
+    /// The same with another address and port; for IPv6, `ip` may be an IPv4 address.
+    fn with(&self, ip: IpAddr, port: u16) -> Self {
         let mut other = *self;
         let at = (&raw mut other.storage).cast::<u8>();
-        match c_int::from(self.storage.ss_family) {
-            libc::AF_INET => {
+        match (c_int::from(self.storage.ss_family), ip) {
+            (libc::AF_INET, IpAddr::V4(ip)) => {
                 // SAFETY: as in addr(); `other` is ours alone.
                 let v4 = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
-                v4.sin_port = 1_u16.to_be();
-                if v4.sin_addr.s_addr == 0 {
-                    v4.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
-                }
+                v4.sin_port = port.to_be();
+                v4.sin_addr.s_addr = u32::from(ip).to_be();
             }
-            libc::AF_INET6 => {
+            (libc::AF_INET6, ip) => {
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
                 // SAFETY: as above.
                 let v6 = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
-                v6.sin6_port = 1_u16.to_be();
-                if v6.sin6_addr.s6_addr == [0; 16] {
-                    v6.sin6_addr.s6_addr = Ipv6Addr::LOCALHOST.octets();
-                }
+                v6.sin6_port = port.to_be();
+                v6.sin6_addr.s6_addr = ip.octets();
             }
             _ => {}
         }
         other
+    }
+
+    /// The same address with another port; loopback in place of the wildcard.
+    fn unreachable_addr(&self) -> Self {
+        let ip = match self.addr().map(|addr| addr.ip()) {
+            Some(IpAddr::V6(ip)) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            Some(ip) if !ip.is_unspecified() => ip,
+            _ => Ipv4Addr::LOCALHOST.into(),
+        };
+        self.with(ip, 1)
     }
 
     fn as_ptr(&self) -> *const sockaddr {
@@ -115,11 +129,10 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     }
     sockopt::replicate(fd, lane, true);
     sockopt::set_recv_timeout(lane, WAIT_SLICE_MS as u64 * 1000);
-    let wildcard = bound.addr().is_none_or(|addr| addr.ip().is_unspecified());
     let mut ready = sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
         && sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
     // Bound to one address of the machine, a socket gets nothing that others get, too.
-    if wildcard {
+    if bound.is_wildcard() {
         ready &= steer::unicast_only()
             .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
     }
@@ -212,13 +225,46 @@ pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]
     call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
 }
 
+/// Where lanes of a wildcard go that are left: no program has this address, and nothing comes there.
+const RETIRED_ADDR: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
+/// All hosts (RFC 1112): no datagram has such a source.
+const NO_SOURCE_ADDR: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+/// The number that each network namespace gives its own loopback device (`LOOPBACK_IFINDEX`).
+const LOOPBACK_INDEX: c_int = 1;
+
 /// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more.
 /// It is connected to where nothing comes from; where no route leads there, its filter has to do.
+///
+/// A bound socket keeps its port until it is closed, which this one is not while anybody may still
+/// receive from it: a copy of a process may for long. So it does what it can not to be in the way
+/// of other sockets on that port: it leaves a wildcard for an address of its own, and bars nobody
+/// who asks for SO_REUSEADDR or SO_REUSEPORT.
 pub(crate) fn retire(lane: c_int) {
     attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
+    let mut alone = false;
     if let Some(bound) = bound_addr(lane) {
-        let nowhere = bound.unreachable_addr();
-        call::connect(lane, nowhere.as_ptr(), nowhere.len);
+        alone = bound.is_wildcard() && move_away(lane, &bound);
+        if !alone {
+            let nowhere = bound.unreachable_addr();
+            call::connect(lane, nowhere.as_ptr(), nowhere.len);
+        }
     }
-    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    // Where others can be bound, too, it would be in a group with them.
+    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, c_int::from(alone));
+}
+
+/// Moves a socket from a wildcard to [`RETIRED_ADDR`]. To connect settles the local address, and to
+/// connect to a multicast group makes it the one that IP_MULTICAST_IF names. Not possible without a
+/// loopback device that is up, nor from `::` with IPV6_V6ONLY.
+fn move_away(lane: c_int, bound: &BoundAddr) -> bool {
+    let source = libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: 0 },
+        imr_address: libc::in_addr { s_addr: u32::from(RETIRED_ADDR).to_be() },
+        imr_ifindex: LOOPBACK_INDEX,
+    };
+    let (at, len) = ((&raw const source).cast(), size_of::<libc::ip_mreqn>() as socklen_t);
+    let to = bound.with(NO_SOURCE_ADDR.into(), 1);
+    call::setsockopt(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, at, len) == 0
+        && call::connect(lane, to.as_ptr(), to.len) == 0
 }
