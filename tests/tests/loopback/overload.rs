@@ -26,12 +26,16 @@ fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, Lan
     let last = sent - u32::try_from(dropped).unwrap();
     drop(release);
     let mut numbers = Vec::new();
+    let next = || match handled.recv_timeout(TEST_TIMEOUT) {
+        Ok((_, number)) => number,
+        Err(err) => panic!("{err} of {sent}: {:?}", serving.handle.counters().total()),
+    };
     while numbers.last() != Some(&last) {
-        numbers.push(handled.recv_timeout(TEST_TIMEOUT).unwrap().1);
+        numbers.push(next());
     }
     // The lane has caught up, whoever won.
     client.send(&(sent + 1).to_be_bytes());
-    assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap().1, sent + 1);
+    assert_eq!(next(), sent + 1);
     let total = serving.stop().unwrap().total();
     assert_eq!(total.kernel_dropped + total.xsk_dropped, dropped, "{total:?}");
     assert_eq!(total.arrived(), u64::from(sent) + 2, "{total:?}");

@@ -71,8 +71,14 @@ fn echo_one(hands: &mut LaneDriver) -> bool {
     is_there
 }
 
+/// Receives what was offered, each datagram once. Not in order: a veth pair hands a datagram to the
+/// CPU that sends it, and those that a queueing discipline held are sent by the CPU of its timer.
 fn expect(client: &Client, sizes: &[usize]) {
-    sizes.iter().zip(0..).for_each(|(size, seed)| client.expect(&pattern(seed, *size)));
+    let mut due: Vec<_> = sizes.iter().zip(0..).map(|(size, seed)| pattern(seed, *size)).collect();
+    let mut came: Vec<_> = sizes.iter().map(|_| client.recv()).collect();
+    due.sort();
+    came.sort();
+    assert!(came == due, "{:?} came", came.iter().map(Vec::len).collect::<Vec<_>>());
 }
 
 /// Sizes of which no two neighbours make a train: each is larger than the one before.
