@@ -225,7 +225,7 @@ pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]
     call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
 }
 
-/// Where lanes of a wildcard go that are left: no program has this address, and nothing comes there.
+/// Where lanes of a wildcard go that are left: no program is bound there, and nothing comes.
 const RETIRED_ADDR: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
 /// All hosts (RFC 1112): no datagram has such a source.
 const NO_SOURCE_ADDR: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
