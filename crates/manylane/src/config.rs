@@ -85,7 +85,7 @@ pub(crate) const BATCH_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Builder {
     /// What [`check`](Self::check) has yet to look at.
-    config: Config,
+    pub(crate) config: Config,
     lanes: Option<usize>,
     gro: Option<bool>,
     limits: Vec<Limit>,

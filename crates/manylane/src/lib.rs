@@ -17,15 +17,14 @@
 //! ```
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once),
-//! `probe` (what the machine can do), `placement` (which core),
-//! `steer` (which lane), `lane`, `wait` (what it does while there is nothing), `io` (the engine),
-//! `batch` (what was received), the application, `outbox` (what is sent), `counters`. `socket` and
-//! `serve` hold them together. Beside the path are [`capture`] (seeing what lanes of the engine
-//! `xdp` receive and send), `metrics` (counters as text, and served by HTTP when asked for),
-//! [`control`] (other processes that ask for them) and `filter` (limits and prefixes, which
-//! `io::xdp` enforces).
+//! `probe` (what the machine can do), `placement` (which core), `steer` (which lane), `lane`, `wait`
+//! (what it does while there is nothing), `io` (the engine, and the batch that it received), the
+//! application, `outbox` (what is sent), `counters`. `group` is what the lanes of a socket have in
+//! common, and `socket` and `serve` hold all of it together. Beside the path are [`capture`] (seeing
+//! what lanes of the engine `xdp` receive and send), `metrics` (counters as text, and served by HTTP
+//! when asked for), [`control`] (other processes that ask for them, known by `peer`) and `filter`
+//! (limits and prefixes, which `io::xdp` enforces). A module uses none that uses it.
 
-mod batch;
 pub mod capture;
 mod config;
 pub mod control;
@@ -33,11 +32,14 @@ mod counters;
 mod drop_policy;
 mod error;
 mod filter;
+mod group;
 mod io;
 mod lane;
+mod lane_shared;
 mod metrics;
 mod metrics_port;
 mod outbox;
+mod peer;
 mod placement;
 mod port_owner;
 mod probe;
@@ -48,13 +50,13 @@ mod verify;
 mod vlan;
 mod wait;
 
-pub use batch::{Batch, Datagram, Ecn};
 pub use config::{Builder, Engine};
 pub use counters::{Counters, LaneCounters, LaneId, NamedCounters};
 pub use drop_policy::DropPolicy;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, Limit, Prefix, Rule};
 pub use io::Capabilities;
+pub use io::batch::{Batch, Datagram, Ecn};
 pub use io::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
 pub use io::xdp::{FilterDrops, FilterHandle, XdpQueue};
 pub use lane::{Lane, Received};

@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use manylane_sys::sock;
 
 use crate::counters::{Count, LaneCounters};
-use crate::lane::LaneShared;
+use crate::lane_shared::LaneShared;
 use crate::socket::Handle;
 
 /// A page of metrics. Samples of one family stand together, as the format wants it, in whichever

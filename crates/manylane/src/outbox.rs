@@ -11,9 +11,9 @@ use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{self, SendBatch};
 use manylane_sys::sock;
 
-use crate::batch::{Datagram, DatagramMeta};
 use crate::counters::{Cells, Count};
 use crate::error as errno;
+use crate::io::batch::{Datagram, DatagramMeta};
 use crate::io::xdp::send::XdpSender;
 
 /// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is

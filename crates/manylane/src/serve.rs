@@ -2,34 +2,26 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use manylane_sys::mmsg::Wait;
-use manylane_sys::{cpu, tick};
+use manylane_sys::cpu;
 
-use crate::batch::Batch;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::group::Shared;
+use crate::io::batch::Batch;
 use crate::lane::{Lane, Received};
 use crate::outbox::Outbox;
-use crate::socket::{Shared, Socket};
+use crate::socket::{Event, Socket};
 
 /// How long an idle lane sleeps at most before it looks whether it has to leave.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 /// Failed receives in a row after which a lane gives up.
 const ERRORS_MAX: u32 = 1000;
-
-/// What the loop of `serve` hears.
-pub(crate) enum Event {
-    /// A lane was added: give it a thread.
-    Run(Box<Lane>),
-    /// The thread of a lane has ended.
-    Ended(Result<()>),
-}
 
 /// What a closure for one lane is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +60,9 @@ impl Socket {
         M: FnMut(LaneInfo) -> F,
         F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Send,
     {
-        let Self { shared, lanes } = self;
+        let Self { shared, server, lanes } = self;
         let (events, inbox) = mpsc::channel();
-        *shared.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
+        server.set(Some(events.clone()));
         let mut outcome = Ok(());
         thread::scope(|scope| {
             let mut running = 0;
@@ -112,7 +104,7 @@ impl Socket {
                 }
             }
         });
-        *shared.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        server.set(None);
         // Lanes that were added in the very moment of stopping never ran: they close here.
         drop(inbox);
         outcome.map(|()| shared.counters())
@@ -164,11 +156,10 @@ where
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
     // A lane that polls sleeps after that.
     let idle = shared.config.wait.spin_time() + IDLE_TIMEOUT;
-    let mut coalesce = lane.new_rx_coalesce();
+    let mut pauses = lane.pauses();
     let mut errors = 0;
     while !lane.is_draining() {
-        let received = if coalesce.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
-        let taken = match received {
+        let taken = match lane.recv_serving(&pauses, idle) {
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == ERRORS_MAX => return Err(err),
@@ -182,11 +173,7 @@ where
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
         }
-        if lane.is_within_round() {
-            coalesce.accumulate(taken.messages);
-        } else if let Some(pause) = coalesce.next_delay(taken.messages) {
-            tick::sleep(pause);
-        }
+        lane.pause_after(&mut pauses, taken.messages);
     }
     // Nothing more may arrive: the lane is out of steering, or it has stopped receiving. The latter
     // also if the socket is stopped only now, or if more comes than was queued: where the kernel
@@ -194,7 +181,7 @@ where
     let mut queued = lane.queued();
     loop {
         lane.maybe_shut_down(queued == 0);
-        let taken = match lane.recv_batch(Wait::Never) {
+        let taken = match lane.recv_batch() {
             Ok(taken) if taken.messages == 0 => return Ok(()),
             Ok(taken) => taken,
             Err(err) if errors == ERRORS_MAX => return Err(err),

@@ -41,9 +41,9 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::unix_socket;
 
 use self::wire::{Description, Reply, Request};
-use crate::control::{self, run_in_netns};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
+use crate::peer::{self, run_in_netns};
 
 /// How long a process may take for an answer, and until a capture has started.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,7 +89,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     let mut found = Targets::default();
     // A process in a PID namespace of its own calls itself by another number; who is behind the
     // name is looked at.
-    let own = of.and_then(control::inner_pid);
+    let own = of.and_then(peer::inner_pid);
     for name in wire::listeners(&listed) {
         let Some(named) = wire::pid_of(name) else { continue };
         if of.is_some_and(|pid| pid != named && own != Some(named)) {
@@ -99,7 +99,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
         let Ok(connection) = unix_socket::connect(name, REPLY_TIMEOUT) else { continue };
         let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
         let pid = of.unwrap_or(named);
-        if let Err(why) = control::verify_peer(peer, pid, unix_socket::effective_uid()) {
+        if let Err(why) = peer::verify_peer(peer, pid, unix_socket::effective_uid()) {
             found.refused.push((pid, why));
             continue;
         }

@@ -1,5 +1,4 @@
-//! Opening by what was said: what does not go together is refused by name, and the engine is
-//! chosen.
+//! What does not go together is refused by name.
 
 use std::time::Duration;
 
@@ -7,57 +6,13 @@ use manylane_bpf::abi;
 
 use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Engine, check_range};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::uring;
-use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBackend};
 
 /// Longest pause between batches: every wait of a lane has a bound.
 const RX_COALESCE_MAX: Duration = Duration::from_millis(20);
 
 impl Builder {
-    /// Checks the options and opens the socket: every lane is bound and ready when this returns.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the
-    /// message names the option, the capability, the limit or the sysctl.
-    pub fn open(&self) -> Result<Socket> {
-        match self.config.engine {
-            Engine::Auto => self.open_auto(),
-            Engine::Uring => self.open_uring(),
-            Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
-        }
-    }
-
-    fn open_uring(&self) -> Result<Socket> {
-        let config = self.check()?;
-        let Err(err) = uring::check(&config) else { return Socket::open(config) };
-        let why = err.chain();
-        let socket = Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
-        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
-        Ok(socket)
-    }
-
-    /// Engine `auto`.
-    fn open_auto(&self) -> Result<Socket> {
-        let mut fallback = None;
-        if self.config.xdp.devices.is_some() {
-            let mut by_xdp = self.clone();
-            by_xdp.config.engine = Engine::Xdp;
-            match by_xdp.check().and_then(Socket::open) {
-                Ok(socket) => return Ok(socket),
-                // No other one can hold anything back.
-                Err(err) if self.has_filter() => return Err(err),
-                Err(err) => fallback = Some(err.chain()),
-            }
-        }
-        let socket = Socket::open(Config { fallback, ..self.check()? })?;
-        if let Some(why) = socket.fallback() {
-            log::info!("{}: engine {}, not xdp: {why}", socket.local_addr(), socket.engine());
-        }
-        Ok(socket)
-    }
-
-    fn has_filter(&self) -> bool {
+    pub(crate) fn has_filter(&self) -> bool {
         !self.limits.is_empty() || !self.rules.is_empty()
     }
 

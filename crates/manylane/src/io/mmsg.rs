@@ -18,10 +18,14 @@ use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock::{self, Buffer, Flag};
 
-use super::{Capabilities, Messages, RecvSummary};
-use crate::batch::{Batch, Origin};
+use super::batch::{Batch, Origin};
+use super::messages::Messages;
+use super::socket_queue::{SocketQueue, TakeMessages};
+use super::{Capabilities, Parts, RecvSummary};
 use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine};
+use crate::counters::Count;
 use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
+use crate::lane_shared::LaneShared;
 use crate::port_owner;
 
 /// How a lane's socket joins the others.
@@ -134,41 +138,112 @@ pub(crate) fn needs_ancillary(config: &Config, addr: &SocketAddr, can: Capabilit
     can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
 }
 
-/// The rings of one lane.
+/// Receives of a lane that closes, which throw away what is left.
+const DISCARD_BUDGET: usize = 1 << 14;
+
+/// One lane of engine `mmsg`; what others receive from devices has one beside it.
 pub(crate) struct MmsgIo {
-    recv: RecvRing,
+    pub(super) queue: SocketQueue,
+    recv: MmsgRecv,
     send: SendRing,
+    /// The receive timeout that the socket has.
+    timeout: Option<Duration>,
+}
+
+/// The headers and buffers that messages are received with.
+struct MmsgRecv {
+    ring: RecvRing,
     /// What the kernel said of each message of the last batch; old where it said nothing.
     ancillary: Box<[Ancillary]>,
 }
 
+impl TakeMessages for MmsgRecv {
+    #[inline]
+    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+        let wait = if wait.is_some() { Wait::First } else { Wait::Never };
+        let messages = self.ring.recv(lane.fd.as_fd(), wait)?;
+        Ok(Messages::Mmsg(&self.ring).parse_ancillary(messages, &mut self.ancillary))
+    }
+
+    fn held(&self) -> usize {
+        0
+    }
+}
+
 impl MmsgIo {
-    pub(crate) fn new(config: &Config, addr: &SocketAddr, can: Capabilities) -> Result<Self> {
+    pub(super) fn new(
+        config: &Config,
+        addr: &SocketAddr,
+        can: Capabilities,
+        queue: SocketQueue,
+    ) -> Result<Self> {
         let control = needs_ancillary(config, addr, can);
         // The largest datagram fits with a byte to spare, so that only what is larger counts as cut
         // off.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
-        let recv = RecvRing::new(options).map_err(memory)?;
+        let ring = RecvRing::new(options).map_err(memory)?;
+        let ancillary = vec![Ancillary::default(); if control { can.batch } else { 0 }].into();
         let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
-        let said = vec![Ancillary::default(); if control { can.batch } else { 0 }].into_boxed_slice();
-        Ok(Self { recv, send, ancillary: said })
+        Ok(Self { queue, recv: MmsgRecv { ring, ancillary }, send, timeout: None })
     }
 
-    /// Takes a batch from `fd` and reads what the kernel says about it.
+    /// Takes a batch of what is there.
     #[inline]
-    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<RecvSummary> {
-        let messages = self.recv.recv(fd, wait)?;
-        Ok(Messages::Mmsg(&self.recv).parse_ancillary(messages, &mut self.ancillary))
+    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+        self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
+    }
+
+    /// Sleeps in the receive itself, for at most `timeout`, of which the kernel may leave out a
+    /// quarter.
+    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        self.queue.lane.cells.add(Count::Sleeps, 1);
+        if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
+            // Below a microsecond it would mean for ever.
+            let bound = timeout.max(Duration::from_micros(1));
+            sock::set_recv_timeout(self.fd(), bound).map_err(|err| Error::system("receive timeout", err))?;
+            self.timeout = Some(timeout);
+        }
+        self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
+    }
+
+    /// Sleeps for `time`, which is short: to the microsecond.
+    pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        self.queue.lane.cells.add(Count::Sleeps, 1);
+        sock::wait_readable(self.fd(), time);
+        self.recv()
     }
 
     /// The batch that was taken last, and the ring to answer through.
-    pub(crate) fn split<'a>(
-        &'a mut self,
-        taken: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, &'a mut SendRing) {
-        let from = Origin::Messages(Messages::Mmsg(&self.recv), &self.ancillary);
-        (Batch::new(from, bound, taken.messages, taken.datagrams), &mut self.send)
+    #[inline]
+    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
+        Parts { batch: Batch::new(origin, bound, taken), socket: self.send.batch(), xdp: None }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.queue.lane.fd.as_fd()
+    }
+
+    /// Datagrams that there is room for while the lane pauses.
+    pub(super) fn recv_capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    /// Messages that may be in the socket's queue now, at most.
+    pub(super) fn queued_max(&self) -> usize {
+        self.queue.queued_max()
+    }
+
+    /// Throws away, and counts, what is still queued.
+    pub(super) fn discard(&mut self) {
+        for _ in 0..DISCARD_BUDGET {
+            match self.recv.take(&self.queue.lane, None) {
+                Ok(taken) if taken.messages > 0 => {
+                    self.queue.lane.cells.add(Count::Discarded, taken.datagrams as u64);
+                }
+                _ => return,
+            }
+        }
     }
 }

@@ -1,14 +1,38 @@
-//! Engines: how a lane talks to the kernel. One file each, with the same few operations.
+//! Engines: how a lane talks to the kernel. One file or folder each, with the same few operations;
+//! which one a lane has, only [`Io`] knows.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | [`mmsg`], [`uring`], [`xdp`] | the engines; the latter two contain the first, for what they leave to the kernel's socket |
+//! | [`socket_queue`] | what those have in common that take from a kernel socket: the load that steering reads, old datagrams dropped |
+//! | [`messages`], [`frames`] | the bytes of a batch, where the engine received them |
+//! | [`batch`] | what the application sees of them |
 
+pub(crate) mod batch;
+mod frames;
+mod messages;
 pub(crate) mod mmsg;
+mod socket_queue;
 pub(crate) mod uring;
 pub(crate) mod xdp;
 
-use manylane_sys::control::Ancillary;
-use manylane_sys::mmsg::{Message, RecvRing, Totals};
-use manylane_sys::uring::UringRecv;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::batch;
+use manylane_sys::map::SharedWords;
+use manylane_sys::mmsg::SendBatch;
+
+use self::batch::Batch;
+use self::mmsg::MmsgIo;
+use self::socket_queue::{LoadWords, SocketQueue};
+use self::uring::UringIo;
+use self::xdp::send::XdpSender;
+use self::xdp::{XdpControl, XdpIo};
+use crate::config::{Config, Engine};
+use crate::error::Result;
+use crate::lane_shared::LaneShared;
 
 /// What an engine on this socket can do. Nobody asks which engine it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,51 +60,165 @@ pub(crate) struct RecvSummary {
     pub(crate) gro_messages: usize,
 }
 
-/// Where messages of kernel sockets are.
-#[derive(Clone, Copy)]
-pub(crate) enum Messages<'a> {
-    /// In the buffers of a ring of headers.
-    Mmsg(&'a RecvRing),
-    /// In buffers that the kernel picked.
-    Uring(&'a UringRecv),
+/// The batch that was received last, and the ways to answer.
+pub(crate) struct Parts<'a> {
+    pub(crate) batch: Batch<'a>,
+    /// By the kernel's socket.
+    pub(crate) socket: SendBatch<'a>,
+    /// Past the kernel's stack, tried first.
+    pub(crate) xdp: Option<XdpSender<'a>>,
 }
 
-impl<'a> Messages<'a> {
-    /// Message `index` of the last receive.
+/// The engine of one lane. Each operation is one call per batch, or rarer.
+#[expect(clippy::large_enum_variant, reason = "one per lane, reached through no pointer")]
+pub(crate) enum Io {
+    Mmsg(MmsgIo),
+    Uring(UringIo),
+    Xdp(XdpIo),
+}
+
+/// Calls a method of the engine, which all of them have.
+macro_rules! each {
+    ($io:expr, $engine:ident => $call:expr) => {
+        match $io {
+            Self::Mmsg($engine) => $call,
+            Self::Uring($engine) => $call,
+            Self::Xdp($engine) => $call,
+        }
+    };
+}
+
+impl Io {
+    /// The engine of a lane whose socket is bound to `addr`: the one that `config` names.
+    pub(crate) fn new(
+        config: &Config,
+        addr: &SocketAddr,
+        can: Capabilities,
+        lane: &Arc<LaneShared>,
+        load: Option<Arc<SharedWords>>,
+        xdp: Option<&Arc<XdpControl>>,
+    ) -> Result<Self> {
+        let load = load.map(|words| LoadWords::new(words, lane));
+        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, load);
+        let socket = MmsgIo::new(config, addr, can, queue)?;
+        Ok(match (config.engine, xdp) {
+            (Engine::Uring, _) => Self::Uring(UringIo::new(config, can, socket)?),
+            (_, Some(control)) => {
+                Self::Xdp(XdpIo::new(control, socket, Arc::clone(lane), can, config.drop_policy)?)
+            }
+            _ => Self::Mmsg(socket),
+        })
+    }
+
+    /// Takes a batch of what is there; it may be empty.
     #[inline]
-    pub(crate) fn message(self, index: usize) -> Message<'a> {
+    pub(crate) fn recv(&mut self) -> Result<RecvSummary> {
+        each!(self, engine => engine.recv())
+    }
+
+    /// Takes what may have come behind a full batch.
+    #[inline]
+    pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
         match self {
-            Self::Mmsg(ring) => ring.message(index),
-            Self::Uring(ring) => ring.message(index),
+            Self::Xdp(xdp) => xdp.recv_more(),
+            _ => self.recv(),
         }
     }
 
-    /// Looks at the `messages` that were received, and keeps what the kernel said of each in
-    /// `said`, which has a place for each where there are control messages at all.
+    /// The poll of this number since the lane began to spin: as [`recv`](Self::recv), but for what
+    /// costs a system call although nothing has come.
     #[inline]
-    pub(crate) fn parse_ancillary(self, messages: usize, said: &mut [Ancillary]) -> RecvSummary {
-        let Totals { bytes, truncated, with_control } = match self {
-            Self::Mmsg(ring) => ring.totals(),
-            Self::Uring(ring) => ring.totals(),
-        };
-        let mut taken = RecvSummary { messages, datagrams: messages, bytes, truncated, gro_messages: 0 };
-        if with_control == 0 {
-            return taken;
+    pub(crate) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
+        match self {
+            Self::Xdp(xdp) => xdp.poll(number),
+            _ => self.recv(),
         }
-        for index in 0..messages {
-            let message = self.message(index);
-            if !message.has_ancillary() {
-                continue;
-            }
-            let ancillary = message.ancillary();
-            let datagrams = batch::segment_count(message.data.len(), ancillary.segment_size);
-            // A message is one already.
-            taken.datagrams += datagrams - 1;
-            taken.gro_messages += usize::from(datagrams > 1);
-            if let Some(place) = said.get_mut(index) {
-                *place = ancillary;
-            }
+    }
+
+    /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a
+    /// quarter, and takes it.
+    pub(crate) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        each!(self, engine => engine.sleep(timeout))
+    }
+
+    /// As [`sleep`](Self::sleep), for `time`, which is short: to the microsecond.
+    pub(crate) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        match self {
+            Self::Mmsg(mmsg) => mmsg.sleep_precise(time),
+            Self::Uring(uring) => uring.sleep_precise(time),
+            Self::Xdp(xdp) => xdp.sleep(time),
         }
-        taken
+    }
+
+    /// Whether a queue whose turn has not come since the lane last paused has something. Each has
+    /// one turn: who goes on for as long as something comes never pauses.
+    #[inline]
+    pub(crate) fn is_within_round(&mut self) -> bool {
+        match self {
+            Self::Xdp(xdp) => xdp.is_within_round(),
+            _ => false,
+        }
+    }
+
+    /// The batch that was taken last is over: what is sent next is no reply.
+    pub(crate) fn end_batch(&mut self) {
+        match self {
+            Self::Mmsg(_) => {}
+            Self::Uring(uring) => uring.end_batch(),
+            Self::Xdp(xdp) => xdp.end_batch(),
+        }
+    }
+
+    /// What was `taken` last, and the ways to answer; the socket is `bound` there.
+    #[inline]
+    pub(crate) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        each!(self, engine => engine.split(taken, bound))
+    }
+
+    /// What is readable while [`recv`](Self::recv) would bring something; the same one for as long
+    /// as the lane lives.
+    pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Mmsg(mmsg) => mmsg.fd(),
+            Self::Uring(uring) => uring.readiness(),
+            Self::Xdp(xdp) => xdp.readiness(),
+        }
+    }
+
+    /// Datagrams that there is room for while the lane pauses.
+    pub(crate) fn recv_capacity(&self) -> usize {
+        each!(self, engine => engine.recv_capacity())
+    }
+
+    /// Messages that may be in the kernel socket's queue now, at most.
+    pub(crate) fn queued_max(&self) -> usize {
+        each!(self, engine => engine.queued_max())
+    }
+
+    /// Gives queues of devices to the other lanes, as far as there are any.
+    pub(crate) fn release_queues(&mut self) {
+        if let Self::Xdp(xdp) = self {
+            xdp.release_queues();
+        }
+    }
+
+    /// Throws away, and counts, what is still queued: the lane closes.
+    pub(crate) fn discard(&mut self) {
+        each!(self, engine => engine.discard());
+    }
+
+    /// Closes the queues of devices that are left.
+    pub(crate) fn close_queues(&mut self) {
+        if let Self::Xdp(xdp) = self {
+            xdp.close_queues();
+        }
+    }
+
+    /// Whether the kernel may have the socket for a moment yet when all is closed.
+    pub(crate) fn has_left_ring(&self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.has_left_ring(),
+            _ => false,
+        }
     }
 }

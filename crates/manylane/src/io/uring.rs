@@ -1,7 +1,6 @@
 //! Engine `uring`: a kernel socket, and a receive that the kernel was asked for once.
 //!
-//! It stands beside the rings of engine `mmsg`, which send, take what a lane steals, and receive
-//! where io_uring fails.
+//! It has the rings of engine `mmsg`, which send, and receive where io_uring fails.
 //!
 //! | stage | who owns the buffer | when it is full or missing |
 //! |---|---|---|
@@ -12,10 +11,9 @@
 //! | the next receive | the kernel again, all at once | - |
 //! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane; what was taken is handed out first |
 //!
-//! Between calls everything waits in the socket's queue: it is there that it counts, and that
-//! others may steal.
+//! Between calls everything waits in the socket's queue: it is there that it counts.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,12 +23,15 @@ use manylane_sys::control::Ancillary;
 use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
-use super::{Capabilities, Messages, RecvSummary};
-use crate::batch::Origin;
+use super::batch::{Batch, Origin};
+use super::messages::Messages;
+use super::mmsg::{MmsgIo, needs_ancillary};
+use super::socket_queue::TakeMessages;
+use super::{Capabilities, Parts, RecvSummary};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
 use crate::error::{EPERM, Error, Result};
-use crate::io::mmsg::needs_ancillary;
+use crate::lane_shared::LaneShared;
 
 /// Messages that the kernel takes out of a socket at one go, with room to spare
 /// (`MULTISHOT_MAX_RETRY`): so many buffers more than a batch has are never short.
@@ -46,8 +47,21 @@ const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 const RING: u64 = 1;
 const SOCKET: u64 = 2;
 
-/// The ring of one lane.
+/// One lane of engine `uring`.
 pub(crate) struct UringIo {
+    /// The way to receive, until io_uring fails.
+    ring: Option<UringRing>,
+    /// Sends, and receives then.
+    socket: MmsgIo,
+    /// What tells of readiness since io_uring failed, if the ring's descriptor did before: it stays
+    /// the same one.
+    readiness: Option<Epoll>,
+    /// A ring that is given up may have the socket for a moment yet.
+    has_left_ring: bool,
+}
+
+/// The ring of one lane.
+struct UringRing {
     recv: UringRecv,
     options: UringOptions,
     /// What the kernel said of each message of the last batch; old where it said nothing.
@@ -126,7 +140,131 @@ fn forbidden_by(set: &str) -> String {
 }
 
 impl UringIo {
-    pub(crate) fn new(config: &Config, can: Capabilities) -> Result<Self> {
+    pub(super) fn new(config: &Config, can: Capabilities, socket: MmsgIo) -> Result<Self> {
+        let ring = Some(UringRing::new(config, can)?);
+        Ok(Self { ring, socket, readiness: None, has_left_ring: false })
+    }
+
+    /// Takes a batch of what is there.
+    #[inline]
+    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+        self.recv_within(None)
+    }
+
+    /// Sleeps in the receive itself, for at most `timeout`.
+    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        if self.ring.is_none() {
+            return self.socket.sleep(timeout);
+        }
+        self.socket.queue.lane.cells.add(Count::Sleeps, 1);
+        self.recv_within(Some(timeout))
+    }
+
+    pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        if self.ring.is_none() { self.socket.sleep_precise(time) } else { self.sleep(time) }
+    }
+
+    #[inline]
+    fn recv_within(&mut self, wait: Option<Duration>) -> Result<RecvSummary> {
+        let Some(ring) = &mut self.ring else { return self.socket.recv() };
+        match self.socket.queue.recv(ring, wait) {
+            Err(err) if ring.recv.is_broken() => {
+                self.give_up(&err);
+                self.socket.recv()
+            }
+            received => received.map_err(|err| self.socket.queue.recv_error(err)),
+        }
+    }
+
+    /// io_uring has failed, with all that it had taken handed out: the socket is as good as ever.
+    #[cold]
+    fn give_up(&mut self, err: &io::Error) {
+        let lane = &self.socket.queue.lane;
+        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", lane.id);
+        lane.cells.add(Count::UringFallbacks, 1);
+        if let Some(mut ring) = self.ring.take() {
+            ring.recv.stop();
+            self.has_left_ring |= ring.recv.is_socket_pinned();
+            self.readiness = ring.into_readiness();
+        }
+    }
+
+    pub(super) fn end_batch(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.is_current = false;
+        }
+    }
+
+    #[inline]
+    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        let mut parts = self.socket.split(taken, bound);
+        if let Some(origin) = self.ring.as_ref().and_then(UringRing::origin) {
+            parts.batch = Batch::new(origin, bound, taken);
+        }
+        parts
+    }
+
+    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+        match (&self.ring, &self.readiness) {
+            (Some(ring), _) => ring.readiness(self.socket.fd()),
+            (None, Some(readiness)) => readiness.as_fd(),
+            (None, None) => self.socket.fd(),
+        }
+    }
+
+    pub(super) fn recv_capacity(&self) -> usize {
+        self.socket.recv_capacity()
+    }
+
+    /// Messages that may be in the socket's queue now, at most.
+    pub(super) fn queued_max(&self) -> usize {
+        self.socket.queued_max()
+    }
+
+    /// Whether the kernel may have the socket for a moment yet when all is closed.
+    pub(super) fn has_left_ring(&self) -> bool {
+        self.has_left_ring
+    }
+
+    /// Throws away, and counts, what is still queued, first what the ring holds.
+    pub(super) fn discard(&mut self) {
+        if let Some(mut ring) = self.ring.take() {
+            let lane = &self.socket.queue.lane;
+            ring.recv.stop();
+            // It ends with what the ring holds; an error says that this was nothing.
+            while let Ok(taken) = ring.take(lane, None)
+                && taken.messages > 0
+            {
+                lane.cells.add(Count::Discarded, taken.datagrams as u64);
+            }
+            self.has_left_ring |= ring.recv.is_socket_pinned();
+        }
+        self.socket.discard();
+    }
+}
+
+impl TakeMessages for UringRing {
+    /// Takes a batch, and reads what the kernel says about it.
+    #[inline]
+    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+        self.is_current = false;
+        let messages = self.recv.recv(lane.fd.as_fd(), wait)?;
+        if self.recv.buffer_shortages() != self.buffer_shortages
+            || self.recv.ring_replacements() != self.ring_replacements
+        {
+            self.adapt(&lane.cells);
+        }
+        self.is_current = messages > 0;
+        Ok(Messages::Uring(&self.recv).parse_ancillary(messages, &mut self.ancillary))
+    }
+
+    fn held(&self) -> usize {
+        self.recv.pending()
+    }
+}
+
+impl UringRing {
+    fn new(config: &Config, can: Capabilities) -> Result<Self> {
         let control = needs_ancillary(config, &config.addr, can);
         let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
         let mut recv = UringRecv::new(options).map_err(failed)?;
@@ -150,26 +288,6 @@ impl UringIo {
         })
     }
 
-    /// Takes a batch from `socket`, which has to come within `wait`, and reads what the kernel says
-    /// about it.
-    #[inline]
-    pub(crate) fn recv(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        wait: Option<Duration>,
-        cells: &Cells,
-    ) -> io::Result<RecvSummary> {
-        self.is_current = false;
-        let messages = self.recv.recv(socket, wait)?;
-        if self.recv.buffer_shortages() != self.buffer_shortages
-            || self.recv.ring_replacements() != self.ring_replacements
-        {
-            self.adapt(cells);
-        }
-        self.is_current = messages > 0;
-        Ok(Messages::Uring(&self.recv).parse_ancillary(messages, &mut self.ancillary))
-    }
-
     /// More buffers where they were too few; another ring is watched in place of the last one.
     #[cold]
     fn adapt(&mut self, cells: &Cells) {
@@ -191,38 +309,13 @@ impl UringIo {
         }
     }
 
-    /// Whether io_uring itself has failed: the socket has not.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.recv.is_broken()
-    }
-
-    /// The last batch is not the ring's.
-    pub(crate) fn end_batch(&mut self) {
-        self.is_current = false;
-    }
-
-    /// Messages that were taken out of the socket and are not handed out yet.
-    pub(crate) fn prefetched(&self) -> usize {
-        self.recv.pending()
-    }
-
-    /// Whether the kernel may have the socket for a moment yet when all is closed.
-    pub(crate) fn has_socket_ref(&self) -> bool {
-        self.recv.is_socket_pinned()
-    }
-
-    /// Takes nothing more out of the socket: only what was taken already comes from now on.
-    pub(crate) fn stop(&mut self) {
-        self.recv.stop();
-    }
-
     /// The batch that was taken last, if it came from here.
-    pub(crate) fn origin(&self) -> Option<Origin<'_>> {
+    fn origin(&self) -> Option<Origin<'_>> {
         self.is_current.then_some(Origin::Messages(Messages::Uring(&self.recv), &self.ancillary))
     }
 
     /// What is readable while [`recv`](Self::recv) would bring something.
-    pub(crate) fn readiness(&self, socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
+    fn readiness(&self, socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
         if !self.is_registered.swap(true, Ordering::Relaxed) {
             self.register(RING, self.recv.as_fd());
             self.register(SOCKET, socket);
@@ -232,7 +325,7 @@ impl UringIo {
 
     /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event
     /// loop may wait on it, and from now on it tells of the socket alone.
-    pub(crate) fn into_readiness(self) -> Option<Epoll> {
+    fn into_readiness(self) -> Option<Epoll> {
         if !self.is_registered.into_inner() {
             return None;
         }

@@ -1,17 +1,19 @@
 //! Control over a socket from any thread.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use super::Shared;
 #[cfg(doc)]
 use super::Socket;
+use super::open::open_lane;
+use super::{Event, Server};
 use crate::config::Engine;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::group::Shared;
 use crate::io::xdp::{FilterHandle, XdpQueue};
-use crate::lane::{Lane, LaneShared};
-use crate::serve::Event;
+use crate::lane::Lane;
+use crate::lane_shared::LaneShared;
 use crate::steer::EffectiveSteering;
 use crate::wait::WaitPolicy;
 
@@ -19,6 +21,7 @@ use crate::wait::WaitPolicy;
 #[derive(Clone)]
 pub struct Handle {
     pub(super) shared: Arc<Shared>,
+    pub(super) server: Arc<Server>,
 }
 
 impl Handle {
@@ -53,7 +56,7 @@ impl Handle {
     /// change as lanes and devices come and go.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
+        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
     }
 
     /// By what limits and prefixes can be changed while the socket is open, with engine `xdp`.
@@ -63,7 +66,7 @@ impl Handle {
     pub fn filter(&self) -> Result<FilterHandle> {
         let message = "limit, allow and deny need the engine xdp";
         let none = || Error::new(ErrorKind::Unsupported, message);
-        self.shared.xdp.get().map(|plane| plane.filter.clone()).ok_or_else(none)
+        self.shared.xdp.as_ref().map(|plane| plane.filter.clone()).ok_or_else(none)
     }
 
     /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`,
@@ -71,13 +74,13 @@ impl Handle {
     /// on the same devices count too. Empty with any other engine than `xdp`.
     #[must_use]
     pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
-        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.counts())
+        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.counts())
     }
 
     /// The steering in force.
     #[must_use]
     pub fn steering(&self) -> EffectiveSteering {
-        self.shared.control().steer.effective()
+        self.shared.steering()
     }
 
     /// Ids of the open lanes.
@@ -99,9 +102,8 @@ impl Handle {
                 "the socket does not serve: open_lane() gives a lane to drive by hand",
             )
         };
-        let server =
-            self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
-        let lane = self.shared.open_lane()?;
+        let server = self.server.events().ok_or_else(idle)?;
+        let lane = open_lane(&self.shared)?;
         let id = lane.id();
         server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
         Ok(id)
@@ -113,7 +115,7 @@ impl Handle {
     /// # Errors
     /// Whatever is in the way of opening a lane.
     pub fn open_lane(&self) -> Result<Lane> {
-        self.shared.open_lane()
+        open_lane(&self.shared)
     }
 
     /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed.

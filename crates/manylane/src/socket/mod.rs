@@ -1,44 +1,50 @@
-//! The socket: opening its lanes, and everything that concerns more than one of them.
-//!
-//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its
-//! buffers, and only then is steered to. A lane that leaves is taken out of steering, a grace
-//! period passes, its queue is drained by its own thread, and its socket is parked for the next
-//! lane: no socket of the group closes before all do (see `Steer::needs_parking` for why).
+//! The socket: what can be asked of it, from the thread that opened it and from others.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `shared.rs` | what lanes have in common; lanes that come; counters of all of them |
-//! | `shutdown.rs` | lanes that leave, and the end of the socket |
-//! | `handle.rs` | control from any thread |
+//! | [`open`] | how it is opened: the engine is chosen, lanes come, queues of devices at last |
+//! | [`handle`] | control from any thread |
 //!
-//! Here is how a socket is opened, and what can be asked of it.
+//! What its lanes have in common is in `group`.
 
 mod handle;
-mod shared;
-mod shutdown;
+mod open;
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
-
-use manylane_sys::{cpu, sock};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use crate::config::{Builder, Config, Engine};
-use crate::counters::LaneCounters;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::group::{self, Shared};
 use crate::io::Capabilities;
-use crate::io::mmsg::{self, PortSharing};
-use crate::io::xdp::{XdpControl, XdpQueue};
+use crate::io::xdp::XdpQueue;
 use crate::lane::Lane;
-use crate::placement;
-use crate::steer::{EffectiveSteering, Steer};
-use crate::wait::{self, EffectiveWait};
+use crate::steer::EffectiveSteering;
+use crate::wait::EffectiveWait;
 
 pub use handle::Handle;
-pub(crate) use shared::Shared;
-use shared::{Control, capabilities};
+
+/// What the loop of `serve` is told.
+pub(crate) enum Event {
+    /// A lane was added: give it a thread.
+    Run(Box<Lane>),
+    /// The thread of a lane has ended.
+    Ended(Result<()>),
+}
+
+/// The loop of `serve`, while it runs.
+#[derive(Default)]
+pub(crate) struct Server(Mutex<Option<mpsc::Sender<Event>>>);
+
+impl Server {
+    pub(crate) fn set(&self, events: Option<mpsc::Sender<Event>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = events;
+    }
+
+    fn events(&self) -> Option<mpsc::Sender<Event>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// One bound address with many lanes.
 ///
@@ -46,6 +52,7 @@ use shared::{Control, capabilities};
 /// them out.
 pub struct Socket {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) server: Arc<Server>,
     pub(crate) lanes: Vec<Lane>,
 }
 
@@ -66,77 +73,10 @@ impl Socket {
         Builder::new(addr)
     }
 
-    pub(crate) fn open(mut config: Config) -> Result<Self> {
-        let allowed = cpu::affinity().map_err(|err| Error::system("reading the CPU affinity", err))?;
-        let cpus =
-            config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
-        let cores = if cpus.is_empty() { allowed.len() } else { cpus.len() };
-        let waiting = wait::resolve_policy(config.wait, config.engine, config.lanes, cores);
-        (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
-        let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
-        let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
-        let (first, can) = mmsg::open(&config, &config.addr, join)?;
-        let addr =
-            sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
-        (config.gro, config.gso) = (can.gro, can.gso);
-        let lanes = config.lanes;
-        let control = Control {
-            steer,
-            lanes: Vec::new(),
-            parked: Vec::new(),
-            orphaned: Vec::new(),
-            closed: LaneCounters::default(),
-            next_id: 0,
-            is_reuse_port: config.reuse_port,
-        };
-        let shared = Arc::new(Shared {
-            config,
-            addr,
-            cpus,
-            xdp: OnceLock::new(),
-            control: Mutex::new(control),
-            lane_closed: Condvar::new(),
-            stopping: AtomicBool::new(false),
-            events: Mutex::new(None),
-        });
-        let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
-        let mut control = socket.shared.control();
-        let first = socket.shared.add(&mut control, 0, Arc::new(first), can)?;
-        let admitted = control.steer.admit(0, first.lane_shared().fd.as_fd(), first.cpu());
-        drop(control);
-        admitted?;
-        socket.lanes.push(first);
-        for at in 1..lanes {
-            let named =
-                |err: Error| Error::with(err.kind(), format!("lane {} of {lanes}: {err}", at + 1), err);
-            let lane = socket.shared.open_lane().map_err(named)?;
-            socket.lanes.push(lane);
-        }
-        if socket.shared.config.engine == Engine::Xdp {
-            socket.open_queues()?;
-        }
-        log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
-        Ok(socket)
-    }
-
-    /// Opens the XDP side: last, so that every companion is ready for what XDP does not take.
-    fn open_queues(&mut self) -> Result<()> {
-        let plane = XdpControl::open(&self.shared.config, self.shared.addr)?;
-        for lane in &mut self.lanes {
-            lane.attach_queues(plane.add_lane(lane.id())?)?;
-        }
-        // Here, where nobody waits for a datagram: the first time it measures.
-        self.shared.rx_coalesce();
-        plane.start()?;
-        // It was empty: the socket is being opened.
-        _ = self.shared.xdp.set(plane);
-        Ok(())
-    }
-
     /// The queues of devices that feed lanes, with engine `xdp`; none with any other.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
+        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
     }
 
     /// The address that the socket is bound to, with the port that the kernel picked if it was to.
@@ -180,13 +120,13 @@ impl Socket {
     /// What the engine can do on this socket.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        capabilities(&self.shared.config)
+        group::capabilities(&self.shared.config)
     }
 
     /// A handle for other threads: counters, lanes that come and go, stopping.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle { shared: Arc::clone(&self.shared) }
+        Handle { shared: Arc::clone(&self.shared), server: Arc::clone(&self.server) }
     }
 
     /// Hands the lanes out, to be driven by hand.

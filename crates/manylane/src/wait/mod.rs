@@ -19,19 +19,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use manylane_sys::busy_poll;
-use manylane_sys::measure::Epoll;
-use manylane_sys::uring::UringRecv;
-
-use crate::config::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::uring;
 
 /// Longest time without sleep: a lane has to notice a stop.
 pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long the kernel looks at the device unless the user says.
-const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
+pub(crate) const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
 /// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve)
 /// and [`Lane::recv_timeout`](crate::Lane::recv_timeout).
@@ -136,58 +130,6 @@ pub struct EffectiveWait {
     pub reason: Option<String>,
 }
 
-/// What can be had of `wanted` with this engine, for so many lanes on so many cores.
-pub(crate) fn resolve_policy(
-    wanted: WaitPolicy,
-    engine: Engine,
-    lanes: usize,
-    cores: usize,
-) -> EffectiveWait {
-    let (policy, why) = match wanted {
-        WaitPolicy::Adaptive if lanes > cores => (
-            WaitPolicy::Sleep,
-            Some(format!("{lanes} lanes share {cores} cores: one that spins keeps another waiting")),
-        ),
-        WaitPolicy::BusyPoll(time) => match try_busy_poll(engine) {
-            Ok(()) => (wanted, None),
-            Err(err) => (WaitPolicy::Spin(time), Some(err.chain())),
-        },
-        _ => (wanted, None),
-    };
-    EffectiveWait { policy, reason: why }
-}
-
-/// Whether the kernel looks at devices in the calls of lanes of this engine.
-fn try_busy_poll(engine: Engine) -> Result<()> {
-    match engine {
-        Engine::Uring => try_uring_napi(),
-        Engine::Xdp => try_socket_busy_poll().and_then(|()| try_epoll_busy_poll()),
-        Engine::Mmsg | Engine::Auto => try_socket_busy_poll(),
-    }
-}
-
-/// Tries it on a socket.
-pub(crate) fn try_socket_busy_poll() -> Result<()> {
-    busy_poll::probe().map_err(|err| {
-        let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
-        Error::system(advice, err)
-    })
-}
-
-/// Tries it on an epoll.
-pub(crate) fn try_epoll_busy_poll() -> Result<()> {
-    let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET));
-    tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
-}
-
-/// Tries it on a ring.
-pub(crate) fn try_uring_napi() -> Result<()> {
-    uring::run_in_thread(|| {
-        let tried = UringRecv::probe_busy_poll();
-        tried.map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,20 +166,5 @@ mod tests {
         }
         assert!("spin:1000001".parse::<WaitPolicy>().unwrap_err().to_string().ends_with("is more than 1s"));
         assert_eq!(WaitPolicy::Spin(Duration::ZERO).check().unwrap(), WaitPolicy::Sleep);
-    }
-
-    #[test]
-    fn lanes_that_share_a_core_do_not_spin_by_themselves() {
-        let settled = |policy, lanes| resolve_policy(policy, Engine::Mmsg, lanes, 2);
-        assert_eq!(
-            settled(WaitPolicy::Adaptive, 2),
-            EffectiveWait { policy: WaitPolicy::Adaptive, reason: None }
-        );
-        let crowded = settled(WaitPolicy::Adaptive, 3);
-        assert_eq!(crowded.policy, WaitPolicy::Sleep);
-        assert!(crowded.reason.unwrap().starts_with("3 lanes share 2 cores"));
-        // Whoever insists has it.
-        let spin = WaitPolicy::Spin(Duration::from_micros(5));
-        assert_eq!(settled(spin, 3).policy, spin);
     }
 }

@@ -28,11 +28,11 @@ use manylane_sys::xsk;
 
 use self::queues::State;
 use super::SocketIndex;
-use super::XdpIo;
 use super::checks;
 use super::device::{AttachMode, Device};
 use super::filter::FilterHandle;
-use super::route::{Change, LocalState, Routes};
+use super::mailbox::Mailbox;
+use super::route::{Change, LocalState, Reader, Routes};
 use crate::capture::listener::CaptureListener;
 use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
@@ -83,9 +83,10 @@ enum DeviceSelection {
 
 /// The XDP side of a socket.
 pub(crate) struct XdpControl {
-    bound_addr: SocketAddr,
+    pub(super) bound_addr: SocketAddr,
     only_v6: bool,
-    ecn: bool,
+    /// Whether datagrams carry ECN.
+    pub(super) ecn: bool,
     /// Most packets of a batch.
     pub(super) batch: usize,
     /// For how long waits of lanes poll the device.
@@ -259,12 +260,19 @@ impl XdpControl {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane that has no queue yet.
-    pub(crate) fn add_lane(self: &Arc<Self>, lane: LaneId) -> Result<XdpIo> {
-        let tap = self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane));
-        let io = XdpIo::new(Arc::clone(self), lane, self.routes.reader(), tap, self.bound_addr, self.ecn)?;
-        self.state().add_lane(lane, io.mailbox());
-        Ok(io)
+    /// A lane that can be given queues, from now on.
+    pub(super) fn add_lane(&self, lane: LaneId, mailbox: Arc<Mailbox>) {
+        self.state().add_lane(lane, mailbox);
+    }
+
+    /// Where a lane finds next hops.
+    pub(super) fn route_reader(&self) -> Reader {
+        self.routes.reader()
+    }
+
+    /// Where a lane shows what it receives and sends.
+    pub(super) fn tap(&self, lane: LaneId) -> Tap {
+        self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane))
     }
 
     /// Gives the lanes that there are their queues. From here on frames for the bound address come

@@ -10,11 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use manylane_sys::measure::EpollHandle;
 
-use super::LaneQueue;
-
-/// Names a queue as long as it is open; never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct QueueId(pub(super) u64);
+use super::lane_queue::{LaneQueue, QueueId};
 
 /// What a lane is to do with a queue that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,9 +20,9 @@ use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
 
-use super::Meta;
 use super::route::{NextHop, Reader};
 use crate::capture::tap::Tap;
+use crate::io::frames::Meta;
 
 /// Bytes of IP and UDP headers in front of a payload.
 const HEADERS_LEN_V4: usize = 28;

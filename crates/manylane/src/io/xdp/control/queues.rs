@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
-use super::super::LaneQueue;
 use super::super::SocketIndex;
 use super::super::device::Device;
 use super::super::filter::FilterHandle;
-use super::super::mailbox::{Mailbox, QueueCommand, QueueId};
+use super::super::lane_queue::{LaneQueue, QueueId};
+use super::super::mailbox::{Mailbox, QueueCommand};
 use super::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
 use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};

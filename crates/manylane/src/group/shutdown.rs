@@ -11,7 +11,7 @@ use manylane_sys::{barrier, sock};
 use super::Shared;
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{DRAINING, LaneShared, RETIRING, SHUT_DOWN};
+use crate::lane_shared::{DRAINING, LaneShared, RETIRING, SHUT_DOWN};
 
 /// How long the removal of a lane waits for its thread to finish the batch that it works on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,7 +43,7 @@ impl Shared {
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
-            if let Some(plane) = self.xdp.get() {
+            if let Some(plane) = self.xdp.as_ref() {
                 plane.retire(lane.id);
             }
             lane.state.store(RETIRING, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Shared {
         if lane.state.swap(SHUT_DOWN, Ordering::Relaxed) == SHUT_DOWN {
             return;
         }
-        if let Some(plane) = self.xdp.get() {
+        if let Some(plane) = self.xdp.as_ref() {
             plane.disable_lane(lane.id);
         }
         // Without the filter, what arrives between here and the close is lost uncounted: nothing
@@ -103,7 +103,7 @@ impl Shared {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
-        if let Some(plane) = self.xdp.get().filter(|_| is_last) {
+        if let Some(plane) = self.xdp.as_ref().filter(|_| is_last) {
             plane.close();
         }
         self.lane_closed.notify_all();
@@ -114,7 +114,7 @@ impl Shared {
     pub(crate) fn stop(&self) {
         let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
-        if let Some(plane) = self.xdp.get() {
+        if let Some(plane) = self.xdp.as_ref() {
             plane.stop_updates();
         }
         for lane in &control.lanes {
@@ -126,12 +126,12 @@ impl Shared {
 
     /// The queues of a lane are drained, and it closes.
     pub(crate) fn remove_queues(&self, lane: LaneId) {
-        if let Some(plane) = self.xdp.get() {
+        if let Some(plane) = self.xdp.as_ref() {
             plane.remove_lane(lane);
         }
     }
 
-    pub(super) fn remove_lane(&self, id: LaneId) -> Result<()> {
+    pub(crate) fn remove_lane(&self, id: LaneId) -> Result<()> {
         let unknown = || Error::new(ErrorKind::State, format!("the socket has no open lane {id}"));
         let lane =
             self.lanes().into_iter().find(|lane| lane.id == id && lane.is_open()).ok_or_else(unknown)?;

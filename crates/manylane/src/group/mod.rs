@@ -1,10 +1,22 @@
 //! What the lanes of a socket have in common: how one more of them comes, and what all of them have
 //! counted.
+//!
+//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its
+//! buffers, and only then is steered to. A lane that leaves is taken out of steering, a grace
+//! period passes, its queue is drained by its own thread, and its socket is parked for the next
+//! lane: no socket of the group closes before all do (see `Steer::needs_parking` for why).
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | here | lanes that come; counters of all of them |
+//! | [`shutdown`] | lanes that leave, and the end of the socket |
+
+mod shutdown;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use manylane_bpf::abi;
@@ -14,14 +26,12 @@ use manylane_sys::sock::{self, Flag};
 use crate::config::{Config, Engine};
 use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::Capabilities;
-use crate::io::mmsg::{self, MmsgIo, PortSharing};
-use crate::io::uring::UringIo;
+use crate::io::mmsg::{self, PortSharing};
 use crate::io::xdp::XdpControl;
-use crate::lane::{Lane, LaneShared, OPEN};
+use crate::io::{Capabilities, Io};
+use crate::lane_shared::{LaneShared, OPEN};
 use crate::port_owner;
-use crate::serve::Event;
-use crate::steer::{Slot, Steer};
+use crate::steer::{EffectiveSteering, Slot, Steer};
 use crate::wait::WaitPolicy;
 
 /// What the lanes of a socket have in common.
@@ -29,30 +39,35 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) addr: SocketAddr,
     /// CPUs to give to lanes, in turn; empty without pinning.
-    pub(super) cpus: Vec<usize>,
+    cpus: Vec<usize>,
     /// The XDP side, with engine `xdp`.
-    pub(super) xdp: OnceLock<Arc<XdpControl>>,
-    pub(super) control: Mutex<Control>,
+    pub(crate) xdp: Option<Arc<XdpControl>>,
+    control: Mutex<Control>,
     /// Signalled when a lane has closed.
-    pub(super) lane_closed: Condvar,
-    pub(super) stopping: AtomicBool,
-    /// The loop of `serve`, while it runs.
-    pub(crate) events: Mutex<Option<mpsc::Sender<Event>>>,
+    lane_closed: Condvar,
+    stopping: AtomicBool,
+}
+
+/// What a new lane is made of.
+pub(crate) struct LaneParts {
+    pub(crate) lane_shared: Arc<LaneShared>,
+    pub(crate) io: Io,
+    pub(crate) caps: Capabilities,
 }
 
 /// What only control looks at.
-pub(super) struct Control {
-    pub(super) steer: Steer,
-    pub(super) lanes: Vec<Arc<LaneShared>>,
+struct Control {
+    steer: Steer,
+    lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group that serve no lane.
-    pub(super) parked: Vec<(Slot, Arc<OwnedFd>)>,
+    parked: Vec<(Slot, Arc<OwnedFd>)>,
     /// Inodes of sockets that rings of other threads than the one that dropped their lane have
     /// used.
-    pub(super) orphaned: Vec<u64>,
-    pub(super) closed: LaneCounters,
-    pub(super) next_id: u64,
+    orphaned: Vec<u64>,
+    closed: LaneCounters,
+    next_id: u64,
     /// Whether the first socket lets others join it.
-    pub(super) is_reuse_port: bool,
+    is_reuse_port: bool,
 }
 
 impl Control {
@@ -75,7 +90,40 @@ impl Control {
 }
 
 impl Shared {
-    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+    /// A socket that has no lane yet.
+    pub(crate) fn new(
+        config: Config,
+        addr: SocketAddr,
+        cpus: Vec<usize>,
+        steer: Steer,
+        xdp: Option<Arc<XdpControl>>,
+    ) -> Self {
+        let control = Control {
+            steer,
+            lanes: Vec::new(),
+            parked: Vec::new(),
+            orphaned: Vec::new(),
+            closed: LaneCounters::default(),
+            next_id: 0,
+            is_reuse_port: config.reuse_port,
+        };
+        Self {
+            config,
+            addr,
+            cpus,
+            xdp,
+            control: Mutex::new(control),
+            lane_closed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// The steering in force.
+    pub(crate) fn steering(&self) -> EffectiveSteering {
+        self.control().steer.effective()
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
         // Nothing that holds the lock leaves it in a state that a later holder could not use.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,12 +140,6 @@ impl Shared {
         })
     }
 
-    /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings
-    /// of its queues.
-    pub(crate) fn recv_capacity(&self, lane: &Lane) -> usize {
-        self.xdp.get().map_or(usize::MAX, |plane| plane.ring_capacity()).min(lane.recv_capacity())
-    }
-
     /// The open lanes.
     pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
         self.control().lanes.clone()
@@ -107,8 +149,9 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Opens one more lane and steers to it.
-    pub(super) fn open_lane(self: &Arc<Self>) -> Result<Lane> {
+    /// Opens one more lane and steers to it. Also what could not be steered to is a lane, which
+    /// closes as any other.
+    pub(crate) fn open_lane(&self) -> Result<(LaneParts, Result<()>)> {
         let mut control = self.control();
         // Under the lock: a lane that is opened is one that a stop tells to end.
         if self.is_stopping() {
@@ -136,24 +179,18 @@ impl Shared {
                 (slot, Arc::new(fd), can)
             }
         };
-        let mut lane = self.add(&mut control, slot, fd, can)?;
-        let admitted =
-            control.steer.admit(lane.lane_shared().slot, lane.lane_shared().fd.as_fd(), lane.cpu());
-        // A lane that could not be admitted closes, for which it needs the lock.
-        drop(control);
-        admitted?;
-        // The first lanes get their queues when all are there.
-        if let Some(plane) = self.xdp.get() {
-            lane.attach_queues(plane.add_lane(lane.id())?)?;
-            plane.rebalance();
-        }
-        Ok(lane)
+        self.add(&mut control, slot, fd, can)
+    }
+
+    /// Makes the first lane, of a socket that is bound alone or into a group of others.
+    pub(crate) fn add_first(&self, fd: OwnedFd, can: Capabilities) -> Result<(LaneParts, Result<()>)> {
+        self.add(&mut self.control(), 0, Arc::new(fd), can)
     }
 
     /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering
     /// of its sockets: the kernel lets other processes of the same user in once there are two
     /// lanes.
-    pub(super) fn check_group(&self, control: &Control) -> Result<()> {
+    fn check_group(&self, control: &Control) -> Result<()> {
         let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
         let Some(who) = port_owner::find_foreign(&self.addr, &ours) else { return Ok(()) };
@@ -161,28 +198,32 @@ impl Shared {
         Err(Error::new(ErrorKind::InUse, message))
     }
 
-    /// Makes a lane of a bound socket. It is not steered to yet.
-    pub(super) fn add(
-        self: &Arc<Self>,
+    /// Makes a lane of a bound socket, and steers to it.
+    fn add(
+        &self,
         control: &mut Control,
         slot: Slot,
         fd: Arc<OwnedFd>,
-        can: Capabilities,
-    ) -> Result<Lane> {
-        let io = MmsgIo::new(&self.config, &self.addr, can)?;
-        let by_uring = self.config.engine == Engine::Uring;
-        let uring = by_uring.then(|| UringIo::new(&self.config, can)).transpose()?;
+        caps: Capabilities,
+    ) -> Result<(LaneParts, Result<()>)> {
         let id = LaneId(control.next_id);
+        let lane_shared = Arc::new(LaneShared {
+            id,
+            slot,
+            cpu: self.cpus.get(id.0 as usize % self.cpus.len().max(1)).copied(),
+            cells: Cells::new(),
+            state: AtomicU8::new(OPEN),
+            tid: AtomicI32::new(0),
+            drops_before: sock::queue_state(fd.as_fd()).unwrap_or_default().drops,
+            steered_before: control.steer.steered(slot).unwrap_or(0),
+            fd,
+        });
+        let load = control.steer.load_words();
+        let io = Io::new(&self.config, &self.addr, caps, &lane_shared, load, self.xdp.as_ref())?;
         control.next_id += 1;
-        let cpu = self.cpus.get(id.0 as usize % self.cpus.len().max(1)).copied();
-        let drops_before = sock::queue_state(fd.as_fd()).unwrap_or_default().drops;
-        let steered_before = control.steer.steered(slot).unwrap_or(0);
-        let state = AtomicU8::new(OPEN);
-        let (tid, cells) = (AtomicI32::new(0), Cells::new());
-        let me = LaneShared { id, slot, fd, cpu, cells, state, tid, drops_before, steered_before };
-        let me = Arc::new(me);
-        control.lanes.push(Arc::clone(&me));
-        Ok(Lane::new(Arc::clone(self), me, io, uring, can, control.steer.load_words()))
+        control.lanes.push(Arc::clone(&lane_shared));
+        let admitted = control.steer.admit(slot, lane_shared.fd.as_fd(), lane_shared.cpu);
+        Ok((LaneParts { lane_shared, io, caps }, admitted))
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -194,20 +235,20 @@ impl Shared {
             closed: control.closed,
             steered_short,
             steered_by_kernel,
-            filter_drops: self.xdp.get().map(|plane| plane.filter.drops()).unwrap_or_default(),
+            filter_drops: self.xdp.as_ref().map(|plane| plane.filter.drops()).unwrap_or_default(),
         }
     }
 
-    pub(super) fn counters_of(&self, control: &Control, lane: &LaneShared) -> LaneCounters {
+    fn counters_of(&self, control: &Control, lane: &LaneShared) -> LaneCounters {
         let mut counters = lane.counters();
         counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
-        counters.xsk_dropped = self.xdp.get().map_or(0, |plane| plane.dropped(lane.id));
+        counters.xsk_dropped = self.xdp.as_ref().map_or(0, |plane| plane.dropped(lane.id));
         counters
     }
 }
 
 /// What a socket that was opened before with the same options can do.
-pub(super) fn capabilities(config: &Config) -> Capabilities {
+pub(crate) fn capabilities(config: &Config) -> Capabilities {
     Capabilities {
         batch: config.batch,
         datagram_size: if config.gro { crate::config::DATAGRAM_SIZE_MAX } else { config.datagram_size },

@@ -11,8 +11,9 @@ use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::Message;
 
-use crate::io::Messages;
-use crate::io::xdp::{Frames, Meta};
+use super::RecvSummary;
+use super::frames::{Frames, Meta};
+use super::messages::Messages;
 
 /// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +75,9 @@ struct GroMessage<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(from: Origin<'a>, bound: &'a SocketAddr, messages: usize, datagrams: usize) -> Self {
-        Self { origin: from, bound_addr: bound, messages, datagrams, next: 0, gro_message: None }
+    pub(crate) fn new(origin: Origin<'a>, bound_addr: &'a SocketAddr, taken: RecvSummary) -> Self {
+        let RecvSummary { messages, datagrams, .. } = taken;
+        Self { origin, bound_addr, messages, datagrams, next: 0, gro_message: None }
     }
 
     /// Datagrams that have not been handed out yet.
@@ -195,12 +197,6 @@ impl<'a> Iterator for Batch<'a> {
 }
 
 impl ExactSizeIterator for Batch<'_> {}
-
-/// Datagrams in a message of `len` bytes.
-#[inline]
-pub(crate) fn segment_count(len: usize, segment: u16) -> usize {
-    if segment == 0 || len == 0 { 1 } else { len.div_ceil(usize::from(segment)) }
-}
 
 /// One received datagram.
 #[derive(Clone, Copy, Debug)]
@@ -338,15 +334,6 @@ impl<'a> Datagram<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn counts_datagrams_of_trains() {
-        assert_eq!(segment_count(0, 0), 1);
-        assert_eq!(segment_count(100, 0), 1);
-        assert_eq!(segment_count(100, 100), 1);
-        assert_eq!(segment_count(101, 100), 2);
-        assert_eq!(segment_count(6400, 100), 64);
-    }
 
     #[test]
     fn ecn_is_the_low_bits() {

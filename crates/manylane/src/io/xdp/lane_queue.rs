@@ -1,0 +1,146 @@
+//! One queue of a device that a lane serves.
+
+use std::sync::Arc;
+
+use manylane_sys::xsk::Queue;
+use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::rx_hint::{self, PartialChecksum, RxHint};
+
+use super::device::Device;
+use crate::capture::tap::Tap;
+use crate::counters::{Cells, Count};
+use crate::io::RecvSummary;
+
+/// Names a queue as long as it is open; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueueId(pub(super) u64);
+
+/// One queue that a lane serves.
+pub(super) struct LaneQueue {
+    pub(super) id: QueueId,
+    pub(super) xsk: Queue,
+    pub(super) device: Arc<Device>,
+    /// Its number on the device.
+    pub(super) number: u32,
+    /// Frames in its receive ring behind the batch that was taken last.
+    pub(super) waiting: u32,
+    /// To be closed when it is empty: its device is gone.
+    pub(super) is_closing: bool,
+}
+
+impl LaneQueue {
+    pub(super) fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32) -> Self {
+        Self { id, xsk, device, number, waiting: 0, is_closing: false }
+    }
+}
+
+impl LaneQueue {
+    /// Takes a batch: frames, and what they bring.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        most: usize,
+        datagram_size: usize,
+        read: &mut [Datagram],
+        tap: &mut Tap,
+        cells: &Cells,
+    ) -> (usize, RecvSummary) {
+        // One place for each.
+        let frames = self.xsk.receive(most.min(read.len()));
+        if frames == 0 {
+            return (0, RecvSummary::default());
+        }
+        if tap.is_active() {
+            self.restore();
+        }
+        tap.record_rx(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
+        (frames, self.validate(&mut read[..frames], datagram_size, cells))
+    }
+
+    /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of
+    /// notes.
+    #[cold]
+    fn restore(&mut self) {
+        let mac = Mac(self.device.mac());
+        self.xsk.edit_packets(|frame| rx_hint::restore(frame, mac));
+    }
+
+    /// By how many more frames wait in the receive ring than when it was asked last.
+    #[inline]
+    pub(super) fn backlog_delta(&mut self) -> u32 {
+        let waiting = self.xsk.cached_backlog();
+        waiting.wrapping_sub(std::mem::replace(&mut self.waiting, waiting))
+    }
+
+    /// Whether more waits in the receive ring than half of what it can hold.
+    #[cold]
+    pub(super) fn is_half_full(&self) -> bool {
+        let (waiting, entries) = self.xsk.backlog();
+        waiting > entries / 2
+    }
+
+    /// Finds the payloads of the packets that were received, and counts what cannot be believed.
+    /// The headers of those that have no note are read, each into its place in `places`.
+    #[inline]
+    fn validate(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> RecvSummary {
+        let (mut bytes, mut truncated) = (0, 0);
+        let (mut bad_checksum, mut malformed) = (0, 0);
+        let unfinished =
+            if self.device.is_veth { PartialChecksum::Accepted } else { PartialChecksum::Rejected };
+        let packets = places.len();
+        self.xsk.find_payloads(|index, packet| {
+            let RxHint { payload_offset: at, len } = match rx_hint::parse(packet, unfinished) {
+                Some(noted) => noted,
+                None => match parse_packet(places.get_mut(index)?, packet, unfinished) {
+                    Ok(found) => found,
+                    Err(PacketError::Malformed) => {
+                        malformed += 1;
+                        return None;
+                    }
+                    Err(PacketError::Checksum) => {
+                        bad_checksum += 1;
+                        return None;
+                    }
+                },
+            };
+            let mut len = usize::from(len);
+            if len > datagram_size {
+                len = datagram_size;
+                truncated += 1;
+            }
+            bytes += len;
+            Some((at.into(), len))
+        });
+        if bad_checksum > 0 {
+            cells.add(Count::BadChecksum, bad_checksum);
+        }
+        if malformed > 0 {
+            cells.add(Count::Malformed, malformed);
+        }
+        let good = packets - (bad_checksum + malformed) as usize;
+        RecvSummary { messages: good, datagrams: good, bytes, truncated, gro_messages: 0 }
+    }
+}
+
+/// Why a packet is not to be believed.
+enum PacketError {
+    Malformed,
+    Checksum,
+}
+
+/// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its
+/// registers for itself.
+#[inline(never)]
+fn parse_packet(
+    place: &mut Datagram,
+    packet: &[u8],
+    unfinished: PartialChecksum,
+) -> Result<RxHint, PacketError> {
+    place.read(packet).map_err(|_| PacketError::Malformed)?;
+    match place.checksum {
+        Checksum::Invalid => Err(PacketError::Checksum),
+        Checksum::Partial if unfinished == PartialChecksum::Rejected => Err(PacketError::Checksum),
+        _ => Ok(RxHint { payload_offset: place.payload_offset, len: place.len }),
+    }
+}

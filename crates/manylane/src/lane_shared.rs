@@ -1,0 +1,62 @@
+//! What others may know of a lane: its socket, its counters, its state.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+use manylane_sys::sock;
+
+use crate::counters::{Cells, LaneCounters, LaneId};
+use crate::steer::Slot;
+
+/// Steered to, and open for receiving.
+pub(crate) const OPEN: u8 = 0;
+/// Being taken out of steering: datagrams may still arrive until the grace period is over.
+pub(crate) const RETIRING: u8 = 1;
+/// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane
+/// ends.
+pub(crate) const DRAINING: u8 = 2;
+/// The kernel refuses what is new: the lane of a socket that ends.
+pub(crate) const SHUT_DOWN: u8 = 3;
+
+/// The part of a lane that others may look at: its socket, its counters, its state.
+#[derive(Debug)]
+pub(crate) struct LaneShared {
+    pub(crate) id: LaneId,
+    pub(crate) slot: Slot,
+    pub(crate) fd: Arc<OwnedFd>,
+    pub(crate) cpu: Option<usize>,
+    pub(crate) cells: Cells,
+    pub(crate) state: AtomicU8,
+    /// The thread that serves it in `serve`; 0 if none does.
+    pub(crate) tid: AtomicI32,
+    /// The kernel's counts when the lane opened: its socket or slot may have served another before.
+    pub(crate) drops_before: u32,
+    pub(crate) steered_before: u64,
+}
+
+impl LaneShared {
+    /// The lane's counters, with the kernel's drops at its queue.
+    pub(crate) fn counters(&self) -> LaneCounters {
+        let mut counters = self.cells.read();
+        let drops = sock::queue_state(self.fd.as_fd()).map_or(self.drops_before, |state| state.drops);
+        counters.kernel_dropped = u64::from(drops.wrapping_sub(self.drops_before));
+        counters
+    }
+
+    /// The thread that serves it; 0 if none does.
+    pub(crate) fn thread(&self) -> i32 {
+        self.tid.load(Ordering::Relaxed)
+    }
+
+    /// Steered to.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// Time to drain the queue and to end.
+    pub(crate) fn is_draining(&self) -> bool {
+        // Who sees this also sees whether it is because the whole socket stops.
+        self.state.load(Ordering::Acquire) >= DRAINING
+    }
+}
