@@ -33,7 +33,7 @@ done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
   LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
 
 # The other crates have some yet: scripts/module-cycles.py without arguments shows them.
-python3 scripts/module-cycles.py manylane manylane-cli manylane-testbed manylane-wire || failed=1
+python3 scripts/module-cycles.py manylane manylane-cli manylane-sys manylane-testbed manylane-wire || failed=1
 
 # The README shows the example, not something like it.
 example=crates/manylane/examples/echo.rs

@@ -27,18 +27,12 @@ use libc::xdp_desc;
 use super::FrameCounts;
 use super::frames::{FrameState, Frames, MEMBERS_MAX, MemberId, Packet, StateWord};
 use super::ring::{Consumer, Producer};
-use super::socket::Maps;
+use super::socket::{Maps, UmemRings};
 
 /// A value on cache lines of its own: what lies beside it is read all the time by threads that do
 /// not take the lock.
 #[repr(align(128))]
 struct CachePadded<T>(T);
-
-/// The rings that a device queue has once.
-pub(super) struct UmemRings {
-    pub(super) fill: Producer<u64>,
-    pub(super) completion: Consumer<u64>,
-}
 
 /// The socket that a queue was opened with, and what it is bound to.
 pub(super) struct UmemSocket {

@@ -23,13 +23,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::xdp_desc;
 
-use super::lessor::{FRAME_SIZE, memory_size};
-use super::member::RingWakeup as _;
 use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
-use super::tx_queue::METADATA_LEN;
+use super::tx_metadata::METADATA_LEN;
+use super::wakeup::RingWakeup as _;
 use crate::lease::QueueParams;
 use crate::shared::{Atomics, SharedMapping};
+
+/// Bytes of a frame; the kernel keeps the first 256 of one that it receives into.
+pub(super) const FRAME_SIZE: u32 = 2048;
+
+/// Bytes of a queue's memory.
+pub(super) fn memory_size(frames: u32) -> usize {
+    frames as usize * FRAME_SIZE as usize + size_of::<Control>()
+}
 
 /// Frames of the largest memory.
 pub(super) const FRAMES_MAX: usize = 1 << 14;

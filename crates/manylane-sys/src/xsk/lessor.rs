@@ -3,15 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use super::leased::{Control, FRAMES_MAX, Holder, LeasedQueue};
+use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, memory_size};
 use super::queue::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
 use crate::lease::QueueParams;
 use crate::shared::{self, SharedMapping};
 
-/// Bytes of a frame; the kernel keeps the first 256 of one that it receives into.
-pub(super) const FRAME_SIZE: u32 = 2048;
 /// Sockets that can share a queue: as many have room for all that their receive rings can hold.
 pub const QUEUE_MEMBERS_MAX: u32 = 2;
 /// Entries of the receive and of the send ring of each.
@@ -22,11 +20,6 @@ const SHARED_RING_ENTRIES: u32 = RING_ENTRIES * QUEUE_MEMBERS_MAX;
 const FRAME_COUNT: u32 = 2 * SHARED_RING_ENTRIES;
 
 const _: () = assert!(FRAME_COUNT as usize <= FRAMES_MAX);
-
-/// Bytes of a queue's memory.
-pub(super) fn memory_size(frames: u32) -> usize {
-    frames as usize * FRAME_SIZE as usize + size_of::<Control>()
-}
 
 /// How a queue is bound that is leased. Always by copying: a driver that does not copy writes
 /// *every* frame of the queue into the memory, before the XDP program has looked at it, and takes

@@ -12,42 +12,15 @@ use libc::xdp_desc;
 use super::allocator::FrameAllocator;
 use super::frames::Packet;
 use super::linearize::{Linearized, Linearizer};
-use super::ring::{Consumer, Producer};
+use super::ring::Consumer;
 use super::send::{Payloads, Sender};
+use super::socket::MemberRings;
 use super::tx_queue::TxQueue;
+use super::wakeup::RingWakeup;
 use super::{FrameCounts, QueueOptions};
 
 /// Receives that a quiet member may leave out before it looks at all of its queue again.
 const IDLE_SKIPS_MAX: u32 = 64;
-
-/// What came of asking the kernel to send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KickOutcome {
-    /// It has sent what it could now.
-    Accepted,
-    /// One packet was dropped (`EBUSY`), which the ring may show only later.
-    Dropped,
-    /// The device is down (`ENETDOWN`).
-    Down,
-}
-
-/// The system calls of a queue.
-pub(super) trait RingWakeup {
-    /// Whether the device sends by itself, once woken: without copying.
-    fn is_zero_copy(&self) -> bool;
-    /// Whether the device works only while it is asked to.
-    fn is_busy_polling(&self) -> bool;
-    /// Asks the kernel to send.
-    fn send(&self) -> io::Result<KickOutcome>;
-    /// Asks the kernel to look at the fill ring and to receive.
-    fn receive(&self);
-}
-
-/// The rings that each member has.
-pub(super) struct MemberRings {
-    pub(super) rx: Consumer<xdp_desc>,
-    pub(super) tx: Producer<xdp_desc>,
-}
 
 /// One member: its rings, and the packets of its current batch.
 ///

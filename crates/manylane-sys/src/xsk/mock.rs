@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use libc::xdp_desc;
 
-use super::allocator::{FrameAllocator, UmemRings};
+use super::allocator::FrameAllocator;
 use super::frames::Frames;
 use super::linearize::Linearizer;
-use super::member::{KickOutcome, MemberRings, QueueMember, RingWakeup};
+use super::member::QueueMember;
 use super::ring::{Consumer, MockRing, Producer};
+use super::socket::{MemberRings, UmemRings};
+use super::wakeup::{KickOutcome, RingWakeup};
 use super::{Mode, QueueOptions};
 use crate::map::Mapping;
 

@@ -94,7 +94,11 @@ mod socket;
 #[cfg(not(loom))]
 mod tests;
 #[cfg(not(loom))]
+mod tx_metadata;
+#[cfg(not(loom))]
 mod tx_queue;
+#[cfg(not(loom))]
+mod wakeup;
 
 #[cfg(not(loom))]
 pub use leased::{Holder, LeasedQueue, QueueGuard};

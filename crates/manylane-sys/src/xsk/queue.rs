@@ -7,9 +7,10 @@ use std::{error, fmt, io};
 use super::allocator::{FrameAllocator, UmemSocket};
 use super::frames::Frames;
 use super::linearize::Linearizer;
-use super::member::{MemberRings, QueueMember, RingWakeup as _};
+use super::member::QueueMember;
 use super::send::{Payloads, Sender};
-use super::socket::{Maps, Socket, bind, statistics};
+use super::socket::{Maps, MemberRings, Socket, bind, statistics};
+use super::wakeup::RingWakeup as _;
 use super::{FrameCounts, QueueOptions, Statistics};
 use crate::map::Mapping;
 

@@ -15,8 +15,8 @@ use std::io;
 use std::slice;
 
 use super::frames::{NO_FRAME, Packet};
-use super::member::RingWakeup;
 use super::tx_queue::TxQueue;
+use super::wakeup::RingWakeup;
 
 /// The payloads of the current batch.
 #[derive(Clone, Copy)]

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::QueueOptions;
 use super::linearize::{FRAGS_MAX, Linearizer, PACKET_LEN_MAX};
-use super::member::{KickOutcome, QueueMember, RingWakeup};
+use super::member::QueueMember;
 use super::mock::{self, HEADROOM, options};
-use super::tx_queue::METADATA_LEN;
+use super::tx_metadata::METADATA_LEN;
+use super::wakeup::{KickOutcome, RingWakeup};
 
 fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at) as u8).collect()

@@ -8,11 +8,22 @@ use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
 
-use super::allocator::UmemRings;
-use super::member::{KickOutcome, MemberRings, RingWakeup};
 use super::ring::{Consumer, Producer, RingMemory, Slot};
-use super::tx_queue::METADATA_LEN;
+use super::tx_metadata::METADATA_LEN;
+use super::wakeup::{KickOutcome, RingWakeup};
 use super::{Mode, QueueOptions, Statistics};
+
+/// The rings that a device queue has once.
+pub(super) struct UmemRings {
+    pub(super) fill: Producer<u64>,
+    pub(super) completion: Consumer<u64>,
+}
+
+/// The rings that each member has.
+pub(super) struct MemberRings {
+    pub(super) rx: Consumer<xdp_desc>,
+    pub(super) tx: Producer<xdp_desc>,
+}
 use crate::{busy_poll, check, sock};
 
 /// Of asm-generic/socket.h; the libc crate does not have all of them. Of linux/if_xdp.h (Linux

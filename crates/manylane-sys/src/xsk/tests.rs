@@ -4,9 +4,10 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::QueueOptions;
-use super::member::{KickOutcome, QueueMember};
+use super::member::QueueMember;
 use super::mock::{self, HEADROOM, options};
 use super::queue::{Queue, Step};
+use super::wakeup::KickOutcome;
 
 fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at) as u8).collect()

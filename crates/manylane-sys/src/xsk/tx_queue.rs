@@ -7,8 +7,9 @@ use libc::xdp_desc;
 
 use super::allocator::{FrameAllocator, FrameCache};
 use super::frames::{FrameState, MemberId, Packet, StateWord};
-use super::member::{KickOutcome, RingWakeup};
 use super::ring::Producer;
+use super::tx_metadata::{METADATA_LEN, Metadata};
+use super::wakeup::{KickOutcome, RingWakeup};
 
 /// Calls that may bring nothing before a flush gives up. The first may free room in the completion
 /// ring.
@@ -16,22 +17,6 @@ const IDLE_KICKS_MAX: u32 = 2;
 
 /// Credits and frames that one turn with the lock brings at most.
 const CREDIT_BATCH: u32 = 64;
-
-/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of
-/// linux/if_xdp.h, as it is since Linux 6.14. Of the checksum: it is the sum over all bytes from
-/// `start` on, to be written `offset` after that, where the sum of the pseudo header is.
-#[repr(C)]
-struct Metadata {
-    flags: u64,
-    start: u16,
-    offset: u16,
-    unused: u32,
-    launch_time: u64,
-}
-
-/// Bytes of it.
-pub(super) const METADATA_LEN: usize = size_of::<Metadata>();
-const _: () = assert!(METADATA_LEN == 24 && align_of::<Metadata>() <= 8);
 
 /// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far
 /// behind that byte it is written.
