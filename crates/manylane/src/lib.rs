@@ -17,13 +17,14 @@
 //! ```
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once),
-//! `probe` (what the machine can do), `placement` (which core), `steer` (which lane), `lane`, `wait`
-//! (what it does while there is nothing), `io` (the engine, and the batch that it received), the
-//! application, `outbox` (what is sent), `counters`. `group` is what the lanes of a socket have in
-//! common, and `socket` and `serve` hold all of it together. Beside the path are [`capture`] (seeing
-//! what lanes of the engine `xdp` receive and send), `metrics` (counters as text, and served by HTTP
-//! when asked for), [`control`] (other processes that ask for them, known by `peer`) and `filter`
-//! (limits and prefixes, which `io::xdp` enforces). A module uses none that uses it.
+//! `probe` (what the machine can do), `placement` (which core), `steer` (which lane), `lane`,
+//! `wait` (what it does while there is nothing), `io` (the engine, and the batch that it
+//! received), the application, `outbox` (what is sent), `counters`. `group` is what the lanes of a
+//! socket have in common, and `socket` and `serve` hold all of it together. Beside the path are
+//! [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as
+//! text, and served by HTTP when asked for), [`control`] (other processes that ask for them, known
+//! by `peer`) and `filter` (limits and prefixes, which `io::xdp` enforces). A module uses none
+//! that uses it.
 
 pub mod capture;
 mod config;

@@ -12,8 +12,8 @@
 //!
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes
 //! them. It stays with a queue that brings full batches for a few of them, and then goes on to the
-//! next one that has something ([`lane_queues`]). The companion has its turn when the queues are empty (in `serve`,
-//! but for the look behind a full batch), and after some batches of theirs.
+//! next one that has something ([`lane_queues`]). The companion has its turn when the queues are
+//! empty (in `serve`, but for the look behind a full batch), and after some batches of theirs.
 
 mod bpf_error;
 mod checks;
