@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vm build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
+.PHONY: help setup demo test test-vm build release bpf lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -43,6 +43,9 @@ build: ## build everything, for debugging
 
 release: ## build the program and its library, optimised
 	$(CARGO) build --release --package manylane-cli --package manylane-preload
+
+bpf: ## compile the eBPF programs anew, after a change to them (clang, llvm, libbpf-dev)
+	@scripts/bpf.sh
 
 lint: ## clippy with warnings as errors, shellcheck
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
@@ -81,13 +84,20 @@ sanitize: setup ## test under AddressSanitizer, with a nightly toolchain: make s
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches
 
-man: release ## write the man pages to target/man
+man: release ## write man pages to target/man, and completions of shells to target/completions
 	$(PROGRAM) man --out $(TARGET_DIR)/man
+	@mkdir -p $(TARGET_DIR)/completions
+	$(PROGRAM) completions bash >$(TARGET_DIR)/completions/manylane
+	$(PROGRAM) completions zsh >$(TARGET_DIR)/completions/_manylane
+	$(PROGRAM) completions fish >$(TARGET_DIR)/completions/manylane.fish
 
 install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR before it
 	@test -x $(PROGRAM) -a -e $(LIBRARY) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
-	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
-	install -D -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/manylane/libmanylane_preload.so
+	install -D -s -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
+	install -D -s -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/manylane/libmanylane_preload.so
+	install -D -m 644 $(TARGET_DIR)/completions/manylane $(DESTDIR)$(PREFIX)/share/bash-completion/completions/manylane
+	install -D -m 644 $(TARGET_DIR)/completions/_manylane $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_manylane
+	install -D -m 644 $(TARGET_DIR)/completions/manylane.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/manylane.fish
 	for page in $(TARGET_DIR)/man/*.1; do \
 		install -D -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man1/$${page##*/}" || exit 1; \
 	done

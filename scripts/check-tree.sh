@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, the
-# server of the README.
+# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, which
+# sources the eBPF objects were made of, the server of the README.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -34,6 +34,9 @@ done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
 
 # The other crates have some yet: scripts/module-cycles.py without arguments shows them.
 python3 scripts/module-cycles.py manylane manylane-cli manylane-sys manylane-testbed manylane-wire || failed=1
+
+# What is compiled is what is in the repository; .ci/run compiles it again.
+(cd bpf && sha256sum --quiet --check objects/SOURCES) || complain "bpf/objects was made of other sources: make bpf"
 
 # The README shows the example, not something like it.
 example=crates/manylane/examples/echo.rs

@@ -27,10 +27,6 @@ want() {
 need gcc command -v cc
 need libc6-dev test -e /usr/include/stdio.h
 need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
-# eBPF: without these three the build has no eBPF programs, and says so.
-want clang command -v "${CLANG:-clang}"
-want libbpf-dev test -e /usr/include/bpf/bpf_helpers.h
-want linux-libc-dev test -e /usr/include/linux/bpf.h
 # The testbed: without it only loopback can be measured.
 want iproute2 command -v ip
 for extra in "$@"; do
@@ -41,6 +37,10 @@ for extra in "$@"; do
     ;;
   ci)
     need clang-format command -v clang-format
+    # To compile the eBPF programs again, and compare.
+    need clang command -v "${CLANG:-clang}"
+    need llvm command -v "${LLVM_STRIP:-llvm-strip}"
+    need libbpf-dev test -e /usr/include/bpf/bpf_helpers.h
     need shellcheck command -v shellcheck
     need git command -v git
     # The servers of the tests of 'manylane run'.
@@ -103,7 +103,6 @@ fi
 for package in "${optional[@]}"; do
   case $package in
   iproute2) say "going on without iproute2: no testbed of namespaces, loopback only" ;;
-  *) say "going on without $package: this build has no eBPF programs" ;;
   esac
 done
 

@@ -1,27 +1,28 @@
-//! The eBPF programs of Manylane, compiled by this crate's build script, and the layouts that they
+//! The eBPF programs of Manylane, compiled (`bpf/objects`, by `make bpf`), and the layouts that they
 //! share with Rust (`abi/manylane_abi.h`; both sides assert every offset).
 
 pub mod abi;
 
-/// Includes a file with the alignment that an ELF parser needs.
-macro_rules! aligned {
-    ($path:expr) => {{
+/// The object of `bpf/NAME.bpf.c`, with the alignment that an ELF parser needs.
+macro_rules! object {
+    ($name:literal) => {{
         #[repr(align(16))]
         struct Aligned<T: ?Sized>(T);
-        static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!($path));
+        static OBJECT: &Aligned<[u8]> =
+            &Aligned(*include_bytes!(concat!("../objects/", $name, ".bpf.o")));
         &OBJECT.0
     }};
 }
 
-include!(concat!(env!("OUT_DIR"), "/objects.rs"));
-
-/// The compiled object of `bpf/NAME.bpf.c`.
-///
-/// # Errors
-/// The reason why it is not there: this build had no clang, or there is no such program.
-pub fn object(name: &str) -> Result<&'static [u8], String> {
-    compiled(name).ok_or_else(|| match WHY_MISSING {
-        Some(why) => format!("this build has no eBPF programs: {}", why.lines().next().unwrap_or(why)),
-        None => format!("there is no eBPF program called {name}"),
-    })
-}
+/// Steering: which lane of a reuseport group a datagram goes to.
+pub static STEER: &[u8] = object!("steer");
+/// Engine `xdp`: which frames go to lanes.
+pub static XDP: &[u8] = object!("xdp");
+/// Of benchmarks: takes every frame of a queue to an XSK.
+pub static REDIRECT: &[u8] = object!("redirect");
+/// Of benchmarks: sends frames.
+pub static GENERATOR: &[u8] = object!("generator");
+/// Of benchmarks: counts answers.
+pub static ANSWERS: &[u8] = object!("answers");
+/// Of benchmarks: counts what contends for locks of the kernel.
+pub static LOCKS: &[u8] = object!("locks");

@@ -37,7 +37,7 @@ struct AttachedProgram {
 impl AttachedProgram {
     fn open(host: &Host, vlans: &[u32]) -> Self {
         let index = host.device_index(0).unwrap();
-        let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::object("xdp").unwrap()).unwrap();
+        let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::XDP).unwrap();
         let take: &mut Xdp = program.program_mut("ml_take").unwrap().try_into().unwrap();
         take.load().unwrap();
         take.attach_to_if_index(index, XdpMode::Driver).unwrap();

@@ -214,7 +214,7 @@ fn netns_xdp_auto_falls_back_and_says_why() {
     assert!(why.contains("lanes()"), "{why}");
 
     // Somebody else's program, which lets everything pass.
-    let mut other = EbpfLoader::new().load(manylane_bpf::object("xdp").unwrap()).unwrap();
+    let mut other = EbpfLoader::new().load(manylane_bpf::XDP).unwrap();
     let program: &mut Xdp = other.program_mut("ml_take").unwrap().try_into().unwrap();
     program.load().unwrap();
     b.run(|| program.attach_to_if_index(b.device_index(0).unwrap(), XdpMode::Driver)).unwrap();

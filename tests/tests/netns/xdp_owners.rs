@@ -118,7 +118,7 @@ fn assert_names_program(err: &Error, shown: &str) {
 
 /// A program for XDP that nobody asked for: our own, empty of addresses.
 fn other_program() -> Ebpf {
-    let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::object("xdp").unwrap()).unwrap();
+    let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::XDP).unwrap();
     xdp(&mut program).load().unwrap();
     program
 }

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
@@ -120,8 +120,7 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
 /// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the
 /// calling thread's namespace, as long as the value lives.
 pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
-    let object = manylane_bpf::object("redirect").map_err(|why| anyhow!(why))?;
-    let mut ebpf = EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(object)?;
+    let mut ebpf = EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(manylane_bpf::REDIRECT)?;
     let program: &mut Xdp = ebpf.program_mut("ml_redirect").context("no program ml_redirect")?.try_into()?;
     program.load().context("loading the XDP program of xsk/raw")?;
     program.attach_to_if_index(index, XdpMode::Driver).context("attaching the XDP program of xsk/raw")?;

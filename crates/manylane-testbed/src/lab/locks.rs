@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use aya::maps::{MapData, PerCpuArray, PerCpuHashMap, StackTraceMap};
 use aya::programs::RawTracePoint;
 use aya::util::kernel_symbols;
@@ -88,12 +88,11 @@ impl LockMonitor {
     /// Starts to look.
     ///
     /// # Errors
-    /// Without root, without clang at build time, and before Linux 5.19.
+    /// Without root, and before Linux 5.19.
     pub fn start() -> Result<Self> {
-        let object = manylane_bpf::object("locks").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
             .override_global("ml_process", &std::process::id(), true)
-            .load(object)
+            .load(manylane_bpf::LOCKS)
             .context("loading the programs that look at locks")?;
         for (name, tracepoint) in [("ml_begin", "contention_begin"), ("ml_end", "contention_end")] {
             let program: &mut RawTracePoint =

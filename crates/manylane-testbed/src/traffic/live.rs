@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, sync::Arc};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::maps::Array;
 use aya::programs::{ProgramError, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
@@ -119,14 +119,13 @@ impl LiveSender {
         let frames =
             each.iter().zip(links).map(|(traffic, &link)| build_frame(from, to, link, traffic, &payload));
         let frames = frames.collect::<Result<Vec<Vec<u8>>>>()?;
-        let object = manylane_bpf::object("generator").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
             .override_global("ways", &u32::try_from(links.len())?, true)
             .override_global("flows", &u32::from(traffic.flows), true)
             .override_global("first_port", &first_port, true)
             .override_global("scattered", &u8::from(scattered), true)
             .override_global("ipv6", &u8::from(traffic.target.is_ipv6()), true)
-            .load(object)
+            .load(manylane_bpf::GENERATOR)
             .context("loading the traffic generator")?;
         let program: &mut Xdp = ebpf.program_mut("generate").context("no program generate")?.try_into()?;
         program.load().context("loading the traffic generator (needs CAP_BPF and CAP_NET_ADMIN)")?;

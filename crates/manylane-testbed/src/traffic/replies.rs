@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use aya::maps::{MapData, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode, tc};
 use aya::{Ebpf, EbpfLoader};
@@ -113,11 +113,10 @@ impl ReplyCounter {
     /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
     /// already.
     pub fn attach(host: &Host, links: &[usize], port: u16, counter: CountHook) -> Result<Self> {
-        let object = manylane_bpf::object("answers").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("ml_port", &port, true)
-            .load(object)
+            .load(manylane_bpf::ANSWERS)
             .context("loading the counter of answers")?;
         let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
         let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();

@@ -64,7 +64,6 @@ pub(crate) fn try_load() -> Result<()> {
 impl EbpfSteer {
     /// Loads the program for one policy.
     pub(super) fn load(policy: Steering) -> Result<Self> {
-        let object = manylane_bpf::object("steer").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         let (offset, len) = match policy {
             Steering::Key { offset, len } => (u32::from(offset), u32::from(len)),
             _ => (0, 0),
@@ -77,7 +76,7 @@ impl EbpfSteer {
             .override_global("ml_policy", &number, true)
             .override_global("ml_key_offset", &offset, true)
             .override_global("ml_key_len", &len, true)
-            .load(object)
+            .load(manylane_bpf::STEER)
             .map_err(|err| bpf_error("the eBPF maps for steering cannot be made", err))?;
         // Before the maps are taken out of the object: loading writes their descriptors into the
         // program.

@@ -144,7 +144,6 @@ impl Device {
         let is_virtual_pair = driver == "veth";
         let lost_tags =
             checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
-        let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
         let trains = u8::from(attach == AttachMode::Generic);
         let mut program = EbpfLoader::new()
@@ -152,7 +151,7 @@ impl Device {
             .override_global("ml_trains", &trains, true)
             .map_max_entries("ml_wide", sources)
             .map_max_entries("ml_narrow", sources)
-            .load(object)
+            .load(manylane_bpf::XDP)
             .map_err(|err| {
                 bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
