@@ -257,7 +257,8 @@ impl Builder {
 
     /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for
     /// a wildcard, and for an address that is on no Ethernet device, all Ethernet devices that are
-    /// up.
+    /// up. Where `rp_filter` is 1 on one of several devices, IPv4 is taken from it only if it is
+    /// named here: XDP does not check sources.
     pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
         self.config.xdp.devices = Some(names.into_iter().map(Into::into).collect());
         self

@@ -20,8 +20,15 @@ pub(crate) enum AttachMode {
     Generic,
 }
 
-/// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`.
-pub(super) fn steered_addrs(bound: IpAddr, only_v6: bool, device: u32, locals: &LocalState) -> Vec<IpAddr> {
+/// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`: none of
+/// IPv4 if `leaves_ip4`.
+pub(super) fn steered_addrs(
+    bound: IpAddr,
+    only_v6: bool,
+    device: u32,
+    leaves_ip4: bool,
+    locals: &LocalState,
+) -> Vec<IpAddr> {
     let LocalState { addresses, masters, .. } = locals;
     let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
     // Frames are the master's to judge since the device became a part of it.
@@ -38,7 +45,8 @@ pub(super) fn steered_addrs(bound: IpAddr, only_v6: bool, device: u32, locals: &
     // Like the kernel, any device takes datagrams to the addresses of others, but not into a VRF.
     // Link-local addresses mean something on their own link only, and no wire leads to loopback.
     let wanted = |(at, ip): &(u32, IpAddr)| {
-        takes(*ip) && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at) && (ip.is_ipv4() || has_v6)
+        let family = if ip.is_ipv4() { !leaves_ip4 } else { has_v6 };
+        takes(*ip) && family && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at)
     };
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
@@ -84,15 +92,34 @@ pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
 }
 
 /// Whether the kernel would take datagrams on a device only from where it would send to over the
-/// same one (`rp_filter` 1), and there is another one with addresses over which it might.
-pub(super) fn has_strict_rp_filter(device: u32, name: &str, locals: &LocalState) -> bool {
+/// same one (`rp_filter` 1), and there is another one with addresses over which it might. An XDP
+/// program cannot ask that: `bpf_fib_lookup` answers only on devices that forward.
+pub(super) fn has_strict_rp_filter(device: u32, locals: &LocalState) -> bool {
+    let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
+    // Its name now: it may have been given another one since it was opened.
+    let Some(name) = sys::name(device).ok().filter(|_| locals.addresses.iter().any(is_another)) else {
+        return false;
+    };
     let read = |conf: &str| {
         let text =
             fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).unwrap_or_default();
         text.trim().parse::<u32>().unwrap_or(0)
     };
-    let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
-    read("all").max(read(name)) == 1 && locals.addresses.iter().any(is_another)
+    read("all").max(read(&name)) == 1
+}
+
+/// Warns of a device where [`has_strict_rp_filter`] is true: the kernel checks its IPv4 unless the
+/// device was named.
+pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
+    if is_named {
+        log::warn!(
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, but sources of what comes past the stack on {name} are not checked, since the device was named: a firewall before this machine has to do it (docs/xdp.md)"
+        );
+    } else {
+        log::warn!(
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1: IPv4 on {name} is left to the kernel, which checks sources; XDP takes it, unchecked, if the device is named (docs/xdp.md)"
+        );
+    }
 }
 
 /// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all
@@ -138,7 +165,7 @@ mod tests {
     }
 
     fn steered_to(bound: &str, only_v6: bool, device: u32) -> Vec<String> {
-        let led = steered_addrs(bound.parse().unwrap(), only_v6, device, &locals());
+        let led = steered_addrs(bound.parse().unwrap(), only_v6, device, false, &locals());
         led.iter().map(IpAddr::to_string).collect()
     }
 
@@ -155,6 +182,15 @@ mod tests {
             assert_eq!(steered_to(bound, false, ETH), [""; 0], "{bound}");
         }
         assert_eq!(steered_to("0.0.0.0", false, PART), [""; 0]);
+    }
+
+    #[test]
+    fn addresses_of_ip4_can_be_left_to_the_kernel() {
+        let steered = |bound: &str| steered_addrs(bound.parse().unwrap(), false, ETH, true, &locals());
+        assert_eq!(steered("::"), ["fd00::1".parse::<IpAddr>().unwrap()]);
+        for bound in ["0.0.0.0", "10.0.0.1", "::ffff:10.0.0.1"] {
+            assert!(steered(bound).is_empty(), "{bound}");
+        }
     }
 
     #[test]

@@ -151,6 +151,10 @@ impl XdpControl {
         }
     }
 
+    fn has_named_devices(&self) -> bool {
+        matches!(self.device_selection, DeviceSelection::Named(_))
+    }
+
     /// Ethernet devices that are up and have an address that is `wanted`.
     fn ethernet_devices(&self, wanted: impl Fn(IpAddr) -> bool) -> Vec<u32> {
         let all = self.routes.local_addresses();
@@ -204,10 +208,13 @@ impl XdpControl {
                 Device::open(index, attach, &locals, FRAME_SIZE - HEADROOM, self.options.sources, strict)
                     .and_then(|device| self.register(device));
             match opened {
-                Ok(device) => state.devices.push(device),
-                Err(err) if strict && matches!(self.device_selection, DeviceSelection::Named(_)) => {
-                    return Err(err);
+                Ok(device) => {
+                    if checks::has_strict_rp_filter(index, &locals) {
+                        checks::warn_of_rp_filter(&device.0.name, self.has_named_devices());
+                    }
+                    state.devices.push(device);
                 }
+                Err(err) if strict && self.has_named_devices() => return Err(err),
                 // A program that is in the way goes without a word: tried again at the next turn.
                 Err(err) if !strict && err.kind() == ErrorKind::InUse => {
                     log::debug!("engine xdp: left out for now: {}", err.chain());
@@ -357,7 +364,9 @@ impl XdpControl {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
         for (device, number) in &state.devices {
-            let addresses = checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, &locals);
+            let leaves_ip4 = !self.has_named_devices() && checks::has_strict_rp_filter(device.index, &locals);
+            let addresses =
+                checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, leaves_ip4, &locals);
             device.bind(*number, self.bound_addr.port(), &addresses, &not_from)?;
         }
         Ok(())

@@ -120,12 +120,6 @@ impl Device {
         let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
         checks::check_device(index, attach, locals)?;
         let device = Arc::new(Self::load(index, attach, longest, sources, timeout)?);
-        if checks::has_strict_rp_filter(index, &device.name, locals) {
-            log::warn!(
-                "engine xdp: net.ipv4.conf.{0}.rp_filter is 1, but who sends what comes past the stack on {0} is not checked: a firewall before this machine has to do it (docs/xdp.md)",
-                device.name
-            );
-        }
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
             None => open.push((namespace, index, Arc::downgrade(&device))),

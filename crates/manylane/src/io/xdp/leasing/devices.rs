@@ -19,6 +19,8 @@ use crate::io::xdp::route::{LocalState, Routes};
 
 pub(super) struct LeasedDevice {
     pub(super) device: Arc<Device>,
+    /// It was asked for by name.
+    pub(super) is_named: bool,
     /// Those that were opened.
     queues: Vec<Option<QueueLease>>,
 }
@@ -62,8 +64,8 @@ pub(super) enum Availability {
 }
 
 impl LeasedDevice {
-    fn new(device: Arc<Device>) -> Self {
-        Self { device, queues: Vec::new() }
+    fn new(device: Arc<Device>, is_named: bool) -> Self {
+        Self { device, is_named, queues: Vec::new() }
     }
 
     /// Has a queue ready for one more socket of `process`: with memory that no other process has
@@ -172,7 +174,10 @@ pub(super) fn attach(
             LIMIT_SOURCES_DEFAULT,
             true,
         )?;
-        Ok(LeasedDevice::new(device))
+        if checks::has_strict_rp_filter(index, &locals) {
+            checks::warn_of_rp_filter(&device.name, names.is_some());
+        }
+        Ok(LeasedDevice::new(device, names.is_some()))
     };
     if let Some(names) = names {
         let find = |name: &String| {
@@ -229,7 +234,7 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
     if sys::driver(name).is_ok_and(|driver| driver == "veth") {
         return Some("it is an end of a veth pair, whose other end may be a container's".into());
     }
-    checks::has_strict_rp_filter(device, name, locals).then(|| {
+    checks::has_strict_rp_filter(device, locals).then(|| {
         format!(
             "net.ipv4.conf.{name}.rp_filter is 1, and XDP would take datagrams that this keeps from coming in by it"
         )

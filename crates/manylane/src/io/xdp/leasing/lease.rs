@@ -235,8 +235,9 @@ impl Lessor {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
         self.attached_devices(lease).try_for_each(|(leased, number)| {
-            let addresses =
-                checks::steered_addrs(lease.addr.ip(), lease.only_v6, leased.device.index, &locals);
+            let index = leased.device.index;
+            let leaves_ip4 = !leased.is_named && checks::has_strict_rp_filter(index, &locals);
+            let addresses = checks::steered_addrs(lease.addr.ip(), lease.only_v6, index, leaves_ip4, &locals);
             leased.device.bind(number, lease.addr.port(), &addresses, &not_from)
         })
     }
