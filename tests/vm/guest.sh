@@ -139,6 +139,11 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   for at in "" "-n far"; do
     ip $at link add bond0 type bond mode "$1" miimon 100
   done
+  # Without parts, as while booting: it is given them later, and the program with it.
+  ip link set bond0 up
+  ip address add 10.1.0.1/24 dev bond0
+  refused "bond0 is made of other devices (any that it is given)" 10.1.0.1:7 --engine xdp
+  ip link set bond0 down
   for one in part0 part1; do
     pair $one
     for at in "" "-n far"; do
@@ -148,7 +153,6 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   done
   ip link set bond0 up
   ip -n far link set bond0 up
-  ip address add 10.1.0.1/24 dev bond0
   ip -n far address add 10.1.0.2/24 dev bond0
   ip netns exec far ethtool -K bond0 tx off >/dev/null
   soon ip netns exec far ping -c 1 -W 1 10.1.0.1
@@ -174,6 +178,9 @@ part_of() { # KIND OPTION...
   shift
   pair p0
   ip link add upper0 type "$kind" "$@"
+  ip link set upper0 up
+  [ "$kind" = vrf ] || refused "upper0 is made of other devices (any that it is given)" 0.0.0.0:7 --engine xdp --interface upper0
+  ip link set upper0 down
   ip link set p0 down
   ip link set p0 master upper0
   ip link set upper0 up

@@ -65,23 +65,38 @@ pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
 /// be lost. Generic XDP runs where frames have arrived at the upper device.
 pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState) -> Result<()> {
     let name = |index: u32| sys::name(index).unwrap_or_else(|_| format!("device {index}"));
-    let unsupported = |message| Err(Error::new(ErrorKind::Unsupported, message));
     let LocalState { masters, .. } = locals;
     if let Some((_, master)) = masters.iter().find(|(part, _)| *part == device) {
         let (part, master) = (name(device), name(*master));
-        return unsupported(format!(
+        let message = format!(
             "{part} is a part of {master}, which decides about its frames: take it out of {master}, or use the engine mmsg"
-        ));
+        );
+        return Err(Error::new(ErrorKind::Unsupported, message));
     }
     let parts: Vec<String> =
         masters.iter().filter(|(_, master)| *master == device).map(|(part, _)| name(*part)).collect();
     if attach == AttachMode::Native && !parts.is_empty() {
-        let (name, parts) = (name(device), parts.join(", "));
-        return unsupported(format!(
-            "{name} is made of other devices ({parts}), whose frames an XDP socket of {name} cannot take: use the engine mmsg, or generic XDP (xdp_generic(true))"
-        ));
+        return Err(made_of_others(&name(device), &parts.join(", ")));
     }
     Ok(())
+}
+
+/// Refuses a device whose kind is to be made of others, also as long as it has none: a bond that
+/// is opened while the machine boots is given its parts later, and hands its program to them.
+pub(super) fn check_kind(name: &str, driver: &str, attach: AttachMode) -> Result<()> {
+    if attach == AttachMode::Native && matches!(driver, "bonding" | "bridge" | "team") {
+        return Err(made_of_others(name, "any that it is given"));
+    }
+    Ok(())
+}
+
+fn made_of_others(name: &str, parts: &str) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!(
+            "{name} is made of other devices ({parts}), whose frames an XDP socket of {name} cannot take: use the engine mmsg, or generic XDP (xdp_generic(true))"
+        ),
+    )
 }
 
 /// How many queues of a device XSKs can have: those by which they receive and also send, of which
@@ -232,5 +247,17 @@ mod tests {
         let text = refused(MASTER, AttachMode::Native).unwrap_err();
         assert!(text.contains("made of") && text.contains("generic"), "{text}");
         assert_eq!(refused(MASTER, AttachMode::Generic), Ok(()));
+    }
+
+    #[test]
+    fn what_is_given_parts_later_is_refused_before() {
+        for driver in ["bonding", "bridge", "team"] {
+            let text = check_kind("one0", driver, AttachMode::Native).unwrap_err().to_string();
+            assert!(text.contains("one0 is made of other devices") && text.contains("generic"), "{text}");
+            assert!(check_kind("one0", driver, AttachMode::Generic).is_ok(), "{driver}");
+        }
+        for driver in ["veth", "virtio_net", ""] {
+            assert!(check_kind("one0", driver, AttachMode::Native).is_ok(), "{driver}");
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! | a lane comes | it is given queues of those that have the most |
 //! | a lane leaves | it gives its queues to the others, with all that is in them |
 //! | a device is down | nothing comes from it until it is up; what comes over another one comes through companions |
-//! | a device goes, or becomes a part of another one | its queues are drained and closed |
+//! | a device goes, becomes a part of another one, or is given parts | its queues are drained and closed |
 //! | a device comes (back), or has more queues | it is opened, and lanes are given its queues |
 //! | the socket ends, the process dies | ports and program go: every frame is the kernel's again |
 //!
@@ -32,7 +32,7 @@ use super::checks;
 use super::device::{AttachMode, Device};
 use super::filter::FilterHandle;
 use super::mailbox::Mailbox;
-use super::route::{Change, LocalState, Reader, Routes};
+use super::route::{Change, Reader, Routes};
 use crate::capture::listener::CaptureListener;
 use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
@@ -312,12 +312,12 @@ impl XdpControl {
             left.inspect(|(device, _)| device.set_gone());
             state.denied.retain(|index| !gone || *index != ifindex);
         }
-        let LocalState { masters, .. } = self.routes.local_state();
-        for (part, _) in
-            state.devices.iter().filter(|(device, _)| masters.iter().any(|(at, _)| *at == device.index))
-        {
-            log::warn!("engine xdp: {} has become a part of another device", part.name);
-            part.set_gone();
+        let locals = self.routes.local_state();
+        for (device, _) in &state.devices {
+            if let Err(err) = device.check(&locals) {
+                log::warn!("engine xdp: a device is no longer used: {err}");
+                device.set_gone();
+            }
         }
         state.remove_gone(Device::refresh, &self.filter);
         let attached = self.attach(&mut state, false).and_then(|_| self.assign_queues(&mut state, false));

@@ -135,6 +135,7 @@ impl Device {
         })?;
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
+        checks::check_kind(&name, &driver, attach)?;
         let is_virtual_pair = driver == "veth";
         let lost_tags =
             checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
@@ -255,6 +256,12 @@ impl Device {
     /// Queues of which XSKs can be made, as far as we have looked.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may still be used, by what is local now.
+    pub(crate) fn check(&self, locals: &LocalState) -> Result<()> {
+        let attach = if self.is_native { AttachMode::Native } else { AttachMode::Generic };
+        checks::check_device(self.index, attach, locals)
     }
 
     /// It has left the namespace.
