@@ -20,16 +20,6 @@ if ! is_root; then
   say "for all tiers run 'make test' as root"
 fi
 
-# Servers run as other users, who load the library from the target folder.
-folder=$root
-while is_root && [ "$folder" != / ]; do
-  case $(stat -c %A "$folder") in
-  *x | *t) ;;
-  *) say "other users cannot enter $folder: tests of servers that are other users' will fail (chmod o+x, or clone elsewhere)" ;;
-  esac
-  folder=$(dirname "$folder")
-done
-
 # Half an hour is far more than it takes: a test that hangs in CI ends here, not
 # never. At a terminal Ctrl-C does the same, and only without a timeout between.
 limit=${TEST_TIMEOUT:-1800}

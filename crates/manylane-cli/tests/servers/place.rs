@@ -1,17 +1,24 @@
 //! Where a server runs.
 
+use std::fs::Permissions;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_testbed::{Host, testbed};
+use tempfile::TempDir;
 
 /// A network namespace with nothing but loopback, if that can be had, and a folder.
 pub(crate) struct Place {
     namespace: Option<NetNs>,
     folder: PathBuf,
+    /// The library that programs there load, if it is not where cargo has built it.
+    library: Option<PathBuf>,
+    /// Removed with this, unless the folder is in that of the build.
+    _temporary: Option<TempDir>,
 }
 
 impl Place {
@@ -25,20 +32,42 @@ impl Place {
         Self::within(test, Some(NetNs::open(&host.namespace().path()).unwrap()))
     }
 
+    /// A place on a host of a testbed, for programs of other users: its folder and a copy of the
+    /// library in it are outside of the checkout, which may be in a folder that is root's alone.
+    pub(crate) fn for_other_users(host: &Host) -> Self {
+        let temporary = tempfile::Builder::new().prefix("manylane-servers-").tempdir().unwrap();
+        fs::set_permissions(&temporary, Permissions::from_mode(0o755)).unwrap();
+        let mut shell = Command::new(env!("CARGO_BIN_EXE_manylane"));
+        shell.args(["run", "--quiet", "--", "sh", "-c", "echo $LD_PRELOAD"]);
+        let built = crate::run_ok(shell);
+        let library = temporary.path().join("libmanylane_preload.so");
+        fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
+        Self {
+            namespace: Some(NetNs::open(&host.namespace().path()).unwrap()),
+            folder: temporary.path().to_owned(),
+            library: Some(library),
+            _temporary: Some(temporary),
+        }
+        .with_loopback()
+    }
+
     fn within(test: &str, namespace: Option<NetNs>) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("servers").join(test);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
-        let place = Self { namespace, folder };
-        if place.namespace.is_some() {
-            let mut ip = place.command("ip");
+        Self { namespace, folder, library: None, _temporary: None }.with_loopback()
+    }
+
+    fn with_loopback(self) -> Self {
+        if self.namespace.is_some() {
+            let mut ip = self.command("ip");
             ip.args(["link", "set", "lo", "up"]);
             crate::run_ok(ip);
         }
-        place
+        self
     }
 
-    /// An empty folder that servers under other users can read and write, too.
+    /// A folder that is empty at first, but for the library.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -69,6 +98,9 @@ impl Place {
         let mut command = Command::new(program);
         if let Some(namespace) = &self.namespace {
             namespace.enter_in_child(&mut command).unwrap();
+        }
+        if let Some(library) = &self.library {
+            command.env("MANYLANE_PRELOAD", library);
         }
         command
     }

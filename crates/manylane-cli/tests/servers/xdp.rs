@@ -47,7 +47,7 @@ impl Scene {
         }
         let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
         let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
-        let place = Place::at(test, testbed.host(1));
+        let place = Place::for_other_users(testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
         Some(Self { client: asker, place, addr, testbed })
     }
