@@ -1,5 +1,5 @@
-//! The eBPF programs of Manylane, compiled (`bpf/objects`, by `make bpf`), and the layouts that they
-//! share with Rust (`abi/manylane_abi.h`; both sides assert every offset).
+//! The eBPF programs of Manylane, compiled (`bpf/objects`, by `make bpf`), and the layouts that
+//! they share with Rust (`abi/manylane_abi.h`; both sides assert every offset).
 
 pub mod abi;
 
@@ -8,8 +8,7 @@ macro_rules! object {
     ($name:literal) => {{
         #[repr(align(16))]
         struct Aligned<T: ?Sized>(T);
-        static OBJECT: &Aligned<[u8]> =
-            &Aligned(*include_bytes!(concat!("../objects/", $name, ".bpf.o")));
+        static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!("../objects/", $name, ".bpf.o")));
         &OBJECT.0
     }};
 }

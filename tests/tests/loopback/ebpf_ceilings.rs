@@ -15,11 +15,7 @@ const XDP_CEILING: u32 = 12_000;
 
 fn may_load(test: &str) -> bool {
     let probe = manylane::probe();
-    skip::need(
-        test,
-        probe.ebpf.is_ok(),
-        "eBPF cannot be loaded: run as root",
-    )
+    skip::need(test, probe.ebpf.is_ok(), "eBPF cannot be loaded: run as root")
 }
 
 /// Instructions that the verifier processed (since Linux 5.16).

@@ -120,7 +120,8 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
 /// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the
 /// calling thread's namespace, as long as the value lives.
 pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
-    let mut ebpf = EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(manylane_bpf::REDIRECT)?;
+    let mut ebpf =
+        EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(manylane_bpf::REDIRECT)?;
     let program: &mut Xdp = ebpf.program_mut("ml_redirect").context("no program ml_redirect")?.try_into()?;
     program.load().context("loading the XDP program of xsk/raw")?;
     program.attach_to_if_index(index, XdpMode::Driver).context("attaching the XDP program of xsk/raw")?;

@@ -70,7 +70,6 @@ pub(crate) struct Parts<'a> {
 }
 
 /// The engine of one lane. Each operation is one call per batch, or rarer.
-#[expect(clippy::large_enum_variant, reason = "one per lane, reached through no pointer")]
 pub(crate) enum Io {
     Mmsg(MmsgIo),
     Uring(UringIo),

@@ -22,8 +22,8 @@ impl Builder {
     /// Checks the options and opens the socket: every lane is bound and ready when this returns.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the
-    /// message names the option, the capability, the limit or the sysctl.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that cannot be, and whatever is
+    /// in the way of a lane; the message names the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
         match self.config.engine {
             Engine::Auto => self.open_auto(),

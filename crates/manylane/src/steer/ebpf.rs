@@ -56,7 +56,7 @@ fn bpf_error<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
     Error::with(kind, format!("{what}: steering by eBPF needs CAP_BPF and Linux 5.12"), err)
 }
 
-/// Loads the program and throws it away: for [`probe`](crate::probe).
+/// Loads the program and throws it away: for [`probe`](fn@crate::probe).
 pub(crate) fn try_load() -> Result<()> {
     EbpfSteer::load(Steering::Flow).map(|_| ())
 }

@@ -54,7 +54,7 @@ pub(super) struct LaneQueues {
     epoll: Epoll,
 }
 
-/// What the companion is watched as; queues have the numbers of their [`QueueId`].
+/// What the companion is watched as; queues have those of their ids.
 const KERNEL_SOCKET: u64 = 0;
 
 /// Sockets that a wait tells of at most: one would do.
