@@ -60,7 +60,7 @@ fmt-check: ## say what is not formatted
 	$(if $(C_FILES),clang-format --dry-run --Werror $(C_FILES))
 
 doc: ## the documentation of the crates, with warnings as errors
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
 
 deny: ## licences, sources and duplicates of the dependencies
 	$(CARGO) deny check bans licenses sources

@@ -4,7 +4,8 @@
 //! Who changes modes or owners has the lock, and writes down what it is at before it begins
 //! ([`start_change`]). A lock of the dead is taken over like an open one, by the first that wants
 //! it or looks ([`recover`]). Who then finds a change written down that is not its own finishes it,
-//! whatever step it was left at ([`lock`]); should it die over that, too, the next one does:
+//! whatever step it was left at ([`lock`](fn@lock)); should it die over that, too, the next one
+//! does:
 //!
 //! | change | left at | finished by |
 //! |---|---|---|

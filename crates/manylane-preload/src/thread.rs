@@ -139,7 +139,7 @@ fn acquire_holder_token(who: u64) -> liveness::Token {
     if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
 }
 
-/// [`liveness`], if the thread has taken it; 0 if not.
+/// [`liveness`](mod@crate::liveness), if the thread has taken it; 0 if not.
 pub(crate) fn acquired_liveness() -> liveness::Token {
     THREAD.with(|me| {
         me.id();
