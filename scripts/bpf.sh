@@ -39,7 +39,7 @@ for source in *.bpf.c; do
 done
 if [ "$objects" = "$root/bpf/objects" ]; then
   echo "$version" >objects/COMPILER
-  sha256sum *.c *.h ../abi/manylane_abi.h >objects/SOURCES
+  sha256sum -- *.c *.h ../abi/manylane_abi.h >objects/SOURCES
   exit 0
 fi
 failed=0
