@@ -31,6 +31,7 @@ pub const TOKEN_ENV_VAR: &str = "MANYLANE_LEASE_SOCKET";
 pub const QUEUES_MAX: usize = 32;
 /// Words of a message.
 const MESSAGE_WORDS: usize = 9;
+const MESSAGE_BYTES: usize = MESSAGE_WORDS * 4;
 /// First word of each: another version of the library is not understood.
 const MAGIC: u32 = 0x324e_4c4d;
 
@@ -205,7 +206,7 @@ impl Message {
     /// # Errors
     /// As of [`unix_socket::send`].
     pub fn send(self, to: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut bytes = [0; MESSAGE_WORDS * 4];
+        let mut bytes = [0; MESSAGE_BYTES];
         for (to, word) in bytes.chunks_exact_mut(4).zip(self.encode()) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
@@ -218,17 +219,43 @@ impl Message {
     /// # Errors
     /// As of [`unix_socket::recv`]; `InvalidData` for what is no message.
     pub fn receive(from: BorrowedFd<'_>, fds: &mut Fds) -> io::Result<Option<Self>> {
-        let mut bytes = [0; MESSAGE_WORDS * 4];
+        let mut bytes = [0; MESSAGE_BYTES];
         let len = unix_socket::recv_into(from, &mut bytes, fds)?;
-        if len == 0 {
-            return Ok(None);
+        if len == 0 { Ok(None) } else { Self::from_bytes(&bytes, len).map(Some) }
+    }
+
+    /// The next message, which stays queued, and whether descriptors come with it; none at the end
+    /// of the connection. Never blocks ([`unix_socket::peek`]).
+    ///
+    /// # Errors
+    /// As of [`unix_socket::peek`]; `EPROTO` for what is no message.
+    pub fn peek(from: BorrowedFd<'_>) -> io::Result<Option<(Self, bool)>> {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let Some(peeked) = unix_socket::peek(from, &mut bytes)? else { return Ok(None) };
+        Self::from_bytes(&bytes, peeked.len).map(|message| Some((message, peeked.has_fds)))
+    }
+
+    /// Receives one without descriptors; none at the end of the connection. Never blocks: a message
+    /// with descriptors stays queued.
+    ///
+    /// # Errors
+    /// As of [`peek`](Self::peek); `EPROTO` if descriptors come with the message.
+    pub fn receive_without_fds(from: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        match Self::peek(from)? {
+            Some((message, false)) => unix_socket::discard(from).map(|()| Some(message)),
+            Some((_, true)) => Err(io::Error::from_raw_os_error(libc::EPROTO)),
+            None => Ok(None),
         }
+    }
+
+    /// The message in `bytes`, of which it takes `len`.
+    fn from_bytes(bytes: &[u8; MESSAGE_BYTES], len: usize) -> io::Result<Self> {
         let mut words = [0; MESSAGE_WORDS];
         for (word, from) in words.iter_mut().zip(bytes.chunks_exact(4)) {
             *word = u32::from_ne_bytes([from[0], from[1], from[2], from[3]]);
         }
         let known = if len == bytes.len() { Self::decode(words) } else { None };
-        known.map(Some).ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
+        known.ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
     }
 }
 
@@ -261,7 +288,9 @@ mod tests {
         let ticket = LeaseToken::new().unwrap();
         let listener = ticket.listen().unwrap();
         let ours = ticket.connect(Duration::from_secs(10)).unwrap();
-        (ours, unix_socket::accept(listener.as_fd()).unwrap())
+        let theirs = unix_socket::accept(listener.as_fd()).unwrap();
+        unix_socket::enable_peek(theirs.as_fd()).unwrap();
+        (ours, theirs)
     }
 
     #[test]
@@ -298,13 +327,20 @@ mod tests {
         ];
         for message in all {
             message.send(ours.as_fd(), &[ours.as_fd(), theirs.as_fd()]).unwrap();
+            assert_eq!(Message::peek(theirs.as_fd()).unwrap(), Some((message, true)));
+            assert!(Message::receive_without_fds(theirs.as_fd()).is_err());
             let mut fds = Fds::default();
             assert_eq!(Message::receive(theirs.as_fd(), &mut fds).unwrap(), Some(message));
             assert_eq!(fds.iter().flatten().count(), 2);
+            message.send(ours.as_fd(), &[]).unwrap();
+            assert_eq!(Message::peek(theirs.as_fd()).unwrap(), Some((message, false)));
+            assert_eq!(Message::receive_without_fds(theirs.as_fd()).unwrap(), Some(message));
         }
         unix_socket::send(ours.as_fd(), b"something else", &[]).unwrap();
+        assert!(Message::peek(theirs.as_fd()).is_err());
         assert!(Message::receive(theirs.as_fd(), &mut Fds::default()).is_err());
         drop(ours);
+        assert_eq!(Message::peek(theirs.as_fd()).unwrap(), None);
         assert_eq!(Message::receive(theirs.as_fd(), &mut Fds::default()).unwrap(), None);
     }
 }

@@ -88,8 +88,8 @@ pub struct Epoll {
     events: Vec<libc::epoll_event>,
 }
 
-/// Adds sockets to a [`Epoll`] that another thread waits with; one that waits already sees them,
-/// too.
+/// Adds sockets to an [`Epoll`] that another thread waits with, and removes them; a wait that has
+/// begun takes note of it.
 #[derive(Debug)]
 pub struct EpollHandle(OwnedFd);
 
@@ -101,6 +101,21 @@ impl EpollHandle {
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         add(&self.0, socket, token)
     }
+
+    /// As [`Epoll::remove`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
+        remove(&self.0, socket)
+    }
+}
+
+fn remove(epoll: &OwnedFd, socket: &impl AsFd) -> io::Result<()> {
+    let (epoll, fd) = (epoll.as_raw_fd(), socket.as_fd().as_raw_fd());
+    // SAFETY: removing takes no event (Linux 2.6.9).
+    crate::check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) })?;
+    Ok(())
 }
 
 fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
@@ -164,16 +179,7 @@ impl Epoll {
     /// # Errors
     /// `ENOENT` when it is not watched.
     pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
-        // SAFETY: removing takes no event (Linux 2.6.9).
-        crate::check(unsafe {
-            libc::epoll_ctl(
-                self.epoll.as_raw_fd(),
-                libc::EPOLL_CTL_DEL,
-                socket.as_fd().as_raw_fd(),
-                std::ptr::null_mut(),
-            )
-        })?;
-        Ok(())
+        remove(&self.epoll, socket)
     }
 
     /// Lets waits look at the device of the watched sockets for `time` before they sleep:
@@ -187,7 +193,7 @@ impl Epoll {
         crate::busy_poll::set_epoll(self.epoll.as_fd(), micros, budget)
     }
 
-    /// For other threads, to add sockets.
+    /// For other threads, to add and remove sockets.
     ///
     /// # Errors
     /// `EMFILE` when the process has no descriptor left.

@@ -4,6 +4,7 @@
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::time::Duration;
 
 use crate::check;
@@ -104,9 +105,7 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no address is asked for.
-    let raw = check(unsafe {
-        libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
-    })?;
+    let raw = check(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })?;
     // SAFETY: the descriptor is new and belongs to nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
@@ -224,12 +223,16 @@ pub fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Control messages as the kernel aligns them, with room for the descriptors of one message.
+/// Control messages as the kernel aligns them, with room for the descriptors of one message, and
+/// for who sent it.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
+/// Bytes of a control message that says who has sent a message.
+const CREDENTIALS_SPACE: usize = 16 + size_of::<libc::ucred>().next_multiple_of(8);
+
 // Room for the descriptors and the header of their message.
-const _: () = assert!(16 + FDS_MAX * size_of::<libc::c_int>() <= size_of::<Control>());
+const _: () = assert!(CREDENTIALS_SPACE + 16 + FDS_MAX * size_of::<libc::c_int>() <= size_of::<Control>());
 
 /// Sends one message with `fds` ([`FDS_MAX`] at most), whole or not at all.
 ///
@@ -337,6 +340,76 @@ pub fn recv_into(
     Ok(len as usize)
 }
 
+/// A message that is still queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peeked {
+    /// Its length, of which the buffer may hold less.
+    pub len: usize,
+    /// It carries descriptors.
+    pub has_fds: bool,
+}
+
+/// Lets [`peek`] and [`drain`] tell an empty message from the end of a connection (`SO_PASSCRED`).
+///
+/// # Errors
+/// What `setsockopt(2)` reports.
+pub fn enable_peek(fd: BorrowedFd<'_>) -> io::Result<()> {
+    crate::sock::set(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1_i32)
+}
+
+/// Copies the next message into `buffer` and leaves it queued; none at the end of the connection.
+/// No descriptor is received or closed, so that this does not block.
+///
+/// # Errors
+/// `WouldBlock` if no message is queued.
+pub fn peek(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Peeked>> {
+    let mut control = Control([0; 64]);
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: integers and pointers that may be null: all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    // Each message has its sender's credentials, for which there is room. There is none for
+    // descriptors: the kernel makes none, and says that something is missing.
+    header.msg_controllen = CREDENTIALS_SPACE as _;
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most as much as the buffers have, which live across the call.
+    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
+    if len < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let has_fds = header.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok((header.msg_controllen > 0 || has_fds).then_some(Peeked { len: len as usize, has_fds }))
+}
+
+/// Takes the next message off the queue. Its descriptors are closed, which can block.
+///
+/// # Errors
+/// `WouldBlock` if no message is queued.
+pub fn discard(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no byte is written to a buffer of no length.
+    let len = unsafe { libc::recv(fd.as_raw_fd(), ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+    if len < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Refuses further messages, and discards those queued up to the first that carries descriptors.
+/// True if none does: closing the connection does not block then. Needs [`enable_peek`].
+#[must_use]
+pub fn drain(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: takes no pointer. It cannot fail for a connection, nor for one that has ended.
+    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
+    loop {
+        match peek(fd, &mut []) {
+            Ok(None) => return true,
+            Ok(Some(Peeked { has_fds: false, .. })) if discard(fd).is_ok() => {}
+            // The other end was closed with messages unread: reported once.
+            Err(err) if err.kind() == ErrorKind::ConnectionReset => {}
+            _ => return false,
+        }
+    }
+}
+
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::fs::File;
@@ -381,6 +454,40 @@ mod tests {
         drop(client);
         assert_eq!(recv(server.as_fd(), &mut buffer).unwrap().0, 0);
         assert_eq!(send(server.as_fd(), b"gone", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_is_peeked_at_stays_with_its_descriptors() {
+        let name = name();
+        let listener = listen(&name).unwrap();
+        let client = connect(&name, Duration::from_secs(5)).unwrap();
+        let server = accept(listener.as_fd()).unwrap();
+        enable_peek(server.as_fd()).unwrap();
+        let mut buffer = [0; 2];
+        assert_eq!(peek(server.as_fd(), &mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        let (mut reader, writer) = io::pipe().unwrap();
+        for fds in [&[][..], &[writer.as_fd(), writer.as_fd()]] {
+            for message in [&b""[..], b"some"] {
+                send(client.as_fd(), message, fds).unwrap();
+            }
+        }
+        drop(writer);
+        let plain = Peeked { len: 0, has_fds: false };
+        assert_eq!(peek(server.as_fd(), &mut buffer).unwrap(), Some(plain));
+        discard(server.as_fd()).unwrap();
+        assert_eq!(peek(server.as_fd(), &mut buffer).unwrap(), Some(Peeked { len: 4, ..plain }));
+        assert_eq!(&buffer, b"so");
+        assert!(!drain(server.as_fd()), "messages with descriptors are left");
+        assert_eq!(send(client.as_fd(), b"more", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+        for len in [0, 4] {
+            assert_eq!(peek(server.as_fd(), &mut []).unwrap(), Some(Peeked { len, has_fds: true }));
+            let (len_received, fds) = recv(server.as_fd(), &mut [0; 8]).unwrap();
+            assert_eq!((len_received, fds.len()), (len, 2));
+        }
+        assert_eq!(reader.read(&mut buffer).unwrap(), 0, "all descriptors were received");
+        assert!(drain(server.as_fd()));
+        drop(client);
+        assert_eq!(peek(server.as_fd(), &mut []).unwrap(), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if_xdp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,6 +53,7 @@ struct lease {
 
 static const char *ip;
 static int port = 7100, peer;
+static pid_t server; /* what runs after this, or beside it */
 
 static int say(int end, uint32_t kind, const uint32_t *words, const int *fds,
 	       int count)
@@ -529,6 +532,135 @@ static void users(void)
 		in_child(ask_as, all + i);
 }
 
+/*
+ * A TCP socket with data that its peer never acknowledges: closing the last
+ * descriptor of it takes an hour.
+ */
+static int lingering_tcp(void)
+{
+	static const char data[65536];
+	struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
+	struct sockaddr_in at = { .sin_family = AF_INET };
+	socklen_t len = sizeof(at);
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(listener, (void *)&at, sizeof(at)) || listen(listener, 1) ||
+	    getsockname(listener, (void *)&at, &len) ||
+	    connect(fd, (void *)&at, sizeof(at)) ||
+	    accept(listener, NULL, NULL) < 0)
+		err(1, "TCP");
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+	while (send(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
+		;
+	return fd;
+}
+
+/*
+ * Sends the last descriptor of a socket behind so many other messages, and
+ * closes the connection. The launcher is stopped.
+ */
+static void send_lingering(int count, uint32_t *words)
+{
+	int end = call(), fd = lingering_tcp();
+	pid_t pid;
+
+	while (count--)
+		say(end, OPEN, NULL, NULL, 0);
+	say(end, ASK, words, &fd, 1);
+	/* Who is killed does not wait for its descriptors to be closed. */
+	pid = fork();
+	if (!pid)
+		for (;;)
+			pause();
+	close(fd);
+	close(end);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+/* A process that sends such descriptors when told, and ends with the server. */
+struct lingerer {
+	int user, knows_secret, go[2], done[2];
+};
+
+static void start(struct lingerer *lingerer)
+{
+	struct pollfd all[2] = { { .events = POLLIN }, { .events = POLLIN } };
+	uint32_t words[4];
+
+	if (pipe(lingerer->go) || pipe(lingerer->done))
+		err(1, "pipe");
+	all[0].fd = syscall(SYS_pidfd_open, server, 0);
+	all[1].fd = lingerer->go[0];
+	fflush(stdout);
+	if (fork())
+		return;
+	if (setresuid(lingerer->user, lingerer->user, lingerer->user))
+		err(1, "setresuid");
+	secret(words);
+	words[3] ^= !lingerer->knows_secret;
+	poll(all, 2, -1);
+	if (!all[0].revents) {
+		send_lingering(0, words);
+		send_lingering(1, words);
+		if (write(lingerer->done[1], "", 1) == 1)
+			poll(all, 1, -1);
+	}
+	_exit(0);
+}
+
+static void linger(struct lingerer *lingerer)
+{
+	char path[32], byte;
+	pid_t launcher = 0;
+	FILE *status;
+
+	sprintf(path, "/proc/%d/stat", server);
+	status = fopen(path, "r");
+	if (!status || fscanf(status, "%*d (%*[^)]) %*c %d", &launcher) != 1)
+		err(1, "%s", path);
+	fclose(status);
+	/* All is sent before anything of it is received. */
+	kill(launcher, SIGSTOP);
+	usleep(100000);
+	if (write(lingerer->go[1], "", 1) != 1 ||
+	    read(lingerer->done[0], &byte, 1) != 1)
+		errx(1, "nothing was sent");
+	kill(launcher, SIGCONT);
+}
+
+static void lease_beside(void *strangers)
+{
+	struct lingerer *both = strangers;
+	struct lease lease;
+
+	request_lease(&lease, "before", udp(ip, 0));
+	order(&lease, "open", OPEN);
+	linger(both);
+	linger(both + 1);
+	order(&lease, "close", CLOSE);
+}
+
+/* What the launcher has to close takes its time. */
+static void slow(void)
+{
+	static int root, other = 65534;
+	static struct lingerer strangers[] = { { 65533, 0 }, { 65533, 1 } },
+			       second = { 65534, 1 };
+
+	/* Before there are queues, which they would keep. */
+	start(strangers);
+	start(strangers + 1);
+	start(&second);
+	in_child(ask_as, &other);
+	in_child(lease_beside, strangers);
+	in_child(ask_as, &other);
+	linger(&second);
+	in_child(ask_as, &root);
+}
+
 /* Calls without an end, as many as there can be at a time, until its parent ends. */
 static void flood(void)
 {
@@ -554,13 +686,15 @@ int main(int argc, char **argv)
 	} all[] = { { "noise", noise },	  { "orders", orders },
 		    { "closed", closed }, { "parts", parts },
 		    { "kept", kept },	  { "scribbles", scribbles },
-		    { "users", users },	  { "flood", flood } };
+		    { "users", users },	  { "slow", slow },
+		    { "flood", flood } };
 	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;
 	unsigned int i;
 
 	if (argc != 4)
 		errx(2, "hostile WHAT ADDRESS PEERS");
 	ip = argv[2];
+	server = getppid();
 	theirs = open(argv[3], O_RDONLY);
 	if (setns(theirs, CLONE_NEWNET))
 		err(1, "setns");

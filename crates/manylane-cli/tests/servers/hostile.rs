@@ -134,6 +134,19 @@ fn netns_xdp_hostile_more_than_one_user_beside_root() {
 }
 
 #[test]
+fn netns_xdp_hostile_descriptors_that_are_slow_to_close() {
+    let lines = [
+        "user 65534: leased 2",
+        "before: leased 2",
+        "open: done",
+        "close: done",
+        "user 65534: leased 2",
+        "user 0: leased 2",
+    ];
+    expect("netns_xdp_hostile_descriptors_that_are_slow_to_close", "slow", &lines);
+}
+
+#[test]
 fn netns_xdp_hostile_calls_without_an_end() {
     _ = run_hostile("netns_xdp_hostile_calls_without_an_end", "flood", true);
 }

@@ -7,15 +7,15 @@
 //! the user that this process runs as, or, if that is root, of one other: the first that asks.
 
 use std::io;
-use std::net::UdpSocket;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use manylane_sys::lease::{Fds, Message};
+use manylane_sys::lease::Message;
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
+use super::connection::{Connection, ReceivedRequest, RequestedSocket, User};
 use crate::error::EPROTO;
 
 /// Connections of which nothing has become yet; the oldest goes for a new one.
@@ -30,7 +30,7 @@ const EACCES: i32 = 13;
 /// Who has connected.
 pub(super) struct Client {
     pub(super) token: u64,
-    pub(super) connection: OwnedFd,
+    pub(super) connection: Connection,
     pub(super) process: Arc<PeerProcess>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct PendingClient {
     client: Client,
     since: Instant,
     /// It asks for this one.
-    socket: Option<UdpSocket>,
+    socket: Option<RequestedSocket>,
 }
 
 impl Client {
@@ -63,15 +63,23 @@ impl Lessor {
                     return;
                 }
             };
-            let Ok(process) = PeerProcess::from_socket(end.as_fd()) else { continue };
-            self.last_token += 1;
-            let caller = Client { token: self.last_token, connection: end, process: Arc::new(process) };
-            if self.epoll.add(&caller.connection, caller.token).is_ok() {
-                if self.pending.len() == PENDING_MAX {
-                    self.pending.remove(0);
-                }
-                self.pending.push(PendingClient { client: caller, since: Instant::now(), socket: None });
+            let connection = self.closers.connection(end);
+            if unix_socket::enable_peek(connection.as_fd()).is_err() {
+                continue;
             }
+            let Ok(process) = PeerProcess::from_socket(connection.as_fd()) else { continue };
+            self.last_token += 1;
+            let client = Client { token: self.last_token, connection, process: Arc::new(process) };
+            self.add_pending(PendingClient { client, since: Instant::now(), socket: None });
+        }
+    }
+
+    fn add_pending(&mut self, pending: PendingClient) {
+        if self.epoll.add(&pending.client.connection, pending.client.token).is_ok() {
+            if self.pending.len() == PENDING_MAX {
+                self.pending.remove(0);
+            }
+            self.pending.push(pending);
         }
     }
 
@@ -79,23 +87,32 @@ impl Lessor {
         self.pending.iter().position(|visitor| visitor.client.token == token)
     }
 
-    /// A visitor says something, or is gone. Only one question is one.
+    /// Handles a message of a pending client, or the end of its connection. Only one request is
+    /// valid.
     pub(super) fn handle_pending(&mut self, at: usize) {
-        let mut fds = Fds::default();
-        let visitor = &mut self.pending[at];
-        match Message::receive(visitor.client.connection.as_fd(), &mut fds) {
-            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(Some(Message::Request(secret)))
-                if secret == self.lease_token.secret && visitor.socket.is_none() =>
-            {
-                let [Some(socket), None, None, None] = fds else {
-                    visitor.client.refuse(EPROTO);
-                    self.pending.remove(at);
-                    return;
-                };
-                visitor.socket = Some(UdpSocket::from(socket));
+        let visitor = &self.pending[at];
+        let said = match Message::peek(visitor.client.connection.as_fd()) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+            said => said.ok().flatten(),
+        };
+        let has_requested = visitor.socket.is_some();
+        let PendingClient { client, since, .. } = self.pending.remove(at);
+        match said {
+            Some((Message::Request(secret), _)) if secret == self.lease_token.secret && !has_requested => {
+                match self.authorize(&client) {
+                    Ok(user) => self.closers.receive(client, user, since),
+                    Err(errno) => client.refuse(errno),
+                }
             }
-            _ => drop(self.pending.remove(at)),
+            _ => drop(client),
+        }
+    }
+
+    /// Makes clients pending again whose sockets have been received.
+    pub(super) fn take_received(&mut self) {
+        let received: Vec<_> = self.closers.received().collect();
+        for ReceivedRequest { client, since, socket } in received {
+            self.add_pending(PendingClient { client, since, socket: Some(socket) });
         }
     }
 
@@ -109,18 +126,13 @@ impl Lessor {
                 return;
             };
             let waits = since.elapsed() < REQUEST_TIMEOUT;
-            let offer = match self.authorize(&caller) {
-                Ok(()) => self.offer(&caller, &socket, waits),
-                Err(err) => Err(err),
-            };
+            let offer = self.offer(&caller, socket, waits);
             if offer.as_ref().is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock) {
                 // Nobody goes first: what is ready is for this one.
                 return self
                     .pending
                     .insert(at, PendingClient { client: caller, since, socket: Some(socket) });
             }
-            // Before the answer: whoever has it may close the socket, and find the port free.
-            drop(socket);
             match offer {
                 Ok(offer) => self.start(caller, offer),
                 Err(err) => caller.refuse(err.raw_os_error().unwrap_or(EPROTO)),
@@ -128,14 +140,16 @@ impl Lessor {
         }
     }
 
-    /// Whether a caller is of a user who may have queues.
-    fn authorize(&mut self, caller: &Client) -> io::Result<()> {
-        let (uid, own) = (caller.process.cred.uid, unix_socket::effective_uid());
-        let may = uid == own || own == 0 && *self.other_user.get_or_insert(uid) == uid;
-        if !may {
-            log::warn!("process {} of user {uid} gets no queues", caller.process.cred.pid);
-            return Err(io::Error::from_raw_os_error(EACCES));
+    /// The user of a client, if it may have queues; the error that it is refused with, if not.
+    fn authorize(&mut self, client: &Client) -> Result<User, i32> {
+        let (uid, own) = (client.process.cred.uid, unix_socket::effective_uid());
+        if uid == own {
+            return Ok(User::Own);
         }
-        Ok(())
+        if own == 0 && *self.other_user.get_or_insert(uid) == uid {
+            return Ok(User::Other);
+        }
+        log::warn!("process {} of user {uid} gets no queues", client.process.cred.pid);
+        Err(EACCES)
     }
 }

@@ -5,15 +5,16 @@
 //! times in a second after that ([`Lessor::check_sockets`]).
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 
+use manylane_sys::barrier;
 use manylane_sys::bound_sockets::{self, BoundSocket};
-use manylane_sys::lease::{self, Fds, Message};
-use manylane_sys::{barrier, sock};
+use manylane_sys::lease::{self, Message};
 
 use super::Lessor;
 use super::clients::Client;
+use super::connection::RequestedSocket;
 use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
 use crate::error::{EPROTO, Result};
@@ -59,13 +60,17 @@ pub(super) struct Offer {
 impl Lessor {
     /// What a socket can be leased; `WouldBlock` if there will be more in a moment, for a caller
     /// that `waits`.
-    pub(super) fn offer(&mut self, caller: &Client, socket: &UdpSocket, waits: bool) -> io::Result<Offer> {
+    pub(super) fn offer(
+        &mut self,
+        caller: &Client,
+        socket: RequestedSocket,
+        waits: bool,
+    ) -> io::Result<Offer> {
         let refused = io::Error::from_raw_os_error;
-        let about = sock::socket_info(socket.as_fd())?;
+        let RequestedSocket { info: about, addr } = socket;
         if !about.is_udp || about.namespace != self.namespace {
             return Err(refused(ENODEV));
         }
-        let addr = socket.local_addr()?;
         if let Err(why) = verify_binding(about.cookie, addr.ip(), &bound_sockets::find_by_port(addr.port())?)
         {
             log::warn!("no queues are leased to {addr}: {why}");
@@ -179,7 +184,7 @@ impl Lessor {
     /// no more.
     pub(super) fn handle_request(&mut self, at: usize) {
         let lease = &self.leases[at];
-        let said = match Message::receive(lease.client.connection.as_fd(), &mut Fds::default()) {
+        let said = match Message::receive_without_fds(lease.client.connection.as_fd()) {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
             said => said.ok().flatten(),
         };

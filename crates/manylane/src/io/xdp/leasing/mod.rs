@@ -5,18 +5,20 @@
 //! |---|---|---|
 //! | devices | [`Lessor::open`]: the program on each, before anything is started | an error that names what to change |
 //! | a program connects ([`clients`]) | anybody may; who is heard says the kernel | the oldest that says nothing goes |
+//! | what it sends is read ([`connection`]) | its descriptors by threads of their own, as closing them can block | it waits; at the limit of open files nobody is accepted |
 //! | it asks ([`Message::Request`](manylane_sys::lease::Message::Request)) | the kernel says where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets have |
 //! | the queues ([`devices`]) | opened for each process anew (`manylane_sys::xsk::LeasedQueue`); a socket of its own in each for each lease | left out: its frames are the kernel's |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lease::Message::Open) to [`Message::Close`](manylane_sys::lease::Message::Close) | refused: the kernel goes on serving it |
 //! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
 //!
-//! All is done by one thread, which waits for messages, and looks every few milliseconds at what
-//! has no message: questions for next hops, and frames that a lane has put into a ring without
+//! All else is done by one thread, which waits for messages, and looks every few milliseconds at
+//! what has no message: questions for next hops, and frames that a lane has put into a ring without
 //! coming back to tell the kernel. When this process ends, however it ends, its programs are off
 //! the devices, and every frame is the kernel's.
 
 mod clients;
+mod connection;
 mod devices;
 mod lease;
 mod peers;
@@ -36,6 +38,7 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::{bound_sockets, sock};
 
 use self::clients::PendingClient;
+use self::connection::Closers;
 use self::devices::{LeasedDevice, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
@@ -58,6 +61,8 @@ const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Of the listener, where ends have theirs.
 const LISTENER: u64 = 0;
+/// Of requests whose sockets have been received.
+const RECEIVED: u64 = 1;
 
 /// Lends the queues of devices.
 pub struct Lessor {
@@ -71,6 +76,7 @@ pub struct Lessor {
     lease_token: LeaseToken,
     listener: OwnedFd,
     epoll: Epoll,
+    closers: Closers,
     pending: Vec<PendingClient>,
     /// The user beside root that may have queues.
     other_user: Option<u32>,
@@ -122,11 +128,12 @@ impl Lessor {
             namespace,
             lease_token: ticket,
             listener,
+            closers: Closers::start(&watch, RECEIVED).map_err(failed)?,
             epoll: watch,
             pending: Vec::new(),
             other_user: None,
             leases: Vec::new(),
-            last_token: LISTENER,
+            last_token: RECEIVED,
             last_number: 0,
             filter: FilterHandle::default(),
             rings: LeasedRings::default(),
@@ -176,6 +183,8 @@ impl Lessor {
             for token in ready {
                 if token == LISTENER {
                     self.accept_clients();
+                } else if token == RECEIVED {
+                    self.take_received();
                 } else if let Some(at) = self.find_pending(token) {
                     self.handle_pending(at);
                 } else if let Some(at) = self.leases.iter().position(|lease| lease.client.token == token) {

@@ -28,6 +28,10 @@ fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
     lessor.accept_clients();
     lessor.handle_pending(0);
+    wait_until(|| {
+        lessor.take_received();
+        lessor.find_pending(lessor.last_token).is_some()
+    });
     lessor.grant_pending();
     let Some(Message::Ack(queues)) = Message::receive(end.as_fd(), &mut Fds::default()).unwrap() else {
         panic!("refused");

@@ -1,0 +1,167 @@
+//! Connections of clients, and the threads that receive and close descriptors.
+//!
+//! Closing a descriptor can block for as long as its sender likes: a TCP socket with `SO_LINGER`
+//! and unacknowledged data, a file of a FUSE server that does not answer. So can a receive, where
+//! there is no room for all descriptors, and the close of a connection with descriptors in unread
+//! messages. The lessor's thread does none of these: it reads messages without their descriptors,
+//! and leaves the rest to three threads, one for each group of users.
+//!
+//! | stage | thread | when that thread is blocked |
+//! |---|---|---|
+//! | a message is peeked at ([`Message::peek`]) | the lessor's | |
+//! | the socket of an authorized request is received, looked at and closed | that user's | requests of that user wait, until their clients give up |
+//! | the end of a connection without unread descriptors ([`unix_socket::drain`]) | the lessor's | |
+//! | the end of one with unread descriptors | its user's; one for all users that get no queues | it stays open, with the one descriptor of this process that it is |
+//!
+//! So a blocked thread stops only the users that it is for. What is left is the number of open
+//! files: each connection that waits to be closed counts, and at the limit of this process
+//! (`RLIMIT_NOFILE`) none is accepted.
+
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Instant;
+
+use manylane_sys::lease::{Fds, Message};
+use manylane_sys::measure::{Epoll, EpollHandle};
+use manylane_sys::sock::{self, SocketInfo};
+use manylane_sys::unix_socket;
+
+use super::clients::Client;
+use crate::error::EPROTO;
+
+/// Users, by the thread that they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum User {
+    /// The user of this process.
+    Own,
+    /// The other one that gets queues.
+    Other,
+    /// All that get none.
+    Stranger,
+}
+
+/// A connection that a client has made. Dropping it does not block.
+pub(super) struct Connection {
+    /// Shared with the thread that it is left to, which empties it: whoever closes it last does not
+    /// block.
+    fd: Arc<OwnedFd>,
+    epoll: Arc<EpollHandle>,
+    closer: Sender<Job>,
+}
+
+/// What the threads do.
+enum Job {
+    /// Receive the request that is queued.
+    Receive(Client, Instant),
+    /// Discard all that is queued, and close the connection.
+    Close(Arc<OwnedFd>),
+}
+
+/// A request whose socket has been received.
+pub(super) struct ReceivedRequest {
+    pub(super) client: Client,
+    /// When the client connected.
+    pub(super) since: Instant,
+    pub(super) socket: RequestedSocket,
+}
+
+/// A socket that queues are requested for, as it was when the request was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestedSocket {
+    pub(super) info: SocketInfo,
+    pub(super) addr: SocketAddr,
+}
+
+/// The threads.
+pub(super) struct Closers {
+    epoll: Arc<EpollHandle>,
+    jobs: [Sender<Job>; 3],
+    received: Receiver<ReceivedRequest>,
+    /// Readable when a request has been received.
+    wakeup: PipeReader,
+}
+
+impl Closers {
+    /// Starts the threads; `epoll` reports `token` when a request has been received.
+    pub(super) fn start(epoll: &Epoll, token: u64) -> io::Result<Self> {
+        let (to_lessor, received) = mpsc::channel();
+        let (wakeup, writer) = io::pipe()?;
+        epoll.add(&wakeup, token)?;
+        let start = || {
+            let (jobs, queued) = mpsc::channel();
+            let (to_lessor, writer) = (to_lessor.clone(), writer.try_clone()?);
+            let work = move || run(&queued, &to_lessor, &writer);
+            thread::Builder::new().name("manylane-closer".into()).spawn(work)?;
+            io::Result::Ok(jobs)
+        };
+        let jobs = [start()?, start()?, start()?];
+        Ok(Self { epoll: Arc::new(epoll.handle()?), jobs, received, wakeup })
+    }
+
+    /// A connection that was just accepted.
+    pub(super) fn connection(&self, fd: OwnedFd) -> Connection {
+        let closer = self.jobs[User::Stranger as usize].clone();
+        Connection { fd: Arc::new(fd), epoll: Arc::clone(&self.epoll), closer }
+    }
+
+    /// Has the request of a client received, which has connected at `since`. A client whose request
+    /// is invalid is refused.
+    pub(super) fn receive(&self, mut client: Client, user: User, since: Instant) {
+        _ = self.epoll.remove(&client.connection);
+        let jobs = &self.jobs[user as usize];
+        client.connection.closer = jobs.clone();
+        _ = jobs.send(Job::Receive(client, since));
+    }
+
+    /// Requests that have been received.
+    pub(super) fn received(&self) -> impl Iterator<Item = ReceivedRequest> {
+        // One byte for each request, and more than one for each wakeup.
+        _ = (&self.wakeup).read(&mut [0; 64]);
+        self.received.try_iter()
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        _ = self.epoll.remove(&self.fd);
+        if !unix_socket::drain(self.as_fd()) {
+            _ = self.closer.send(Job::Close(Arc::clone(&self.fd)));
+        }
+    }
+}
+
+/// A thread, until the lessor and all connections that it is for are gone.
+fn run(jobs: &Receiver<Job>, to_lessor: &Sender<ReceivedRequest>, wakeup: &PipeWriter) {
+    for job in jobs {
+        match job {
+            Job::Receive(client, since) => match receive_socket(client.connection.as_fd()) {
+                Ok(socket) => {
+                    if to_lessor.send(ReceivedRequest { client, since, socket }).is_ok() {
+                        _ = { wakeup }.write(&[0]);
+                    }
+                }
+                Err(err) => client.refuse(err.raw_os_error().unwrap_or(EPROTO)),
+            },
+            Job::Close(fd) => {
+                while !unix_socket::drain(fd.as_fd()) && unix_socket::discard(fd.as_fd()).is_ok() {}
+            }
+        }
+    }
+}
+
+fn receive_socket(from: BorrowedFd<'_>) -> io::Result<RequestedSocket> {
+    let mut fds = Fds::default();
+    Message::receive(from, &mut fds)?;
+    let [Some(socket), None, None, None] = fds else { return Err(io::Error::from_raw_os_error(EPROTO)) };
+    Ok(RequestedSocket { info: sock::socket_info(socket.as_fd())?, addr: sock::local_addr(socket.as_fd())? })
+}
