@@ -41,6 +41,9 @@ pub struct LeaseToken {
     name: String,
     /// What is said with [`Message::Request`].
     pub secret: Secret,
+    /// A user's number that says nothing of who listens. Asked for ahead: when this is used, there
+    /// may be no `/proc` any more.
+    ambiguous_uid: Option<u32>,
 }
 
 /// A number that nobody guesses.
@@ -65,7 +68,8 @@ impl LeaseToken {
         let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
         let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
-        Some(Self { name: format!("manylane.lease.{name}"), secret })
+        let ambiguous_uid = unix_socket::ambiguous_uid();
+        Some(Self { name: format!("manylane.lease.{name}"), secret, ambiguous_uid })
     }
 
     /// Listens for those who have it.
@@ -79,12 +83,13 @@ impl LeaseToken {
     /// Connects to the lessor; every operation waits for `patience` at most. Without the heap.
     ///
     /// # Errors
-    /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor the user of this
-    /// process: the lessor is gone, and somebody has taken its name.
+    /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor, for certain, the
+    /// user of this process: the lessor is gone, and somebody has taken its name.
     pub fn connect(&self, patience: Duration) -> io::Result<OwnedFd> {
         let end = unix_socket::connect(&self.name, patience)?;
         let uid = unix_socket::peer_cred(end.as_fd())?.uid;
-        if uid == 0 || uid == unix_socket::effective_uid() {
+        let is_own = uid == unix_socket::effective_uid() && self.ambiguous_uid != Some(uid);
+        if uid == 0 || is_own {
             return Ok(end);
         }
         Err(io::Error::from_raw_os_error(libc::EPERM))

@@ -38,13 +38,25 @@ impl PeerCred {
 /// The number of all users that the user namespace of this process leaves out; none if it leaves
 /// out nobody.
 fn overflow_uid() -> Option<u32> {
+    (!maps_all(&read_text("/proc/thread-self/uid_map"))).then(overflow_number)
+}
+
+/// The number by which this process can tell nobody, now or later: that of users whom its user
+/// namespace leaves out, or one that it enters. None if it is this process's own, for certain.
+pub(crate) fn ambiguous_uid() -> Option<u32> {
+    let number = overflow_number();
+    let is_own = effective_uid() == number && overflow_uid().is_none();
+    (!is_own).then_some(number)
+}
+
+fn overflow_number() -> u32 {
     /// Where `/proc` does not tell.
     const DEFAULT: u32 = 65534;
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    if maps_all(&read("/proc/thread-self/uid_map")) {
-        return None;
-    }
-    Some(read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT))
+    read_text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT)
+}
+
+fn read_text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 /// Whether a map of users (first number within, first number outside, how many) has all of them but

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use manylane_sys::process;
 use manylane_sys::shim::ReportFile;
-use manylane_testbed::{Layout, Testbed, skip};
+use manylane_testbed::skip::{self, Forced};
+use manylane_testbed::{Layout, Testbed};
 
 use crate::load::Load;
 use crate::place::Place;
@@ -173,6 +174,31 @@ fn netns_xdp_threads_with_an_epoll_instance_each() {
 #[test]
 fn netns_xdp_children_that_block() {
     serve("netns_xdp_children_that_block", "fork", 2);
+}
+
+/// In a user namespace that maps nobody, all users of the machine have the number of its own: a
+/// program there cannot know that the launcher is not another user's.
+#[test]
+fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
+    const TEST: &str = "netns_xdp_a_launcher_that_may_be_anybody_is_not_asked";
+    let Some(scene) = Scene::new(TEST) else { return };
+    let works = Command::new("unshare").args(["--user", "true"]).status();
+    if !skip::need_unless_forced(
+        TEST,
+        works.is_ok_and(|status| status.success()),
+        Forced::Kernel,
+        "no user namespaces",
+    ) {
+        return;
+    }
+    let server = words("unshare", &["--user"]).into_iter().chain(scene.server("block", 1));
+    let server: Vec<String> = server.collect();
+    let mut server = Server::start(&scene.place, &server, Some(OPTIONS));
+    scene.warm_up(&mut server);
+    scene.ask();
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    assert_eq!(report.unwrap().reasons(), ["no-lease"]);
 }
 
 /// What XDP does not take: fragments, and what comes from the machine itself.

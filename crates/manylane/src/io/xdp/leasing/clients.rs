@@ -142,14 +142,17 @@ impl Lessor {
 
     /// The user of a client, if it may have queues; the error that it is refused with, if not.
     fn authorize(&mut self, client: &Client) -> Result<User, i32> {
-        let (uid, own) = (client.process.cred.uid, unix_socket::effective_uid());
-        if uid == own {
-            return Ok(User::Own);
+        let (peer, own) = (client.process.cred, unix_socket::effective_uid());
+        // One that may be anybody takes nobody's place, either.
+        if peer.is_user(peer.uid) {
+            if peer.uid == own {
+                return Ok(User::Own);
+            }
+            if own == 0 && *self.other_user.get_or_insert(peer.uid) == peer.uid {
+                return Ok(User::Other);
+            }
         }
-        if own == 0 && *self.other_user.get_or_insert(uid) == uid {
-            return Ok(User::Other);
-        }
-        log::warn!("process {} of user {uid} gets no queues", client.process.cred.pid);
+        log::warn!("process {} of user {} gets no queues", peer.pid, peer.uid);
         Err(EACCES)
     }
 }
