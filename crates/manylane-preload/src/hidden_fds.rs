@@ -5,6 +5,7 @@
 //! lanes move then, copies are waited for, and queues stay. So that neither side takes the other's
 //! file away, a number is taken, and marked in the table, under a lock that dup2 has, too.
 
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::{c_int, c_ulong};
@@ -52,15 +53,21 @@ fn dup_high(fd: c_int) -> c_int {
     call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (lane_socket::fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
 }
 
-/// Moves a descriptor there, without hiding it yet.
-pub(crate) fn move_high(low: c_int) -> c_int {
-    let _numbers = lock();
-    let high = dup_high(low);
+/// Moves a descriptor there, for the caller to hide it. With the lock.
+pub(crate) fn move_high(low: OwnedFd) -> OwnedFd {
+    let high = dup_high(low.as_raw_fd());
     if high < 0 {
         return low;
     }
-    call::close(low);
-    high
+    close_unhidden(low);
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    unsafe { OwnedFd::from_raw_fd(high) }
+}
+
+/// Closes a descriptor that is not hidden. With the lock.
+pub(crate) fn close_unhidden(fd: OwnedFd) {
+    // Past the library: there the program closes its own.
+    call::close(fd.into_raw_fd());
 }
 
 /// Closes a descriptor of the library's own, unless the program has closed it past the library and
@@ -99,11 +106,29 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// A descriptor of our own for a socket of the program, which may close its own, and use their
-/// numbers for something else, while this is used.
+/// A descriptor of our own: of a connection, or for a socket of the program, which may close its
+/// own, and use their numbers for something else, while this is used.
 pub(crate) struct HiddenFd(c_int);
 
 impl HiddenFd {
+    /// As [`hide`].
+    pub(crate) fn open(open: impl FnOnce() -> c_int) -> Option<Self> {
+        let fd = hide(open);
+        (fd >= 0).then_some(Self(fd))
+    }
+
+    /// Leaves it to the caller.
+    pub(crate) fn into_fd(self) -> c_int {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open and hidden from the program as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
     pub(crate) fn dup(fd: c_int) -> Option<Self> {
         let _numbers = lock();
         let copy = dup_high(fd);

@@ -17,8 +17,9 @@
 //! who has the socket's lock changes either.
 
 use std::ffi::c_int;
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -26,13 +27,15 @@ use manylane_sys::lease::{Fds, Message, QUEUES_MAX};
 use manylane_sys::next_hops::NextHops;
 use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::shim::Reason;
+use manylane_sys::unix_socket;
 use manylane_sys::xsk::LeasedQueue;
 
+use crate::hidden_fds::HiddenFd;
 use crate::lock::Guard;
 use crate::sock::{MULTI_LANE, OBSERVING, SINGLE, Shared, Sock};
 use crate::table::{self, Entry};
 use crate::{
-    hidden_fds, identity, lane_socket, lanes, memory, prefetch, queues, real, recovery, report,
+    hidden_fds, identity, lane_socket, lanes, memory, prefetch, queues, real, recovery, report, send_batch,
     single_receiver, sockopt, start,
 };
 
@@ -171,32 +174,26 @@ struct Word(std::sync::atomic::AtomicU64);
 // SAFETY: an atomic.
 unsafe impl memory::Atomics for Word {}
 
-/// A descriptor where programs seldom look.
-fn move_high(fd: OwnedFd) -> OwnedFd {
-    let high = hidden_fds::move_high(fd.into_raw_fd());
-    // SAFETY: the descriptor that was just given up, or its copy: nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(high) }
-}
-
-fn request(fd: c_int) -> std::io::Result<Lease> {
-    let gone = || std::io::Error::from_raw_os_error(libc::EPIPE);
+fn request(fd: c_int) -> io::Result<Lease> {
+    let gone = || io::Error::from_raw_os_error(libc::EPIPE);
     let ticket = start::settings().and_then(|settings| settings.lessor.as_ref()).ok_or_else(gone)?;
     let addr = lanes::local_addr(fd).ok_or_else(gone)?;
-    let end = ticket.connect(LEASE_REPLY_TIMEOUT)?;
+    let (ttl, may_be_cut) = sockopt::ip_header_fields(fd);
+    let open = || unix_socket::socket().map_or(-1, IntoRawFd::into_raw_fd);
+    let end = HiddenFd::open(open).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
+    ticket.connect(end.as_fd(), LEASE_REPLY_TIMEOUT)?;
     // SAFETY: it is the one that the calling thread is in a call on.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
-    let mut fds = Fds::default();
-    let (count, hops) = match Message::receive(end.as_fd(), &mut fds)?.ok_or_else(gone)? {
-        Message::Ack(count) => (count, fds[0].take().ok_or_else(gone)?),
-        Message::Refused(errno) => return Err(std::io::Error::from_raw_os_error(errno)),
-        _ => return Err(gone()),
-    };
-    let (ttl, may_be_cut) = sockopt::ip_header_fields(fd);
+    let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
+        (Message::Ack(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
+        (Message::Refused(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+        _ => Err(gone()),
+    })?;
     let mut lease = Lease {
         control_fd: AtomicI32::new(-1),
         queues: [const { None }; QUEUES_MAX],
-        next_hops: SharedMemory::open(hops.as_fd())?,
+        next_hops,
         local: addr.ip().to_canonical(),
         port: addr.port(),
         is_v6: addr.is_ipv6(),
@@ -204,24 +201,47 @@ fn request(fd: c_int) -> std::io::Result<Lease> {
         allow_fragments: may_be_cut,
     };
     for place in lease.queues.iter_mut().take(count as usize) {
-        let mut fds = Fds::default();
-        let Some(Message::Queue(terms)) = Message::receive(end.as_fd(), &mut fds)? else {
-            return Err(gone());
-        };
-        let [Some(xsk), Some(memory), ..] = fds else { return Err(gone()) };
-        *place = Some(LeasedQueue::open(terms, move_high(xsk), memory.as_fd())?);
+        let queue = receive(&end, |message, fds| {
+            let (Message::Queue(terms), [xsk, Some(memory), ..]) = (message, fds) else { return Err(gone()) };
+            let xsk = hidden_fds::move_high(xsk.take().ok_or_else(gone)?);
+            let queue = LeasedQueue::open(terms, xsk, memory.as_fd())?;
+            table::set(queue.as_fd().as_raw_fd(), Entry::Hidden);
+            Ok(queue)
+        })?;
+        *place = Some(queue);
     }
-    *lease.control_fd.get_mut() = move_high(end).into_raw_fd();
-    lease.fds().for_each(|fd| _ = table::set(fd, Entry::Hidden));
+    *lease.control_fd.get_mut() = end.into_fd();
     Ok(lease)
+}
+
+/// Receives one message of the lessor, and what `open` makes of it. The program can have none of
+/// its descriptors: they are closed, moved or hidden before it can have a number that it wants.
+fn receive<T>(end: &HiddenFd, open: impl FnOnce(Message, &mut Fds) -> io::Result<T>) -> io::Result<T> {
+    // The lock is not held for as long as the lessor takes. Nor is another one waited for with it,
+    // as it may be to send what this thread has kept, where a descriptor is closed.
+    send_batch::flush();
+    unix_socket::wait_for_message(end.as_fd())?;
+    let _numbers = hidden_fds::lock();
+    let mut fds = Fds::default();
+    let message = Message::receive(end.as_fd(), &mut fds);
+    let opened = match message {
+        Ok(Some(message)) => open(message, &mut fds),
+        Ok(None) => Err(io::Error::from_raw_os_error(libc::EPIPE)),
+        Err(err) => Err(err),
+    };
+    fds.into_iter().flatten().for_each(hidden_fds::close_unhidden);
+    opened
 }
 
 /// A lease that came to nothing. One that is settled is never dropped.
 impl Drop for Lease {
     fn drop(&mut self) {
-        // What is hidden cannot be closed, by the program or by the drops of the queues. The lessor
-        // sees the end of it.
+        send_batch::flush();
+        let _numbers = hidden_fds::lock();
+        // What is hidden cannot be closed by the drops of the queues.
         self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
+        self.queues.iter_mut().for_each(|queue| *queue = None);
+        // The lessor sees the end of it.
         let end = *self.control_fd.get_mut();
         if end >= 0 {
             crate::calls::call::close(end);

@@ -20,7 +20,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use crate::unix_socket;
@@ -80,17 +80,18 @@ impl LeaseToken {
         unix_socket::listen(&self.name)
     }
 
-    /// Connects to the lessor; every operation waits for `patience` at most. Without the heap.
+    /// Connects a local socket of the caller's ([`socket`](unix_socket::socket)) to the lessor.
+    /// Every operation waits for `patience` at most. Without the heap.
     ///
     /// # Errors
     /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor, for certain, the
     /// user of this process: the lessor is gone, and somebody has taken its name.
-    pub fn connect(&self, patience: Duration) -> io::Result<OwnedFd> {
-        let end = unix_socket::connect(&self.name, patience)?;
-        let uid = unix_socket::peer_cred(end.as_fd())?.uid;
+    pub fn connect(&self, socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+        unix_socket::connect_socket(socket, &self.name, patience)?;
+        let uid = unix_socket::peer_cred(socket)?.uid;
         let is_own = uid == unix_socket::effective_uid() && self.ambiguous_uid != Some(uid);
         if uid == 0 || is_own {
-            return Ok(end);
+            return Ok(());
         }
         Err(io::Error::from_raw_os_error(libc::EPERM))
     }
@@ -287,12 +288,15 @@ pub fn dup_inheritable(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 #[cfg(all(test, not(miri)))]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     fn pair() -> (OwnedFd, OwnedFd) {
         let ticket = LeaseToken::new().unwrap();
         let listener = ticket.listen().unwrap();
-        let ours = ticket.connect(Duration::from_secs(10)).unwrap();
+        let ours = unix_socket::socket().unwrap();
+        ticket.connect(ours.as_fd(), Duration::from_secs(10)).unwrap();
         let theirs = unix_socket::accept(listener.as_fd()).unwrap();
         unix_socket::enable_peek(theirs.as_fd()).unwrap();
         (ours, theirs)

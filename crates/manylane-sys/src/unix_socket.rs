@@ -66,7 +66,15 @@ fn maps_all(map: &str) -> bool {
     counts.fold(0, u64::saturating_add) >= u64::from(u32::MAX)
 }
 
-fn socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+/// A socket that is not connected yet.
+///
+/// # Errors
+/// `EMFILE` without descriptors.
+pub fn socket() -> io::Result<OwnedFd> {
+    open(0)
+}
+
+fn open(flags: libc::c_int) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
     // The kernel's call itself, here and below: the preload library stands before the C library's,
     // and asks for queues in the midst of a call of the program.
@@ -101,7 +109,7 @@ fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
 /// # Errors
 /// `EADDRINUSE` if the name is taken, `EMFILE` without descriptors.
 pub fn listen(name: &str) -> io::Result<OwnedFd> {
-    let socket = socket(libc::SOCK_NONBLOCK)?;
+    let socket = open(libc::SOCK_NONBLOCK)?;
     let (address, len) = address(name)?;
     // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
@@ -128,12 +136,21 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// # Errors
 /// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
 pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
-    let socket = socket(0)?;
-    set_timeout(std::os::fd::AsFd::as_fd(&socket), patience)?;
+    let socket = socket()?;
+    connect_socket(std::os::fd::AsFd::as_fd(&socket), name, patience)?;
+    Ok(socket)
+}
+
+/// As [`connect`], with a socket of the caller's.
+///
+/// # Errors
+/// As for [`connect`].
+pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) -> io::Result<()> {
+    set_timeout(socket, patience)?;
     let (address, len) = address(name)?;
     // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
     let done = unsafe { libc::syscall(libc::SYS_connect, socket.as_raw_fd(), &raw const address, len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Bounds how long each operation on a connection waits.
@@ -148,7 +165,10 @@ pub fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (value, len) = (&raw const limit, size_of_val(&limit) as libc::socklen_t);
         // SAFETY: the kernel reads `len` bytes of `limit`, which lives across the call.
-        check(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, value.cast(), len) })?;
+        let set = unsafe {
+            libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, option, value, len)
+        };
+        check(set as libc::c_int)?;
     }
     Ok(())
 }
@@ -161,15 +181,17 @@ pub fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of_val(&who) as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes into `who`, which lives across the call.
-    check(unsafe {
-        libc::getsockopt(
+    let asked = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
             fd.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
-            (&raw mut who).cast(),
+            &raw mut who,
             &raw mut len,
         )
-    })?;
+    };
+    check(asked as libc::c_int)?;
     Ok(PeerCred { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid })
 }
 
@@ -395,6 +417,18 @@ pub fn peek(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Peeked>>
     Ok((header.msg_controllen > 0 || has_fds).then_some(Peeked { len: len as usize, has_fds }))
 }
 
+/// Blocks until a message is queued, or the other end is closed.
+///
+/// # Errors
+/// `WouldBlock` if the timeout of the connection expires.
+pub fn wait_for_message(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let (at, flags) = (ptr::null_mut::<libc::c_void>(), libc::MSG_PEEK);
+    // SAFETY: no byte is written to a buffer of no length; no address is asked for.
+    let len =
+        unsafe { libc::syscall(libc::SYS_recvfrom, fd.as_raw_fd(), at, 0_usize, flags, 0_usize, 0_usize) };
+    if len < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Takes the next message off the queue. Its descriptors are closed, which can block.
 ///
 /// # Errors
@@ -476,6 +510,7 @@ mod tests {
         let server = accept(listener.as_fd()).unwrap();
         enable_peek(server.as_fd()).unwrap();
         let mut buffer = [0; 2];
+        assert_eq!(wait_for_message(server.as_fd()).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert_eq!(peek(server.as_fd(), &mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
         let (mut reader, writer) = io::pipe().unwrap();
         for fds in [&[][..], &[writer.as_fd(), writer.as_fd()]] {
@@ -484,6 +519,7 @@ mod tests {
             }
         }
         drop(writer);
+        wait_for_message(server.as_fd()).unwrap();
         let plain = Peeked { len: 0, has_fds: false };
         assert_eq!(peek(server.as_fd(), &mut buffer).unwrap(), Some(plain));
         discard(server.as_fd()).unwrap();

@@ -2,6 +2,7 @@
 //! that.
 
 use crate::support::{build, build_library, library, run_native, run_preloaded};
+use manylane_sys::lease::{LeaseToken, TOKEN_ENV_VAR};
 use manylane_sys::shim::Reason;
 
 const SOCKETS: u64 = 4;
@@ -63,4 +64,15 @@ fn loopback_instances_that_are_waited_for_as_descriptors_watch_the_programs_sock
 #[test]
 fn loopback_sleepers_in_an_instance_that_gets_a_second_waiter_are_woken() {
     assert_falls_back("one", Reason::SharedEpoll);
+}
+
+/// A thread puts a file at the number that the library's connection to the launcher has while it
+/// asks for queues (dup2).
+#[test]
+fn loopback_a_number_of_a_lease_that_is_asked_for_becomes_the_programs() {
+    let token = LeaseToken::new().unwrap().to_string();
+    let vars = [("MANYLANE_ENGINE", "xdp"), (TOKEN_ENV_VAR, token.as_str())];
+    let with = run_preloaded(&build("lessor"), &[], &vars);
+    assert_eq!(with.output, "asked: 1\nits number: 1\nits file: 1\n");
+    assert_eq!(with.reasons(), vec!["no-queue"]);
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use manylane_sys::lease::{Fds, Message};
 use manylane_sys::netns::NetNs;
+use manylane_sys::unix_socket;
 
 use super::Lessor;
 use crate::io::xdp::route::tests::{can_make_namespaces, run, try_ip, wait_until};
@@ -24,7 +25,8 @@ fn create_device() -> NetNs {
 /// Asks for queues for a socket that is bound to this port: its end of the lease, and the socket.
 fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
-    let end = lessor.lease_token.connect(Duration::from_secs(20)).unwrap();
+    let end = unix_socket::socket().unwrap();
+    lessor.lease_token.connect(end.as_fd(), Duration::from_secs(20)).unwrap();
     Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
     lessor.accept_clients();
     lessor.handle_pending(0);
