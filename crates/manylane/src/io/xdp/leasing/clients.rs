@@ -15,7 +15,7 @@ use manylane_sys::lease::Message;
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
-use super::connection::{Connection, ReceivedRequest, RequestedSocket, User};
+use super::connection::{Client, ReceivedRequest, RequestedSocket, User};
 use crate::error::EPROTO;
 
 /// Connections of which nothing has become yet; the oldest goes for a new one.
@@ -27,26 +27,12 @@ const ACCEPT_BATCH_MAX: usize = 16;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const EACCES: i32 = 13;
 
-/// Who has connected.
-pub(super) struct Client {
-    pub(super) token: u64,
-    pub(super) connection: Connection,
-    pub(super) process: Arc<PeerProcess>,
-}
-
 /// A caller of whom nothing has become yet.
 pub(super) struct PendingClient {
     client: Client,
     since: Instant,
     /// It asks for this one.
     socket: Option<RequestedSocket>,
-}
-
-impl Client {
-    /// Says that it gets nothing. Who does not listen misses nothing.
-    pub(super) fn refuse(&self, errno: i32) {
-        _ = Message::Refused(errno).send(self.connection.as_fd(), &[]);
-    }
 }
 
 impl Lessor {

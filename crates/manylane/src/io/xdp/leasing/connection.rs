@@ -28,9 +28,8 @@ use std::time::Instant;
 use manylane_sys::lease::{Fds, Message};
 use manylane_sys::measure::{Epoll, EpollHandle};
 use manylane_sys::sock::{self, SocketInfo};
-use manylane_sys::unix_socket;
+use manylane_sys::unix_socket::{self, PeerProcess};
 
-use super::clients::Client;
 use crate::error::EPROTO;
 
 /// Users, by the thread that they have.
@@ -51,6 +50,20 @@ pub(super) struct Connection {
     fd: Arc<OwnedFd>,
     epoll: Arc<EpollHandle>,
     closer: Sender<Job>,
+}
+
+/// Who has connected.
+pub(super) struct Client {
+    pub(super) token: u64,
+    pub(super) connection: Connection,
+    pub(super) process: Arc<PeerProcess>,
+}
+
+impl Client {
+    /// Says that it gets nothing. Who does not listen misses nothing.
+    pub(super) fn refuse(&self, errno: i32) {
+        _ = Message::Refused(errno).send(self.connection.as_fd(), &[]);
+    }
 }
 
 /// What the threads do.

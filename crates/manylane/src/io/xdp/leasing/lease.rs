@@ -13,7 +13,7 @@ use manylane_sys::bound_sockets::{self, BoundSocket};
 use manylane_sys::lease::{self, Message};
 
 use super::Lessor;
-use super::clients::Client;
+use super::connection::Client;
 use super::connection::RequestedSocket;
 use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
