@@ -4,17 +4,16 @@ use std::io;
 use std::mem;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::thread::{self, CpuSet, Pid};
+
 /// The CPUs that the calling thread may run on, ascending.
 ///
 /// # Errors
 /// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs.
 pub fn affinity() -> io::Result<Vec<usize>> {
-    // SAFETY: an all-zero cpu_set_t is an empty set.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the kernel writes at most the given size into `set`, which lives across the call.
-    crate::check(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) })?;
-    // SAFETY: CPU_ISSET reads one bit of `set`; the index is below CPU_SETSIZE.
-    Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+    let set = thread::sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
 /// Parses a set of CPUs in the kernel's form, such as `0,2,4-7`; spaces around it do not matter.
@@ -38,23 +37,19 @@ pub fn parse_list(text: &str) -> Option<Vec<usize>> {
 /// # Errors
 /// `EINVAL` if none of them is online or allowed for this process (cpuset, container).
 pub fn set_affinity(cpus: &[usize]) -> io::Result<()> {
-    set_thread_affinity(0, cpus)
+    set_thread_affinity(None, cpus)
 }
 
-/// The same of another thread; 0 for the calling one.
-fn set_thread_affinity(thread: i32, cpus: &[usize]) -> io::Result<()> {
-    // SAFETY: an all-zero cpu_set_t is an empty set.
-    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+/// The same of another thread, or of the calling one.
+fn set_thread_affinity(thread: Option<Pid>, cpus: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
     for &cpu in cpus {
-        if cpu >= libc::CPU_SETSIZE as usize {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        if cpu >= CpuSet::MAX_CPU {
+            return Err(Errno::INVAL.into());
         }
-        // SAFETY: the index was checked against the size of the set.
-        unsafe { libc::CPU_SET(cpu, &mut set) };
+        set.set(cpu);
     }
-    // SAFETY: the kernel reads `set`, which lives across the call.
-    crate::check(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) })?;
-    Ok(())
+    Ok(thread::sched_setaffinity(thread, &set)?)
 }
 
 /// Pins the calling thread to one CPU.
@@ -70,7 +65,8 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 /// # Errors
 /// As for [`pin`]; `ESRCH` when there is no such thread, `EPERM` for one of somebody else.
 pub fn pin_thread(thread: i32, cpu: usize) -> io::Result<()> {
-    set_thread_affinity(thread, &[cpu])
+    let thread = Pid::from_raw(thread).ok_or(Errno::SRCH)?;
+    set_thread_affinity(Some(thread), &[cpu])
 }
 
 /// As in the kernel's `include/uapi/linux/sched/types.h`, first version.
@@ -127,8 +123,7 @@ fn sched_attr() -> io::Result<SchedAttr> {
 /// The calling thread's id, as in `/proc/self/task`.
 #[must_use]
 pub fn thread_id() -> i32 {
-    // SAFETY: gettid(2) takes nothing and cannot fail.
-    unsafe { libc::gettid() }
+    thread::gettid().as_raw_nonzero().get()
 }
 
 /// Words of a mask of CPUs: 1024 of them.

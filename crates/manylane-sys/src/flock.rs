@@ -2,9 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 
-use crate::check;
+use rustix::fs::{FlockOperation, flock};
 
 /// Locks a file for this open description alone, without waiting. It ends with [`unlock`], or when
 /// all descriptors of it are closed, also by a crash; a child that another thread is starting has
@@ -13,8 +12,7 @@ use crate::check;
 /// # Errors
 /// `EWOULDBLOCK` if somebody else has it.
 pub fn try_lock(file: &File) -> io::Result<()> {
-    // SAFETY: takes a descriptor, which is borrowed across the call, and a number.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
+    Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 /// Unlocks what [`try_lock`] has locked, whoever else has a descriptor of it.
@@ -22,8 +20,7 @@ pub fn try_lock(file: &File) -> io::Result<()> {
 /// # Errors
 /// None that a locked file can cause.
 pub fn unlock(file: &File) -> io::Result<()> {
-    // SAFETY: as above.
-    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) }).map(drop)
+    Ok(flock(file, FlockOperation::Unlock)?)
 }
 
 #[cfg(test)]

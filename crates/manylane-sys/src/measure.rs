@@ -2,8 +2,10 @@
 //! which of many sockets have something to read.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::addr::SockAddr;
 
@@ -107,33 +109,12 @@ impl EpollHandle {
     /// # Errors
     /// As there.
     pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
-        remove(&self.0, socket)
+        Ok(epoll::delete(&self.0, socket)?)
     }
 }
 
-fn remove(epoll: &OwnedFd, socket: &impl AsFd) -> io::Result<()> {
-    let (epoll, fd) = (epoll.as_raw_fd(), socket.as_fd().as_raw_fd());
-    // SAFETY: removing takes no event (Linux 2.6.9).
-    crate::check(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) })?;
-    Ok(())
-}
-
 fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
-    epoll_ctl(epoll, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, token)
-}
-
-fn epoll_ctl(
-    epoll: &OwnedFd,
-    how: libc::c_int,
-    socket: &impl AsFd,
-    events: libc::c_int,
-    token: u64,
-) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: events as u32, u64: token };
-    let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads `event`, which lives across the call.
-    crate::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &raw mut event) })?;
-    Ok(())
+    Ok(epoll::add(epoll, socket, EventData::new_u64(token), EventFlags::IN)?)
 }
 
 impl AsFd for Epoll {
@@ -149,10 +130,7 @@ impl Epoll {
     /// # Errors
     /// `EMFILE` when the process has no descriptor left.
     pub fn new(most: usize) -> io::Result<Self> {
-        // SAFETY: takes no pointer.
-        let raw = crate::check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: the descriptor was made just above and nobody else has it.
-        let epoll = unsafe { OwnedFd::from_raw_fd(raw) };
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(Self { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)] })
     }
 
@@ -170,7 +148,7 @@ impl Epoll {
     /// # Errors
     /// `ENOENT` when it is not watched.
     pub fn set_writable_interest(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
-        epoll_ctl(&self.epoll, libc::EPOLL_CTL_MOD, socket, libc::EPOLLOUT, token)
+        Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(token), EventFlags::OUT)?)
     }
 
     /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of
@@ -179,7 +157,7 @@ impl Epoll {
     /// # Errors
     /// `ENOENT` when it is not watched.
     pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
-        remove(&self.epoll, socket)
+        Ok(epoll::delete(&self.epoll, socket)?)
     }
 
     /// Lets waits look at the device of the watched sockets for `time` before they sleep:

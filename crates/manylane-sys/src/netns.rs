@@ -6,10 +6,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
+
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// A network namespace.
 #[derive(Debug)]
@@ -91,11 +95,7 @@ impl AsFd for NetNs {
 }
 
 fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: takes no pointer; the descriptor is open for as long as the borrow lives.
-    if unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(move_into_link_name_space(fd, Some(LinkNameSpaceType::Network))?)
 }
 
 /// Index of the device `name` in the namespace of the calling thread.
@@ -103,11 +103,7 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// `ENODEV` when there is no such device.
 pub fn device_index(name: &str) -> io::Result<u32> {
-    let mut request = ifreq(name)?;
-    ioctl(libc::SIOCGIFINDEX, &mut request)?;
-    // SAFETY: SIOCGIFINDEX filled this member of the union.
-    let index = unsafe { request.ifr_ifru.ifru_ifindex };
-    u32::try_from(index).map_err(io::Error::other)
+    Ok(name_to_index(udp_socket()?, name)?)
 }
 
 /// Whether the device is up and has a carrier, so that a frame sent now is not lost.
@@ -164,6 +160,11 @@ fn ethtool_value(name: &str, cmd: u32, data: u32) -> io::Result<()> {
     ioctl(libc::SIOCETHTOOL, &mut request)
 }
 
+/// A socket to ask about devices by.
+fn udp_socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
 pub(crate) fn ifreq(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of
     // it.
@@ -180,13 +181,7 @@ pub(crate) fn ifreq(name: &str) -> io::Result<libc::ifreq> {
 
 #[allow(clippy::unnecessary_cast, reason = "the type of an ioctl number differs between C libraries")]
 pub(crate) fn ioctl(number: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
-    // SAFETY: takes no pointer.
-    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was made just above and nobody else has it.
-    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+    let socket = udp_socket()?;
     // SAFETY: every number used in this file takes an `ifreq`, which is borrowed for the call; the
     // pointer inside, if any, is set by the caller to a value that outlives the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), number as _, std::ptr::from_mut(request)) } < 0 {

@@ -5,9 +5,10 @@ use std::ffi::CStr;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::check;
+use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
+
 use crate::map::FileMapping;
 
 /// Types whose values may lie in memory that other processes write.
@@ -23,29 +24,19 @@ pub unsafe trait Atomics: Sized + Sync {}
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit.
 pub fn sealed_memfd(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
-    // SAFETY: the name is terminated and lives across the call.
-    let raw =
-        check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-    // SAFETY: the descriptor is new and belongs to nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    let len = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    let fd = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     // Now, with an error, and not later with a signal, if there is no memory.
-    // SAFETY: takes no pointer.
-    check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) })?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: takes no pointer.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64)?;
+    fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
 
 /// Gives up what is in a file that [`sealed_memfd()`] made here, also for who still has it mapped:
 /// from now on it is of zeroes, and takes memory of those who write to it.
 pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // Where it cannot be, the memory stays as long as somebody has it.
-    // SAFETY: takes no pointer. Whoever maps the file copes with bytes of others, zeroes among
-    // them.
-    _ = unsafe { libc::fallocate(fd.as_raw_fd(), mode, 0, bytes as libc::off_t) };
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    // Where it cannot be, the memory stays for as long as it is mapped.
+    _ = fs::fallocate(fd, mode, 0, bytes as u64);
 }
 
 /// Some bytes of a file, mapped shared until this is dropped.
@@ -59,13 +50,9 @@ impl SharedMapping {
     /// # Errors
     /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        // SAFETY: takes no pointer.
-        let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
-        // SAFETY: plain integers, of which all zeroes is a value.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes `stat`, which lives across the call.
-        check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
-        if seals & libc::F_SEAL_SHRINK == 0 || len == 0 || usize::try_from(stat.st_size) != Ok(len) {
+        let is_fixed = fs::fcntl_get_seals(fd)?.contains(SealFlags::SHRINK);
+        let size = fs::fstat(fd)?.st_size;
+        if !is_fixed || len == 0 || usize::try_from(size) != Ok(len) {
             // Without a text: the preload library maps before a fork, where the heap is not to be
             // touched.
             return Err(io::ErrorKind::InvalidData.into());

@@ -1,11 +1,18 @@
 //! Local sockets that carry messages and descriptors (`AF_UNIX`, `SOCK_SEQPACKET`, Linux 2.6.4),
 //! under names that belong to the network namespace and to no file system (abstract names).
 
-use std::io::{self, ErrorKind};
-use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::io::{self, ErrorKind, IoSlice};
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::process;
 
 use crate::check;
 
@@ -71,50 +78,24 @@ fn maps_all(map: &str) -> bool {
 /// # Errors
 /// `EMFILE` without descriptors.
 pub fn socket() -> io::Result<OwnedFd> {
-    open(0)
+    open(SocketFlags::empty())
 }
 
-fn open(flags: libc::c_int) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
-    // The kernel's call itself, here and below: the preload library stands before the C library's,
-    // and asks for queues in the midst of a call of the program.
-    // SAFETY: takes no pointer.
-    let raw = unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw as libc::c_int) })
-}
-
-/// The address of an abstract name.
-fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: plain integers, of which all zeroes is a value.
-    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays zero: that makes the name abstract. It is not terminated; its length
-    // says where it ends.
-    if name.len() >= address.sun_path.len() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "the name of a local socket is too long"));
-    }
-    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    Ok((address, (mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as libc::socklen_t))
+fn open(flags: SocketFlags) -> io::Result<OwnedFd> {
+    // Past the C library, here and below: the preload library stands before that, and asks for
+    // queues in the midst of a call of the program.
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)?)
 }
 
 /// Listens under an abstract `name`, in the network namespace of the calling thread; [`accept`]
 /// does not wait.
 ///
 /// # Errors
-/// `EADDRINUSE` if the name is taken, `EMFILE` without descriptors.
+/// `EADDRINUSE` if the name is taken, `ENAMETOOLONG`, `EMFILE` without descriptors.
 pub fn listen(name: &str) -> io::Result<OwnedFd> {
-    let socket = open(libc::SOCK_NONBLOCK)?;
-    let (address, len) = address(name)?;
-    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
-    // SAFETY: takes no pointer.
-    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    let socket = open(SocketFlags::NONBLOCK)?;
+    net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
@@ -123,11 +104,7 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
 /// # Errors
 /// `WouldBlock` if there is none, `EMFILE` without descriptors.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no address is asked for.
-    let raw = check(unsafe { libc::accept4(listener.as_raw_fd(), ptr::null_mut(), ptr::null_mut(), flags) })?;
-    // SAFETY: the descriptor is new and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    Ok(net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
 
 /// Connects to an abstract `name` in the network namespace of the calling thread. Every operation
@@ -137,7 +114,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
 pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    connect_socket(std::os::fd::AsFd::as_fd(&socket), name, patience)?;
+    connect_socket(socket.as_fd(), name, patience)?;
     Ok(socket)
 }
 
@@ -147,10 +124,7 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
 /// As for [`connect`].
 pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) -> io::Result<()> {
     set_timeout(socket, patience)?;
-    let (address, len) = address(name)?;
-    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
-    let done = unsafe { libc::syscall(libc::SYS_connect, socket.as_raw_fd(), &raw const address, len) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    Ok(net::connect(socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?)
 }
 
 /// Bounds how long each operation on a connection waits.
@@ -158,19 +132,10 @@ pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) ->
 /// # Errors
 /// What `setsockopt(2)` reports.
 pub fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
-    let limit = libc::timeval {
-        tv_sec: patience.as_secs().min(1 << 30) as libc::time_t,
-        tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
-    };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let (value, len) = (&raw const limit, size_of_val(&limit) as libc::socklen_t);
-        // SAFETY: the kernel reads `len` bytes of `limit`, which lives across the call.
-        let set = unsafe {
-            libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, option, value, len)
-        };
-        check(set as libc::c_int)?;
-    }
-    Ok(())
+    // The kernel takes no more seconds than a signed number has.
+    let limit = Some(patience.min(Duration::from_secs(1 << 30)));
+    sockopt::set_socket_timeout(fd, Timeout::Recv, limit)?;
+    Ok(sockopt::set_socket_timeout(fd, Timeout::Send, limit)?)
 }
 
 /// Who is on the other end (`SO_PEERCRED`).
@@ -237,9 +202,8 @@ impl PeerProcess {
     /// Whether it has not ended.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        let mut end = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
-        unsafe { libc::poll(&raw mut end, 1, 0) == 0 }
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
     }
 
     /// Whether both are one that lives, and has not become another user.
@@ -253,8 +217,7 @@ impl PeerProcess {
 /// The effective user of this process.
 #[must_use]
 pub fn effective_uid() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
+    process::geteuid().as_raw()
 }
 
 /// Control messages as the kernel aligns them, with room for the descriptors of one message, and
@@ -276,37 +239,14 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     if fds.len() > FDS_MAX {
         return Err(io::Error::from(ErrorKind::InvalidInput));
     }
-    let mut control = Control([0; 64]);
-    let mut part = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
-    // SAFETY: integers and pointers that may be null: all zeroes is a value.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        let bytes = size_of_val(fds) as u32;
-        header.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: arithmetic only.
-        header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as _;
-        // SAFETY: the buffer is aligned and has room for one message of so many descriptors
-        // (asserted above, and the number was checked), so that the first message is there, and its
-        // data lies within.
-        unsafe {
-            let first = libc::CMSG_FIRSTHDR(&raw const header);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(bytes) as _;
-            let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
-            for (at, fd) in fds.iter().enumerate() {
-                data.add(at).write_unaligned(fd.as_raw_fd());
-            }
-        }
+        // There is room: the number was checked.
+        control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // SAFETY: the kernel reads the message and the control buffer through the header; all live
-    // across the call, and nothing is written to through the pointer that was cast to a mutable
-    // one.
-    let sent =
-        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    net::sendmsg(fd, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// Receives one message into `buffer`, and what descriptors it has; no bytes mean that the other
@@ -422,11 +362,8 @@ pub fn peek(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Peeked>>
 /// # Errors
 /// `WouldBlock` if the timeout of the connection expires.
 pub fn wait_for_message(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let (at, flags) = (ptr::null_mut::<libc::c_void>(), libc::MSG_PEEK);
-    // SAFETY: no byte is written to a buffer of no length; no address is asked for.
-    let len =
-        unsafe { libc::syscall(libc::SYS_recvfrom, fd.as_raw_fd(), at, 0_usize, flags, 0_usize, 0_usize) };
-    if len < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    net::recv(fd, &mut [0; 0], RecvFlags::PEEK)?;
+    Ok(())
 }
 
 /// Takes the next message off the queue. Its descriptors are closed, which can block.
@@ -434,17 +371,16 @@ pub fn wait_for_message(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// `WouldBlock` if no message is queued.
 pub fn discard(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: no byte is written to a buffer of no length.
-    let len = unsafe { libc::recv(fd.as_raw_fd(), ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
-    if len < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    net::recv(fd, &mut [0; 0], RecvFlags::DONTWAIT)?;
+    Ok(())
 }
 
 /// Refuses further messages, and discards those queued up to the first that carries descriptors.
 /// True if none does: closing the connection does not block then. Needs [`enable_peek`].
 #[must_use]
 pub fn drain(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: takes no pointer. It cannot fail for a connection, nor for one that has ended.
-    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
+    // It cannot fail for a connection, nor for one that has ended.
+    _ = net::shutdown(fd, Shutdown::Read);
     loop {
         match peek(fd, &mut []) {
             Ok(None) => return true,
@@ -562,6 +498,6 @@ mod tests {
         let client = connect(&name, Duration::from_millis(1)).unwrap();
         assert_eq!(recv(client.as_fd(), &mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
         assert!(connect(&format!("{name}.nobody"), Duration::from_secs(5)).is_err());
-        assert_eq!(listen(&"x".repeat(108)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(listen(&"x".repeat(108)).unwrap_err().raw_os_error(), Some(libc::ENAMETOOLONG));
     }
 }
