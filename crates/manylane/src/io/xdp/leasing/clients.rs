@@ -87,7 +87,7 @@ impl Lessor {
             Some((Message::Request(secret), _)) if secret == self.lease_token.secret && !has_requested => {
                 match self.authorize(&client) {
                     Ok(user) => self.closers.receive(client, user, since),
-                    Err(errno) => client.refuse(errno),
+                    Err(errno) => self.closers.refuse(client, errno),
                 }
             }
             _ => drop(client),

@@ -9,7 +9,8 @@
 //! | stage | thread | when that thread is blocked |
 //! |---|---|---|
 //! | a message is peeked at ([`Message::peek`]) | the lessor's | |
-//! | the socket of an authorized request is received, looked at and closed | that user's | requests of that user wait, until their clients give up |
+//! | the socket of an authorized request is received, looked at and closed, before the answer | that user's | requests of that user wait, until their clients give up |
+//! | that of any other request is closed, before the refusal | one for all users that get no queues | the same |
 //! | the end of a connection without unread descriptors ([`unix_socket::drain`]) | the lessor's | |
 //! | the end of one with unread descriptors | its user's; one for all users that get no queues | it stays open, with the one descriptor of this process that it is |
 //!
@@ -70,6 +71,8 @@ impl Client {
 enum Job {
     /// Receive the request that is queued.
     Receive(Client, Instant),
+    /// Discard the request that is queued, and refuse it with this error.
+    Refuse(Client, i32),
     /// Discard all that is queued, and close the connection.
     Close(Arc<OwnedFd>),
 }
@@ -130,6 +133,13 @@ impl Closers {
         _ = jobs.send(Job::Receive(client, since));
     }
 
+    /// Has the request of a client that may have no queues discarded, and the client refused. Its
+    /// socket is closed before the answer: the client may close its own, and find the port free.
+    pub(super) fn refuse(&self, client: Client, errno: i32) {
+        _ = self.epoll.remove(&client.connection);
+        _ = self.jobs[User::Stranger as usize].send(Job::Refuse(client, errno));
+    }
+
     /// Requests that have been received.
     pub(super) fn received(&self) -> impl Iterator<Item = ReceivedRequest> {
         // One byte for each request, and more than one for each wakeup.
@@ -165,6 +175,10 @@ fn run(jobs: &Receiver<Job>, to_lessor: &Sender<ReceivedRequest>, wakeup: &PipeW
                 }
                 Err(err) => client.refuse(err.raw_os_error().unwrap_or(EPROTO)),
             },
+            Job::Refuse(client, errno) => {
+                _ = unix_socket::discard(client.connection.as_fd());
+                client.refuse(errno);
+            }
             Job::Close(fd) => {
                 while !unix_socket::drain(fd.as_fd()) && unix_socket::discard(fd.as_fd()).is_ok() {}
             }
