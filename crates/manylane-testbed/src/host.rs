@@ -229,8 +229,9 @@ impl Host {
             let start = Instant::now();
             loop {
                 // Not there without IPv6.
-                let table = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
-                if !has_tentative(&table, device) {
+                let table =
+                    |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
+                if are_addrs_usable(&table("if_inet6"), &table("ipv6_route"), device) {
                     return Ok(());
                 }
                 ensure!(start.elapsed() < LINK_UP_TIMEOUT, "an IPv6 address of {device} stays tentative");
@@ -296,15 +297,26 @@ impl Host {
     }
 }
 
-/// Whether an address of `device` in the table `/proc/net/if_inet6` is none yet.
-fn has_tentative(table: &str, device: &str) -> bool {
+/// Whether all addresses of `device` in the table `/proc/net/if_inet6` can be used: they are not
+/// tentative, and `/proc/net/ipv6_route` has the route that makes them local, which comes a moment
+/// later.
+fn are_addrs_usable(addrs: &str, routes: &str, device: &str) -> bool {
     const TENTATIVE: u32 = 0x40;
-    // Address, number of the device, length of the prefix, scope, flags, device.
-    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|row| match row[..] {
-        [_, _, _, _, flags, of] => {
-            of == device && u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & TENTATIVE != 0)
-        }
-        _ => false,
+    const LOCAL: u32 = 1 << 31;
+    let flags_of = |text: &str| u32::from_str_radix(text, 16).unwrap_or(0);
+    let is_local = |addr: &str| {
+        routes.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|row| match row[..] {
+            // Destination and its length, source and its length, next hop, metric, use, flags.
+            [to, "80", _, _, _, _, _, _, flags, of] => {
+                to == addr && of == device && flags_of(flags) & LOCAL != 0
+            }
+            _ => false,
+        })
+    };
+    addrs.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).all(|row| match row[..] {
+        // Address, number of the device, length of the prefix, scope, flags, device.
+        [addr, _, _, _, flags, of] if of == device => flags_of(flags) & TENTATIVE == 0 && is_local(addr),
+        _ => true,
     })
 }
 
@@ -320,12 +332,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tentative_addresses_are_found_in_the_table() {
-        let table = "fd770000000000000000000000000001 02 40 00 80    link0\n\
+    fn addresses_are_usable_once_they_are_local() {
+        let addrs = "fd770000000000000000000000000001 02 40 00 80    link0\n\
                      fd770000000000010000000000000001 03 40 00 c0    link1\n\
-                     00000000000000000000000000000001 01 80 10 80       lo\n";
-        let found = ["link0", "link1", "link10", "lo"].map(|device| has_tentative(table, device));
-        assert_eq!(found, [false, true, false, false]);
-        assert!(!has_tentative("", "link0"));
+                     fd770000000000020000000000000001 04 40 00 80    link2\n";
+        let route = |to, len, flags, device| {
+            let none = "0".repeat(32);
+            format!("{to} {len} {none} 00 {none} 00000000 00000002 00000000 {flags} {device}\n")
+        };
+        let routes = [
+            route("fd770000000000000000000000000001", "80", "80200001", "link0"),
+            route("fd770000000000010000000000000001", "80", "80200001", "link1"),
+            route("fd770000000000020000000000000001", "80", "00000001", "link2"),
+            route("fd770000000000020000000000000000", "40", "80000001", "link2"),
+        ];
+        let usable = ["link0", "link1", "link2", "link10"]
+            .map(|device| are_addrs_usable(addrs, &routes.concat(), device));
+        assert_eq!(usable, [true, false, false, true]);
     }
 }

@@ -17,6 +17,9 @@ use crate::traffic::replies::ReplyCounter;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Nothing happened for so long: what has not arrived by now does not arrive.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(25);
+/// The same after warming up: what arrives later would count as a part of the sample, and nobody
+/// pays for the wait. So long that a thread has its turn on a busy machine.
+const WARM_UP_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends a benchmark early, on request.
 ///
@@ -82,7 +85,7 @@ pub fn measure(
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
     let cold = watched.counts()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
-    wait_drained(&watched, &cold, &warmed)?;
+    wait_drained_for(&watched, &cold, &warmed, WARM_UP_IDLE_TIMEOUT)?;
     let before = watched.counts()?;
     let clock = CpuBusyTimer::start();
     let (sent, delivered_pps) = thread::scope(|scope| {
@@ -122,9 +125,18 @@ pub(crate) fn wait_drained(
     before: &ReceiverCounts,
     sent: &Sent,
 ) -> Result<()> {
+    wait_drained_for(watched, before, sent, IDLE_TIMEOUT)
+}
+
+fn wait_drained_for(
+    watched: &MeasuredReceiver<'_>,
+    before: &ReceiverCounts,
+    sent: &Sent,
+    idle_timeout: Duration,
+) -> Result<()> {
     let start = Instant::now();
     let mut last = (watched.counts()?.completed, Instant::now());
-    while start.elapsed() < DRAIN_TIMEOUT && last.1.elapsed() < IDLE_TIMEOUT {
+    while start.elapsed() < DRAIN_TIMEOUT && last.1.elapsed() < idle_timeout {
         let now = watched.counts()?;
         let dropped = now.receiver.kernel_dropped - before.receiver.kernel_dropped;
         // A receiver that answers counts a batch after it has answered it.
