@@ -99,6 +99,21 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// As [`listen`], for connections by which no descriptors come: a message with some fails at its
+/// sender (`SO_PASSRIGHTS`, Linux 6.16). Before that it comes, and to receive it, or to close the
+/// connection with it unread, may block: for as long as its sender likes, if the descriptor blocks
+/// when it is closed.
+///
+/// # Errors
+/// As for [`listen`].
+pub fn listen_without_fds(name: &str) -> io::Result<OwnedFd> {
+    /// Of asm-generic/socket.h.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let socket = listen(name)?;
+    _ = crate::sock::set(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0_i32);
+    Ok(socket)
+}
+
 /// Takes a connection, whose operations do not wait either.
 ///
 /// # Errors
@@ -436,6 +451,30 @@ mod tests {
         drop(client);
         assert_eq!(recv(server.as_fd(), &mut buffer).unwrap().0, 0);
         assert_eq!(send(server.as_fd(), b"gone", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn no_descriptors_come_where_none_are_wanted() {
+        let name = name();
+        let listener = listen_without_fds(&name).unwrap();
+        let client = connect(&name, Duration::from_secs(5)).unwrap();
+        let server = accept(listener.as_fd()).unwrap();
+        let sent = send(client.as_fd(), b"some", &[client.as_fd()]);
+        match recv(server.as_fd(), &mut [0; 8]) {
+            Err(err) => {
+                assert_eq!(err.kind(), ErrorKind::WouldBlock);
+                assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
+            }
+            Ok((_, fds)) => {
+                println!("skipped: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
+                assert_eq!((sent.is_ok(), fds.len()), (true, 1));
+            }
+        }
+        send(client.as_fd(), b"more", &[]).unwrap();
+        assert_eq!(recv(server.as_fd(), &mut [0; 8]).unwrap().0, 4);
+        // The other way they come as ever.
+        send(server.as_fd(), b"back", &[server.as_fd()]).unwrap();
+        assert_eq!(recv(client.as_fd(), &mut [0; 8]).unwrap().1.len(), 1);
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn listen() -> io::Result<OwnedFd> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..NAME_ATTEMPTS_MAX {
         let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        match unix_socket::listen(&name(std::process::id(), number)) {
+        match unix_socket::listen_without_fds(&name(std::process::id(), number)) {
             Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
             other => return other,
         }

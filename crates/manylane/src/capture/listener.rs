@@ -132,7 +132,7 @@ impl Drop for CaptureListener {
 fn listen() -> io::Result<OwnedFd> {
     let pid = std::process::id();
     for _ in 0..NAME_ATTEMPTS_MAX {
-        match unix_socket::listen(&wire::name(pid, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed))) {
+        match unix_socket::listen_without_fds(&wire::name(pid, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed))) {
             Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
             other => return other,
         }
