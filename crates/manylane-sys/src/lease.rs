@@ -1,21 +1,22 @@
-//! What is said when one process leases queues of devices to another: one message each way, some of
-//! them with descriptors.
+//! Messages by which one process leases queues of devices to another. Some of them carry
+//! descriptors.
 //!
 //! ```text
 //!   the library                                          the lessor
-//!   connects, by the name in the environment ──►  looks who that is: the connection is the lease from now on
-//!   Ask: the secret in the environment, the program's UDP socket ──►  looks at the socket itself where it is bound
-//!                                     ◄── Done, memory of next hops
-//!                                     ◄── Terms and descriptors of each queue
-//!   Open, when somebody receives ──►  the port goes into the XDP programs
-//!                                     ◄── done, or why not
-//!   Close, before the socket is plain ──►  the port goes out; nothing is on its way any more
-//!                                     ◄── done
+//!   connects, by the name in the environment ──►  asks the kernel for its peer; the connection is the lease from now on
+//!   Request: the secret in the environment, the program's UDP socket ──►  asks the kernel where the socket is bound
+//!                                     ◄── Ack, memory of next hops; or Refused
+//!                                     ◄── Queue for each queue, with its descriptors
+//!   Open, when a thread receives ──►  the port goes into the XDP programs
+//!                                     ◄── Ack, or Refused
+//!   Close, before the socket is plain ──►  the port goes out; no frame is on its way any more
+//!                                     ◄── Ack
 //! ```
 //!
-//! Each of them is said once at most. Every process that a fork gave the socket to has the lease's
-//! end, too. When the last one is closed, or dead, the lessor sees the end of it, and takes the
-//! queues back. The lessor's end is its own: nobody who borrows can change how it waits.
+//! Each message is sent at most once. Every process that a fork gave the socket to has the lease's
+//! end, too. When the last end is closed, or its process dead, the lessor sees the end of the
+//! connection and takes the queues back. The lessor's end is its own: the other side cannot change
+//! how it waits.
 
 use std::fmt;
 use std::fs::File;

@@ -1,22 +1,23 @@
-//! Lingering: whether a lane that has emptied its queue pauses before it asks for more.
+//! Coalescing: whether a lane that has emptied its queue delays its next receive.
 //!
 //! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread.
-//! Like a network card that moderates its interrupts, such a lane may pause after a batch, so that
-//! the next one is larger. Lanes pause to a common beat, so that a core wakes once for all that
-//! share it. The first datagram after silence is still handled at once; it is what comes right
-//! behind it that waits, for the pause at most.
+//! Like a network card that moderates its interrupts, such a lane may delay after a batch, so that
+//! the next batch is larger. Delays end at a common beat, so that a core wakes once for all lanes
+//! that share it. The first datagram after silence is handled at once. A datagram right behind it
+//! waits, for the delay at most.
 //!
-//! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one
+//! 1. Now and then a delay is tried. It is kept up while the batches after it are larger than one
 //!    message.
-//! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was
-//!    (drivers hand over as many frames at a time as a batch has), the pause that is owed follows,
+//! 2. After a full batch there is no delay, because more is probably queued. If nothing was
+//!    (drivers deliver as many frames at a time as a batch has), the delay that is owed follows,
 //!    instead of a sleep until the next datagram.
-//! 3. Nor is there one while another queue of the lane has something that came before: whatever
-//!    came during a pause is taken before the next one.
-//! 4. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
+//! 3. There is no delay while another queue of the lane has frames from before: all frames that
+//!    arrived during a delay are taken before the next one.
+//! 4. A batch that fills more of the receive buffer than is safe halves the delay. A small one
+//!    doubles it again.
 //!
-//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and
-//! those of the preload library decide alike, which is why this is here.
+//! The decision uses the sizes of batches alone. The clock is read once a delay. The library's
+//! lanes and the preload library decide alike, which is why this is here.
 
 use std::sync::OnceLock;
 use std::time::Duration;

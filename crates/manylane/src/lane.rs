@@ -1,6 +1,6 @@
 //! A lane: one receive queue and one send path of a socket, owned by exactly one thread.
 //!
-//! It has an engine and does not know which: [`Io`]. How it waits is the [`waiter`]'s business.
+//! It does not know which engine it has: [`Io`]. The [`waiter`] decides how it waits.
 
 mod waiter;
 

@@ -1,13 +1,18 @@
-//! `manylane doctor`: what this machine can do, and what holds it back.
+//! `manylane doctor`: what this machine can do, and what holds it back. `tune` changes it.
 //!
 //! ```text
-//! gather/ ─► facts ─► rules/ ─► findings ─► text, JSON, exit code
-//!  files, netlink,    plain     facts in,              └─► changes ─► manylane tune
-//!  trying             values    findings out
+//! gather/ ─► facts.rs ─► rules/ ─► finding.rs ─► text.rs, JSON, exit code
+//!  /proc, /sys, netlink,   plain     facts in,         └─► change.rs ─► manylane tune
+//!  the library's probe     values    findings out
 //! ```
 //!
-//! Only [`gather`] looks at the machine; it never fails: what cannot be seen is a gap with its
-//! reason, and rules that need it say that they do not know. Nothing is changed here.
+//! - [`gather`] alone looks at the machine, and never fails. A value that cannot be read becomes a
+//!   gap with its reason.
+//! - A rule sees facts and nothing else, and keeps no state. It reports a finding, reports none,
+//!   or says that it does not know. A rule is data: its id, meaning, remedy and cost are a row of
+//!   docs/doctor.md. Tests check every rule both ways.
+//! - A finding names the changes that `tune` would make: the setting and its value. Nothing is
+//!   changed here.
 
 pub(crate) mod change;
 pub(crate) mod ethtool;

@@ -1,20 +1,24 @@
-//! io_uring for one lane: everything registered once, then completions instead of calls.
+//! io_uring for one lane: buffers are registered once, and completions replace calls.
 //!
-//! A *multishot* receive is submitted once and then brings a completion for each message, which the
-//! kernel writes into a buffer that it picks from a ring of them. The stages, and who owns a buffer
-//! in each:
+//! A *multishot* receive is submitted once. The kernel then posts a completion for each message,
+//! which it writes into a buffer that it picks from a ring of them. The stages:
 //!
 //! | stage | file | who owns the buffer | when it is full or missing |
 //! |---|---|---|---|
-//! | memory and files are registered | `setup.rs`, `buffers.rs` | - | the ring cannot be had: the caller goes on without |
-//! | buffers are given | `buffers.rs` | the kernel, until a completion names it | none left: the receive ends (`ENOBUFS`), is counted and armed anew; what has arrived stays in the socket |
-//! | the receive is armed | `recv.rs` | - | it ends for whatever reason: armed anew before the call returns |
-//! | completions are taken | `recv.rs` | the batch, as checked views | room for one per buffer and a few more: it cannot overflow |
+//! | the ring is made, buffers are registered | `setup.rs`, `buffers.rs` | - | the ring is not available: the caller goes on without it |
+//! | buffers are given | `buffers.rs` | the kernel, until a completion names it | no buffer left: the receive ends (`ENOBUFS`), is counted and armed again; queued messages stay in the socket |
+//! | the receive is armed | `recv.rs` | - | it ends, for any reason: armed again before the call returns |
+//! | completions are taken | `recv.rs` | the batch, as checked views | there is room for one per buffer and a few more: it cannot overflow |
 //! | the batch is over | `buffers.rs` | the kernel again, all at once | - |
 //!
-//! Nothing is taken out of the socket but in calls of the thread that owns the ring
-//! (`DEFER_TASKRUN`): between them, datagrams wait in the socket's queue, where they are counted
-//! and where others may take them.
+//! The kernel takes messages out of the socket only within calls of the thread that owns the ring
+//! (`DEFER_TASKRUN`). Between them, datagrams wait in the socket's queue, where they are counted
+//! and where other readers may take them.
+//!
+//! Only the buffers are registered. The ring's own descriptor is not, because its registration
+//! belongs to a thread and would keep the ring and the port open if another thread dropped the
+//! lane. The socket is not, because the ring would hold it until the kernel has torn the ring
+//! down, some time after it was closed.
 
 mod abi;
 mod bare;

@@ -1,16 +1,23 @@
-//! Receiving: a multishot recvmsg that is armed once, and batches of what it brings.
+//! Receiving: a multishot recvmsg that is armed once, and the batches that it fills.
 //!
 //! ```text
 //!   recv: 1. buffers of the last batch back to the kernel, all at once
 //!         2. completions that are there already
 //!         3. room in the batch, and work for the kernel, or nothing yet and leave to wait:
 //!            one call, then 2.
-//!            The receive has ended, for whatever reason: the same call arms it anew
+//!            The receive has ended, for any reason: the same call arms it again
 //! ```
 //!
-//! The thread that receives first becomes the ring's owner; the kernel refuses any other. A thread
-//! that comes later gets another ring, after what the first one has taken was handed out
-//! ([`UringRecv::replace_ring`]). Larger buffers, or more of them, come the same way.
+//! The receive ends when no buffer is left, after an empty datagram, or when it is cancelled. A
+//! shutdown of the socket, by which a lane is told to stop, does not end it: a poll for that is
+//! armed beside it. An error on the socket ends both, and both are armed again.
+//!
+//! The thread that receives first becomes the ring's owner; the kernel refuses any other. Another
+//! thread gets a new ring, after the messages that the old one holds were handed out
+//! (`UringRecv::replace_ring`). Larger buffers, or more of them, come with a new ring, too.
+//!
+//! Of a completion the batch keeps the buffer and two lengths, 8 bytes. The sender and the control
+//! messages are read in place, when the caller asks for them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

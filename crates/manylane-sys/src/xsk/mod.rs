@@ -42,7 +42,7 @@
 //! | `allocator.rs` | what members share, and all that is done with the lock held |
 //! | `member.rs` | the rounds of a member, without system calls |
 //! | `linearize.rs` | packets of several frames, put together |
-//! | `outgoing.rs`, `send.rs` | what a member sends with; the two views of a batch |
+//! | `tx_queue.rs`, `send.rs` | what a member sends with; the two views of a batch |
 //! | `socket.rs` | the system calls |
 //! | `queue.rs` | all of it together |
 //! | `owners.rs` | who has a queue, of all processes |

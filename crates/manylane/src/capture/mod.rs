@@ -1,29 +1,28 @@
-//! Seeing what lanes of the engine `xdp` receive and send. Frames that XDP takes are invisible to
-//! tcpdump; every socket of that engine offers copies of them to whoever may ask, which is what
-//! `manylane capture` does.
+//! Capturing what lanes of engine `xdp` receive and send. tcpdump does not see frames that XDP
+//! takes. Every socket of this engine offers copies of them, and `manylane capture` reads them.
 //!
 //! ```text
 //!  process with lanes                                          process that captures
-//!  lane k ── tap.rs: copies into its ring (shared memory) ───► Capture::take: the oldest of all rings
-//!     ▲ looks once a batch                                         ▲ looks every few milliseconds
-//!     │ a mailbox: "here is your ring"                             │ memory of rings, as descriptors
-//!  point.rs: a thread that listens on a local socket ──────────────┘ (wire.rs: messages)
+//!  lane k ── tap.rs: copies into its ring (shared memory) ───► Capture::take: the oldest frame of all rings
+//!     ▲ checks once a batch                                        ▲ checks every few milliseconds
+//!     │ a mailbox: "here is your ring"                             │ memory of the rings, as descriptors
+//!  listener.rs: a thread that listens on a local socket ──────────┘ (wire.rs: messages)
 //! ```
 //!
-//! - **When nobody captures**, a lane reads one word a batch. That is all.
-//! - **While somebody does**, a lane copies each frame that it received, before it is judged, and
-//!   each one that goes into the TX ring, into a ring that it alone writes to. What has no room is
-//!   counted. A lane makes no system call for a capture, takes no lock that anybody holds for long,
-//!   and never waits.
-//! - **Who may**: root, and the user that the process runs as, by the word of the kernel
+//! - **Without a capture**, a lane reads one word a batch.
+//! - **During a capture**, a lane copies each frame that it received, before it is checked, and
+//!   each frame that goes into the TX ring, into a ring that it alone writes to. Frames that find
+//!   no room are counted. A lane makes no system call for a capture, takes no lock that another
+//!   thread holds for long, and never waits.
+//! - **Access**: root, and the user that the process runs as, verified by the kernel
 //!   (`SO_PEERCRED`). The socket has an abstract name, `manylane.capture.PID.N`, in the network
-//!   namespace that the lanes are in. One capture at a time.
-//! - **Coming and going**: the thread makes a ring for each lane, sends its files to the process
-//!   that captures, and posts the ring to the lane's mailbox, where the lane finds it at its next
-//!   batch. Lanes that come later get theirs when they come. When the connection ends, however it
-//!   ends, "no ring" is posted: at its next batch the lane leaves its ring in the mailbox, and the
-//!   thread unmaps it, which no lane can use any more. A lane that goes drops its ring.
-//! - **Nobody trusts anybody**: see [`manylane_sys::capture`].
+//!   namespace of the lanes. There is one capture at a time.
+//! - **Start and end**: the thread makes a ring for each lane, sends its files to the process that
+//!   captures, and posts the ring to the lane's mailbox. The lane finds it at its next batch.
+//!   Lanes that are added later get a ring when they open. When the connection ends, the thread
+//!   posts "no ring". At its next batch the lane leaves its ring in the mailbox, and the thread
+//!   unmaps it. A lane that closes drops its ring.
+//! - **Neither side trusts the other**: see [`manylane_sys::capture`].
 
 pub(crate) mod listener;
 pub(crate) mod tap;

@@ -1,15 +1,24 @@
-//! What the lanes of a socket have in common: how one more of them comes, and what all of them have
-//! counted.
+//! State that the lanes of a socket share; lanes that are added and removed.
 //!
-//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its
-//! buffers, and only then is steered to. A lane that leaves is taken out of steering, a grace
-//! period passes, its queue is drained by its own thread, and its socket is parked for the next
-//! lane: no socket of the group closes before all do (see `Steer::needs_parking` for why).
+//! One lock guards control. No lane takes it on its receive path.
+//!
+//! | change | steps |
+//! |---|---|
+//! | a lane is added | bind a socket, or take a parked one; allocate the buffers; enter it in the socket array (steering by eBPF), then in the steering table |
+//! | a lane is removed | take it out of the table; wait for a grace period ([`manylane_sys::barrier`]), after which no packet is between the table and the queue; its thread drains the queue; park the socket |
+//! | the socket ends | each lane refuses new datagrams by a socket filter, waits for a grace period, drains its queue and closes |
+//!
+//! The thread of a lane notices a removal when its wait ends: an idle lane waits 20 ms at most.
+//!
+//! A parked socket stays bound, is not steered to, and serves the next lane that is added.
+//! `Steer::needs_parking` says why no socket of a group closes before all do. So a socket holds as
+//! many descriptors as it ever had lanes at one time. Where the kernel selects the lane by itself,
+//! a lane that is removed closes its socket: the kernel would go on to select a parked one.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | here | lanes that come; counters of all of them |
-//! | [`shutdown`] | lanes that leave, and the end of the socket |
+//! | here | lanes that are added; counters of all lanes |
+//! | [`shutdown`] | lanes that are removed, and the end of the socket |
 
 mod shutdown;
 

@@ -1,12 +1,12 @@
-//! Engine `mmsg`: a kernel socket, `recvmmsg` and `sendmmsg` on headers built once.
+//! Engine `mmsg`: a kernel socket, with `recvmmsg` and `sendmmsg` on headers that are built once.
 //!
 //! | stage | who owns the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
-//! | [`MmsgIo::recv`] | the lane's receive ring | takes a batch at most; the rest waits in the queue |
+//! | [`MmsgIo::recv`] | the lane's receive ring | takes at most a batch; the rest stays in the queue |
 //! | the application | borrows the ring through the batch | - |
 //! | the outbox | the lane's send ring, or borrows of the batch | full: it is flushed |
-//! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits while it drains, 100 ms at most for each room and 1 s in all, then counts `lost_sndbuf_full` |
+//! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits for room, at most 100 ms at a time and 1 s in all, then counts `lost_sndbuf_full` |
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

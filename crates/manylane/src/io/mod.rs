@@ -1,12 +1,12 @@
-//! Engines: how a lane talks to the kernel. One file or folder each, with the same few operations;
-//! which one a lane has, only [`Io`] knows.
+//! Engines: how a lane talks to the kernel. Each engine is one file or folder with the same few
+//! operations. Only [`Io`] knows which engine a lane has.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`mmsg`], [`uring`], [`xdp`] | the engines; the latter two contain the first, for what they leave to the kernel's socket |
-//! | [`socket_queue`] | what those have in common that take from a kernel socket: the load that steering reads, old datagrams dropped |
-//! | [`messages`], [`frames`] | the bytes of a batch, where the engine received them |
-//! | [`batch`] | what the application sees of them |
+//! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
+//! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
+//! | [`messages`], [`frames`] | the bytes of a batch, in the buffers that the engine received them into |
+//! | [`batch`] | the datagrams of a batch, as the application sees them |
 
 pub(crate) mod batch;
 mod frames;

@@ -1,17 +1,54 @@
-//! Engine `uring`: a kernel socket, and a receive that the kernel was asked for once.
+//! Engine `uring`: a kernel socket, and a multishot receive by io_uring.
 //!
-//! It has the rings of engine `mmsg`, which send, and receive where io_uring fails.
+//! A lane of this engine has everything that a lane of engine `mmsg` has, and a ring in place of
+//! `recvmmsg`. It sends and parks its socket as a lane of `mmsg` does. The receive is armed once.
+//! The kernel then posts a completion for each message, in a buffer that the kernel picks.
+//!
+//! ```text
+//!  socket's queue ─► the lane's call: the kernel fills buffers ─► completions ─► batch (views)
+//!        ▲                    │ no buffer: uring_no_buffers                            │
+//!        └── the rest stays ──┘                               next call: buffers back ─┘
+//! ```
 //!
 //! | stage | who owns the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
-//! | a call of the lane's thread | the kernel, which picks a buffer for each message | none left: the rest stays in the queue; `uring_no_buffers`, and twice as many buffers from now on, up to a bound |
-//! | [`UringIo::recv`] | the lane's batch | takes a batch at most; the rest is next |
+//! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `uring_no_buffers`; the number of buffers doubles, up to [`MULTISHOT_BATCH_MAX`] more than a batch |
+//! | [`UringIo::recv`] | the lane's batch | takes at most a batch; the next receive takes the rest |
 //! | the application | borrows the buffers through the batch | - |
 //! | the next receive | the kernel again, all at once | - |
-//! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane; what was taken is handed out first |
+//! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane, after the messages that the ring holds were handed out |
 //!
-//! Between calls everything waits in the socket's queue: it is there that it counts.
+//! - **The socket's queue stays the place where datagrams wait.** The kernel takes messages out of
+//!   it only within calls of the lane's thread (`IORING_SETUP_DEFER_TASKRUN`), a few dozen at a
+//!   time. So drops at the queue, retiring the lane and `recv` by others on the socket work as
+//!   with `mmsg`. Messages beyond a batch are handed out by the next receive, and before a ring is
+//!   replaced or closed.
+//! - **An empty receive is a load from memory.** The kernel sets a flag in the ring when a
+//!   datagram arrives (`IORING_SETUP_TASKRUN_FLAG`). The lane makes a system call only if that
+//!   flag is set, or to sleep.
+//! - **Readiness** ([`AsFd`] of the lane) is an epoll with two members, the socket and the ring,
+//!   because a ring does not report work that it has deferred. Both are added when the descriptor
+//!   is first asked for.
+//! - **Replies leave by `sendmmsg`**, with GSO, one call for a batch. A ring would need an entry
+//!   for each message, and would save no call.
+//! - **No bundles** (`IORING_RECVSEND_BUNDLE`, Linux 6.10): the kernel refuses them for `recvmsg`
+//!   and `sendmsg`, and `recv` would not report the sender.
+//!
+//! # When the port is free
+//!
+//! A receive that is armed holds the socket. The thread that armed it can cancel it; another
+//! thread that drops the lane cannot. Then the kernel ends the receive when that thread ends, or
+//! when it tears down the ring, some time after the ring was closed. So when the last lane of such
+//! a socket is dropped, the drop waits until `/proc/net/udp` no longer lists the socket
+//! ([`crate::port_owner`]). The port is free when the last lane is gone, whichever thread dropped
+//! it.
+//!
+//! # Memory
+//!
+//! [`MULTISHOT_BATCH_MAX`] buffers more than a batch, rounded up to a power of two. Each holds one
+//! datagram, or with GRO one message of up to 64 KiB. Only pages that the kernel writes to take
+//! memory.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};

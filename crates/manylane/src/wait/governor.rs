@@ -1,33 +1,32 @@
-//! When to look and when to sleep: decided from when the last batches came, with no clock and no
-//! I/O of its own.
+//! When a lane polls and when it sleeps, decided from the times of the last batches. No I/O and no
+//! clock: tests bring their own time.
 //!
-//! `adaptive` keeps the last sixteen gaps between two batches that were waited for, and asks when a
-//! lane has found nothing:
+//! `adaptive` keeps the last sixteen gaps between two batches that the lane waited for. When a
+//! lane has found nothing, it decides:
 //!
-//! 1. From when on is the next batch due? One gap may be shorter than all others: machines stumble.
-//! 2. The lane would *rest*, asleep, so that it is awake a little before, and look from then on. If
-//!    there is no time for a rest, it would look at once. Until when would that have cost least of
-//!    the last sixteen, if each that a look misses costs a sleep and a wake-up on top
-//!    ([`WAKEUP_COST_NANOS`])? So a few long gaps among short ones keep nobody from looking for the
-//!    others.
-//! 3. If to sleep at once would have cost less than that, the lane sleeps. A rest has to pay, too:
-//!    with the batch before it, the timer and the look behind it, it may keep the processor for
-//!    five twelfths of the gap at most ([`SLEEP_COST_SHARE_MAX`]).
-//! 4. What is late in spite of that is looked for a while longer: in *overtime*, which is saved up,
-//!    a sixteenth of the time.
+//! 1. When is the next batch due? The shortest gap but one counts, because one gap may be an
+//!    outlier.
+//! 2. The lane would sleep until shortly before that time, and poll from then on. If there is no
+//!    time for a sleep, it would poll at once. It picks the end of polling that would have cost
+//!    least over the last sixteen gaps, if each batch that polling misses costs a sleep and a
+//!    wake-up ([`WAKEUP_COST_NANOS`]). So a few long gaps among short ones do not stop it from
+//!    polling for the others.
+//! 3. If sleeping at once would have cost less, the lane sleeps. A precise sleep has to pay, too:
+//!    with the batch before it, the timer and the polling after it, it may use the processor for
+//!    at most five twelfths of the gap ([`SLEEP_COST_SHARE_MAX`]).
+//! 4. If the batch is overdue, the lane polls for some time longer. This overtime is limited to a
+//!    sixteenth of the time.
 //!
-//! So a lane whose requests come within microseconds of each other looks all the time, one whose
-//! requests come at even distances looks a little before each, and one that cannot foresee anything
-//! sleeps. Looking follows a batch, once: a lane without traffic does not look.
+//! So a lane whose requests are microseconds apart polls all the time. A lane whose requests
+//! arrive at even distances polls a little before each. A lane that cannot predict anything
+//! sleeps. A lane polls at most once after each batch: a lane without traffic does not poll.
 //!
-//! A sleeper is woken *late*, by a timer or by a batch, and by how much, machines differ: a few
-//! microseconds on bare metal, thirty in a virtual machine. It is learned from rests, so that most
-//! end in time. A sleep that a timer ends costs a processor about as long as it ends late, since
-//! both are what the machine takes to set the timer, to go idle and to come back (measured on a
-//! virtual machine whose exits cost 7 µs: 27 to 38 µs late, 22 to 30 µs of CPU; one that a datagram
-//! ends costs 10). So a lane whose requests come every 50 µs rests on bare metal, and sleeps on
-//! such a machine. Gaps are counted from when batches are thought to have come, not from when a
-//! lane that was asleep had them: or who is late once would be late for ever.
+//! A sleep ends late, by a few microseconds on bare metal and by more in a virtual machine. The
+//! governor learns by how much, and ends precise sleeps earlier. It also takes that time as the
+//! cost of a sleep that a timer ends, because both are what the machine needs to set the timer, to
+//! go idle and to come back. Gaps count from the time at which a batch is estimated to have
+//! arrived, not from the time at which a sleeping lane received it: otherwise one late wake-up
+//! would make all later ones late.
 
 use std::time::Duration;
 

@@ -1,17 +1,41 @@
-//! Waiting: what a lane does while there is nothing to receive.
+//! Waiting: what a lane does while its queue is empty.
 //!
-//! A lane that sleeps costs nothing and is woken late: an interrupt, the scheduler, often a
-//! processor that has to come out of its idle state. One that looks all the time has what comes at
-//! once and costs a core. Between the two:
+//! A lane that sleeps costs nothing and wakes late: after an interrupt, the scheduler, and often a
+//! processor that has to leave an idle state. A lane that polls receives at once and costs a core.
+//! The policies:
 //!
 //! | policy | in the program | in the kernel |
 //! |---|---|---|
 //! | `sleep` | one call that sleeps | - |
-//! | `busy-poll` | one call that sleeps | looks at the device in that call for a while, instead of waiting for its interrupt |
-//! | `spin` | looks for a while, then a call that sleeps | - |
-//! | `adaptive` | as the [`governor`] says: sleeps, or rests until shortly before something is due and then looks | - |
+//! | `busy-poll` | one call that sleeps | polls the device in that call for a while, instead of waiting for its interrupt |
+//! | `spin` | polls for a while, then one call that sleeps | - |
+//! | `adaptive` | as the [`governor`] decides: sleeps, or sleeps until shortly before the next batch is due and then polls | - |
 //!
-//! What falls back says why: [`EffectiveWait`].
+//! # One wait
+//!
+//! `Waiter::recv` (`lane/waiter.rs`) is the one place where a lane waits, whatever its engine:
+//!
+//! ```text
+//!  recv: a batch? ──yes──► return it (no clock is read)
+//!         │ no: read the clock
+//!         ▼
+//!  WaitGovernor::plan(now) ─► precise sleep ─► poll, poll, … ─► sleep for the rest of the timeout
+//!         ▲                        │                 │                │
+//!         └── record_arrival, record_wake_latency, record_timeout ◄───┘
+//! ```
+//!
+//! `sleep` and `busy-poll` go straight to the sleep. So does `adaptive` until a batch has arrived.
+//!
+//! | step | engine `mmsg` | engine `uring` | engine `xdp` |
+//! |---|---|---|---|
+//! | poll | `recvmmsg` without waiting | a load: the flag in the ring | loads: the rings of its queues; the companion at every 64th poll |
+//! | precise sleep | `ppoll` | a wait of the ring | the lane's epoll |
+//! | sleep | `recvmmsg` | a wait of the ring | the lane's epoll |
+//! | sleep with `busy-poll` | `SO_BUSY_POLL` | `IORING_REGISTER_NAPI` | `SO_BUSY_POLL` on the queues, `EPIOCSPARAMS` |
+//!
+//! Whether a policy is available is decided once, when the socket opens (`socket/open.rs`);
+//! [`EffectiveWait`] says which policy is in force, and why. A stop wakes a lane that sleeps. A
+//! lane that polls checks for a stop every few polls. Sleeps and empty polls are counted.
 
 pub(crate) mod governor;
 

@@ -1,15 +1,40 @@
-//! Brings what a socket lets in ([`Filter`]) to the XDP programs of its devices, and counts what
-//! they dropped for it.
+//! Brings the [`Filter`] of a socket to the XDP programs of its devices, and counts what they
+//! drop.
+//!
+//! ```text
+//!  Builder, Handle::filter, manylane limit ─► Filter ─► FilterHandle: all devices of the socket, or none changes
+//!                                                                │ maps of each device
+//!  frame ─► 1 to 4: ours? ─► 5: longest prefix ─► wide limit ─► narrow limit ─► 6 to 9: lane
+//!                                 │ denied           │ no token    │ no token
+//!                                 └──────────────────┴─────────────┴─► dropped, counted by socket and by device
+//! ```
+//!
+//! The numbers are the stages of `bpf/xdp.bpf.c`; `bpf/filter.h` has stage 5 and these maps:
+//!
+//! | map | key | written by | when it is full |
+//! |---|---|---|---|
+//! | `ml_filters` | number of the socket | [`FilterHandle`] | it has a place for each socket |
+//! | `ml_rules` (LPM trie) | socket, family, prefix | [`FilterHandle`] | the change fails, and the previous filter stays in force |
+//! | `ml_wide`, `ml_narrow` (LRU) | generation of the limits, socket, family, source | the program | the least recently used bucket is evicted; a source without a bucket has a full one |
+//! | `ml_filter_drops` (per CPU) | number of the socket | the program | it has a place for each socket |
 //!
 //! | event | what happens |
 //! |---|---|
-//! | a device is taken into use | its program has the guard before an address leads to the socket |
-//! | the guard changes | all devices have the new one, or, if one cannot, the one that there was |
-//! | a device goes, the socket ends | its number lets everything in again; what was dropped stays counted |
+//! | a device is taken into use | its program gets the filter before an address leads to the socket |
+//! | the filter changes | all devices get the new one, or, if one of them fails, all keep the previous one |
+//! | a device goes, the socket ends | the socket's number lets everything in again; its drops stay counted |
 //!
-//! A program reads guards while they are written: it may see half of a limit from before for one
-//! datagram. Buckets of other limits are others, by their generation, so that a source that had
-//! used up much of a narrow one is not held to that by a wide one.
+//! - **Prefixes come first**, so that a source that is denied or allowed needs no bucket. **The
+//!   wide limit comes second**, so that a flood from one prefix does not evict the buckets of
+//!   other sources from the narrow map.
+//! - **The LRU maps are common to all CPUs.** With `BPF_F_NO_COMMON_LRU` each CPU could use its
+//!   share of the map only, and one queue is one CPU.
+//! - **The program reads `bpf_ktime_get_ns`**, and only for frames to a socket with limits. The
+//!   coarse clock stands still for up to 4 ms; a limit with a short burst would then pass less
+//!   than its rate.
+//! - **A program reads filters while they are written.** It may apply half of an old limit to one
+//!   datagram. The generation is part of the key of a bucket, so that a source that has used up a
+//!   strict limit is not held to it by the next limit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

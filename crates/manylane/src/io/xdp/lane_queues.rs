@@ -1,4 +1,30 @@
-//! The queues of one lane: whose turn it is, those that come and go, and the companion's turn.
+//! The queues of one lane: their order, queues that are added and removed, and when the companion
+//! is polled.
+//!
+//! # What a batch touches
+//!
+//! Another core writes the frames. After a pause, most of the lane's own data has left the cache,
+//! too. A cache miss costs more than the instructions that work on the line. So the receive path
+//! is built to touch few lines:
+//!
+//! - **An empty queue** costs one line of its own and the producer counter of its RX ring. A queue
+//!   is idle once a full pass has found its RX ring empty, its fill ring full and no completion
+//!   pending. The next 64 receives then check only the RX ring (`Queue::is_idle`). The flush
+//!   before a sleep does not read the TX ring of such a queue (`Queue::flush_pending`).
+//! - **The consumer counter of the fill ring** is not read where a bound on it is known: the
+//!   kernel takes a frame out of the fill ring before it reports a packet in it
+//!   (`Producer::assume_pending_max`).
+//! - **Headers** are not read if the program on the device has left a hint in the frame: the hint
+//!   has the offset and the length of the payload (`rx_hint::parse`). The headers are read when
+//!   the datagram is handed out, by value, because a reply may overwrite them
+//!   (`PacketRef::header`). This code is inlined into the caller's loop, so that an application
+//!   that looks at payloads only does not read them. Headers of frames without a hint are parsed
+//!   out of line, into an array of the lane.
+//! - **The frames of a batch** are prefetched as their descriptors are taken, before the first
+//!   frame is read.
+//! - **The companion** is polled every 32 batches while queues have frames
+//!   ([`KERNEL_POLL_BATCHES`]): a poll that finds nothing is a system call, through code and data
+//!   of the kernel that are in no cache by then.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

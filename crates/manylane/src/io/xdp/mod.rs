@@ -3,17 +3,17 @@
 //!
 //! | stage | who owns the frame | when it is full or missing |
 //! |---|---|---|
-//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`filter`]): dropped, counted |
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, and so to the companion; refused by the [`filter`]: dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
-//! | [`lane_queue`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
+//! | [`lane_queue`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | invalid: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
 //!
-//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes
-//! them. It stays with a queue that brings full batches for a few of them, and then goes on to the
-//! next one that has something ([`lane_queues`]). The companion has its turn when the queues are
-//! empty (in `serve`, but for the look behind a full batch), and after some batches of theirs.
+//! A batch comes from one source: a queue of the lane, or the companion. A lane stays with a queue
+//! for a few batches as long as they are full, and then goes on to the next queue that has frames
+//! ([`lane_queues`]). It polls the companion when its queues are empty, and after a number of
+//! batches from queues. In `serve`, the receive that follows a full batch polls the queues only.
 
 mod bpf_error;
 mod checks;

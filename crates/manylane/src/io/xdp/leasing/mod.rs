@@ -9,7 +9,7 @@
 //! | it asks ([`Message::Request`](manylane_sys::lease::Message::Request)) | the kernel says where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets have |
 //! | the queues ([`devices`]) | opened for each process anew (`manylane_sys::xsk::LeasedQueue`); a socket of its own in each for each lease | left out: its frames are the kernel's |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lease::Message::Open) to [`Message::Close`](manylane_sys::lease::Message::Close) | refused: the kernel goes on serving it |
-//! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::hops`) | not entered: lanes send by their kernel socket |
+//! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::next_hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
 //!
 //! All else is done by one thread, which waits for messages, and looks every few milliseconds at
