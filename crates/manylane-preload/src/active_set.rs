@@ -1,29 +1,29 @@
-//! The active set: where threads share processors, only as many lanes as processors are steered to.
+//! The active set: where threads share processors, a socket steers to no more lanes than there are
+//! processors.
 //!
-//! Lanes multiply wake-ups: four threads on one processor are woken four times for what one that is
-//! awake takes in its stride. So a socket steers to no more lanes than there are processors for
-//! their owners to run on. Who owns one of the other lanes rests: nothing comes for it, and it
-//! waits as ever, in slices (`wait.rs`). Whatever waits in a lane whose owner is away is within its
-//! reach as before (`coverage.rs`): after a slice at most it helps, and goes on with it while there
-//! is more.
+//! Lanes multiply wake-ups: four threads on one processor are woken four times for datagrams that
+//! one awake thread would receive in one go. So a socket steers to no more lanes than there are
+//! processors for their owners to run on. The other owners keep their lanes, get no datagrams in
+//! them, and wait in slices as before (`wait.rs`). They receive from lanes whose owners are away,
+//! by the usual rule (`coverage.rs`), after a slice at most, and go on while there is more.
 //!
-//! A thread that sleeps in its work (for a disk, for another server, for a lock) leaves its
-//! processor to others, and these are to be there: that is why programs have more threads than
-//! processors. So rest begins only when the work was seen not to do that, and ends when it does:
-//! 1. Of some of the datagrams that a thread receives, the kernel is asked how often the thread has
-//!    slept, and how long it has run, when it has received and when it next asks for more
-//!    ([`before_work`], [`after_work`]).
-//! 2. [`CLEAN_SAMPLES_MIN`] of these in a row in which nobody slept, or ran for long: rest begins.
-//!    Each one that is not like that asks for one more.
-//! 3. One in nine on the average in which somebody did: rest ends, and begins anew only after 16
-//!    times as many.
+//! A thread that sleeps in its work (for a disk, another server, a lock) leaves its processor to
+//! other threads. That is why programs have more threads than processors, and there all lanes must
+//! stay active. So lanes are limited only when the work was seen not to sleep:
+//! 1. For some datagrams, the kernel is asked how often the thread has slept and how long it has
+//!    run, at the receive and when the thread next asks for more ([`before_work`],
+//!    [`after_work`]).
+//! 2. After [`CLEAN_SAMPLES_MIN`] samples in a row without a sleep and without a long run, the set
+//!    is limited. Each sample with one requires one clean sample more.
+//! 3. If more than about one sample in nine has a sleep or a long run, the limit is lifted. The
+//!    next one needs 16 times as many clean samples.
 //!
-//! Who is awake changes once in [`REBALANCE_INTERVAL`] slices, some half a second: each thread has
-//! its turn, as it would have without lanes.
+//! The set rotates every [`REBALANCE_INTERVAL`] slices, counted over all threads of the socket, so
+//! that each thread has its turn.
 //!
-//! Processors are those of the threads' affinity masks, which are looked at whenever lanes change
-//! hands, and at each such turn; and no more than a quota of the control group that was there at
-//! the start. With queues of devices (engine `xdp`) nobody rests.
+//! The processors are those of the threads' affinity masks, which are read whenever lanes change
+//! owners and at each rotation, limited by the CPU quota of the control group at the start. With
+//! queues of devices (engine `xdp`) all lanes are active.
 
 use std::sync::atomic::Ordering;
 

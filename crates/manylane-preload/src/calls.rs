@@ -1,4 +1,4 @@
-//! The list: every function that the library stands in front of, and where it goes.
+//! The list: every function that the library stands in front of, and the function that handles it.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 

@@ -1,22 +1,33 @@
-//! Which lanes others than their owners have to look at, so that nothing is out of reach.
+//! Which lanes threads other than their owners must poll, so that each datagram is received.
 //!
-//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel.
-//! If the owner does not wait, the lane is *uncovered*, and then:
-//! - a receive that would say EAGAIN looks at every uncovered lane first;
-//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at
-//!   every uncovered lane. A wait that ends before, by something else than a datagram for the
-//!   socket, looks if the thread has not looked for a slice.
+//! A datagram is in the queue of exactly one lane. A lane is *covered* while its owner waits on
+//! it: the kernel wakes the owner for its datagrams. While the owner does not wait, or while there
+//! is none, the lane is *uncovered*, and then:
+//! - A receive that would return EAGAIN, a poll that would return 0, and FIONREAD poll every
+//!   uncovered lane first.
+//! - Every wait of another member ends after a slice (20 ms) at most, and polls every uncovered
+//!   lane. If it finds a datagram, the thread polls again before its next wait.
+//! - A wait that ends earlier, and reports nothing to receive on the socket, polls them if its
+//!   thread has not done so for a slice. If it reports datagrams of other sockets, it reads the
+//!   clock in one wait of eight only, so that datagrams do not pay for that.
 //!
-//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks,
-//! within a slice if it sleeps. Who is never without datagrams of its own looks, too, once in some
-//! receives.
+//! So a datagram reaches the threads that the kernel's one socket would have given it to: at once
+//! if they poll, within a slice if they sleep.
 //!
-//! An owner that is dead is known to be (`liveness.rs`): the first look at its lane takes it out of
-//! steering, and what it holds goes before anything newer (`recovery.rs`). One that is stopped is
-//! marked as waiting and does not return: its beat does not change, and after some looks
-//! (`STALLED_POLLS_MAX`, a slice apart) its lane counts as uncovered and is taken from it, until it
-//! comes back and proves itself again. No queue is closed before it is empty, and none while the
-//! program has the socket.
+//! # Owners that are gone
+//!
+//! - **Dead**: its liveness token says so (`liveness.rs`). The first thread that polls its lane
+//!   takes the lane out of steering, and its datagrams are received before any newer ones
+//!   (`recovery.rs`).
+//! - **Stopped**: it is marked as waiting, and its heartbeat does not change. After
+//!   [`STALLED_POLLS_MAX`] polls, at least a slice apart, it loses the lane: the lane is drained
+//!   first and steered past. The owner gets a lane again when it has received twice. Polls count,
+//!   not time: if all threads were stopped, none loses its lane.
+//! - **Ended**: its `pthread` destructor gives the lane up, in the same order (`thread.rs`).
+//!
+//! A thread that always finds datagrams in its own lane checks the other owners in one receive of
+//! eight, so that load hides none of this for long. No lane closes before it is empty, and none
+//! while the program has the socket.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,11 @@
-//! Descriptors that come and go: what they mean follows them.
+//! Calls that open, copy and close descriptors: the table follows them.
+//!
+//! Any thread may close a descriptor at any time, and its number may then mean something else. A
+//! thread that acts on a socket without a call of the program on it (before a fork, falling back,
+//! recovery) first makes a copy of its own (`hidden_fds::HiddenFd`) and checks that it is the
+//! right socket. A copy cannot stand in for an entry of an epoll instance, which belongs to the
+//! number that the program added. There a thread that closes a descriptor, or gives its number
+//! away, waits until the instance has been updated ([`lock_entry`]).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

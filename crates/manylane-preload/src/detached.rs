@@ -1,6 +1,6 @@
-//! Calls of the program after the library stood aside (`seccomp.rs`), while there are
-//! [`Leftovers`]: those come first, and all else is the program's own call. Nothing here takes a
-//! call that the program does not make.
+//! Calls of the program after the library detached (`seccomp.rs`), while there are [`Leftovers`]:
+//! those are received and reported first. All else is the program's own call. Nothing here makes a
+//! system call that the program does not make.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

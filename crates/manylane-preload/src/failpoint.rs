@@ -1,4 +1,4 @@
-//! Points of a change at which a test has a process or a thread die. Release builds have none.
+//! Points of a change at which a test kills a process or a thread. Release builds have none.
 
 /// A process or a thread dies here, if a test asks for it: the first of all that come by.
 #[cfg(not(debug_assertions))]

@@ -1,5 +1,5 @@
-//! From a frame to a datagram, which `recv_bufs.rs` hands out, and back: what a call sends is in
-//! [`TxDatagram`]. No system call, no memory of its own.
+//! Datagrams from frames, which `recv_bufs.rs` hands out, and frames from datagrams:
+//! [`TxDatagram`] is what a call sends. No system call, no memory of its own.
 
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};

@@ -1,9 +1,12 @@
 //! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The
-//! program does not know of them.
+//! program does not see them.
 //!
-//! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)):
-//! lanes move then, copies are waited for, and queues stay. So that neither side takes the other's
-//! file away, a number is taken, and marked in the table, under a lock that dup2 has, too.
+//! They are close-on-exec, with numbers that programs seldom use: from 512 on, or from half of the
+//! limit of open files if that is lower. To the program these numbers are not open: a call on one
+//! fails with EBADF, and `close_range` goes around them. If the program puts a file at such a
+//! number (dup2(2)), a lane moves, dup2 waits for a copy, and fails for a queue. The library opens
+//! and marks a number under the same lock as dup2, so that neither side takes the other's file
+//! away.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};

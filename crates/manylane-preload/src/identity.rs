@@ -1,11 +1,12 @@
-//! Whether a descriptor still is the socket that the table says it is.
+//! Checks that a descriptor still is the socket that the table says it is.
 //!
-//! A program can close a descriptor past the C library (io_uring, system calls of its own), and the
-//! number comes to mean something else. The kernel's cookie of a socket, which no other socket ever
-//! has, tells. It costs a system call, so that it is asked for off the path of a datagram: before
-//! an option, a copy, an epoll instance or a lane is made of a socket, when a thread receives on it
-//! for the first time, when a call says that there is no such socket, and after each slice of a
-//! wait. What is found to be closed is closed here, too: its lanes, and its lease.
+//! A program can close a descriptor past the C library (io_uring, direct system calls), and the
+//! number comes to mean something else. The kernel's cookie of a socket tells, because no other
+//! socket ever has it. Asking for it costs a system call, so the library asks off the path of a
+//! datagram: before it applies an option, a copy, an epoll instance or a lane to a socket, when a
+//! thread receives on it for the first time, when a call says that there is no such socket, and
+//! after each slice of a wait. If the descriptor was closed, its lanes and its lease are closed
+//! here, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Sockets that were bound before the program was started: by systemd, by inetd, by the program
-//! that started it. They stay the kernel's, and the report says so once they are received on.
+//! Sockets that were bound before the program started: by systemd, by inetd, by the parent
+//! process. They stay the kernel's. The report says so once the program receives on them.
 
 use std::sync::atomic::Ordering;
 

@@ -1,10 +1,28 @@
-//! A lane's own kernel socket: opened as the program's is, bound to the same address, in one group
-//! with it.
+//! A lane's own kernel socket: opened like the program's, bound to the same address, in one
+//! reuseport group with it.
 //!
-//! The program's socket is bound as the program says, alone. Only when a second socket is to join
-//! it does it get SO_REUSEPORT, which the kernel checks when the second one binds (and then makes
-//! the group): until then the port is as exclusive as without us, and other programs are refused as
-//! ever (EADDRINUSE).
+//! # A group that the program does not notice
+//!
+//! The program binds its socket alone. A port that is taken is refused, and this port is refused
+//! to others. Only when a lane is opened does the program's socket get SO_REUSEPORT, which the
+//! kernel checks when the *second* socket binds; then it makes the group. While there are lanes,
+//! another process of the same user that sets SO_REUSEPORT itself could join the port. Without the
+//! library it would be refused.
+//!
+//! The group is steered by classic BPF, which needs no privilege (`steer.rs`). Until that is
+//! attached, and after a lane has lost its owner, all threads poll every socket of the group, so
+//! that any socket may get a datagram. Where that is not so (before a fork, when the one receiver
+//! may be in a wait without a bound on the program's own socket), the group is steered before it
+//! exists ([`pre_steer`]): the kernel accepts a group's program from a socket that asks for a
+//! group and is not bound yet, and keeps it when the socket is then bound without asking. Each
+//! socket is therefore bound with a program that returns "the first socket". A lane that joins
+//! gets nothing until the library steers to it.
+//!
+//! # Copies
+//!
+//! The kernel delivers broadcasts and multicasts to every socket of a group. A lane that is bound
+//! to a wildcard address has a filter that drops them (`steer::unicast_only`), so that the program
+//! gets one copy, through lane 0.
 
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,20 +1,48 @@
-//! Queues of devices on lease (engine `xdp`): asked of the launcher, opened, closed, given back.
-//! `manylane_sys::lease` has the messages.
+//! Queues of devices on lease (engine `xdp`): requested from the launcher, opened, closed, given
+//! back.
+//!
+//! The launcher has the privileges, and the program has the datagrams. The launcher attaches the
+//! XDP program to the devices before it starts the program. It opens an AF_XDP socket and the
+//! memory of each queue, and passes both to the library as descriptors. The library needs no
+//! privilege to use them. The launcher trusts nothing that the program says: SECURITY.md has who
+//! trusts whom, and [`manylane_sys::lease`] has the messages.
 //!
 //! ```text
-//! NONE ─ask─► LENT ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
-//!   └─refused, or an option stands against it, with a reason─────────────────────────────────────► CLOSED
+//!  launcher, root                                       program, any user
+//!    io/xdp/leasing/: devices, ports, next hops          lease.rs: requests, opens, closes
+//!         │ the program's UDP socket ◄───── Request ─────────┤
+//!         │ XSK, memory of the frames, of next hops ────────►│
+//!         │ the port goes into the XDP program ◄── Open ─────┤ when a receiver has come back
+//!         │                                                  ▼
+//!    xsk/lessor.rs ◄── shared memory: rings, frames ──► xsk/leased.rs ─ queues.rs ─ frames.rs ─► the call's buffers
+//!    next_hops.rs (writes) ─ shared memory: next hops ──► next_hops.rs (reads)
+//! ```
+//!
+//! ```text
+//! NONE ─request─► LEASED ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
+//!   └─refused, or an option is in the way, with a reason──────────────────────────────────────────────► CLOSED
 //! ```
 //!
 //! - NONE, CLOSED: the socket is what it is with engine `mmsg`.
-//! - LENT: the queues are mapped, and nothing comes to them. So they are before a fork, which hands
-//!   them to the child.
-//! - OPEN: frames come to the queues, and each lane has some of them (`queues.rs`).
-//! - DRAINING: nothing comes any more, for good, and what is there goes before anything else.
+//! - LEASED: the queues are mapped, and get no frames. Before a fork each socket requests its
+//!   queues, so that the child has them.
+//! - OPEN: the queues get frames, and each lane has some of them (`queues.rs`).
+//! - DRAINING: the queues get no more frames, and those that they hold are received before
+//!   anything else. The launcher has taken the port out of the XDP programs and waited for a grace
+//!   period.
 //!
-//! What each process has of a lease is in memory that is never unmapped: a thread may be in it
-//! while another one closes the socket. The state is in the memory that all processes share. Only
-//! who has the socket's lock changes either.
+//! A socket without queues keeps its kernel sockets, with a reason: options that frames cannot
+//! honour, no queue to spare, no launcher, no descriptors left.
+//!
+//! Every process that has the socket has an end of the lease, a local socket. When the last end is
+//! closed, the launcher takes the port out, empties the rings and has the queues again. If the
+//! launcher is killed, the kernel takes its XDP programs off the devices, and every datagram goes
+//! to the companions. Its heartbeat in the memory of next hops stops, and replies go through the
+//! companions, too (`queues.rs`).
+//!
+//! A lease of this process is in memory that is never unmapped, because a thread may use it while
+//! another one closes the socket. Its state is in the memory that all processes share. Both change
+//! under the socket's lock.
 
 use std::ffi::c_int;
 use std::io;

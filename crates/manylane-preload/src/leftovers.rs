@@ -1,9 +1,9 @@
-//! Datagrams that were in a socket's lanes when the library stood aside (`seccomp.rs`), in memory:
-//! to hand them out takes no call.
+//! Datagrams that were in a socket's lanes when the library detached (`seccomp.rs`), in memory:
+//! handing them out takes no system call.
 //!
-//! The memory is shared with all that is forked later, and never given back: a datagram is taken
-//! once, by whichever process. One behind the other, each is a [`RecordHeader`], the sender's
-//! address, the payload, and control messages.
+//! The memory is shared with all processes forked later, and never given back. A datagram is taken
+//! once, by one process. Each record is a [`RecordHeader`], the sender's address, the payload, and
+//! control messages.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;

@@ -1,19 +1,21 @@
-//! Who is alive. A thread shows it by a mutex that it takes once and never gives back, and that the
-//! kernel opens when the thread dies, by whatever death: a robust futex. To look costs two loads
-//! and no call.
+//! Which threads are alive. `kill -9` runs no handler, and a thread that makes no progress may
+//! only be stopped. So each thread takes a robust mutex once and keeps it. When the thread dies,
+//! in whatever way, the kernel marks the mutex (a robust futex). A check costs two loads and no
+//! call.
 //!
-//! The mutexes are in a mapping that is shared with all that is forked. A thread has one of them,
-//! its *life*; others know it by a [`Token`], which fits no other thread, ever. Whoever finds the
-//! life of a token gone knows, and need not guess from what moves and what stands still: a thread
-//! that is stopped is alive.
+//! The mutexes are in a mapping that is shared with all processes forked later. A thread has one
+//! slot. Other threads know it by a [`Token`], the slot and its generation, which never fits
+//! another thread. The token of a member is in its place in `Shared`, and the token of a holder is
+//! in the lock of changes. A thread that is stopped is alive.
 //!
-//! Why not otherwise: a lock on an open file is shared by a fork, and a lock of a process says
-//! nothing of threads; to watch a process by a descriptor takes one for each, a call for each look,
-//! and a number that others may have got meanwhile. The list of robust futexes belongs to the C
-//! library, one for each thread: so these are its mutexes.
+//! Alternatives do not work: a lock on an open file is shared by a fork; a lock of a process says
+//! nothing of threads; a pidfd takes a descriptor for each process and a call for each check, and
+//! its number may mean another process by then. The list of robust futexes belongs to the C
+//! library, one for each thread, so these are mutexes of the C library.
 //!
-//! Without room, or where the kernel or the C library does not do this, a thread has no life, and
-//! nobody takes it for dead: what is left then is its beat (`coverage.rs`).
+//! Without a free slot ([`SLOTS_MAX`]), for a thread that the C library did not make, and where
+//! robust mutexes are not available, a thread has no token, and is never taken for dead. Then only
+//! its heartbeat tells (`coverage.rs`).
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

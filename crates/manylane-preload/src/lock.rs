@@ -1,10 +1,10 @@
-//! The lock around what changes modes and lanes. Never taken to receive or to send on a lane.
+//! The lock of changes to modes and lanes. No receive or send on a lane takes it.
 //!
-//! Signals are blocked while it is held, so that no handler of the same thread can meet it taken; a
-//! thread elsewhere holds it for a few system calls at most. Its value is the holder's liveness
+//! Signals are blocked while a thread holds it, so that no handler of that thread can find it
+//! taken. A thread holds it for a few system calls at most. Its value is the holder's liveness
 //! token (`liveness.rs`): the lock of a thread that died counts as free, and the next holder
-//! finishes the change that was begun (`recovery.rs`). A holder that is stopped may resume: a
-//! thread that wants the lock gives up after a while, and the socket stays as it is.
+//! finishes the change that was begun (`recovery.rs`). A holder that is stopped may continue: a
+//! thread that waits for the lock gives up after some seconds, and the socket stays as it is.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};

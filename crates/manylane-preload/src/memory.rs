@@ -1,5 +1,5 @@
-//! Memory of the library's own: mapped, never unmapped, made of atomics only. Nothing here uses the
-//! program's heap, whose lock a signal handler might find taken.
+//! Memory of the library's own: mapped, never unmapped, made of atomics only. Nothing here uses
+//! the program's heap, whose lock the thread of a signal handler may hold.
 
 use std::mem::size_of;
 use std::ptr;

@@ -1,5 +1,5 @@
-//! Calls that hand out descriptors. What their numbers meant before was closed past the library,
-//! and is forgotten.
+//! Calls that hand out new descriptors. If the table still has an entry for such a number, the old
+//! descriptor was closed past the library, and the entry is removed.
 
 use libc::{c_char, c_int, c_uint, mode_t, msghdr, sigset_t, sockaddr, socklen_t};
 

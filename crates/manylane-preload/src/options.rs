@@ -1,5 +1,6 @@
-//! setsockopt(2), getsockopt(2), ioctl(2): what a lane can have is set on every lane; what it
-//! cannot have makes the socket plain; what the library itself sets is not seen.
+//! setsockopt(2), getsockopt(2), ioctl(2). An option that a lane can have is set on every lane. An
+//! option that a lane cannot have makes the socket plain. Options that the library itself sets are
+//! hidden from the program: while the library has set SO_REUSEPORT, `getsockopt` says 0.
 
 use std::mem::size_of;
 use std::sync::atomic::Ordering;

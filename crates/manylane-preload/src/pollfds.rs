@@ -1,7 +1,7 @@
-//! Room for what a wait asks of ppoll(2): few entries are on the stack, which may be a small one
-//! (`PTHREAD_STACK_MIN`, a handler's own); for more a thread has mappings, which it keeps until it
-//! ends. A handler that waits while its thread does takes another one. Without memory for that, a
-//! wait cannot be one for lanes.
+//! Room for the entries of a ppoll(2) call. A few are on the stack, which may be small
+//! (`PTHREAD_STACK_MIN`, a handler's own). For more a thread has mappings, which it keeps until it
+//! ends. A handler that waits while its thread does takes another one. Without memory for that,
+//! the wait is not a wait for lanes.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};

@@ -1,47 +1,54 @@
-//! Datagrams taken ahead (`--batch`): with one system call a thread takes what its lane's socket
-//! has, and its calls get it one by one.
+//! Datagrams received ahead: with one system call the owner of a lane takes the datagrams that its
+//! socket holds, and its calls return them one by one. Used with `--batch`, and by default while
+//! lanes are limited (`active_set.rs`).
 //!
 //! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
 //! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
 //! check includes it (`readiness.rs`, `wait.rs`, `epoll/`, `options.rs`). So prefetched datagrams
 //! can be received by exactly those threads that could have received them from the kernel: at once
-//! by the owner and by a thread that polls, within a slice by one that sleeps while the owner is
-//! away (`coverage.rs`).
+//! by the owner and by a thread that polls, within a slice by a thread that sleeps while the owner
+//! is away (`coverage.rs`).
 //!
-//! # Who fills, who takes
+//! # Filling and taking
 //!
 //! Only the owner of a lane fills its prefetch, in a receive of its own, when the prefetch is
-//! empty, without waiting: so nothing is taken that nobody came for, and the order in the lane
-//! stays. Anybody takes. One word says all:
+//! empty, without waiting. So no datagram leaves the kernel's queue before a thread wants one, and
+//! the order in the lane stays. Any thread may take. One word keeps the state:
 //!
 //! ```text
 //!  EMPTY ──owner: FILLING, recvmmsg(2)──► next..end ──each taker: next + 1, a claim; copies; gives the claim back──► EMPTY
 //! ```
 //!
-//! - A taker that has a claim is copying: the prefetch is not filled again before all claims are
-//!   back. One that dies over it takes one datagram along, as it would have out of the kernel, and
-//!   the prefetch stays empty: the lane goes on one by one.
-//! - Who dies filling loses nothing: the kernel says of each message that it is there (`msg_len`),
-//!   in the shared memory, and the next one who looks finishes the change (`recover`). The same
-//!   does a signal handler that interrupted the filling thread, which is where signals arrive: at
-//!   the end of the system call.
-//! - Somebody else's FILLING lasts for a system call that does not wait. Who meets it lets the
-//!   other one go on for some turns, then goes by the kernel. (One that is stopped right there
-//!   keeps what it took until it goes on or dies.)
-//! - Falling back: the mode changes first, then prefetches are emptied before anything else. A
-//!   filler looks at the mode after it has said FILLING, so that either it sees the fall, or the
-//!   fall sees that the prefetch is not idle (`is_idle`).
+//! | stage | by | when it is full or missing |
+//! |---|---|---|
+//! | filled | the lane's owner | a claim is still out, or another thread is filling: one datagram, from the kernel |
+//! | published | the filler; if it died, the next thread that looks; a signal handler that interrupted it | only messages that the kernel has marked are there (`msg_len`) |
+//! | taken | any thread that may take from the lane | - |
+//! | drained after a fallback | the next receive, before all lanes and the kernel's socket | a prefetch that is being filled keeps the socket managed |
+//!
+//! - A thread with a claim is copying. The prefetch is filled again only when all claims are back.
+//!   If a thread dies with a claim, one datagram is lost with it, as it would have been from the
+//!   kernel, and the lane goes on one by one.
+//! - If a thread dies while it fills, nothing is lost: the kernel has marked each message in the
+//!   shared memory, and the next thread finishes the change (`recover`). So does a signal handler
+//!   that interrupted the filling thread, because signals arrive at the end of the system call.
+//! - FILLING lasts for one system call that does not wait. Another thread that meets it yields a
+//!   few times, then asks the kernel. A thread that is stopped while it fills keeps the datagrams
+//!   until it continues or dies.
+//! - Falling back: the mode changes first, then prefetches are drained. A filler checks the mode
+//!   after it has set FILLING. So either it sees the fallback, or the fallback sees that the
+//!   prefetch is not idle (`is_idle`).
 //!
 //! # What stays one by one
 //!
-//! What could be seen: sockets with options that bring control messages, lanes that several threads
-//! share, entries of epoll that tell of edges (the kernel drops one when its queue is empty), a
-//! socket with queues (engine `xdp`); receives of the error queue, and `recvmmsg`, which is a batch
-//! of its own. And what would not pay: see [`Prefetch::should_fill`].
+//! Where prefetching would show: sockets with options that bring control messages, lanes that
+//! several threads share, edge-triggered epoll entries (the kernel drops one when its queue is
+//! empty), sockets with queues (engine `xdp`), receives of the error queue, and `recvmmsg`, which
+//! is a batch of its own. And where it would not pay: see [`Prefetch::should_fill`].
 //!
-//! Bounds: [`PREFETCH_MAX`] datagrams for each lane, beside its receive buffer. Memory is touched
-//! as datagrams need it: 2 KiB for each, up to 64 KiB for long ones. No memory, or more than
-//! [`MAPPINGS_MAX`] sockets in the life of a process: one by one.
+//! Bounds: [`PREFETCH_MAX`] datagrams for each lane, beside its receive buffer. Each takes 2 KiB,
+//! up to 64 KiB for long ones, once it is used. Without memory, or after [`MAPPINGS_MAX`] sockets
+//! in the life of a process, receives stay one by one.
 
 use std::cell::UnsafeCell;
 use std::ptr;

@@ -1,4 +1,11 @@
-//! Forks, programs that are started, privileges that are given up, sleeps, and ends.
+//! Forks, exec, dropped privileges, sleeps, and the end of a process.
+//!
+//! A socket that one process opens is not in the other processes, and datagrams queued on it are
+//! lost with its process. So lanes are opened before a fork, and none after it
+//! (`lanes/create.rs`). Lanes are also opened before a process drops root (`setuid` and the like):
+//! without privileges it could not bind a port below 1024, and the kernel wants one user for a
+//! group. Between `vfork` and `exec` the library's memory is the parent's, so calls that would
+//! change it bypass the library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,21 +1,26 @@
-//! Which lane has which queue (engine `xdp`), and what threads do with queues: see what waits, take
-//! it, send.
+//! Which lane has which queue (engine `xdp`), and what threads do with queues: check for frames,
+//! receive, send.
 //!
-//! A lane is a kernel socket, its companion here, and the queues that are its own. What XDP does
-//! not take, and what came before the queues, is in the companion. Whoever may take from a lane
-//! (`receive.rs`) may take from its queues, with the queue's lock: the rings are in memory that all
-//! share, and hold all that is known, so that no thread has a datagram that others cannot reach.
+//! A lane is a kernel socket, here called its companion, and the queues that it has. The companion
+//! gets what XDP does not take, and what arrived before the queues were open. Any thread that may
+//! take from a lane may take from its queues, with the queue's lock
+//! ([`manylane_sys::xsk::LeasedQueue`]). A packet is copied out under that lock, and everything
+//! that is known of a queue is in shared memory. So no thread holds a datagram that others cannot
+//! receive, and the rules of `coverage.rs` hold unchanged. A signal handler that finds the lock
+//! held by its own thread gets nothing from the queue and uses the companion.
 //!
-//! | stage | who | when it is full or missing |
+//! | stage | by | when it is full or missing |
 //! |---|---|---|
-//! | a frame in the RX ring | any receive on the lane: queues first, the companion every [`KERNEL_RECV_INTERVAL`]th time and when they are empty | ring full: the kernel counts it |
-//! | judged | broken ones are passed over, as the kernel drops them | |
-//! | in the program's buffers | copied under the queue's lock; the frame goes back at once | |
-//! | a reply | written into a free frame of a queue of the next hop's device | no next hop, no frame, longer than the MTU, control messages, flags: by the companion |
-//! | the kernel told ([`flush`]) | at once; while more waits to be received, together with the replies to that | the launcher looks every few milliseconds, too |
+//! | a frame in the RX ring | any receive on the lane: queues first; the companion every [`KERNEL_RECV_INTERVAL`]th time, and when they are empty | ring full: the kernel counts it |
+//! | checked (`frames::verify`) | the receive | invalid ones are skipped, as the kernel drops them |
+//! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
+//! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
+//! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
+//! | the kernel is told ([`flush`]) | the sender: at once; while more frames wait to be received, together with the replies to those, up to a limit; before any wait and before a send by the companion | the launcher checks every few milliseconds, too |
 //!
-//! Which queues a lane has changes under the socket's lock ([`distribute`]), as lanes come and go;
-//! what is in a queue goes along.
+//! The queues of a lane change under the socket's lock ([`distribute`]), as lanes are made and
+//! removed. They go in turn to the lanes with owners; a single receiver has all of them. Frames in
+//! a queue go along.
 
 use std::cell::Cell;
 use std::ffi::c_int;

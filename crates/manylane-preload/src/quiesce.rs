@@ -1,22 +1,22 @@
-//! Threads that are in the library, and how all of them leave it for good: before the program
-//! forbids itself system calls (`seccomp.rs`).
+//! Threads that are in the library, and how all of them leave it for good before the program
+//! installs a seccomp filter (`seccomp.rs`).
 //!
-//! What the library does for a call of the program may take other system calls than the program's
-//! own. A thread says so in a *slot* of its own, by plain stores, before the first of these and
-//! after the last one: [`enter`], [`leave`]. The program's own call, which may wait for ever, is
-//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
-//! program's own call instead, but not before the library is done with the sockets: it *parks*
-//! until then.
+//! The library may make other system calls than the program's own. Before the first of them and
+//! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`], [`leave`].
+//! The program's own call, which may wait without a bound, is [`run_outside`]. A thread that finds
+//! that all are to leave ([`is_detaching`]) makes the program's own call instead. Before that it
+//! *parks* until the library is done with the sockets.
 //!
 //! | stage | a thread that enters | that is in | that is parked |
 //! |---|---|---|---|
-//! | AT_WORK | goes on | goes on | |
-//! | LEAVING | parks | parks as soon as it can, or leaves | stays |
-//! | ASIDE | makes the program's own call | | leaves |
+//! | ATTACHED | goes on | goes on | |
+//! | DETACHING | parks | parks as soon as it can, or leaves | stays |
+//! | DETACHED | makes the program's own call | | leaves |
 //!
-//! No barrier orders the store to the slot with the look at the stage: who changes the stage makes
-//! all CPUs pass one (`everywhere`), after which either the thread sees the stage, or its slot can
-//! be seen.
+//! No barrier orders the store to the slot with the check of the stage. The thread that changes
+//! the stage makes all threads pass one (`barrier::fence_all_threads`). After that, either a
+//! thread sees the stage, or its slot is visible. So no thread is between two system calls of the
+//! library when a filter is applied to all threads (`SECCOMP_FILTER_FLAG_TSYNC`).
 
 use std::cell::Cell;
 use std::ptr;

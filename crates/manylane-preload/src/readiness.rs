@@ -1,4 +1,5 @@
-//! What waits in which lane: the one look at kernel sockets, queues, and what was taken ahead.
+//! Which lanes have a datagram: the one check that covers kernel sockets, queues and prefetched
+//! datagrams.
 
 use libc::{c_int, pollfd, timespec};
 

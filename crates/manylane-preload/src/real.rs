@@ -1,8 +1,8 @@
-//! The C library's own functions: found once by name, called with exactly what the program gave.
+//! The C library's own functions: looked up once by name, called with the program's own arguments.
 //!
 //! [`interpose!`](crate::interpose) makes, from one list, the table of addresses, a function in
-//! this module's `call` for each, and the exported function of the same name. An export whose
-//! library is not ready yet calls on as if the library were not there.
+//! the module `call` for each, and the exported function of the same name. Until the library is
+//! ready, an export calls the C library's function.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -1,7 +1,8 @@
-//! Receiving: the program's calls become one operation, done on the caller's own lane first.
+//! Receiving: each call of the program becomes one operation, which is done on the caller's own
+//! lane first.
 //!
-//! One function, [`slow_path`], decides where; each call of the C library says how. With one
-//! receiving thread it is the program's own call on the program's own socket.
+//! [`slow_path`] decides on which socket; each call of the C library says how to receive. With one
+//! receiving thread, the operation is the program's own call on the program's own socket.
 
 use std::cell::Cell;
 use std::hint::black_box;

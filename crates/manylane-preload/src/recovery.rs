@@ -1,23 +1,23 @@
-//! What the living do for the dead: their lanes are emptied and given away, and what they were
-//! changing is finished.
+//! Recovery after a thread died: its lanes are drained and given away, and its unfinished change
+//! is finished.
 //!
-//! Who changes modes or owners has the lock, and writes down what it is at before it begins
-//! ([`start_change`]). A lock of the dead is taken over like an open one, by the first that wants
-//! it or looks ([`recover`]). Who then finds a change written down that is not its own finishes it,
-//! whatever step it was left at ([`lock`](fn@lock)); should it die over that, too, the next one
-//! does:
+//! A thread that changes modes or owners holds the lock, and records the change before its first
+//! step ([`start_change`]). The lock of a dead thread counts as free. The next thread that wants
+//! it or polls takes it over ([`recover`]). If it finds a recorded change that is not its own, it
+//! finishes the change from whatever step it was left at ([`lock`](fn@lock)); if it dies, too, the
+//! next one does:
 //!
 //! | change | left at | finished by |
 //! |---|---|---|
-//! | lanes are opened | any step | nobody: after a fork none are, and before it they end with the process |
-//! | lanes are given, or left | a lane whose owner does not have it | a member that has it inherits; else it is nobody's |
-//! | | steering not as the owners are | steering to the lanes with owners; the others are emptied first |
-//! | the first lanes are given | mode LEARN, and owners | mode LANED: steering may be in force already |
-//! | | mode LEARN, no owner | nothing: nobody was steered to |
+//! | lanes are opened | any step | nothing: after a fork none are opened, and before it they end with the process |
+//! | lanes are given, or left | a lane whose owner does not have it | a member that has it inherits it; else it has no owner |
+//! | | steering not as the owners are | steering to the lanes with owners; the others are drained first |
+//! | the first lanes are given | mode OBSERVING, and owners | mode MULTI_LANE: steering may be in force already |
+//! | | mode OBSERVING, no owner | nothing: no lane was steered to |
 //! | falling back | any step but the last, which is the mode | all steps once more: each may be done twice |
 //!
-//! Undoing would need as much, and would leave datagrams in lanes that nobody looks at in mode
-//! LEARN.
+//! The mode is always the last step. Undoing a change would need as many steps, and would leave
+//! datagrams in lanes that no thread polls in mode OBSERVING.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

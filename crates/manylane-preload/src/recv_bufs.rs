@@ -1,8 +1,9 @@
-//! Into the program's buffers: a datagram that the library has, handed out as the kernel's socket
-//! would have done it.
+//! The program's buffers: a datagram that the library has is written into them as the kernel would
+//! have written it.
 //!
-//! What a call wants is in [`RecvBufs`]; a [`DatagramRef`] goes into it as `recvfrom(2)` and its
-//! kin say: as much as there is room for, the sender's address, `MSG_TRUNC`.
+//! [`RecvBufs`] describes the buffers of a call. A [`DatagramRef`] is written into it as
+//! `recvfrom(2)` and the like say: as many bytes as there is room for, the sender's address,
+//! `MSG_TRUNC`.
 
 use std::ptr;
 

@@ -1,10 +1,20 @@
-//! In which order a receive looks at lanes, and what it waits for: one call of the program as an
-//! operation on its own lane first.
+//! Receive dispatch: which lanes a call tries, in which order, and what it blocks on.
 //!
-//! [`RecvCall::run`] goes by the mode of the socket: its own kernel socket while there are no
-//! lanes; with lanes, what was peeked at, what is older than the lanes, the caller's own lane, the
-//! others' (the order that keeps flows in theirs); after a fall, what the lanes still hold, then
-//! the kernel socket for good.
+//! [`RecvCall::run`] goes by the mode of the socket (`sock.rs`):
+//!
+//! | mode | order |
+//! |---|---|
+//! | SINGLE, OBSERVING | the program's own kernel socket, and queues if there are any |
+//! | MULTI_LANE | 1. the lane that the thread peeked at; 2. lanes to drain first, which hold older datagrams; 3. the thread's own lane; 4. lanes whose owners do not wait |
+//! | PLAIN | datagrams that the lanes still hold; then the program's own socket, for good |
+//!
+//! Two promises follow from this order:
+//!
+//! - A thread that peeks, or asks for the size, gets that very datagram with its next receive.
+//! - A thread sees the datagrams of a flow in their order: a flow stays in one lane, and datagrams
+//!   queued before a change of lanes are received first. While a lane is added or removed, flows
+//!   move, and two threads may briefly hold two parts of one flow, as two readers of one socket
+//!   would.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,8 @@
-//! The library's side of the report: slots claimed, counts written. Without a report nothing
-//! happens here.
+//! The library's side of the report: claims slots, writes counters. Without a report file it does
+//! nothing.
+//!
+//! The report is sealed memory ([`manylane_sys::shim`]). The program inherits its descriptor, as
+//! it inherits that of the lessor; it is hidden from the program.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;

@@ -1,26 +1,24 @@
-//! The pause before a sleep: a thread with a lane that finds nothing waits a moment for more than
-//! one datagram.
+//! The delay before a sleep: a thread with a lane that finds no datagram delays for a moment, so
+//! that more than one datagram arrives.
 //!
-//! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply them: each
-//! wakes a thread of its own for its own datagrams. So a thread that has emptied its lane may rest
-//! for a fraction of a millisecond, in which nothing wakes it, before it goes to sleep as the
-//! program asked. Whether that pays is decided as the library's own lanes decide it
-//! (`manylane_sys::coalesce`), from the datagrams between one sleep and the next; and by what a
-//! datagram costs either way here: a timer is dear on one machine, and a wake-up on another. The
-//! first pauses and sleeps of a process are measured; what each brings is counted. A pause that
-//! costs more for each datagram than a sleep does is given up, and tried now and then.
+//! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply sleeps:
+//! each lane wakes a thread of its own. So a thread that has emptied its lane may first sleep for
+//! a fraction of a millisecond in which no datagram wakes it, and then wait as the program asked.
+//! The rule is that of the library's own lanes ([`manylane_sys::rx_coalesce`]), with the datagrams
+//! between one sleep and the next as the size of a batch. In addition, the delay has to pay on
+//! this machine: the first delays and sleeps of a process are measured, and what each brings is
+//! counted. A delay that costs more per datagram than a sleep is given up, and tried now and then.
 //!
-//! [`before_sleep`] is the whole of it, for poll, select, epoll and blocking receives alike:
-//! 1. Only while a socket has lanes and more than one receiver ([`can_coalesce`]); a program with
-//!    one receiver never pauses. Only in a wait that may last longer than the pause.
-//! 2. Only if there is nothing to return at once: the caller looks first.
-//! 3. The pause ends at a common beat, so that lanes that share a core wake it once; a signal ends
-//!    it as it would have ended the wait. After it the caller waits as before, for what is left of
-//!    its time.
+//! [`before_sleep`] does all of it, for poll, select, epoll and blocking receives alike:
+//! 1. Only while a socket has lanes and more than one owner, or has queues ([`can_coalesce`]).
+//!    Only in a wait that may last longer than the delay.
+//! 2. Only if there is nothing to return at once: the caller polls first.
+//! 3. The delay ends at a common beat, so that lanes that share a core wake it once. A signal ends
+//!    it as it would have ended the wait. Then the caller waits as before, for the rest of its
+//!    time.
 //!
-//! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause
-//! is follows from what a wake-up costs here (`--rx-usecs` overrules both), which the first pauses
-//! of a process measure.
+//! During the delay, the thread counts as waiting on its lane: the lane is covered. The length of
+//! a delay follows from its measured cost, unless `--rx-usecs` sets it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

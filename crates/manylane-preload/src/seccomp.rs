@@ -1,17 +1,16 @@
-//! Standing aside: a program that forbids itself system calls (seccomp) makes no others than it
-//! would without the library.
+//! Detaching: after a program has installed a seccomp filter, it makes no other system calls than
+//! it would without the library.
 //!
-//! A filter that the program installs knows the program's calls, and may end the process at any
-//! other one. So before the first one goes in, and once for each process:
-//! 1. Every socket becomes a plain one (`lanes/fallback.rs`), and replies that were kept are sent.
-//! 2. All threads leave the library (`quiesce.rs`); some may come under the filter, too
-//!    (SECCOMP_FILTER_FLAG_TSYNC).
-//! 3. What is left in lanes, of which each would take calls on descriptors of the library's own,
-//!    is taken into memory (`leftovers.rs`).
-//! 4. From now on each call is the C library's own, as if the library were not there; but for
-//!    leftovers, which come first (`detached.rs`).
+//! A filter allows the program's own calls, and may end the process at any other. So before the
+//! first filter is installed by prctl(2) or seccomp(2), once for each process:
+//! 1. Every socket becomes plain (`lanes/fallback.rs`), and replies that were kept are sent.
+//! 2. All threads leave the library (`quiesce.rs`); the filter may apply to them, too.
+//! 3. Datagrams left in lanes are copied into memory (`leftovers.rs`), because each would take a
+//!    call on a descriptor of the library's own.
+//! 4. From then on each call is the C library's own, except that leftovers come first
+//!    (`detached.rs`).
 //!
-//! Should the program's call fail then, its sockets stay plain all the same.
+//! If the program's call fails, its sockets stay plain.
 
 use std::sync::atomic::Ordering;
 

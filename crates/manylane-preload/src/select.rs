@@ -1,8 +1,8 @@
-//! select(2), by way of poll(2) where a socket to look after is in a set.
+//! select(2), through poll(2) if a set contains a socket that the library manages.
 //!
-//! Sets may be longer than the C library's own. The kernel takes them to be as long as its table of
-//! descriptors, which no call tells: of longer ones only what stands for a known descriptor is
-//! looked at, and sockets in them become plain once they have a second receiver.
+//! Sets may be longer than the C library's own. The kernel takes them to be as long as its table
+//! of descriptors, which no call reports. In longer sets, only bits of known descriptors are
+//! checked, and their sockets become plain once they have a second receiver.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Sending: from the caller's own lane, which is bound to the same address and port.
+//! Sending from the caller's own lane, which is bound to the same address and port.
 
 use std::cell::Cell;
 use std::mem::size_of;

@@ -1,32 +1,34 @@
-//! Replies of kernel sockets put together (`--batch`): answers to datagrams that were taken ahead
-//! are kept, and sent with one system call when the thread has no more of those to answer.
+//! Replies that are sent together: replies to prefetched datagrams are kept, and sent with one
+//! system call when the thread has no more prefetched datagrams to answer. For kernel sockets,
+//! wherever `prefetch.rs` is in use.
 //!
-//! An *outbox* belongs to a lane, beside its hold (`prefetch.rs`), in memory that is shared with
-//! all that is forked later. A reply is kept there only while the hold has more for the same thread
-//! ([`enqueue`]): so replies go out at the latest with the answer to the last datagram that was
-//! taken ahead, or when their number is reached, or before the thread does anything but receive and
-//! answer ([`flush`]): waits, sends otherwise or elsewhere, closes, sleeps, forks, ends.
+//! An *outbox* belongs to a lane, beside its prefetch, in memory that is shared with all processes
+//! forked later. A reply is kept there only while the prefetch has more datagrams for the same
+//! thread ([`enqueue`]). So replies are sent at the latest with the reply to the last prefetched
+//! datagram, or when the outbox is full, or before the thread does anything but receive and reply
+//! ([`flush`]): before it waits, sends otherwise or elsewhere, closes, sleeps, forks or ends.
 //!
 //! # Who sends
 //!
-//! The owner of the lane, in a send of its own. But whoever changes what sending means (falling
-//! back, options, `close`, the end of the process) sends what all have kept first ([`flush_all`]);
-//! and who waits on another lane looks, after each slice, whether some owner has come to neither
-//! receive nor send since the look before ([`flush_overdue`]): it computes, blocks where the
-//! library does not see it, or is dead. That is the bound in time, and no clock is read for it.
+//! The owner of the lane, in a send of its own. A thread that changes what sending means (falling
+//! back, options, `close`, the end of the process) first sends what all threads have kept
+//! ([`flush_all`]). A thread that waits on another lane checks, after each slice, whether an owner
+//! has neither received nor sent since the check before ([`flush_overdue`]): such an owner
+//! computes, blocks where the library does not see it, or is dead. That is the bound in time; no
+//! clock is read for it.
 //!
-//! `holder` is a lock of somebody's life, as in `lock.rs`: that of the dead is as good as open. Who
-//! has it writes, or sends. The kernel says of each message that it was sent (`msg_len`), in the
-//! shared memory: who finds a dead sender goes on behind the last one that was, and each leaves
-//! once.
+//! `holder` is a lock by liveness token, as in `lock.rs`: the lock of a dead thread counts as
+//! free. Its holder writes or sends. The kernel marks each message that it has sent (`msg_len`),
+//! in the shared memory. So if a sender dies, the next one continues behind the last message that
+//! was sent, and each leaves once.
 //!
 //! # What is never kept
 //!
-//! What could fail, as far as that can be known: anything but a plain datagram to the sender of one
-//! that was just handed out, and anything longer than what the lane has sent without an error. If
-//! one fails all the same, it is sent again by itself; if that fails, too, it is counted
-//! (`reply-failed`), the program's next send on the socket reports the error, and nothing of the
-//! socket is kept any more.
+//! A datagram that could fail, as far as that is known: anything but a plain datagram to the
+//! sender of a datagram that was just handed out, and anything longer than the lane has sent
+//! without an error. If a kept one fails all the same, it is sent again by itself. If that fails,
+//! too, it is counted (`reply-failed`), the program's next send on the socket reports the error,
+//! and the socket keeps no more replies.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

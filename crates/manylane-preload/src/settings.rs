@@ -1,15 +1,15 @@
-//! What the environment asks for, read once in the constructor. A value that cannot be understood
-//! costs one line on standard error and counts as unset.
+//! The settings in the environment, read once in the constructor. An invalid value costs one line
+//! on standard error and counts as unset.
 //!
 //! | variable | value | default |
 //! |---|---|---|
 //! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
-//! | `MANYLANE_LEASE_SOCKET` | descriptor of the launcher that leases queues, for `xdp` | none |
+//! | `MANYLANE_LEASE_SOCKET` | name and secret of the socket of the launcher that leases queues, for `xdp` | none |
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
-//! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
+//! | `MANYLANE_LANES` | most lanes of a socket, 1 (its own only) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`active_set.rs`), else 1; replies by frames 16 |
-//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
+//! | `MANYLANE_BATCH` | datagrams that one system call prefetches, and replies that one sends, 1 (none) to 32 | 32 while lanes are limited (`active_set.rs`), else 1; replies by frames 16 |
+//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane delays before it sleeps, where that pays; 0 for never; at most 20000 | 200 times the cost of a delay on this machine: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
 use std::path::PathBuf;

@@ -1,14 +1,16 @@
-//! Whether a wait goes on after a signal. The kernel restarts a blocking receive after a handler
-//! with SA_RESTART, but never one with a timeout, which ours have: so it is known here how the
-//! program's handlers were installed. With some of each kind nobody could tell which one ran, and
-//! blocking receivers get no lanes.
+//! Whether a wait continues after a signal.
 //!
-//! Our waits are renewed: a handler that ran between two of them would interrupt none. So a thread
-//! that waits in turns blocks signals before the first one ([`DeferredSignals::defer`]), waits with
-//! the mask that the program has ([`DeferredSignals::wait_mask`]), as ppoll(2) and its kin are made
-//! for, and has its own mask back at the end ([`DeferredSignals::release`]). Without handlers
-//! nothing of it is done, and who seldom has to wait looks first
-//! ([`DeferredSignals::poll_before_wait`]).
+//! The kernel restarts a blocking receive after a handler with SA_RESTART, but never a receive
+//! with a timeout, which ours have. So the library records how the program installs its handlers,
+//! and does what the kernel would have done. If a program has handlers of both kinds, the library
+//! cannot tell which one ran, and blocking receivers get no lanes.
+//!
+//! A wait of ours consists of slices: a handler that runs between two slices would interrupt
+//! neither. So a thread that waits in slices blocks all signals before the first one
+//! ([`DeferredSignals::defer`]), waits with the program's mask ([`DeferredSignals::wait_mask`]) by
+//! ppoll(2) or epoll_pwait(2), and restores its own mask at the end
+//! ([`DeferredSignals::release`]). A program without handlers skips all this. A thread that seldom
+//! has to wait polls first ([`DeferredSignals::poll_before_wait`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;

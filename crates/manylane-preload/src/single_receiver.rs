@@ -1,25 +1,25 @@
-//! One receiver: what a program with a single receiving thread pays, which is next to nothing.
+//! The fast path of a socket with a single receiving thread.
 //!
-//! A socket that one thread receives on has no lanes, and each of that thread's calls is the C
-//! library's own. What is left to do is to know that it is so, to say whether the thread is in a
-//! wait without a bound, and to count. [`find`] does the first by one comparison: a [`FastPath`]
-//! for each descriptor, of a socket or of an epoll instance around it, names the thread, by its
-//! thread pointer, that may go straight through. What else there is to a call is kept out of its
-//! way (`#[cold]`), so that little has to be saved around the C library's function: docs/results
-//! says what it comes to.
+//! Such a socket has no lanes, no second kernel socket and no bound on a wait, and each call of
+//! its thread is the C library's own. The library checks that this is so, marks that the thread is
+//! in a wait without a bound, and counts. [`find`] checks with one comparison: a [`FastPath`] for
+//! each descriptor, of a socket or of an epoll instance around it, has the thread pointer of the
+//! thread that may bypass the library. The rest of a call is kept out of the way (`#[cold]`), so
+//! that few registers have to be saved around the C library's function.
 //!
-//! # Why nobody is overlooked
+//! # Why a second receiver sees the first
 //!
-//! A second receiver must know whether the first one is in a wait that has no bound. The first says
-//! so in its member's state with plain stores; no barrier orders them with its look at the place.
-//! Instead the second one, once for each socket, takes the place away and then makes all CPUs pass
-//! a barrier (`everywhere`): after it the first one either has seen that the place is gone, or its
-//! state can be seen. Only then does the mode change (`thread::join`).
+//! A second receiver must know whether the first one is in a wait without a bound. The first one
+//! says so in its member's state, with plain stores. No barrier orders these with its check of the
+//! fast path. Instead the second one, once for each socket, clears the fast path and then makes
+//! all threads pass a barrier (`barrier::fence_all_threads`). After that, either the first one has
+//! seen that the fast path is cleared, or its state is visible. Only then does the mode change
+//! (`thread::join`).
 //!
-//! A place is taken away ([`disarm`]) when a second thread joins, when the thread ends (another one
-//! may get its thread pointer), when the descriptor means something else, and at a fork (the
-//! child's thread has the same pointer). A socket that a fork has shared gets none: who receives on
-//! it in another process could not take it away.
+//! A fast path is cleared ([`disarm`]) when a second thread joins, when the thread ends (another
+//! one may get its thread pointer), when the descriptor means something else, and at a fork (the
+//! child's thread has the same pointer). A socket that a fork has shared gets none, because a
+//! receiver in another process could not clear it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};

@@ -1,23 +1,21 @@
 //! A UDP socket of the program, and what its lanes share.
 //!
-//! [`Sock`] is this process's view: descriptors. A fork copies it, as it copies the descriptors.
-//! [`Shared`] is the socket itself: one memory for all processes that a fork gave the socket to, as
-//! the kernel's socket is one.
+//! [`Sock`] is this process's view: descriptors. [`Shared`] is the socket itself: one memory for
+//! all processes that a fork gave the socket to, as the kernel's socket is one.
 //!
 //! # Modes
 //!
 //! ```text
-//! UNBOUND ─bind─► SINGLE ─2nd receiver─► LEARN ─all come back─► LANED
-//!    └──────────────┴────────────────────────┴───────────────────┴─► PLAIN (for good, with a reason)
+//! UNBOUND ─bind─► SINGLE ─2nd receiver─► OBSERVING ─all come back─► MULTI_LANE
+//!    └──────────────┴────────────────────────┴─────────────────────────┴─► PLAIN (for good, with a reason)
 //! ```
 //!
-//! - SINGLE: one thread receives, with the kernel's own calls, and waits as long as it likes.
-//! - LEARN: several do, still on one kernel socket; every wait has a bound (`SLICE`). It ends when
-//!   every thread that ever waited has come back to receive again: only such threads can be trusted
-//!   with a lane.
-//! - LANED: each of them has a lane.
-//! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first
-//!   emptied.
+//! - SINGLE: one thread receives, with the kernel's own calls, and waits without a bound.
+//! - OBSERVING: several threads receive, still on one kernel socket, and every wait has a bound (a
+//!   slice). `lanes/create.rs` says when it ends.
+//! - MULTI_LANE: the threads that come back have lanes.
+//! - PLAIN: the kernel's socket, as without the library. Datagrams that are left in lanes are
+//!   received first.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};

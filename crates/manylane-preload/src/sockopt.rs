@@ -1,5 +1,5 @@
-//! What a lane's socket has to have in common with the program's own: options, read back from the
-//! one and set on the other. An option that is not here makes a socket plain.
+//! Options that a lane's socket has in common with the program's own: read from the one and set on
+//! the other. An option that is not listed here makes a socket plain.
 
 use std::mem::size_of;
 

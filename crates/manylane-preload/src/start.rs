@@ -1,6 +1,6 @@
 //! Start-up, in this order: addresses of the C library's functions, memory, settings, report, fork
-//! handlers; then calls come in. Before that, and when something of it fails, each call is the C
-//! library's own.
+//! handlers. Then calls come in. Before that, and if memory or fork handlers fail, each call is
+//! the C library's own.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

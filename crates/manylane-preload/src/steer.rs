@@ -1,9 +1,8 @@
-//! Steering: which lane of a group a datagram goes to, as a classic BPF program, which needs no
-//! privilege.
+//! Steering: a classic BPF program that picks the lane of a datagram. It needs no privilege.
 //!
 //! The program returns the index of a socket in its group. The kernel counts them in the order of
-//! binding, the program's own socket first; no socket of a group closes before the last one does,
-//! so that indices stay. An index that does not exist would mean the kernel's own hash.
+//! binding, the program's own socket first. No socket of a group closes before the last one does,
+//! so that indices stay. For an index that does not exist, the kernel would use its own hash.
 
 use std::ptr;
 

@@ -1,10 +1,10 @@
-//! syscall(2): what closes descriptors by its number (libuv does) and what forbids system calls
-//! (libseccomp does) is seen, all else goes on as it came.
+//! syscall(2): handles calls that close descriptors (libuv makes them) and calls that install a
+//! seccomp filter (libseccomp makes them). All others go on unchanged.
 //!
-//! The C library's function takes whatever its caller gives, and so does this one: as the C
-//! library's own, it reads registers and a word of the caller's stack that may hold no argument,
-//! and hands them on. The calling conventions of x86-64 and arm64 pass numbers to a function with
-//! variable arguments as to any other. Elsewhere nothing is exported.
+//! The C library's function takes arguments that its caller need not have given, and so does this
+//! one: it reads registers and a word of the caller's stack that may hold no argument, and hands
+//! them on. The calling conventions of x86-64 and arm64 pass numbers to a function with variable
+//! arguments as to any other. Elsewhere nothing is exported.
 
 use std::ffi::c_void;
 use std::mem::transmute;

@@ -1,5 +1,5 @@
-//! What each descriptor of the process is to the library. A descriptor that is none of its business
-//! costs two loads.
+//! What each descriptor of the process is to the library. A lookup of another descriptor costs two
+//! loads.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! The calling thread: who it is, and which member of which socket. Nothing here uses the heap.
+//! The calling thread: its id, and its member in each socket. Nothing here uses the heap.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,8 @@
 //! Waiting by poll(2), and what all waits have in common.
 //!
-//! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice
-//! the lanes whose owners do not wait are looked at. With one receiving thread it is the program's
-//! own call.
+//! A thread that waits for a socket with lanes waits for its own lane, in slices. After each slice
+//! it polls the lanes whose owners do not wait (`coverage.rs`). With one receiving thread the wait
+//! is the program's own call.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;

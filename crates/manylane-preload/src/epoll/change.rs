@@ -1,4 +1,4 @@
-//! Instances that are made, and entries that are added, changed and moved from lane to lane.
+//! Instances that are made; entries that are added, changed and moved from lane to lane.
 
 use std::ptr;
 use std::sync::atomic::Ordering;

@@ -1,21 +1,23 @@
 //! epoll: an instance that one thread waits on watches that thread's lane, with the program's own
 //! events and data.
 //!
-//! The program adds its descriptor, and the kernel watches it: lane 0. When the thread that waits
-//! has another lane, the entry moves there, always from within that thread's own wait, which has a
-//! bound since there were two receivers; back again when the socket falls back. What is in other
-//! lanes and not waited for is told after a slice, as poll does it.
+//! The program adds its descriptor, and the kernel watches lane 0. If the thread that waits owns
+//! another lane, the entry moves to that lane. A move happens within that thread's own wait, which
+//! has a bound once there are two receivers. When the socket falls back, its entries move back at
+//! once, also under a thread that sleeps. Datagrams in other lanes that are not covered are
+//! reported after a slice, as by poll.
 //!
-//! An instance that several threads or processes wait on stays with the program's own socket, which
-//! then is plain.
+//! A socket becomes plain if an instance with it is waited on by several threads or processes, or
+//! is itself waited for as a descriptor (by another instance, poll or select); if two descriptors
+//! of it are in one instance; and with EPOLLONESHOT, because the kernel does not say whether the
+//! entry has fired.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `change.rs` | instances that are made, entries that are added, changed and moved from lane to lane |
-//! | `wait.rs` | waiting on an instance, and telling what is there |
+//! | here | what an instance is |
+//! | `change.rs` | instances that are made; entries that are added, changed and moved from lane to lane |
+//! | `wait.rs` | waiting on an instance, and the events that it reports |
 //! | `nested.rs` | instances that are waited for as descriptors |
-//!
-//! Here is what an instance is.
 
 mod change;
 mod nested;

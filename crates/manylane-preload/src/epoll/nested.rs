@@ -1,10 +1,10 @@
 //! Instances that are waited for as descriptors: by poll(2), by select(2), or by another instance.
 //!
-//! The kernel answers such a wait by what the instance watches, so sockets in it become plain. It
-//! knows nothing of what was in their lanes, or was taken ahead of them: while there are such
-//! leftovers, the instance also watches a *stand-in*, a descriptor of the library's that is always
-//! readable, with the data of a socket's entry. It is out of the instance while the library itself
-//! waits on that, and in once leftovers remain after that.
+//! The kernel answers such a wait by what the instance watches, so its sockets become plain. It
+//! knows nothing of datagrams that are left in their lanes or were prefetched. While there are
+//! such leftovers, the instance also watches a *placeholder*: a descriptor of the library's that
+//! is always readable, with the data of a socket's entry. The placeholder is out of the instance
+//! while the library itself waits on it, and goes back in if leftovers remain.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 

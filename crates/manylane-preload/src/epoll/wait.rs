@@ -1,5 +1,5 @@
-//! Waiting on an instance: by the program's own call where nobody else receives on its sockets, and
-//! in slices where somebody does.
+//! Waiting on an instance: by the program's own call if each of its sockets has one receiver, and
+//! in slices otherwise.
 
 use std::ptr;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,27 @@
-//! When a socket gets lanes: as soon as everybody who receives on it can be trusted with one, and
-//! before a fork or the loss of privileges in advance.
+//! When a socket gets lanes.
+//!
+//! While one thread receives, the socket is the kernel's alone. When a second thread receives on
+//! it or waits for it, the mode becomes OBSERVING: there is still one kernel socket, but every
+//! wait ends after 20 ms at most and starts again. `SO_RCVTIMEO` on the kernel's socket does that,
+//! in place of the program's own timeout, which is kept and imitated.
+//!
+//! Lanes are made ([`try_create`]) when every member has received twice, or waits in a blocking
+//! receive that has a bound, and at least two have received twice. A receive that ended without a
+//! datagram counts, because several threads may be woken for one datagram. No member may still be
+//! in a wait without a bound from before. If a member waits and does not receive, or received only
+//! once, the socket becomes plain after a number of attempts.
+//!
+//! A thread that comes later gets a lane when it has received twice. Until then it receives from
+//! all lanes. With more threads than lanes (`MANYLANE_LANES`, or the lanes that there were at a
+//! fork), some threads share a lane, as all would have shared the program's own socket.
+//!
+//! # In advance
+//!
+//! After a fork no lane is opened: the other process would not have it. So before a fork, and
+//! before a process drops root, each socket that may need lanes gets them: one for each CPU, at
+//! least four, and at most `MANYLANE_LANES`. They are steered to once they have owners. The one
+//! receiver may be in a wait without a bound on lane 0 at that time, so that no datagram may land
+//! in another lane: see `lane_socket::pre_steer`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,15 @@
-//! How a socket becomes a plain one: lanes leave steering, then the table of ports, and are emptied
-//! by whoever receives next.
+//! How a socket becomes plain, for good, when it meets something that a lane cannot mirror. The
+//! reason is counted (`Reason`; docs/run.md has the table).
+//!
+//! 1. Steer to lane 0, and wait for a grace period: after it no packet is on its way to another
+//!    lane.
+//! 2. Take the other lanes out of the kernel's table of ports (`lane_socket::retire`), and
+//!    SO_REUSEPORT off the program's socket.
+//! 3. Change the mode. The next receives take the datagrams that the lanes still hold before any
+//!    other.
+//!
+//! With queues (engine `xdp`) the launcher first takes the port out of the XDP programs
+//! (`lease.rs`).
 
 use std::sync::atomic::Ordering;
 

@@ -1,23 +1,15 @@
-//! Lanes that come and go: when a socket gets them, who owns which, and how it falls back.
+//! Lanes that are made and removed: when a socket gets them, who owns which, and how it falls
+//! back.
 //!
-//! # When
-//!
-//! Lanes are made when every thread that ever waited for the socket has come back to receive again,
-//! and each wait has had a bound since there were two of them: `consider`. Threads that come later
-//! prove the same before they get one.
-//!
-//! # How a change survives who makes it
-//!
-//! Every change is made under the lock, and written down before it is begun: [`recovery`]. What
-//! order its steps have is what makes it possible to finish it from the middle.
+//! Every change is made under the lock and recorded before its first step (`recovery.rs`), in an
+//! order that lets another thread finish it from any step.
 //!
 //! | file | what it decides |
 //! |---|---|
-//! | `create.rs` | when a socket gets lanes, and what is opened in advance |
-//! | `owners.rs` | who owns which lane, and which are steered to |
-//! | `fallback.rs` | how a socket becomes a plain one again |
-//!
-//! Here is what all of these need: descriptors of a socket, and its end.
+//! | here | what the others need: descriptors of a socket, and its end |
+//! | `create.rs` | when a socket gets lanes, and which lanes are opened in advance |
+//! | `owners.rs` | who owns which lane, and which lanes are steered to |
+//! | `fallback.rs` | how a socket becomes plain again |
 
 mod create;
 mod fallback;
