@@ -47,7 +47,7 @@ struct Slot {
     /// Calls that its thread is in: more than one in a signal handler. Written by that thread
     /// alone.
     depth: AtomicU32,
-    /// It waits until the stage is ASIDE.
+    /// It waits until the stage is `DETACHED`.
     is_parked: AtomicU32,
 }
 

@@ -399,8 +399,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Mode LANED: the answer, or nothing when the mode may have changed. `again`: after a wait of
-    /// the same call.
+    /// Mode `MULTI_LANE`: the answer, or nothing when the mode may have changed. `again`: after a
+    /// wait of the same call.
     fn recv_multi_lane(
         &self,
         nonblock: bool,

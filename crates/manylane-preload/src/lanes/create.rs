@@ -41,7 +41,7 @@ use crate::{
     send_batch, signals, sockopt, start,
 };
 
-/// Looks that find some thread that does not come back, before the socket is left alone.
+/// Attempts that find a thread that does not come back, before the socket is left alone.
 const ATTEMPTS_MAX: u32 = 4000;
 /// Of those, the ones that are made at each receive.
 const EAGER_ATTEMPTS_MAX: u32 = 256;
@@ -65,8 +65,8 @@ pub(crate) fn should_try_create(shared: &Shared, member: &Member) -> bool {
         || member.heartbeat.load(Ordering::Relaxed) % 32 < 2
 }
 
-/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for
-/// lanes.
+/// A thread received in mode `OBSERVING`, or has no lane in mode `MULTI_LANE`: makes lanes if it is
+/// time for them.
 #[cold]
 pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     // Lanes take more of the stack than all else: another receive makes them.
@@ -88,8 +88,7 @@ pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay
-/// plain.
+/// Makes lanes if every thread can be given one. The answer is why the socket has to stay plain.
 fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
     let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
@@ -207,7 +206,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
 }
 
-/// Mode LANED: lanes for those who came later.
+/// Mode `MULTI_LANE`: lanes for threads that came later.
 fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
     let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
