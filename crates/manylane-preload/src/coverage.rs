@@ -35,10 +35,10 @@ use crate::lane_socket::WAIT_SLICE_MS;
 use crate::sock::{MAX_LANES, MULTI_LANE, Shared, Sock, WAITS_ON};
 use crate::{lanes, liveness, queues, recovery, report};
 
-/// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
+/// Polls, at least a slice apart, without a new heartbeat before the owner loses its lane.
 const STALLED_POLLS_MAX: u32 = 8;
 
-/// A bit for each lane that holds what its owner is not waiting for, but for the caller's own.
+/// A bit for each uncovered lane, except the caller's `own`.
 pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
     recovery::recover(sock, shared);
     let now = now_ms();
@@ -48,8 +48,8 @@ pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64
         .fold(0, |mask, lane| mask | 1 << lane)
 }
 
-/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `now` is from
-/// `now_ms`.
+/// True if the owner of `lane` waits on it, so that the kernel wakes it for a datagram. `now` is
+/// from `now_ms`.
 #[inline]
 fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     let Some(owner) = shared.owner_of(lane) else { return false };
@@ -59,8 +59,8 @@ fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     }
     let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
     let last = shared.polled_at_ms[lane].load(Ordering::Relaxed);
-    // One look counts in each slice, however many look and however often; none counts for more,
-    // however long all were stopped before it.
+    // At most one poll counts in each slice, however many threads poll. It counts once, however
+    // long all threads were stopped before it.
     if now.wrapping_sub(last) >= WAIT_SLICE_MS as u32
         && shared.polled_at_ms[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
@@ -71,16 +71,16 @@ fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
             orphan_lane(sock, shared, lane);
         }
     }
-    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all
-    // the same.
+    // If the lane could not be taken away (another thread holds the lock), it is polled all the
+    // same.
     waits && shared.stalled_polls[lane].load(Ordering::Relaxed) <= STALLED_POLLS_MAX
 }
 
-/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove
-/// itself again.
+/// The owner of `lane` has made no progress for too long: it loses the lane. To get one again, it
+/// has to receive twice.
 #[cold]
 fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
-    // Before anything newer, and with or without the lock: who has it may be stopped, too.
+    // Set the bit before trying the lock: its holder may be stopped, too.
     lanes::drain_first(shared, 1 << lane);
     let Some(guard) = recovery::lock(sock, shared, false) else { return };
     if shared.mode() != MULTI_LANE {
@@ -104,12 +104,11 @@ fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
     queues::distribute(shared);
 }
 
-/// Milliseconds from the clock of the kernel's ticks, which costs no system call.
+/// Milliseconds from the coarse clock of the kernel's ticks, which costs no system call.
 #[inline]
 pub(crate) fn now_ms() -> u32 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be
-    // there.
+    // SAFETY: `time` is a local that the call writes; it stays zero if the clock is not available.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
 }

@@ -24,38 +24,38 @@ use libc::{c_int, pthread_mutex_t};
 
 use crate::memory::{self, Atomics};
 
-/// Threads of a program and of all that it forks that can have a life at a time. A token has 16
-/// bits for them.
+/// Max threads with a token at a time, in a program and all that it forks. A token has 16 bits for
+/// the slot.
 const SLOTS_MAX: usize = 4096;
 const _: () = assert!(SLOTS_MAX < u16::MAX as usize);
 
-/// States of a slot: its mutex was never made, is being made, can be taken.
+/// States of a slot: its mutex is not initialized, is being initialized, can be locked.
 const UNINIT: u32 = 0;
 const INITIALIZING: u32 = 1;
 const READY: u32 = 2;
 
-/// A thread, for as long as it lives: the use of a slot, and the slot and one. 0: not known.
+/// Identifies a thread for all time: generation of its slot, and the slot plus 1. 0: not known.
 pub(crate) type Token = u64;
 
 #[repr(C, align(64))]
 struct Liveness {
     state: AtomicU32,
-    /// Changes with each thread that takes it.
+    /// Changes with each thread that acquires the slot.
     generation: AtomicU32,
-    /// A `pthread_mutex_t`, whose first word is the futex: the thread's number, or the kernel's
-    /// word that it died.
+    /// A `pthread_mutex_t`. Its first word is the futex: the thread's id, or the kernel's mark
+    /// that it died.
     mutex: [AtomicU32; 12],
 }
 
 const _: () = assert!(size_of::<pthread_mutex_t>() <= size_of::<[AtomicU32; 12]>());
 const _: () = assert!(align_of::<pthread_mutex_t>() <= 8);
 
-// SAFETY: atomics; zeroes are a slot whose mutex was never made.
+// SAFETY: atomics; zeroes are a slot whose mutex is not initialized.
 unsafe impl Atomics for Liveness {}
 
 static SLOTS: AtomicPtr<Liveness> = AtomicPtr::new(ptr::null_mut());
 
-/// Maps the slots; once, at start. Without them nobody has a life.
+/// Maps the slots; once, at start. Without them no thread has a token.
 pub(crate) fn start() {
     if let Some(lives) = memory::map::<Liveness>(SLOTS_MAX, true) {
         SLOTS.store(lives.as_ptr().cast_mut(), Ordering::Release);
@@ -72,7 +72,7 @@ fn slots() -> &'static [Liveness] {
     unsafe { std::slice::from_raw_parts(at, SLOTS_MAX) }
 }
 
-/// Whether the thread that `token` meant is known to have died.
+/// True if the thread of `token` is known to have died.
 #[inline]
 pub(crate) fn has_exited(token: Token) -> bool {
     let Some(life) = slots().get((token as u32).wrapping_sub(1) as usize) else { return false };
@@ -80,8 +80,8 @@ pub(crate) fn has_exited(token: Token) -> bool {
         || life.mutex[0].load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
 }
 
-/// Takes a life for the calling thread, whose number is `tid`, until it ends; 0 if there is none.
-/// Signals are blocked: the C library's list of a thread's robust mutexes is being changed.
+/// Acquires a token for the calling thread `tid` until it ends; 0 if none is free. The caller
+/// blocks signals, because the C library's list of the thread's robust mutexes changes.
 #[cold]
 pub(crate) fn acquire(tid: u32) -> Token {
     let lives = slots();
@@ -92,11 +92,11 @@ pub(crate) fn acquire(tid: u32) -> Token {
             TryLock::Busy => {}
             TryLock::Unsupported => return 0,
             TryLock::Acquired => {
-                // What the word holds is the kernel's business and the C library's: only if it is
-                // as the kernel says (and the thread is one that the C library made) will there be
-                // a sign of death in it.
+                // The word belongs to the kernel and the C library. Only if it has the format that
+                // the kernel documents (and the C library made the thread) will it show that the
+                // thread died.
                 if life.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
-                    // SAFETY: the calling thread has just taken it.
+                    // SAFETY: the calling thread has just locked it.
                     unsafe { libc::pthread_mutex_unlock(life.mutex()) };
                     return 0;
                 }
@@ -110,9 +110,9 @@ pub(crate) fn acquire(tid: u32) -> Token {
 
 enum TryLock {
     Acquired,
-    /// Somebody else has it.
+    /// Another thread holds it.
     Busy,
-    /// There is no such mutex here.
+    /// Robust mutexes are not available.
     Unsupported,
 }
 
@@ -129,16 +129,16 @@ impl Liveness {
             }
             self.state.store(READY, Ordering::Release);
         }
-        // Who dies while making one takes the slot with it.
+        // A thread that dies during init leaves the slot unusable.
         if self.state.load(Ordering::Acquire) != READY {
             return TryLock::Busy;
         }
-        // SAFETY: made once, as a robust mutex that processes share, in memory that is never
-        // unmapped.
+        // SAFETY: initialized once, as a robust mutex that processes share, in memory that is
+        // never unmapped.
         match unsafe { libc::pthread_mutex_trylock(self.mutex()) } {
             0 => TryLock::Acquired,
             libc::EOWNERDEAD => {
-                // SAFETY: as above; the call before has taken it, and said that its owner died.
+                // SAFETY: as above; the call before has locked it and said that its owner died.
                 unsafe { libc::pthread_mutex_consistent(self.mutex()) };
                 TryLock::Acquired
             }
@@ -149,9 +149,9 @@ impl Liveness {
     fn init(&self) -> bool {
         let mut how = std::mem::MaybeUninit::uninit();
         let all = |results: &[c_int]| results.iter().all(|result| *result == 0);
-        // SAFETY: the attributes are made before they are changed and read; the mutex is room that
-        // only the caller uses (the slot's state says so), zero, large and aligned enough (asserted
-        // above).
+        // SAFETY: the attributes are initialized before they are changed and read; the mutex is
+        // memory that only the caller uses (the slot's state says so), zero, large and aligned
+        // enough (asserted above).
         unsafe {
             all(&[
                 libc::pthread_mutexattr_init(how.as_mut_ptr()),
@@ -179,12 +179,12 @@ mod tests {
         assert!(mine != 0 && !has_exited(mine));
         let other = std::thread::spawn(|| acquire(tid())).join().unwrap();
         assert!(other != 0 && other != mine);
-        // The kernel opens it before the thread can be joined.
+        // The kernel marks it before the thread can be joined.
         assert!(has_exited(other));
         assert!(!has_exited(mine));
-        // Nobody is known by this.
+        // 0 means no thread.
         assert!(!has_exited(0));
-        // What the dead had goes to others, who are not taken for them.
+        // Slots of dead threads are reused, and the new threads are not taken for dead.
         let heirs = std::thread::spawn(|| (0..SLOTS_MAX).map(|_| acquire(tid())).collect::<Vec<_>>());
         let heirs = heirs.join().unwrap();
         assert_eq!(heirs.iter().filter(|token| **token == 0).count(), 1, "all but the one that is alive");

@@ -13,17 +13,16 @@ use std::time::Duration;
 use crate::liveness;
 use crate::thread;
 
-/// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace
-/// period, or for its turn on a machine that is busy. Only one that is stopped takes longer than
-/// these 5 s.
+/// Yields before sleeping, and sleeps before giving up. The holder may be waiting for a grace
+/// period, or for a busy CPU. Only a stopped holder takes longer than these 5 s.
 const YIELDS_MAX: u32 = 100;
 const SLEEPS_MAX: u32 = 10_000;
 const SLEEP_INTERVAL: Duration = Duration::from_micros(500);
 
-/// Held by a thread without a life, of which nobody will know that it died.
+/// Holder without a liveness token: other threads will not see it die.
 pub(crate) const UNTRACKED_HOLDER: u64 = u64::MAX;
 
-/// No signal reaches the calling thread until this is dropped.
+/// Blocks all signals of the calling thread until it is dropped.
 pub(crate) struct SignalMask(libc::sigset_t);
 
 impl SignalMask {
@@ -42,7 +41,7 @@ impl SignalMask {
 
 impl Drop for SignalMask {
     fn drop(&mut self) {
-        // SAFETY: the set is one that pthread_sigmask gave.
+        // SAFETY: the set is the one that pthread_sigmask returned.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
@@ -50,11 +49,11 @@ impl Drop for SignalMask {
 /// The lock, held.
 pub(crate) struct Guard<'a> {
     word: &'a AtomicU64,
-    /// Dropped after the lock was opened.
+    /// Dropped after the lock is released.
     _signal_mask: SignalMask,
 }
 
-/// Takes the lock, unless somebody else who is alive has it and `wait` says not to wait.
+/// Takes the lock. With `wait` false, gives up at once if another live thread holds it.
 pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
     let signal_mask = SignalMask::new();
     let mine = match thread::liveness() {
@@ -63,7 +62,7 @@ pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
     };
     for attempt in 0..if wait { YIELDS_MAX + SLEEPS_MAX } else { 1 } {
         let holder = word.load(Ordering::Relaxed);
-        // A token is never used twice: who is seen dead here and is in the word below is the same.
+        // A token is never reused: the holder seen dead here is the one that is replaced below.
         if (holder == 0 || liveness::has_exited(holder))
             && word.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
@@ -78,7 +77,7 @@ pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
     None
 }
 
-/// Whether somebody died with the lock.
+/// True if the holder of the lock has died.
 #[inline]
 pub(crate) fn is_holder_dead(word: &AtomicU64) -> bool {
     let holder = word.load(Ordering::Relaxed);

@@ -4,15 +4,15 @@
 use std::mem::size_of;
 use std::ptr;
 
-/// Marks types that are made of atomics only, for which zeroes are a value: what a fresh mapping
-/// holds.
+/// Marks types that are made of atomics only and for which all zeroes, as in a fresh mapping, are
+/// a valid value.
 ///
 /// # Safety
 /// Every field is an atomic, or an array or a struct of such, and all zeroes are a value of the
 /// type.
 pub(crate) unsafe trait Atomics: Sized + Sync {}
 
-/// Maps `count` values, all zero; none when the system has no memory. `shared` mappings are one
+/// Maps `count` values, all zero; none if the system is out of memory. A `shared` mapping is one
 /// memory for a process and all that it forks later.
 pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]> {
     let kind = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
@@ -30,7 +30,7 @@ pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]
     if at == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: the mapping has room for `count` values, is aligned to a page, zero, and never
-    // unmapped; Atomics says that zeroes are values and that others may write them at any time.
+    // SAFETY: the mapping has room for `count` values, is page-aligned, zero, and never unmapped;
+    // Atomics says that zeroes are values and that other threads may write them at any time.
     Some(unsafe { std::slice::from_raw_parts(at.cast::<T>(), count) })
 }

@@ -22,8 +22,8 @@ use crate::{
 
 type Args = *const *const c_char;
 
-/// Before a fork. What lanes there will be has to exist now: a socket that one process opens later
-/// is out of reach of the others, and what it held would be lost with its process.
+/// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
+/// is not in the others, and its datagrams would be lost with that process.
 pub(crate) extern "C" fn before_fork() {
     if !quiesce::enter() {
         return;
@@ -36,18 +36,18 @@ pub(crate) extern "C" fn before_fork() {
 
 fn prepare_fork() {
     send_batch::flush();
-    // Lanes that live on in the child would keep the port for as long as that does.
+    // Stale lanes that are copied to the child would keep the port for as long as it runs.
     identity::sweep(None);
     lanes::preopen_lanes();
     Sock::before_fork();
     for sock in Sock::in_use() {
         if sock.shared().is_none() {
-            // Not bound yet: the other process will know nothing of what this one makes of it.
+            // Not bound yet: the other process will not see how this one sets it up.
             sock.mark_plain(Reason::Forked);
         }
-        // Asked for again: it may be bound at this moment.
+        // Load it again: another thread may be binding the socket.
         if let Some(shared) = sock.shared() {
-            // Under the lock: who opens lanes has it, and must not go on with it after the fork.
+            // Under the lock: a thread that is opening lanes must not continue after the fork.
             let _guard = recovery::lock(sock, shared, true);
             shared.forked.store(1, Ordering::SeqCst);
         }
@@ -55,7 +55,7 @@ fn prepare_fork() {
     single_receiver::disarm_all();
 }
 
-/// In the child of a fork: what threads of the parent remembered is not the child's.
+/// Runs in the child of a fork: state of the parent's threads is not valid here.
 pub(crate) extern "C" fn in_child() {
     if quiesce::is_detaching() {
         return;
@@ -69,11 +69,11 @@ pub(crate) extern "C" fn in_child() {
     report::count_process();
 }
 
-/// The process, or one that it was forked from, has gone to another network namespace, or may have.
+/// This process, or one that it was forked from, may have changed its network namespace.
 static HAS_CHANGED_NETNS: AtomicBool = AtomicBool::new(false);
 
-/// Whether a socket that is opened now may be in another network namespace than one that was opened
-/// before, as far as the C library was asked for it.
+/// True if a new socket may be in another network namespace than an older one, as far as the
+/// process used the C library for the change.
 pub(crate) fn has_changed_netns() -> bool {
     HAS_CHANGED_NETNS.load(Ordering::SeqCst)
 }
@@ -117,10 +117,10 @@ pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
     call::setresuid(real, effective, saved)
 }
 
-/// A program is started that inherits what is not closed on exec. It may receive, and would only
-/// see the first lane.
+/// The new program inherits descriptors that are not closed on exec. It may receive on them, and
+/// would see only lane 0.
 fn before_exec() {
-    // Should there be no such program, threads go on keeping replies.
+    // If the exec fails, threads go on batching replies.
     send_batch::flush_at_exit(false);
     for (fd, entry) in table::tracked(0, u32::MAX) {
         let Entry::Sock(index) = entry else { continue };
@@ -190,7 +190,7 @@ pub(crate) fn exit_now(status: c_int) {
     call::_exit(status);
 }
 
-/// As [`exit_now`]; what a handler of `at_quick_exit` sends goes out at once.
+/// As [`exit_now`]. Datagrams that a handler of `at_quick_exit` sends go out at once.
 pub(crate) fn quick_exit(status: c_int) {
     send_batch::flush_at_exit(true);
     call::quick_exit(status);
@@ -221,12 +221,12 @@ pub(crate) fn clock_nanosleep(
     call::clock_nanosleep(clock, flags, time, left)
 }
 
-/// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked
-/// for it yet.
+/// True if a process has exited: the pid is free, or the process is a zombie that its parent has
+/// not waited for yet.
 #[cold]
 pub(crate) fn has_exited(pid: pid_t) -> bool {
     let errno = real::errno();
-    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
+    // SAFETY: signal 0 is sent to no process; the call only checks that it could be.
     let mut gone = unsafe { libc::kill(pid, 0) != 0 } && real::errno() == libc::ESRCH;
     if !gone {
         // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.

@@ -6,7 +6,7 @@ use libc::{c_int, pollfd, timespec};
 use crate::sock::{MAX_LANES, Shared, Sock};
 use crate::{calls, prefetch, queues};
 
-/// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.
+/// The ppoll(2) entries for the lanes of `mask`, in their order, and their number.
 pub(crate) fn lane_pollfds(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_LANES], usize) {
     let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_LANES];
     let mut count = 0;
@@ -17,13 +17,13 @@ pub(crate) fn lane_pollfds(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_L
     (fds, count)
 }
 
-/// A bit for each lane of `mask` that has something where no call is needed to know it.
+/// A bit for each lane of `mask` that has a datagram in memory: prefetched or in a queue.
 #[inline]
 pub(crate) fn ready_in_memory(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
     queues::ready_lanes(sock, shared, mask) | prefetch::ready_lanes(sock, mask)
 }
 
-/// A bit for each lane of `mask` that has something.
+/// A bit for each lane of `mask` that has a datagram.
 pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
     if mask == 0 {
         return 0;

@@ -28,26 +28,26 @@ use crate::lock::{self, Guard};
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, OBSERVING, PLAIN, Shared, Sock};
 use crate::{active_set, lanes, liveness, process, real, report};
 
-/// Owners of lanes change.
+/// The owners of lanes change.
 pub(crate) const OWNERS: u32 = 1;
 /// The socket falls back, for the reason whose number is added.
 const FALLBACK: u32 = 0x100;
-/// The reason is in the report.
+/// The report has counted the reason.
 const REASON_COUNTED: u32 = 0x200;
 
-/// What is written down when a socket falls back.
+/// The record of a fallback for `reason`.
 pub(crate) fn fallback_change(reason: Reason) -> u32 {
     FALLBACK + reason as u32
 }
 
-/// The reason that the socket falls back for is in the report.
+/// Records that the report has counted the reason for the fallback.
 pub(crate) fn mark_counted(shared: &Shared, _guard: &Guard<'_>) {
     if shared.change.load(Ordering::Relaxed) & FALLBACK != 0 {
         shared.change.fetch_or(REASON_COUNTED, Ordering::AcqRel);
     }
 }
 
-/// A change that is being made. It counts as made when this is dropped.
+/// A recorded change. Dropping it removes the record: the change is complete.
 pub(crate) struct Change<'a>(Option<&'a AtomicU32>);
 
 impl Drop for Change<'_> {
@@ -58,14 +58,14 @@ impl Drop for Change<'_> {
     }
 }
 
-/// Writes down what is about to be changed. A change within another one is a part of that.
+/// Records the change that is about to be made. A change within another one is part of that one.
 pub(crate) fn start_change<'a>(shared: &'a Shared, what: u32, _guard: &Guard<'_>) -> Change<'a> {
     let fresh = shared.change.compare_exchange(0, what, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     Change(fresh.then_some(&shared.change))
 }
 
-/// The lock of changes, with nothing left half made; none if somebody else who is alive has it and
-/// `wait` says not to wait.
+/// The lock of changes, after any unfinished change was finished. None if another live thread
+/// holds it and `wait` is false.
 pub(crate) fn lock<'a>(sock: &Sock, shared: &'a Shared, wait: bool) -> Option<Guard<'a>> {
     let guard = lock::lock(&shared.lock, wait)?;
     if shared.change.load(Ordering::Acquire) != 0 {
@@ -74,7 +74,7 @@ pub(crate) fn lock<'a>(sock: &Sock, shared: &'a Shared, wait: bool) -> Option<Gu
     Some(guard)
 }
 
-/// Finishes what somebody died over, if there is such a thing.
+/// Finishes the change that a dead thread left unfinished, if there is one.
 #[inline]
 pub(crate) fn recover(sock: &Sock, shared: &Shared) {
     let left = || shared.change.load(Ordering::Relaxed) != 0 && shared.lock.load(Ordering::Relaxed) == 0;
@@ -97,7 +97,7 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
         // The mode is the last step.
         _ if shared.mode() == PLAIN => {}
         change => {
-            // Without a descriptor (it is just being closed here) somebody else does it.
+            // No descriptor: it is just being closed here. A later holder of the lock does it.
             let Some(kept) = lanes::dup_any(sock) else { return };
             let fd = kept.fd();
             if let Some(reason) = Reason::ALL.into_iter().find(|reason| fallback_change(*reason) == change) {
@@ -110,7 +110,7 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     shared.change.store(0, Ordering::Release);
 }
 
-/// Owners, steering and mode fit each other again.
+/// Makes owners, steering and mode consistent again.
 fn finish_owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     let count = (shared.lanes.load(Ordering::Acquire) as usize).min(MAX_LANES);
     let mut owned = 0_u64;
@@ -135,12 +135,12 @@ fn finish_owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     }
 }
 
-/// The owner of `lane` is dead: its lane goes out of steering, and before all others; who shares
-/// one gets one of its own.
+/// The owner of `lane` is dead: its lane leaves steering and is drained before all others. A
+/// member that shares a lane gets one of its own.
 #[cold]
 pub(crate) fn reap_owner(sock: &Sock, shared: &Shared, lane: usize) {
     let errno = real::errno();
-    // With or without the lock: who has it may be stopped.
+    // Set the bit before trying the lock: its holder may be stopped.
     lanes::drain_first(shared, 1 << lane);
     if let Some(guard) = lock(sock, shared, false)
         && shared.mode() == MULTI_LANE
@@ -150,7 +150,7 @@ pub(crate) fn reap_owner(sock: &Sock, shared: &Shared, lane: usize) {
     real::set_errno(errno);
 }
 
-/// Frees the places of all members that are dead.
+/// Frees the slots of all dead members.
 #[cold]
 pub(crate) fn reap_all(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     let fd = lanes::group_fd(sock);
@@ -164,8 +164,8 @@ pub(crate) fn reap_all(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     lanes::assign(shared, fd, false);
 }
 
-/// Whether a member's thread is dead; where it has no life, whether its process can be seen to
-/// exist no more.
+/// True if a member's thread is dead. Without a liveness token: true if its process is known to
+/// have exited.
 #[cold]
 pub(crate) fn has_exited(member: &Member) -> bool {
     let who = member.thread_id.load(Ordering::Acquire);

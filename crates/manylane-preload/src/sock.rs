@@ -31,11 +31,11 @@ use crate::prefetch::Prefetch;
 use crate::send_batch::Outbox;
 use crate::{identity, start, thread};
 
-/// Lanes that a socket can have: bits of a word.
+/// Max lanes of a socket: one bit each in a word.
 pub(crate) const MAX_LANES: usize = 64;
-/// Threads that can receive on one socket.
+/// Max threads that receive on one socket.
 pub(crate) const MAX_MEMBERS: usize = 128;
-/// UDP sockets of a process that the library can know.
+/// Max UDP sockets of a process that the library tracks.
 const MAX_SOCKS: usize = 4096;
 
 pub(crate) const UNBOUND: u32 = 0;
@@ -44,122 +44,122 @@ pub(crate) const OBSERVING: u32 = 2;
 pub(crate) const MULTI_LANE: u32 = 3;
 pub(crate) const PLAIN: u32 = 4;
 
-/// A member is not waiting: it may be away for long.
+/// The member is not waiting, and may not poll for long.
 pub(crate) const BUSY: u32 = 0;
-/// A member waits in the kernel without a bound.
+/// The member waits in the kernel without a bound.
 pub(crate) const UNBOUNDED: u32 = 1;
-/// A member waits, with a bound, on the lane whose number is added.
+/// The member waits, with a bound, on the lane whose number is added.
 pub(crate) const WAITS_ON: u32 = 2;
 
-/// A member has received by a blocking call.
+/// The member has received with a blocking call.
 pub(crate) const BLOCKS: u32 = 1;
-/// A member has waited in poll, select or epoll_wait.
+/// The member has waited in poll, select or epoll_wait.
 pub(crate) const POLLS: u32 = 2;
 
-/// A thread that receives on a socket, or waits for it. A cache line, which its thread alone writes
-/// but for `lane`.
+/// A thread that receives on a socket, or waits for it. One cache line. Its thread alone writes
+/// it, except for `lane`.
 #[repr(C, align(64))]
 pub(crate) struct Member {
-    /// Process and thread; 0 if free.
+    /// Process and thread; 0 if the slot is free.
     pub(crate) thread_id: AtomicU64,
     /// [`BUSY`], [`UNBOUNDED`], or [`WAITS_ON`] a lane.
     pub(crate) state: AtomicU32,
-    /// Changes with each receive and each return from a wait: a member whose beat stands still is
-    /// away, or dead.
+    /// Changes with each receive and each return from a wait. If it does not change, the thread is
+    /// stopped, dead or busy elsewhere.
     pub(crate) heartbeat: AtomicU32,
-    /// Receives that brought something, or came too late after a wait; up to where it matters.
+    /// Receives with a datagram, or too late for one after a wait. Stops at `PROVEN_RECEIVES_MIN`.
     pub(crate) receives: AtomicU32,
-    /// Its lane, -1 if none.
+    /// The member's lane; -1 if it has none.
     pub(crate) lane: AtomicI32,
     /// [`BLOCKS`], [`POLLS`].
     pub(crate) kind: AtomicU32,
-    /// Its slot in the report, and one; 0 if none.
+    /// Slot in the report plus 1; 0 if none.
     pub(crate) slot: AtomicU32,
-    /// It found something in a lane of somebody else: where there was something, there may be more.
+    /// Its last poll of other lanes found a datagram, so there may be more.
     pub(crate) has_stolen: AtomicU32,
-    /// Tells whether its thread is alive: `liveness.rs`; 0 while that is not known.
+    /// Liveness token of its thread (`liveness.rs`); 0 if it has none.
     pub(crate) liveness: AtomicU64,
-    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds
-    /// it had run, before (`active_set.rs`).
+    /// A sample is running. The next two fields are the thread's voluntary switches and CPU time
+    /// in microseconds when it began (`active_set.rs`).
     pub(crate) is_sampled: AtomicU32,
     pub(crate) sampled_switches: AtomicU32,
     pub(crate) sampled_cpu_micros: AtomicU32,
-    /// When a wait of its own last looked at other lanes, in milliseconds (`coverage::now_ms`).
+    /// When one of its own waits last polled other lanes, in milliseconds (`coverage::now_ms`).
     pub(crate) polled_at_ms: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Member>() == 64);
 
-/// What all processes know of a socket.
+/// A socket's state that all processes share.
 #[repr(C)]
 pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
-    /// Guards what changes modes and lanes: `lock.rs`.
+    /// Guards changes of modes and lanes: `lock.rs`.
     pub(crate) lock: AtomicU64,
-    /// The change that the holder of the lock is making; the next holder finishes one that was left
-    /// unfinished: `recovery.rs`.
+    /// The change that the holder of the lock is making. If it dies, the next holder finishes the
+    /// change: `recovery.rs`.
     pub(crate) change: AtomicU32,
-    /// The program made it non-blocking.
+    /// The program made the socket non-blocking.
     pub(crate) nonblock: AtomicU32,
-    /// The kernel's receive timeout is ours (a slice), not the program's.
+    /// The kernel's receive timeout is the library's (a slice), not the program's.
     pub(crate) bounded: AtomicU32,
-    /// The program's own receive timeout in microseconds; 0: none.
+    /// The program's own receive timeout in microseconds; 0 if none.
     pub(crate) timeout_us: AtomicU64,
-    /// There were fewer descriptors to spare than it was to have lanes.
+    /// Too few descriptors could be spared for the lanes wanted.
     pub(crate) lacks_fds: AtomicU32,
-    /// Kernel sockets of the group; 1 if there is only the program's own.
+    /// Kernel sockets of the group; 1 if only the program's own exists.
     pub(crate) lanes: AtomicU32,
-    /// A fork gave the socket to another process: lanes that do not exist yet could not be reached
-    /// by all.
+    /// A fork gave the socket to another process, which would not have the descriptors of lanes
+    /// opened from then on.
     pub(crate) forked: AtomicU32,
-    /// Places of members that were ever taken.
+    /// Member slots that were ever used.
     pub(crate) joined: AtomicU32,
-    /// Looks at whether lanes can be made, in vain.
+    /// Attempts to create lanes that failed.
     pub(crate) attempts: AtomicU32,
     pub(crate) port: AtomicU32,
-    /// Something would show that datagrams are taken ahead, or they cannot be: none are. A bit for
+    /// Why nothing is prefetched: the program would notice it, or it is not possible. One bit for
     /// each reason, by its number.
     pub(crate) prefetch_off: AtomicU32,
-    /// Of the reasons why they are not, those that are in the report.
+    /// Of those reasons, the ones already counted in the report.
     pub(crate) counted_reasons: AtomicU32,
-    /// A reply that was put together with others failed: none are any more. The error, until a send
-    /// has reported it.
+    /// A batched reply failed, so that replies are no longer batched. `reply_error` keeps the
+    /// error until a send has reported it.
     pub(crate) send_batch_off: AtomicU32,
     pub(crate) reply_error: AtomicI32,
-    /// Lanes that several members have.
+    /// Lanes that several members share.
     pub(crate) oversubscribed: AtomicU64,
-    /// Lanes that hold older datagrams than any other: they are emptied first.
+    /// Lanes whose datagrams are older than those of all others: they are drained first.
     pub(crate) drain_first: AtomicU64,
-    /// Receives out of those before they are emptied by their owners alone.
+    /// Receives left from these lanes before only their owners drain them.
     pub(crate) drain_first_left: AtomicU32,
-    /// Lanes that were taken out of steering for good, and may still hold something; and whether
-    /// anything is held (`hold::PREFETCH_BIT`).
+    /// Lanes that were taken out of steering for good and may not be empty; and `PREFETCH_BIT`
+    /// (`prefetch.rs`) if prefetches may hold datagrams.
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
-    /// It was bound before the program started, which the report does not say yet.
+    /// It was bound before the program started, and is not in the report yet.
     pub(crate) inherited: AtomicU32,
-    /// Whether threads beyond the processors rest, what speaks for it or against it, how much has
-    /// to, and slices since the processors were looked at: `active_set.rs`.
+    /// State of the active set, score of the sampled sleeps, clean samples required, and slices of
+    /// all threads: `active_set.rs`.
     pub(crate) active_state: AtomicU32,
     pub(crate) sleep_score: AtomicU32,
     pub(crate) clean_required: AtomicU32,
     pub(crate) polls: AtomicU32,
-    /// Whose turn it is to be awake.
+    /// Owner at which the active set starts; advances with each rotation.
     pub(crate) first_active: AtomicU32,
-    /// What queues the socket has: `lease.rs`.
+    /// State of the queue lease: `lease.rs`.
     pub(crate) lease: AtomicU32,
     pub(crate) queue_count: AtomicU32,
     /// The lane of each queue.
     pub(crate) queue_lane: [AtomicU32; QUEUES_MAX],
-    /// Member of each lane, and one; 0 if none.
+    /// Member that owns each lane, plus 1; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
-    /// The beat of the owner when somebody last looked, how often it had not changed since, and
-    /// when that was counted last (milliseconds).
+    /// The owner's heartbeat at the last check, the number of checks since it changed, and the
+    /// time of the last counted check (milliseconds).
     pub(crate) seen_heartbeat: [AtomicU32; MAX_LANES],
     pub(crate) stalled_polls: [AtomicU32; MAX_LANES],
     pub(crate) polled_at_ms: [AtomicU32; MAX_LANES],
-    /// Numbers of the kernel sockets, for the report; 0 where not known.
+    /// Inodes of the kernel sockets, for the report; 0 if not known.
     pub(crate) inode: [AtomicU64; MAX_LANES],
     pub(crate) members: [Member; MAX_MEMBERS],
 }
@@ -173,19 +173,19 @@ impl Shared {
         self.mode.load(Ordering::Acquire)
     }
 
-    /// Number of the kernel socket of a lane; of the program's own for who has none.
+    /// Inode of a lane's kernel socket; of the program's own for a member without a lane.
     pub(crate) fn inode_of(&self, lane: c_int) -> u64 {
         let lane = usize::try_from(lane).unwrap_or(0);
         self.inode.get(lane).map_or(0, |inode| inode.load(Ordering::Relaxed))
     }
 
-    /// The member that owns lane `lane`.
+    /// The member that owns `lane`.
     pub(crate) fn owner_of(&self, lane: usize) -> Option<&Member> {
         let owner = self.owner[lane].load(Ordering::Acquire) as usize;
         self.members.get(owner.wrapping_sub(1))
     }
 
-    /// Back to the state of a fresh mapping, but for the lock.
+    /// Resets everything but the lock to the state of a fresh mapping.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
         for word in words.into_iter().chain([
@@ -225,10 +225,10 @@ impl Shared {
         }
     }
 
-    /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
+    /// True if `member` is the only one. It must have its slot and be counted in `joined`.
     pub(crate) fn is_single_receiver(&self, member: &Member) -> bool {
-        // Of two that come at a time, one at least sees the other: each has taken its place, and
-        // counts, before it looks.
+        // If two threads join at once, at least one sees the other: each takes its slot and counts
+        // itself before it checks.
         fence(Ordering::SeqCst);
         let joined = self.joined.load(Ordering::Relaxed) as usize;
         let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
@@ -241,49 +241,49 @@ impl Shared {
 pub(crate) struct Sock {
     /// 1 while in use.
     pub(crate) used: AtomicU32,
-    /// Descriptors of the program that mean it.
+    /// The program's descriptors for it.
     pub(crate) refs: AtomicU32,
-    /// What the kernel tells it by: `identity.rs`; 0 if that is not known.
+    /// Socket cookie (`identity.rs`); 0 if not known.
     pub(crate) cookie: AtomicU64,
-    /// Changes with each use of the slot: what others remember of a socket that is gone does not
-    /// fit the next one.
+    /// Changes with each use of the slot, so that a reference to an earlier socket does not match
+    /// the next one.
     pub(crate) generation: AtomicU32,
-    /// Why it must stay plain, and one, found before it was bound.
+    /// Why it must stay plain, plus 1; found before bind.
     plain_reason: AtomicU32,
-    /// The program's own receive timeout in microseconds, set before it was bound.
+    /// The program's own receive timeout in microseconds, set before bind.
     pub(crate) timeout_us: AtomicU64,
-    /// The descriptor with which its one receiver goes straight through, and one; 0 if none:
+    /// Descriptor on which its only receiver uses the fast path, plus 1; 0 if none:
     /// `single_receiver.rs`.
     pub(crate) fast_path_fd: AtomicI32,
-    /// The descriptor of an epoll instance that does so, and one; 0 if none.
+    /// Descriptor of an epoll instance on the fast path, plus 1; 0 if none.
     pub(crate) fast_path_epfd: AtomicI32,
-    /// There was such a descriptor.
+    /// It has had a fast path at some time.
     pub(crate) had_fast_path: AtomicU32,
-    /// Should a group come of it, all that comes is its own until somebody steers:
-    /// `open::pre_steer`.
+    /// If the socket gets a group, it receives every datagram until the library steers:
+    /// `lane_socket::pre_steer`.
     pub(crate) pre_steered: AtomicU32,
-    /// It was put into an epoll instance.
+    /// It was added to an epoll instance.
     pub(crate) in_epoll: AtomicU32,
-    /// Held by who tells an epoll instance of one of its descriptors, and by who makes the number
-    /// of one mean something else.
+    /// Held while an epoll instance is changed by one of its descriptors, and while one of its
+    /// descriptor numbers gets another meaning.
     pub(crate) fd_lock: AtomicU64,
     shared: AtomicPtr<Shared>,
     lease: AtomicPtr<Lease>,
-    /// One for each lane that there may be; null: `prefetch.rs`.
+    /// One for each possible lane, or null: `prefetch.rs`.
     prefetches: AtomicPtr<Prefetch>,
-    /// As many, or null: `send_batch.rs`.
+    /// One for each possible lane, or null: `send_batch.rs`.
     outboxes: AtomicPtr<Outbox>,
-    /// Datagrams left in its lanes when the library stood aside, or null: `seccomp.rs`.
+    /// Datagrams left in its lanes when the library detached, or null: `seccomp.rs`.
     leftovers: AtomicPtr<Leftovers>,
-    /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it
-    /// uses.
+    /// Descriptors of the lanes, plus 1; 0 if none. Lane 0 is the program's own descriptor,
+    /// whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
 
 // SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
 unsafe impl Atomics for Sock {}
 
-/// Forks that this process has begun.
+/// Forks that this process has started.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 static SOCKS: AtomicPtr<Sock> = AtomicPtr::new(ptr::null_mut());
@@ -298,7 +298,7 @@ impl Sock {
 
     fn all() -> &'static [Sock] {
         let at = SOCKS.load(Ordering::Acquire);
-        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it
+        // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
         // (start::is_ready).
         unsafe { std::slice::from_raw_parts(at, MAX_SOCKS) }
     }
@@ -335,20 +335,20 @@ impl Sock {
         sock.pre_steered.store(0, Ordering::Relaxed);
         sock.in_epoll.store(0, Ordering::Relaxed);
         sock.fd_lock.store(0, Ordering::Relaxed);
-        // It was given back while a fork marked it.
+        // The slot was released while a fork marked it.
         if sock.shared().is_some_and(|shared| shared.forked.load(Ordering::SeqCst) != 0) {
             sock.unshare();
         }
         Some(sock)
     }
 
-    /// A fork begins; after it, what is shared by sockets in use belongs to both processes.
+    /// A fork begins: after it, both processes share the mappings of sockets in use.
     pub(crate) fn before_fork() {
         FORKS.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will
-    /// open it. What slots that are not in use keep for the next socket is the parent's.
+    /// In the child of a fork: locks held by the parent's threads are copies that no thread will
+    /// release. Mappings that free slots keep for the next socket are the parent's.
     pub(crate) fn in_child() {
         for sock in Self::all() {
             match sock.used.load(Ordering::Relaxed) {
@@ -358,7 +358,7 @@ impl Sock {
         }
     }
 
-    /// Gives the slot back. What was shared by a fork still belongs to the other process.
+    /// Releases the slot. Mappings shared by a fork still belong to the other process.
     pub(crate) fn release(&self) {
         let forks = FORKS.load(Ordering::SeqCst);
         match self.shared() {
@@ -374,12 +374,12 @@ impl Sock {
                     holds.iter().for_each(Prefetch::reopen);
                     outboxes.iter().for_each(Outbox::reopen);
                 } else {
-                    // The next socket gets others, of both: the number of mappings is bound by that
-                    // of holds.
+                    // The next socket gets new ones of both. The limit on prefetch mappings bounds
+                    // their number.
                     self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
                     self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
                 }
-                // A fork that has begun meanwhile may just have said so in what was reset.
+                // A fork that began meanwhile may just have set `forked`, which was reset.
                 if FORKS.load(Ordering::SeqCst) != forks {
                     self.unshare();
                 }
@@ -390,14 +390,14 @@ impl Sock {
         self.used.store(0, Ordering::Release);
     }
 
-    /// The next socket in this slot gets mappings of its own: another process has these.
+    /// The next socket in this slot gets its own mappings: another process uses these.
     fn unshare(&self) {
         self.shared.store(ptr::null_mut(), Ordering::Relaxed);
         self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
         self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
-    /// What is shared; mapped at bind.
+    /// The state that all processes share; mapped at bind.
     #[inline]
     pub(crate) fn shared(&self) -> Option<&'static Shared> {
         let at = self.shared.load(Ordering::Acquire);
@@ -405,7 +405,7 @@ impl Sock {
         unsafe { at.as_ref() }
     }
 
-    /// [`shared`](Self::shared), mapped if it was not yet.
+    /// [`shared`](Self::shared), which is mapped first if needed.
     pub(crate) fn map_shared(&self) -> Option<&'static Shared> {
         if self.shared().is_none() {
             let fresh = memory::map::<Shared>(1, true)?;
@@ -414,7 +414,7 @@ impl Sock {
         self.shared()
     }
 
-    /// It is not to have lanes, for a reason; the first one counts.
+    /// The socket must not get lanes, for `reason`; the first reason counts.
     pub(crate) fn mark_plain(&self, reason: Reason) {
         _ = self.plain_reason.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
         // As in `plain_reason`: either the thread that forks sees the shared socket, or the one
@@ -422,16 +422,16 @@ impl Sock {
         fence(Ordering::SeqCst);
     }
 
-    /// Why it is not to have lanes, if that is so.
+    /// Why the socket must not get lanes, if it must not.
     pub(crate) fn plain_reason(&self) -> Option<Reason> {
         fence(Ordering::SeqCst);
         Reason::ALL.get((self.plain_reason.load(Ordering::Relaxed) as usize).wrapping_sub(1)).copied()
     }
 
-    /// The queues that this process has for it.
+    /// The queues that this process has on lease for it.
     #[inline]
     pub(crate) fn lease(&self) -> Option<&'static Lease> {
-        // SAFETY: null, or one that `set_lease` was given, which lives for ever.
+        // SAFETY: null, or one that `set_lease` was given, which is never freed.
         unsafe { self.lease.load(Ordering::Acquire).as_ref() }
     }
 
@@ -440,7 +440,7 @@ impl Sock {
         self.lease.store(at, Ordering::Release);
     }
 
-    /// What was taken ahead of its lanes, lane by lane.
+    /// The prefetches of its lanes, by lane.
     #[inline]
     pub(crate) fn prefetches(&self) -> Option<&'static [Prefetch]> {
         let at = self.prefetches.load(Ordering::Acquire);
@@ -448,17 +448,17 @@ impl Sock {
             return None;
         }
         let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: what `set_prefetches` was given: as many as there may be lanes, in a mapping that
-        // is never unmapped.
+        // SAFETY: the slice that `set_prefetches` was given: one for each possible lane, in a
+        // mapping that is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
-    /// `holds` are as many as there may be lanes.
+    /// `holds` has one for each possible lane.
     pub(crate) fn set_prefetches(&self, holds: &'static [Prefetch]) {
         self.prefetches.store(holds.as_ptr().cast_mut(), Ordering::Release);
     }
 
-    /// What its lanes have kept to be sent, lane by lane.
+    /// The queued replies of its lanes, by lane.
     #[inline]
     pub(crate) fn outboxes(&self) -> Option<&'static [Outbox]> {
         let at = self.outboxes.load(Ordering::Acquire);
@@ -466,28 +466,28 @@ impl Sock {
             return None;
         }
         let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: what `set_outboxes` was given: as many as there may be lanes, in a mapping that
-        // is never unmapped.
+        // SAFETY: the slice that `set_outboxes` was given: one for each possible lane, in a
+        // mapping that is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
-    /// `outboxes` are as many as there may be lanes.
+    /// `outboxes` has one for each possible lane.
     pub(crate) fn set_outboxes(&self, outboxes: &'static [Outbox]) {
         self.outboxes.store(outboxes.as_ptr().cast_mut(), Ordering::Release);
     }
 
-    /// Datagrams left in its lanes when the library stood aside.
+    /// Datagrams left in its lanes when the library detached.
     pub(crate) fn leftovers(&self) -> Option<&'static Leftovers> {
-        // SAFETY: null, or what `set_leftovers` was given, which is never unmapped.
+        // SAFETY: null, or the value that `set_leftovers` was given, which is never unmapped.
         unsafe { self.leftovers.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Once: no slot is given back or taken after that.
+    /// Called once: after it no slot is released or taken.
     pub(crate) fn set_leftovers(&self, leftovers: &'static Leftovers) {
         self.leftovers.store(ptr::from_ref(leftovers).cast_mut(), Ordering::Release);
     }
 
-    /// The descriptor of a lane, where the program's own is `fd`.
+    /// The descriptor of a lane; `fd` is the program's own.
     #[inline]
     pub(crate) fn fd_of(&self, lane: usize, fd: c_int) -> c_int {
         if lane == 0 {

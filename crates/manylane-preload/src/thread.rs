@@ -10,33 +10,33 @@ use crate::lock::SignalMask;
 use crate::sock::{BUSY, MAX_MEMBERS, Member, OBSERVING, SINGLE, Shared, Sock};
 use crate::{identity, lanes, liveness, pollfds, queues, quiesce, report, send_batch, single_receiver};
 
-/// Sockets that a thread remembers its place in; others are looked up.
+/// Sockets whose member a thread caches; for others it is searched.
 const MEMBER_CACHE_SIZE: usize = 8;
-/// There is no life for the thread.
+/// The thread cannot get a liveness token.
 const NO_LIVENESS: u64 = u64::MAX;
 
-/// Changes with each fork: what a thread of the parent remembered is not the child's.
+/// Changes with each fork: the parent's cached state is not valid in the child.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 /// The process that the library's memory belongs to.
 static PID: AtomicU32 = AtomicU32::new(0);
-/// The thread-specific key whose destructor runs when a thread ends, and one; 0 before it exists.
+/// The thread-specific key whose destructor runs when a thread ends, plus 1; 0 before it exists.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
 struct ThreadState {
     epoch: Cell<u32>,
     id: Cell<u64>,
-    /// By what others know that the thread is alive; 0 if it has none yet, all ones if there is
-    /// none for it.
+    /// Liveness token, by which others know that the thread is alive; 0 if not acquired yet,
+    /// [`NO_LIVENESS`] if none is available.
     liveness: Cell<u64>,
-    /// Socket and one, its generation, the member.
+    /// Index of the socket plus 1, its generation, the member.
     member_cache: [Cell<(u32, u32, u32)>; MEMBER_CACHE_SIZE],
-    /// A lane that the thread peeked at, or measured, and its socket and one: what it receives next
-    /// comes from there.
+    /// A lane that the thread peeked at or asked the size of, and its socket's index plus 1: the
+    /// next receive takes from it.
     peeked: Cell<(u32, u32)>,
 }
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static THREAD: ThreadState = const {
         ThreadState {
             epoch: Cell::new(0),
@@ -48,33 +48,33 @@ thread_local! {
     };
 }
 
-/// At start, and in the child of a fork.
+/// Runs at start, and in the child of a fork.
 pub(crate) fn start() {
     PID.store(std::process::id(), Ordering::Relaxed);
     EPOCH.fetch_add(1, Ordering::Relaxed);
     if KEY.load(Ordering::Relaxed) == 0 {
         let mut key = 0;
-        // SAFETY: `key` is written before it is read; the destructor is a function of ours that
-        // takes any argument.
+        // SAFETY: `key` is written before it is read; the destructor is our function and accepts
+        // any argument.
         if unsafe { libc::pthread_key_create(&raw mut key, Some(on_thread_exit)) } == 0 {
             KEY.store(key + 1, Ordering::Relaxed);
         }
     }
 }
 
-/// Whether the library's memory belongs to the calling process. Between vfork and exec it is the
-/// parent's; after a clone that the C library did not see, it says nothing true.
+/// True if the library's memory belongs to the calling process. Between vfork and exec it is the
+/// parent's. After a clone that bypassed the C library it is not valid.
 pub(crate) fn is_own_process() -> bool {
     PID.load(Ordering::Relaxed) == std::process::id()
 }
 
-/// Whether the end of a thread is seen.
+/// True if the library is called when a thread ends.
 pub(crate) fn has_exit_hook() -> bool {
     KEY.load(Ordering::Relaxed) != 0
 }
 
 impl ThreadState {
-    /// After a fork the child is somebody else.
+    /// After a fork the child has another process and thread id.
     #[cold]
     fn reset_after_fork(&self, epoch: u32) {
         if !quiesce::enter() {
@@ -106,7 +106,7 @@ pub(crate) fn id() -> u64 {
     THREAD.with(ThreadState::id)
 }
 
-/// By what others know that the calling thread is alive; 0 if they cannot. Signals are blocked.
+/// Liveness token of the calling thread; 0 if it has none. Signals are blocked.
 pub(crate) fn liveness() -> liveness::Token {
     THREAD.with(|me| {
         let who = me.id();
@@ -118,8 +118,8 @@ pub(crate) fn liveness() -> liveness::Token {
     })
 }
 
-/// Names the calling thread as the holder of a queue's lock, so that others see when it has died. A
-/// thread without a life has a token that no life fits: it is never seen dead.
+/// Names the calling thread as the holder of a queue's lock, so that others see when it has died.
+/// Without a liveness token it gets a value that matches no slot: it is never taken for dead.
 #[inline]
 pub(crate) fn holder_token() -> liveness::Token {
     THREAD.with(|me| {
@@ -139,7 +139,7 @@ fn acquire_holder_token(who: u64) -> liveness::Token {
     if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
 }
 
-/// [`liveness`](mod@crate::liveness), if the thread has taken it; 0 if not.
+/// The liveness token (`liveness.rs`) if the thread has acquired it; else 0.
 pub(crate) fn acquired_liveness() -> liveness::Token {
     THREAD.with(|me| {
         me.id();
@@ -147,11 +147,11 @@ pub(crate) fn acquired_liveness() -> liveness::Token {
     })
 }
 
-/// The calling thread's place in `sock`, if it has one and remembers it.
+/// The calling thread's member in `sock`, if it is cached.
 #[inline]
 pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
     let index = sock.index();
-    // One look at the thread's own memory: in a library each costs a call.
+    // One access to the thread-local state: in a shared library each costs a call.
     let (who, (at, generation, member)) =
         THREAD.with(|me| (me.id(), me.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
     if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
@@ -160,8 +160,8 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
     shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == who)
 }
 
-/// The calling thread's place in `sock`; it gets one if it has none. None when all are taken: then
-/// the socket falls back.
+/// The calling thread's member in `sock`; it joins if it has none. None if all slots are taken
+/// (then the socket falls back), or if `fd` is not the socket's any more.
 #[inline]
 pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
     cached_member(sock, shared).or_else(|| join(sock, shared, fd))
@@ -174,7 +174,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
     let mut place =
         shared.members[..joined].iter().position(|member| member.thread_id.load(Ordering::Relaxed) == who);
     if place.is_none() {
-        // Before the thread is one of the socket's: the number may mean something else by now.
+        // Checked before the thread joins: the number may mean another descriptor.
         if !identity::revalidate(sock, fd) {
             return None;
         }
@@ -199,8 +199,8 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         let slot = report::claim_slot(who, lanes::local_addr(fd), shared.inode_of(0));
         member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
-        // The second one: from now on every wait has a bound. The mode changes after the bound is
-        // there.
+        // The second receiver: every wait gets a bound. The mode changes only after the bound is
+        // set.
         if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
             lanes::set_wait_bound(shared, fd);
             single_receiver::disarm_sync(sock);
@@ -222,7 +222,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
     shared.members.get(at)
 }
 
-/// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
+/// A thread ends: its lanes are taken out of steering, and the other threads drain them.
 extern "C" fn on_thread_exit(_: *mut c_void) {
     if quiesce::enter() {
         leave_all();
@@ -248,12 +248,12 @@ fn leave_all() {
     }
 }
 
-/// Remembers that the calling thread looked at what `lane` holds.
+/// Records that the calling thread peeked at a datagram in `lane`.
 pub(crate) fn set_peeked(sock: &Sock, lane: usize) {
     THREAD.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
 }
 
-/// The lane that the calling thread looked at last, which is forgotten.
+/// Takes the lane that the calling thread peeked at last.
 #[inline]
 pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
     THREAD.with(|me| {

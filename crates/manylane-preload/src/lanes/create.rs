@@ -41,35 +41,35 @@ use crate::{
     send_batch, signals, sockopt, start,
 };
 
-/// Attempts that find a thread that does not come back, before the socket is left alone.
+/// Max attempts while a thread does not come back. After them the socket becomes plain.
 const ATTEMPTS_MAX: u32 = 4000;
-/// Of those, the ones that are made at each receive.
+/// Attempts that are made at each receive; later ones are rarer.
 const EAGER_ATTEMPTS_MAX: u32 = 256;
-/// Lanes that a socket gets at least when they have to be made in advance.
+/// Min lanes of a socket when they are opened in advance.
 const PREOPENED_LANES_MIN: usize = 4;
 
-/// Sockets that this is done for: a program with more is no server that forks its receivers.
+/// Max sockets for this: a program with more is no server that forks its receivers.
 const PREOPENED_SOCKETS_MAX: usize = 64;
-/// Of a process's sockets, so many are bound with steering that only matters once there is a group:
-/// it costs twice what a socket costs, and who opens one for each request is not to pay that for
-/// ever.
+/// Max sockets of a process that are bound with steering, which matters only once there is a
+/// group. It doubles the cost of opening a socket, which a program that opens one for each request
+/// must not pay for ever.
 const PRE_STEERED_MAX: u32 = 4096;
 static PRE_STEERED_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads
-/// that are woken for one datagram, the kernel lets those go on sleeping that come too late, so
-/// that the last one may take long to prove itself.
+/// True if it is time to try to create lanes: always at first, rarely later. When many threads are
+/// woken for one datagram, the kernel lets the late ones sleep on, so that the last thread may
+/// take long to receive twice.
 #[inline]
 pub(crate) fn should_try_create(shared: &Shared, member: &Member) -> bool {
     shared.attempts.load(Ordering::Relaxed) < EAGER_ATTEMPTS_MAX
         || member.heartbeat.load(Ordering::Relaxed) % 32 < 2
 }
 
-/// A thread received in mode `OBSERVING`, or has no lane in mode `MULTI_LANE`: makes lanes if it is
-/// time for them.
+/// Creates lanes if it is time for them. The caller received in mode `OBSERVING`, or has no lane
+/// in mode `MULTI_LANE`.
 #[cold]
 pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
-    // Lanes take more of the stack than all else: another receive makes them.
+    // This needs more stack than any other path: a later receive does it.
     if real::is_on_signal_stack() {
         return;
     }
@@ -88,7 +88,7 @@ pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Makes lanes if every thread can be given one. The answer is why the socket has to stay plain.
+/// Creates lanes if every thread can get one. Returns the reason if the socket must become plain.
 fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
     let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
@@ -103,8 +103,8 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
             remove_member_locked(shared, fd, at, guard);
             continue;
         }
-        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the
-        // mode has changed.
+        // SeqCst on both sides: either this load sees the wait without a bound, or that thread
+        // sees the changed mode.
         let state = member.state.load(Ordering::SeqCst);
         let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
         let kind = member.kind.load(Ordering::Relaxed);
@@ -142,7 +142,7 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
     let _change = recovery::start_change(shared, recovery::OWNERS, guard);
     assign(shared, fd, full);
     failpoint::hit("lanes given");
-    // What is queued in the program's own socket is older than what any lane gets: it goes first.
+    // Datagrams queued in the program's own socket are older than those of any lane.
     drain_first(shared, 1);
     failpoint::hit("first set");
     shared.mode.store(MULTI_LANE, Ordering::Release);
@@ -151,9 +151,9 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
     None
 }
 
-/// Opens at most `share` sockets until there are `wanted` with the program's own, or until one
-/// cannot be opened, or no descriptor can be spared for it. None after a fork: the other process
-/// would not have them. The error is why there are not as many now.
+/// Opens at most `share` sockets, until the group has `wanted`, a socket cannot be opened, or no
+/// descriptor can be spared. Opens none after a fork: the other process would not have them. The
+/// error says why the group has fewer than `wanted`.
 fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> Result<(), Reason> {
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     if have >= wanted {
@@ -178,8 +178,8 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     let mut steered = have >= 2;
     let mut why = Reason::NoSocket;
     for lane in have..wanted.min(most).min(MAX_LANES) {
-        // At once: what comes before the group is steered may land in any of its sockets, also
-        // where nobody looks as yet.
+        // Steer at once: before that, a datagram may land in any socket of the group, also in one
+        // that no thread polls yet.
         let new = match lane_socket::open_lane(fd, || steered = steered || steer_to(shared, fd, 1)) {
             Ok(new) => new,
             Err(reason) => {
@@ -192,11 +192,11 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
     if shared.lanes.load(Ordering::Relaxed) < 2 {
-        // None could be bound: nobody else may join.
+        // No lane could be bound: no other socket may join the port.
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
     } else if !steered {
-        // Without steering a lane cannot be left again. The new ones are bound: what they got stays
-        // in reach.
+        // Without steering a lane cannot be left. The new ones are bound: they stay readable for
+        // the datagrams that they got.
         let all = lanes_mask(shared) & !1;
         sock.lane_fds().for_each(|(_, lane)| lane_socket::retire(lane));
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
@@ -206,7 +206,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
 }
 
-/// Mode `MULTI_LANE`: lanes for threads that came later.
+/// In mode `MULTI_LANE`: lanes for threads that joined later.
 fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
     let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
@@ -222,8 +222,8 @@ fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) 
     assign(shared, fd, full);
 }
 
-/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get
-/// what nobody looks for.
+/// A socket is about to be bound: attach steering first, so that no datagram lands in a lane that
+/// no thread polls, if it gets lanes.
 pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
     let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
         && sock.plain_reason().is_none()
@@ -238,7 +238,7 @@ pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
     }
 }
 
-/// A socket was bound: whether it can have lanes is known now.
+/// A socket was bound: decides whether it can have lanes.
 pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
     let errno = real::errno();
     if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
@@ -273,8 +273,8 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     }
 }
 
-/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered
-/// to by nobody.
+/// Runs before a fork or a loss of privileges: opens lanes for sockets that may need them later.
+/// They are not steered to.
 pub(crate) fn preopen_lanes() {
     let errno = real::errno();
     let (cpus, limit) = start::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
@@ -287,18 +287,18 @@ pub(crate) fn preopen_lanes() {
     for (nth, sock) in all().enumerate() {
         let generation = sock.generation.load(Ordering::Acquire);
         let (Some(shared), Some(fd)) = (sock.shared(), dup_any(sock)) else { continue };
-        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has
-        // closed it, and what is here now is another one.
+        // Another thread may have made it plain meanwhile: then it gets no lanes. Or it closed it,
+        // and the slot belongs to another socket.
         if let Some(guard) = recovery::lock(sock, shared, true)
             && may_have(&sock)
             && sock.generation.load(Ordering::Acquire) == generation
         {
             let fd = fd.fd();
             lease::acquire_early(sock, shared, fd, &guard);
-            // Who receives on it may be in a wait without a bound already, or looks at nothing but
-            // the program's own socket: not one datagram may land elsewhere.
+            // Its receiver may be in a wait without a bound, or poll only the program's own
+            // socket: no datagram may land in another lane.
             if sock.pre_steered.load(Ordering::Acquire) != 0 && shared.forked.load(Ordering::Relaxed) == 0 {
-                // Each gets its part of the descriptors that there are.
+                // Each socket gets its share of the free descriptors.
                 let left = count.saturating_sub(nth).max(1);
                 let share = lane_socket::spare_fds(wanted * left) / left;
                 _ = open_lanes(sock, shared, fd, wanted, share);

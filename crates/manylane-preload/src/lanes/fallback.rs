@@ -25,9 +25,9 @@ use crate::{
     send_batch, single_receiver, sockopt,
 };
 
-/// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are
-/// emptied by whoever receives next. When this returns, the program's own socket is the only one
-/// that gets anything.
+/// The socket becomes plain, for good. Its lanes leave steering, then the table of ports, and the
+/// next receives drain them. When this returns, only the program's own socket receives new
+/// datagrams.
 #[cold]
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     if quiesce::enter() {
@@ -42,10 +42,10 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
     if let Some(shared) = sock.shared().filter(may_fall) {
         let generation = sock.generation.load(Ordering::Acquire);
-        // It may be a descriptor of another thread, which closes it meanwhile.
+        // The descriptor may belong to another thread, which may close it meanwhile.
         match dup_preferring(sock, fd) {
             Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
-            // There is no descriptor left to keep it by.
+            // No descriptor is free for a duplicate.
             None if identity::is_same_socket(sock, fd) => {
                 fall_back_locked(sock, shared, fd, generation, reason)
             }
@@ -71,7 +71,7 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
     }
 }
 
-/// All steps of falling back. Each may be done twice: who finishes what somebody died over does
+/// All steps of a fallback. Each may be done twice, because recovery after a dead thread repeats
 /// them all.
 pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     single_receiver::disarm(sock);
@@ -87,7 +87,7 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
     }
     steer_to(shared, fd, 1);
     failpoint::hit("steered to one");
-    // What is between steering and a queue arrives there before this returns.
+    // Packets already steered reach their queues before this returns.
     barrier::synchronize();
     for (_, lane) in sock.lane_fds() {
         lane_socket::retire(lane);
@@ -100,7 +100,7 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
     let holds = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
     shared.retired.store(others | holds, Ordering::Release);
     failpoint::hit("retired");
-    // Without a lane, a member takes from all of them until the mode has changed.
+    // Without a lane, a member receives from all lanes until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
         report::record_lane(member, -1, shared.inode_of(-1));
@@ -112,7 +112,7 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
     send_batch::flush_all(sock, shared, fd);
 }
 
-/// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
+/// A retired lane is empty, for good. After the last one the socket is the kernel's alone.
 #[cold]
 pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     let errno = real::errno();
@@ -120,7 +120,7 @@ pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usi
     let mut retired = shared.retired.load(Ordering::Acquire);
     while retired & bit != 0 {
         if retired == bit && identity::is_same_socket(sock, fd) {
-            // Before anybody takes the socket for the kernel's: a bound of ours would be seen.
+            // Before any thread treats the socket as unmanaged: it would see our timeout.
             clear_wait_bound(shared, fd);
         }
         match shared.retired.compare_exchange(retired, retired & !bit, Ordering::AcqRel, Ordering::Acquire) {
@@ -131,7 +131,7 @@ pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usi
     real::set_errno(errno);
 }
 
-/// The socket's group, if it ever has one, is the program's.
+/// Detaches the library's steering: a later group of the socket is the program's.
 pub(crate) fn detach_steering(sock: &Sock, fd: c_int) {
     if sock.pre_steered.swap(0, Ordering::AcqRel) != 0 {
         let errno = real::errno();
@@ -140,7 +140,7 @@ pub(crate) fn detach_steering(sock: &Sock, fd: c_int) {
     }
 }
 
-/// From now on nobody can tell whether a blocking receive goes on after a signal: `signals.rs`.
+/// It is unknown whether a blocking receive restarts after a signal: `signals.rs`.
 #[cold]
 pub(crate) fn on_mixed_signals() {
     for sock in Sock::in_use() {

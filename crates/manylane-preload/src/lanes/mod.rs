@@ -42,13 +42,13 @@ pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
     lane_socket::bound_addr(fd)?.addr()
 }
 
-/// From now on a blocking receive on the kernel's socket returns after a slice.
+/// Makes a blocking receive on the kernel's socket return after a slice.
 pub(crate) fn set_wait_bound(shared: &Shared, fd: c_int) {
     shared.bounded.store(1, Ordering::Release);
     sockopt::set_recv_timeout(fd, WAIT_SLICE_MS as u64 * 1000);
 }
 
-/// The program's own receive timeout is the kernel's again.
+/// Sets the program's own receive timeout on the kernel's socket again.
 fn clear_wait_bound(shared: &Shared, fd: c_int) {
     sockopt::set_recv_timeout(fd, shared.timeout_us.load(Ordering::Relaxed));
     shared.bounded.store(0, Ordering::Release);
@@ -62,8 +62,8 @@ pub(crate) fn lanes_mask(shared: &Shared) -> u64 {
     }
 }
 
-/// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only
-/// under the lock: lanes may just be being made.
+/// Any lane's socket, to set the group's steering on; -1 without lanes. Requires the lock, because
+/// lanes may just be being created.
 pub(crate) fn group_fd(sock: &Sock) -> c_int {
     sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
 }
@@ -76,32 +76,32 @@ pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     table::tracked(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
 }
 
-/// A socket, for a thread that has no descriptor of the program's in its hands: another one may
-/// close any of them at any time.
+/// A duplicate descriptor of the socket, for a thread that was not called with one: another thread
+/// may close any of the program's at any time.
 pub(crate) fn dup_any(sock: &Sock) -> Option<HiddenFd> {
     dup_checked(sock, any_fd(sock)?)
 }
 
-/// [`dup_any`], by `fd` if that is still one of the socket's.
+/// [`dup_any`], of `fd` if it is still one of the socket's.
 fn dup_preferring(sock: &Sock, fd: c_int) -> Option<HiddenFd> {
     dup_checked(sock, fd).or_else(|| dup_any(sock))
 }
 
 fn dup_checked(sock: &Sock, fd: c_int) -> Option<HiddenFd> {
     let kept = HiddenFd::dup(fd)?;
-    // Before it was kept its number may have come to mean another socket.
+    // The number may have come to mean another socket before it was duplicated.
     (identity::is_same_socket(sock, kept.fd()) && table::entry(fd) == Entry::Sock(sock.index()))
         .then_some(kept)
 }
 
-/// Frees the places of this process's threads: it closes the socket.
+/// The process closes the socket: frees the member slots of its threads.
 pub(crate) fn close(sock: &Sock) {
     single_receiver::disarm(sock);
     if let Some(shared) = sock.shared()
         && let Some(guard) = recovery::lock(sock, shared, true)
     {
-        // Nobody else has it: who binds the port next is to get all that comes from now on. The
-        // lessor would learn of the end of the lease a moment too late.
+        // No other process has it: the next socket bound to the port must get every new datagram.
+        // The lessor would see the end of the lease a moment too late.
         if shared.forked.load(Ordering::Relaxed) == 0 {
             lease::close(sock, shared);
         }
@@ -122,8 +122,8 @@ pub(crate) fn close(sock: &Sock) {
     sock.release();
 }
 
-/// The program has closed one of the library's own descriptors past it, and has its number: what
-/// needs that goes on without.
+/// The program closed a descriptor of the library by a call that the library does not see, and
+/// uses its number. The library goes on without it.
 #[cold]
 pub(crate) fn handle_lost_fd(fd: c_int) {
     for sock in Sock::in_use() {
@@ -138,7 +138,7 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     }
 }
 
-/// One more beat of the calling thread.
+/// Counts one heartbeat of the calling thread.
 #[inline]
 pub(crate) fn heartbeat(member: &Member) {
     member.heartbeat.store(member.heartbeat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);

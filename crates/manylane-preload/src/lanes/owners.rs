@@ -9,8 +9,8 @@ use crate::lock::Guard;
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
 use crate::{active_set, failpoint, lane_socket, liveness, prefetch, queues, recovery, report, start, steer};
 
-/// Receives out of lanes that are emptied first, for each change of steering: more than a receive
-/// buffer of 32 MiB holds.
+/// Max receives from lanes that are drained first, for each change of steering: more datagrams
+/// than a receive buffer of 32 MiB holds.
 const DRAIN_FIRST_RECEIVES_MAX: u32 = 1 << 16;
 
 /// Steers to the lanes whose bits are set.
@@ -28,7 +28,7 @@ pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
     done
 }
 
-/// Steers to the lanes that have owners, but for those who rest.
+/// Steers to the active lanes among those that have owners.
 pub(crate) fn steer_to_active(shared: &Shared, fd: c_int) {
     let lanes = active_lanes(shared);
     if lanes != shared.steered.load(Ordering::Relaxed) {
@@ -36,7 +36,7 @@ pub(crate) fn steer_to_active(shared: &Shared, fd: c_int) {
     }
 }
 
-/// The lanes to steer to, as the owners are.
+/// The lanes to steer to, given the owners.
 fn active_lanes(shared: &Shared) -> u64 {
     active_set::active_lanes(shared, owned_lanes(shared))
 }
@@ -47,8 +47,8 @@ fn owned_lanes(shared: &Shared) -> u64 {
     (0..MAX_LANES).filter(has_owner).fold(0, |mask, lane| mask | 1 << lane)
 }
 
-/// Gives a lane to each member that comes back and has none, as far as there are any; then steers
-/// to those.
+/// Gives a free lane to each proven member that has none, while lanes last, and steers to the
+/// owned lanes. If `full`, further members share lanes.
 pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
@@ -59,8 +59,8 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
             continue;
         }
         let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
-        // One that proved itself a moment ago gets its own the next time; shared is what cannot be
-        // more.
+        // Lanes are shared only when no more can be opened (`full`). Otherwise the member gets its
+        // own lane the next time.
         let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
         if free.is_some() {
             shared.owner[lane].store(at as u32 + 1, Ordering::Release);
@@ -79,7 +79,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     prefetch::count_reasons(shared, fd);
 }
 
-/// Which lanes several members have: nothing is taken ahead of those.
+/// Records which lanes several members share: nothing is prefetched for those.
 fn update_oversubscribed(shared: &Shared) {
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let (mut once, mut crowded) = (0_u64, 0_u64);
@@ -92,14 +92,13 @@ fn update_oversubscribed(shared: &Shared) {
     shared.oversubscribed.store(crowded, Ordering::Release);
 }
 
-/// Whether a place is a member's that is not known to be dead.
+/// True if the slot has a member that is not known to be dead.
 pub(super) fn is_live(member: &Member) -> bool {
     member.thread_id.load(Ordering::Acquire) != 0
         && !liveness::has_exited(member.liveness.load(Ordering::Acquire))
 }
 
-/// Lanes without an owner go to members that share the lane of another one, as far as there are
-/// such.
+/// Gives lanes without an owner to members that share the lane of another one, if there are any.
 pub(crate) fn split_shared_lanes(shared: &Shared) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
@@ -117,8 +116,8 @@ pub(crate) fn split_shared_lanes(shared: &Shared) {
     update_oversubscribed(shared);
 }
 
-/// More threads than lanes: some share one, as all would share the program's own socket. The kernel
-/// wakes one of them for each datagram.
+/// Picks the lane with the fewest members, for a thread that must share one. The kernel wakes one
+/// of its members for each datagram.
 fn least_shared(shared: &Shared, lanes: usize) -> usize {
     let members = |lane: usize| {
         let has = |member: &&Member| member.lane.load(Ordering::Relaxed) == lane as c_int;
@@ -132,7 +131,7 @@ fn least_shared(shared: &Shared, lanes: usize) -> usize {
     (0..lanes).min_by_key(|lane| members(*lane)).unwrap_or(0)
 }
 
-/// A lane has lost its owner: another member that shares it takes over. Whether there was one.
+/// A lane has lost its owner: another member that shares it takes over. True if there was one.
 pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_live(member);
@@ -142,8 +141,8 @@ pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     heir.is_some()
 }
 
-/// Takes a member's lane out of steering and frees its place. What the lane holds stays within
-/// everybody's reach.
+/// Takes a member's lane out of steering and frees its slot. All other threads can still receive
+/// the datagrams queued in the lane.
 pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
     let _change = recovery::start_change(shared, recovery::OWNERS, guard);
     let member = &shared.members[at];
@@ -159,36 +158,36 @@ pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard:
     }
     report::release_slot(member);
     member.state.store(0, Ordering::Relaxed);
-    // Who takes the place next has proved nothing, and is not known to be dead.
+    // The next thread in this slot is not proven, and not known to be dead.
     member.receives.store(0, Ordering::Relaxed);
     member.liveness.store(0, Ordering::Relaxed);
     member.thread_id.store(0, Ordering::Release);
 }
 
-/// Nothing more comes to a lane, and what it holds goes before all else.
+/// Stops steering to a lane. Its queued datagrams are received before all others.
 fn steer_away_locked(shared: &Shared, fd: c_int, lane: usize) {
     let lane = 1 << lane;
     resteer(shared, fd, active_lanes(shared) & !lane, shared.steered.load(Ordering::Relaxed) | lane);
 }
 
-/// Steers to `lanes`. Flows change lanes by that: what is queued in the `older` ones goes before
-/// what comes for these flows from now on.
+/// Steers to `lanes`. This moves flows: datagrams queued in the `older` lanes are received before
+/// newer ones of these flows.
 fn resteer(shared: &Shared, fd: c_int, lanes: u64, older: u64) {
     drain_first(shared, older);
     steer_to(shared, fd, lanes);
-    // Also what arrived on the way there.
+    // Also the datagrams that arrived meanwhile.
     drain_first(shared, older);
 }
 
-/// Everybody receives from `lanes` first, until each was seen empty.
+/// All threads receive from `lanes` first, until each was seen empty.
 pub(crate) fn drain_first(shared: &Shared, lanes: u64) {
     shared.drain_first_left.store(DRAIN_FIRST_RECEIVES_MAX, Ordering::Relaxed);
     shared.drain_first.fetch_or(lanes, Ordering::AcqRel);
 }
 
-/// A receive out of a lane that is emptied first. One that a flood comes for may never be seen
-/// empty: it must not keep everybody from the other lanes for ever, so its owner goes on with it
-/// alone.
+/// Counts a receive from a lane that is drained first. A flooded lane may never be seen empty, and
+/// must not keep all threads from the other lanes for ever. So after the maximum only its owner
+/// drains it.
 #[cold]
 pub(crate) fn count_drained(shared: &Shared) {
     if shared.drain_first_left.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -196,7 +195,7 @@ pub(crate) fn count_drained(shared: &Shared) {
     }
 }
 
-/// [`steer_away_locked`], for a lane of `sock` that nobody owns any more. Under the lock.
+/// [`steer_away_locked`], for a lane of `sock` that has no owner. Requires the lock.
 pub(crate) fn steer_away(sock: &Sock, shared: &Shared, lane: usize) {
     steer_away_locked(shared, group_fd(sock), lane);
 }
