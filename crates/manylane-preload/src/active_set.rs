@@ -32,30 +32,30 @@ use manylane_sys::cpu::{self, CpuMask};
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
 use crate::{lanes, queues, real, recovery, start};
 
-/// There are as many processors as lanes, or it is not known how many: nobody would rest.
+/// All lanes are steered to: there are enough processors, or their number is not known.
 const ALL_ACTIVE: u32 = 0;
-/// Whether somebody may rest is being found out.
+/// Samples decide whether the set may be limited.
 const SAMPLING: u32 = 1;
-/// There are lanes that are not steered to.
+/// Some lanes with owners are not steered to.
 const LIMITED: u32 = 2;
 
-/// Samples in a row without a sleep, before anybody rests; and the most after it did not work out.
+/// Clean samples in a row that are required before the set is limited: at first, and at most.
 const CLEAN_SAMPLES_MIN: u32 = 64;
 const CLEAN_SAMPLES_MAX: u32 = CLEAN_SAMPLES_MIN << 14;
-/// One datagram in so many is looked at: at first, and later. Powers of two.
+/// One datagram in n is sampled: at first, and later. Powers of two.
 const SAMPLE_INTERVAL_MIN: u32 = 8;
 const SAMPLE_INTERVAL_MAX: u32 = 64;
-/// Samples with a sleep before that is later, where nobody rests.
+/// Samples with a sleep, in state `SAMPLING`, after which the longer interval applies.
 const SLEEP_SAMPLES_MAX: u32 = 64;
-/// A sample with a sleep weighs as much as so many without one; and that is too much.
+/// Weight of a sample with a sleep against one without; and the max score.
 const SLEEP_WEIGHT: u32 = 8;
 const SLEEP_SCORE_MAX: u32 = 3 * SLEEP_WEIGHT;
-/// Work that takes longer than this, in microseconds of CPU time, is not to be waited for.
+/// Work that takes more CPU time than this, in microseconds, counts as a sleep.
 const WORK_MICROS_MAX: u32 = 1000;
-/// Slices after which the processors are looked at again.
+/// Slices after which the set is rotated and the affinity masks are read again.
 const REBALANCE_INTERVAL: u32 = 64;
 
-/// Of the lanes of `owned`, those to steer to. Under the lock.
+/// The lanes of `owned` to steer to. Requires the lock.
 pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     let some = if queues::is_open(shared) { owned } else { limit_to_cpus(shared, owned) };
     let rest = shared.active_state.load(Ordering::Relaxed);
@@ -71,16 +71,16 @@ pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     if next == LIMITED { some } else { owned }
 }
 
-/// Whether datagrams may be taken ahead of lanes, and replies put together: where that was not
-/// asked for, only while threads rest, since a thread that sleeps in its work would keep answers
-/// for as long.
+/// True if datagrams may be prefetched and replies batched. If the user did not ask for it, only
+/// while the set is limited, because a thread that sleeps in its work would hold up answers for as
+/// long.
 #[inline]
 pub(crate) fn can_prefetch(shared: &Shared) -> bool {
     shared.active_state.load(Ordering::Relaxed) == LIMITED
         || start::settings().is_some_and(|settings| !settings.batch_when_limited)
 }
 
-/// The owners of `owned` that are not too many for their processors.
+/// Limits `owned` to the lanes for which there are processors.
 fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     let quota = start::settings().and_then(|settings| settings.quota).unwrap_or(MAX_LANES as u32);
     let mask = |lane: usize| {
@@ -90,8 +90,8 @@ fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     one_lane_per_cpu(owned, shared.first_active.load(Ordering::Relaxed), quota, mask).unwrap_or(owned)
 }
 
-/// A lane more for as long as the processors of its owner and of those before it are more than
-/// these lanes. None where the `mask` of one is not known. `first` says which one is the first.
+/// Adds a lane while its owner and the owners before it have more processors than lanes so far.
+/// None if an owner's `mask` is not known. `first` is the owner to start with.
 fn one_lane_per_cpu(
     owned: u64,
     first: u32,
@@ -114,7 +114,7 @@ fn one_lane_per_cpu(
     Some(some)
 }
 
-/// The calling thread has received something, with lanes, and will work on it now.
+/// The calling thread has received datagrams in mode `MULTI_LANE`, and will work on them.
 #[inline]
 pub(crate) fn before_work(shared: &Shared, member: &Member) {
     let every = match shared.active_state.load(Ordering::Relaxed) {
@@ -124,7 +124,7 @@ pub(crate) fn before_work(shared: &Shared, member: &Member) {
         }
         _ => SAMPLE_INTERVAL_MAX,
     };
-    // A datagram is one beat or two, with a wait.
+    // A datagram is one heartbeat, or two with a wait.
     if member.heartbeat.load(Ordering::Relaxed) % (2 * every) < 2 {
         start_sample(member);
     }
@@ -140,7 +140,7 @@ fn start_sample(member: &Member) {
     real::set_errno(errno);
 }
 
-/// The calling thread asks for more.
+/// The calling thread asks for the next datagram.
 #[inline]
 pub(crate) fn after_work(sock: &Sock, shared: &Shared, member: &Member) {
     if member.is_sampled.load(Ordering::Relaxed) != 0 {
@@ -162,7 +162,7 @@ fn finish_sample(sock: &Sock, shared: &Shared, member: &Member) {
         clean_required: shared.clean_required.load(Ordering::Relaxed).max(CLEAN_SAMPLES_MIN),
     };
     let after = before.with_sample(away);
-    // Where somebody else has the lock, the next sample says the same.
+    // If another thread holds the lock, a later sample changes the state.
     if after.active_state == before.active_state
         || set_state(sock, shared, before.active_state, after.active_state)
     {
@@ -172,18 +172,18 @@ fn finish_sample(sock: &Sock, shared: &Shared, member: &Member) {
     real::set_errno(errno);
 }
 
-/// What is known of a socket's work.
+/// State and score of a socket's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WorkStats {
     active_state: u32,
-    /// Samples in a row without a sleep; while threads rest, what those with one weigh.
+    /// In `SAMPLING`, clean samples in a row; in `LIMITED`, the weighted score of sleeps.
     sleep_score: u32,
-    /// As many of the first as it takes.
+    /// Clean samples in a row that are required.
     clean_required: u32,
 }
 
 impl WorkStats {
-    /// With one sample more: whether the thread was `away` in its work.
+    /// Adds one sample; `away` if it had a sleep or a long run.
     fn with_sample(self, away: bool) -> Self {
         let Self { active_state: rest, sleep_score: signs, clean_required: calm } = self;
         match (rest, away) {
@@ -210,7 +210,7 @@ impl WorkStats {
     }
 }
 
-/// Rest begins or ends; whether it did.
+/// Changes the state; true if it did.
 fn set_state(sock: &Sock, shared: &Shared, from: u32, to: u32) -> bool {
     let Some(_guard) = recovery::lock(sock, shared, false) else { return false };
     let turned = shared.mode() == MULTI_LANE
@@ -221,7 +221,7 @@ fn set_state(sock: &Sock, shared: &Shared, from: u32, to: u32) -> bool {
     turned
 }
 
-/// A slice of a wait is over: now and then, the processors are looked at.
+/// Counts a slice of a wait, and rebalances after every [`REBALANCE_INTERVAL`].
 #[inline]
 pub(crate) fn after_slice(sock: &Sock, shared: &Shared) {
     if shared.mode() == MULTI_LANE
@@ -233,7 +233,7 @@ pub(crate) fn after_slice(sock: &Sock, shared: &Shared) {
 
 #[cold]
 fn rebalance(sock: &Sock, shared: &Shared) {
-    // Steering takes more of the stack than all else: another look does it.
+    // This needs more stack than any other path: a later slice does it.
     if real::is_on_signal_stack() {
         return;
     }
@@ -272,11 +272,11 @@ mod tests {
         assert_eq!(steered(&[0b1; 4], 64), 0b1);
         assert_eq!(steered(&[0b11; 4], 64), 0b11);
         assert_eq!(steered(&[0b1111; 4], 64), 0b1111);
-        // Two for each of two: one of either.
+        // Two owners on each of two processors: one lane each.
         assert_eq!(steered(&[0b01, 0b01, 0b10, 0b10], 64), 0b101);
         assert_eq!(steered(&[0b1111; 4], 2), 0b11);
         assert_eq!(one_lane_per_cpu(0b11, 0, 64, |lane| (lane == 0).then_some(CPU0)), None);
-        // Each has its turn; lanes without an owner do not count.
+        // The set rotates; lanes without an owner do not count.
         let one = |first| one_lane_per_cpu(0b1011, first, 64, |_| Some(CPU0)).unwrap();
         assert_eq!([0, 1, 2, 3].map(one), [0b1, 0b10, 0b1000, 0b1]);
         assert_eq!(one_lane_per_cpu(0, 3, 64, |_| None), Some(0));
@@ -295,7 +295,7 @@ mod tests {
         let calm = |count: u32| (0..count).map(|_| false);
         assert_eq!(after(fresh, calm(CLEAN_SAMPLES_MIN - 1)).active_state, SAMPLING);
         assert_eq!(after(fresh, calm(CLEAN_SAMPLES_MIN)).active_state, LIMITED);
-        // Who slept once has to be calm for one more.
+        // One sleep requires one clean sample more.
         let slept = after(fresh, calm(CLEAN_SAMPLES_MIN - 1).chain([true]));
         assert_eq!(after(slept, calm(CLEAN_SAMPLES_MIN)).active_state, SAMPLING);
         assert_eq!(after(slept, calm(CLEAN_SAMPLES_MIN + 1)).active_state, LIMITED);
@@ -309,7 +309,7 @@ mod tests {
             after(resting, [true; 4]),
             WorkStats { active_state: SAMPLING, sleep_score: 0, clean_required: 16 * CLEAN_SAMPLES_MIN }
         );
-        // One in nine is not too much.
+        // One in nine is not too many.
         let seldom = (0..9000).map(|nth| nth % 9 == 0);
         assert_eq!(after(resting, seldom).active_state, LIMITED);
         let often = (0..9000).map(|nth| nth % 4 == 0);

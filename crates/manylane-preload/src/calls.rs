@@ -17,7 +17,7 @@ use crate::{
     descriptors, detached, epoll, new_fds, options, process, receive, seccomp, select, send, signals, wait,
 };
 
-/// Not every machine has the call.
+/// Not every architecture has the call.
 #[cfg(target_arch = "x86_64")]
 const OPEN: Option<libc::c_long> = Some(libc::SYS_open);
 #[cfg(not(target_arch = "x86_64"))]
@@ -184,11 +184,11 @@ crate::interpose! {
     ) -> c_int, None => process::posix_spawnp;
 }
 
-/// `ppoll(2)` itself, which never changes the timeout that it is given.
+/// `ppoll(2)` as a direct system call, which never changes the caller's timeout.
 pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: Option<timespec>, mask: *const sigset_t) -> c_int {
     let mut timeout = timeout;
     let at = timeout.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // The kernel's set of signals has 64 bits; the C library's is longer.
+    // The kernel's signal set has 64 bits; the C library's is longer.
     let size = 8_usize;
     // SAFETY: the slice and the timeout live through the call; the mask is null or the program's.
     unsafe { libc::syscall(SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }

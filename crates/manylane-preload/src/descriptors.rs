@@ -22,8 +22,8 @@ use crate::start::fail_with_errno;
 use crate::table::{self, Entry};
 use crate::{epoll, identity, lanes, options, quiesce, real, send_batch, thread};
 
-/// Looks at a number that the library uses for a moment, and the time between two: as long as one
-/// waits for a lock.
+/// Checks of a number that the library uses for a moment, and the time between two. In total as
+/// long as the wait for a lock.
 const FD_BUSY_RETRIES: u32 = 10_000;
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 
@@ -40,14 +40,14 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     fd
 }
 
-/// A new descriptor means `entry`. What the number meant before was closed behind our back.
+/// A new descriptor means `entry`. If its number has an entry, the old one was closed unseen.
 pub(crate) fn register(fd: c_int, entry: Entry) {
     if thread::is_own_process() {
         release_replaced(fd, entry, table::set(fd, entry));
     }
 }
 
-/// `fd` means `entry` now; what it meant `before`, if the table has room for it.
+/// `fd` now means `entry`. `before` is its old entry; none if the table has no room for it.
 fn release_replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
     match before {
         Some(Entry::Hidden) => {
@@ -59,7 +59,7 @@ fn release_replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
     }
 }
 
-/// `fd` does not mean `entry` any more: it was closed past the library.
+/// `fd` no longer means `entry`: it was closed unseen.
 #[cold]
 pub(crate) fn handle_untracked_close(fd: c_int, entry: Entry) {
     let guard = lock_entry(fd);
@@ -70,9 +70,9 @@ pub(crate) fn handle_untracked_close(fd: c_int, entry: Entry) {
     }
 }
 
-/// Before `fd` is closed, or its number comes to mean something else: no other thread is telling an
-/// epoll instance of it (`epoll::move_to_lane`) while this is held, nor finds it in the table after
-/// it has changed there.
+/// Taken before `fd` is closed, or its number gets another meaning. While it is held, no other
+/// thread changes an epoll instance by it (`epoll::move_to_lane`), or finds it in the table after
+/// the table has changed.
 fn lock_entry(fd: c_int) -> Option<Guard<'static>> {
     match table::entry(fd) {
         Entry::Sock(index) => {
@@ -84,7 +84,7 @@ fn lock_entry(fd: c_int) -> Option<Guard<'static>> {
     }
 }
 
-/// One descriptor less means `entry`.
+/// Removes one descriptor from the count of `entry`.
 fn release(entry: Entry) {
     let errno = real::errno();
     match entry {
@@ -101,7 +101,7 @@ fn release(entry: Entry) {
     real::set_errno(errno);
 }
 
-/// What a copy of `fd` means, which counts as one descriptor more.
+/// The entry for `copy`, a duplicate of `fd`, which is counted as one more descriptor.
 fn share(fd: c_int, copy: c_int) -> Entry {
     let entry = table::entry(fd);
     match entry {
@@ -114,7 +114,7 @@ fn share(fd: c_int, copy: c_int) -> Entry {
     entry
 }
 
-/// One descriptor more means what `fd` does.
+/// Registers `new` as a duplicate of `fd`.
 fn add_dup(fd: c_int, new: c_int) {
     if thread::is_own_process() {
         register(new, share(fd, new));
@@ -127,7 +127,7 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     };
     lanes::before_bind(sock, fd);
     let mut done = call::bind(fd, addr, len);
-    // Lanes may be in the way, or in the same group, whose socket was closed past the library.
+    // The port may belong to lanes, or to a group with lanes, of a socket that was closed unseen.
     if done == 0 {
         identity::sweep_addr(addr, len);
     } else if real::errno() == libc::EADDRINUSE && identity::sweep_addr(addr, len) {
@@ -170,7 +170,7 @@ pub(crate) fn close(fd: c_int) -> c_int {
     close_with(fd, || call::close(fd))
 }
 
-/// The program closes `fd`, by a call that does it.
+/// The program closes `fd` with the call `close`.
 pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     send_batch::flush();
     match table::entry(fd) {
@@ -185,7 +185,7 @@ pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// A descriptor that the program has is about to be closed.
+/// Removes the entry of a program's descriptor that is about to be closed.
 fn unregister(fd: c_int) {
     let guard = lock_entry(fd);
     let before = table::set(fd, Entry::None);
@@ -208,7 +208,7 @@ pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         return call::close_range(first, last, flags);
     }
     send_batch::flush();
-    // Around the lanes, which close with their sockets.
+    // Skip hidden descriptors: lanes close with their sockets.
     let mut from = first;
     for (fd, entry) in table::tracked(first, last) {
         let fd = fd as c_uint;
@@ -231,8 +231,8 @@ pub(crate) fn closefrom(first: c_int) {
     if close_range(first, c_uint::MAX, 0) == 0 {
         return;
     }
-    // A kernel before 5.9: what is known here is closed here, the rest by the C library if no lane
-    // is in its way.
+    // A kernel before 5.9: close the tracked descriptors here. The C library closes the rest,
+    // unless a hidden descriptor is among them.
     let known = || table::tracked(first, c_uint::MAX);
     known().filter(|(_, entry)| *entry != Entry::Hidden).for_each(|(fd, _)| _ = close(fd));
     if known().next().is_none() {
@@ -256,7 +256,7 @@ pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     dup_to(fd, to, |fd, to| call::dup3(fd, to, flags))
 }
 
-/// The program puts a copy of `fd` at a number of its choice, by a call that does it.
+/// The program duplicates `fd` to a number of its choice, with the call `by`.
 fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
     send_batch::flush();
     let seen = hidden_fds::kernel_fd(fd);

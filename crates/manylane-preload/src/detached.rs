@@ -18,13 +18,13 @@ use crate::table::{self, Entry};
 
 static HAS_LEFTOVERS: AtomicBool = AtomicBool::new(false);
 
-/// True if some socket has leftovers, or lanes that close with it.
+/// True if a socket has leftovers, or lanes that close with it.
 #[inline]
 pub(crate) fn has_leftovers() -> bool {
     HAS_LEFTOVERS.load(Ordering::Relaxed)
 }
 
-/// Looks whether there are.
+/// Updates [`has_leftovers`].
 pub(crate) fn refresh() {
     let has_some = |sock: &Sock| {
         sock.leftovers().is_some_and(Leftovers::has_datagrams) || sock.lane_fds().next().is_some()
@@ -32,17 +32,17 @@ pub(crate) fn refresh() {
     HAS_LEFTOVERS.store(Sock::in_use().any(has_some), Ordering::Release);
 }
 
-/// The leftovers behind `fd`, if there are any.
+/// The leftovers of `fd`, if it has any.
 pub(crate) fn leftovers(fd: c_int) -> Option<&'static Leftovers> {
     table::sock(fd).and_then(Sock::leftovers).filter(|left| left.has_datagrams())
 }
 
-/// True if `fd` is a socket with leftovers, or an instance that has such a one to tell of.
+/// True if `fd` is a socket with leftovers, or an instance that must report such a socket.
 fn is_readable(fd: c_int) -> bool {
     leftovers(fd).is_some() || epoll::has_leftovers(fd)
 }
 
-/// Receives for the program: leftovers, or by its own call.
+/// Receives for the program: a leftover, or with its own call.
 #[inline]
 pub(crate) fn receive(fd: c_int, flags: c_int, into: &RecvBufs, own: impl FnOnce() -> isize) -> isize {
     let left = if has_leftovers() { recv_leftover(fd, flags, into) } else { None };
@@ -62,7 +62,7 @@ fn recv_leftover(fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
     answer
 }
 
-/// Waits by the program's own call, which does not wait (`true`) if there are leftovers.
+/// Waits with the program's own call, which must not block (`true`) if there are leftovers.
 #[cold]
 pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int) -> c_int {
     const READABLE: i16 = POLLIN | POLLRDNORM;
@@ -102,10 +102,10 @@ pub(crate) fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bool) -> 
     answer
 }
 
-/// A timeout that is over, for those calls that only read it.
+/// A timeout of zero, for calls that only read it.
 pub(crate) static ZERO_TIMEOUT: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// For select(2), which writes what is left of it.
+/// The same for select(2), which writes the remaining time.
 pub(crate) fn zero_timeval() -> timeval {
     timeval { tv_sec: 0, tv_usec: 0 }
 }
@@ -121,20 +121,20 @@ pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     }
 }
 
-/// The number means something else from now on.
+/// The number is about to mean something else.
 fn forget(fd: c_int) {
     if table::entry(fd) != Entry::None {
         table::set(fd, Entry::None);
     }
 }
 
-/// Lanes hold the port as long as they are open: they close with the program's descriptor, by the
-/// same call.
+/// Lanes keep the port in use while they are open: closes them with the program's descriptor, by
+/// the same call.
 fn close_lanes(fd: c_int) {
     let Some(sock) = table::sock(fd) else { return };
     for (lane, fd) in sock.lane_fds() {
         sock.set_lane_fd(lane, None);
-        // The program may have closed all that it has not opened, and use the number.
+        // The program may have closed all unknown descriptors, and use the number.
         if table::replace(fd, Entry::Hidden, Entry::None) {
             call::close(fd);
         }

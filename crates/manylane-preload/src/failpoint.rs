@@ -1,6 +1,6 @@
 //! Points of a change at which a test kills a process or a thread. Release builds have none.
 
-/// A process or a thread dies here, if a test asks for it: the first of all that come by.
+/// A test may kill the process or thread that gets here first. In release builds, nothing.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) fn hit(_: &str) {}
@@ -8,7 +8,7 @@ pub(crate) fn hit(_: &str) {}
 #[cfg(debug_assertions)]
 pub(crate) use armed::hit;
 
-/// What the environment asks for, read at start.
+/// Reads the failpoint from the environment, at start.
 #[cfg(not(debug_assertions))]
 pub(crate) fn start() {}
 
@@ -22,7 +22,7 @@ mod armed {
 
     use crate::memory::{self, Atomics};
 
-    /// Whether somebody died already: one memory for all that is forked.
+    /// 1 once it has fired; shared with all forked processes.
     #[repr(C)]
     struct Fired(AtomicU32);
 
@@ -31,7 +31,7 @@ mod armed {
 
     struct Failpoint {
         name: String,
-        /// Only the thread ends, without a word to anybody; else its process is killed.
+        /// Ends only the thread, without any handler; else kills its process.
         thread_only: bool,
         fired: &'static Fired,
     }

@@ -14,8 +14,8 @@ use manylane_wire::frame::UdpFrame;
 
 use crate::lease::Lease;
 
-/// A datagram in a frame that came through the XDP program and can be believed; none for one that
-/// the kernel would have dropped.
+/// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
+/// would have dropped it.
 #[inline]
 pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
     let mut datagram = Datagram::default();
@@ -59,7 +59,7 @@ pub(crate) struct TxDatagram {
     count: usize,
 }
 
-/// Pieces that are put together at most; a call with more is the kernel's.
+/// Max iovecs that are copied; the kernel sends a message with more.
 const IOVECS_MAX: usize = 64;
 
 impl TxDatagram {
@@ -72,10 +72,10 @@ impl TxDatagram {
         Self { to, tolen, iovecs: pieces, count }
     }
 
-    /// Of a message that asks for nothing but to be sent to an address.
+    /// From a message with an address and payload only. None if it has control messages.
     pub(crate) fn from_msghdr(message: *const msghdr) -> Option<Self> {
-        // SAFETY: the program's message, which the kernel would read here; null is what it would
-        // refuse.
+        // SAFETY: the program's message, which the kernel would read here; the kernel would refuse
+        // null.
         let message = unsafe { message.as_ref() }?;
         if message.msg_controllen != 0 {
             return None;
@@ -84,20 +84,20 @@ impl TxDatagram {
         Some(Self { to, tolen, iovecs: message.msg_iov, count: message.msg_iovlen })
     }
 
-    /// Bytes of the payload; none if it has too many pieces, or one that is nowhere.
+    /// Length of the payload; none if it has too many iovecs, or one with a null pointer.
     pub(crate) fn len(&self) -> Option<usize> {
         if self.count > IOVECS_MAX || (self.count > 0 && self.iovecs.is_null()) {
             return None;
         }
         (0..self.count).try_fold(0_usize, |sum, nth| {
-            // SAFETY: the program's array of `count` pieces.
+            // SAFETY: the program's array of `count` iovecs.
             let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let is_somewhere = piece.iov_len == 0 || !piece.iov_base.is_null();
             sum.checked_add(piece.iov_len).filter(|_| is_somewhere)
         })
     }
 
-    /// The address, as the program gave it; none if it gave none, or one that is too long for one.
+    /// The address, as the program gave it; none if it is missing, too short or too long.
     pub(crate) fn name(&self) -> Option<&[u8]> {
         if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=32).contains(&(self.tolen as usize)) {
             return None;
@@ -106,15 +106,15 @@ impl TxDatagram {
         Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), self.tolen as usize) })
     }
 
-    /// Copies the payload, of which `room` is as long as [`len`](Self::len) said.
+    /// Copies the payload into `room`, which is as long as [`len`](Self::len) said.
     pub(crate) fn copy(&self, room: &mut [u8]) {
         let mut done = 0;
         for nth in 0..self.count {
-            // SAFETY: the program's array of pieces.
+            // SAFETY: the program's array of iovecs.
             let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let part = piece.iov_len.min(room.len() - done);
-            // SAFETY: the program's memory of that length, which the kernel would read; there is
-            // room for the sum.
+            // SAFETY: the program's memory of that length, which the kernel would read; `room` has
+            // space for the sum.
             unsafe {
                 ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), room[done..].as_mut_ptr(), part);
             }
@@ -122,7 +122,7 @@ impl TxDatagram {
         }
     }
 
-    /// To whom, if that is one peer that a frame could be sent to.
+    /// The destination, if it is one peer that a frame can be sent to.
     pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
         let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
         if self.to.is_null() || (self.tolen as usize) < wanted {
@@ -147,7 +147,7 @@ impl TxDatagram {
         one.then(|| SocketAddr::new(ip, port))
     }
 
-    /// Writes the frame of a datagram of `len` bytes, and says how long it is. None if it does not
+    /// Writes the frame of a datagram of `len` bytes. Returns its length, or none if it does not
     /// fit.
     pub(crate) fn write_frame(
         &self,
@@ -172,8 +172,8 @@ impl TxDatagram {
     }
 }
 
-/// What the socket asks for by `IP_MTU_DISCOVER`: routers may cut the packet up, so that it has a
-/// number.
+/// Lets routers fragment the packet, as the socket's `IP_MTU_DISCOVER` says. It then needs an IP
+/// identification.
 fn allow_fragments(head: &mut [u8], id: u16) {
     const IP_OFFSET: usize = 14;
     if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {

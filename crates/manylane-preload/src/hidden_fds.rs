@@ -21,18 +21,18 @@ use crate::{lane_socket, lease, report, thread};
 
 static FD_LOCK: AtomicU64 = AtomicU64::new(0);
 
-/// No number is taken by another thread while this is held. No other lock is waited for with it.
+/// While this is held, no other thread takes a number. Its holder waits for no other lock.
 pub(crate) fn lock() -> Option<Guard<'static>> {
     lock::lock(&FD_LOCK, true)
 }
 
-/// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open
-/// it.
+/// In the child of a fork: a lock held by a thread of the parent is a copy that no thread will
+/// release.
 pub(crate) fn in_child() {
     FD_LOCK.store(0, Ordering::Relaxed);
 }
 
-/// Hides the descriptor that `open` returns, out of the way; a negative one is an error.
+/// Hides the descriptor that `open` returns, at a high number; a negative one is an error.
 pub(crate) fn hide(open: impl FnOnce() -> c_int) -> c_int {
     let _numbers = lock();
     let low = open();
@@ -48,33 +48,32 @@ pub(crate) fn hide(open: impl FnOnce() -> c_int) -> c_int {
     fd
 }
 
-/// Another descriptor for the same, where programs seldom look; negative if there is none left.
+/// Duplicates a descriptor to a number that programs seldom use; negative if none is free.
 fn dup_high(fd: c_int) -> c_int {
     // Not at the very top: the kernel's table of descriptors grows with the largest number, and
-    // select(2) takes sets to be as long as that table where a program says no less. Sets of the C
-    // library's size are to remain enough.
+    // select(2) takes sets to be as long as that table if a program passes a large count. Sets of
+    // the C library's size must stay long enough.
     call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (lane_socket::fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
 }
 
-/// Moves a descriptor there, for the caller to hide it. With the lock.
+/// Moves a descriptor to such a number; the caller hides it. Requires the lock.
 pub(crate) fn move_high(low: OwnedFd) -> OwnedFd {
     let high = dup_high(low.as_raw_fd());
     if high < 0 {
         return low;
     }
     close_unhidden(low);
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     unsafe { OwnedFd::from_raw_fd(high) }
 }
 
-/// Closes a descriptor that is not hidden. With the lock.
+/// Closes a descriptor that is not hidden. Requires the lock.
 pub(crate) fn close_unhidden(fd: OwnedFd) {
-    // Past the library: there the program closes its own.
+    // By the C library's call: the library's own handles descriptors of the program.
     call::close(fd.into_raw_fd());
 }
 
-/// Closes a descriptor of the library's own, unless the program has closed it past the library and
-/// has the number now.
+/// Closes a hidden descriptor, unless the program has closed it unseen and uses the number now.
 pub(crate) fn close(fd: c_int) {
     if table::entry(fd) == Entry::Hidden {
         call::close(fd);
@@ -84,7 +83,7 @@ pub(crate) fn close(fd: c_int) {
 
 static READABLE_FD: AtomicI32 = AtomicI32::new(-1);
 
-/// A descriptor that is always readable, the same for all uses; none if there is no room for one.
+/// A descriptor that is always readable, shared by all uses; none if it cannot be opened.
 pub(crate) fn readable_fd() -> Option<c_int> {
     if let Some(fd) = readable_fd_if_open() {
         return Some(fd);
@@ -99,18 +98,18 @@ pub(crate) fn readable_fd() -> Option<c_int> {
     }
 }
 
-/// The same, if there has been a use of it.
+/// The same, if it has been opened.
 pub(crate) fn readable_fd_if_open() -> Option<c_int> {
     Some(READABLE_FD.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
 
-/// The program has the number `fd` now.
+/// The program has taken the number `fd`.
 pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// A descriptor of our own: of a connection, or for a socket of the program, which may close its
-/// own, and use their numbers for something else, while this is used.
+/// An owned hidden descriptor: of a connection, or a duplicate of a program's socket. The program
+/// may close its own, and reuse their numbers, while this is in use.
 pub(crate) struct HiddenFd(c_int);
 
 impl HiddenFd {
@@ -120,7 +119,7 @@ impl HiddenFd {
         (fd >= 0).then_some(Self(fd))
     }
 
-    /// Leaves it to the caller.
+    /// Passes ownership to the caller.
     pub(crate) fn into_fd(self) -> c_int {
         let fd = self.0;
         std::mem::forget(self);
@@ -152,18 +151,18 @@ impl Drop for HiddenFd {
     }
 }
 
-/// What the program gets of a number that it wants.
+/// What happens to a hidden descriptor whose number the program wants.
 pub(crate) enum Vacated {
-    /// The number: a lane was there, and has moved.
+    /// It was a lane's, and has moved: the number is free.
     Moved,
-    /// The number, with what is there: it is not worth failing the program for.
+    /// The program may replace it: it is not worth failing the call for.
     Overwrite,
-    /// Nothing yet: the descriptor there is in use for a moment.
+    /// It is in use for a moment: try again.
     Busy,
     Refused,
 }
 
-/// The program wants the number of a descriptor of the library's own. With the lock.
+/// The program wants the number of a hidden descriptor. Requires the lock.
 pub(crate) fn vacate(to: c_int) -> Vacated {
     // Queues cannot move.
     if lease::has_fd(to) {
@@ -184,12 +183,11 @@ pub(crate) fn vacate(to: c_int) -> Vacated {
     Vacated::Moved
 }
 
-/// A number that is never open; a negative one is none to poll(2).
+/// A number that is never open. Not a negative one, which poll(2) ignores.
 const INVALID_FD: c_int = c_int::MAX;
 
-/// The number that the kernel is given for `fd` of a call of the program: of a descriptor that the
-/// program does not have, one that is not open, so that the call fails as it would without the
-/// library.
+/// The number to pass to the kernel for `fd` of the program's call. For a hidden descriptor it is
+/// one that is not open, so that the call fails as it would without the library.
 #[inline]
 pub(crate) fn kernel_fd(fd: c_int) -> c_int {
     if table::entry(fd) == Entry::Hidden { masked_fd(fd) } else { fd }
@@ -197,13 +195,13 @@ pub(crate) fn kernel_fd(fd: c_int) -> c_int {
 
 #[cold]
 fn masked_fd(fd: c_int) -> c_int {
-    // The child of a vfork may have put a file of its own there, which the table of the parent does
-    // not say.
+    // The child of a vfork may have a file of its own there, which the parent's table does not
+    // show.
     if thread::is_own_process() { INVALID_FD } else { fd }
 }
 
-/// The UDP socket behind `fd` of a call of the program; if it is none, the number for the kernel,
-/// as of [`kernel_fd`].
+/// The UDP socket behind `fd` of the program's call; else the number for the kernel, as in
+/// [`kernel_fd`].
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
     match table::entry(fd) {

@@ -20,10 +20,10 @@ use crate::{descriptors, real, thread};
 const SO_COOKIE: c_int = 57;
 const SO_NETNS_COOKIE: c_int = 71;
 
-/// A bit for each port at which a socket had lanes or queues.
+/// A bit for each port of a socket that has had lanes or queues.
 static PORTS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 
-/// A number of 64 bits that the kernel has for a socket, or the error.
+/// A 64-bit option of a socket, or the error.
 fn u64_option(fd: c_int, name: c_int) -> Result<u64, c_int> {
     let errno = real::errno();
     let mut cookie = 0_u64;
@@ -35,17 +35,17 @@ fn u64_option(fd: c_int, name: c_int) -> Result<u64, c_int> {
     answer
 }
 
-/// What the kernel tells a socket by; 0 if it does not (before Linux 4.12).
+/// The socket cookie; 0 before Linux 4.12.
 pub(crate) fn cookie(fd: c_int) -> u64 {
     u64_option(fd, SO_COOKIE).unwrap_or(0)
 }
 
-/// The network namespace of a socket. None before Linux 5.14.
+/// The cookie of a socket's network namespace. None before Linux 5.14.
 pub(crate) fn netns_cookie(fd: c_int) -> Option<u64> {
     u64_option(fd, SO_NETNS_COOKIE).ok()
 }
 
-/// Whether the kernel's descriptor `fd` is `sock`.
+/// True if the kernel's descriptor `fd` is `sock`.
 pub(crate) fn is_same_socket(sock: &Sock, fd: c_int) -> bool {
     let known = sock.cookie.load(Ordering::Relaxed);
     match u64_option(fd, SO_COOKIE) {
@@ -54,8 +54,8 @@ pub(crate) fn is_same_socket(sock: &Sock, fd: c_int) -> bool {
     }
 }
 
-/// Whether `fd` is `sock`, as far as the table says so. If it is not any more, what it meant is
-/// closed. Without locks.
+/// True unless the table says that `fd` is `sock` and it no longer is. Then its entry is closed.
+/// Takes no locks of its caller.
 #[cold]
 pub(crate) fn revalidate(sock: &Sock, fd: c_int) -> bool {
     let entry = Entry::Sock(sock.index());
@@ -69,26 +69,26 @@ pub(crate) fn revalidate(sock: &Sock, fd: c_int) -> bool {
     false
 }
 
-/// The UDP socket behind `fd`: [`table::sock`], for calls that can afford to ask the kernel.
+/// The UDP socket behind `fd`: [`table::sock`], for calls that can afford a system call.
 pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
     table::sock(fd).filter(|sock| revalidate(sock, fd))
 }
 
-/// A socket has lanes or queues from now on.
+/// Records the port of a socket that is about to get lanes or queues.
 pub(crate) fn record_port(shared: &Shared) {
     let port = shared.port.load(Ordering::Relaxed) as usize & 0xffff;
     PORTS[port / 64].fetch_or(1 << (port % 64), Ordering::Relaxed);
 }
 
-/// Looks at all descriptors of `sock`. Whether one was closed unseen.
+/// Checks all descriptors of `sock`. True if one was closed unseen.
 pub(crate) fn revalidate_all(sock: &Sock) -> bool {
     let entry = Entry::Sock(sock.index());
     let all = table::tracked(0, u32::MAX).filter(|(_, at)| *at == entry);
     all.fold(false, |any, (fd, _)| !revalidate(sock, fd) || any)
 }
 
-/// Looks at all sockets with lanes or queues; with a port, at those of that port. Whether one was
-/// closed unseen.
+/// Checks all sockets with lanes or queues, or only those of `port`. True if one was closed
+/// unseen.
 pub(crate) fn sweep(port: Option<u16>) -> bool {
     if let Some(port) = port.map(usize::from)
         && PORTS[port / 64].load(Ordering::Relaxed) & 1 << (port % 64) == 0
@@ -114,7 +114,7 @@ pub(crate) fn sweep_addr(addr: *const sockaddr, len: socklen_t) -> bool {
         return false;
     }
     // SAFETY: the kernel has just read as many bytes here. Both families have the port at the same
-    // place.
+    // offset.
     let port = unsafe { (&raw const (*addr.cast::<libc::sockaddr_in>()).sin_port).read_unaligned() };
     sweep(Some(u16::from_be(port)))
 }

@@ -10,7 +10,7 @@ use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 use crate::{lanes, quiesce, real, report, sockopt, start};
 
-/// Looks at what there is; once, at start. Without a report nobody wants to know.
+/// Registers the UDP sockets that exist at start; once. Not needed without a report.
 pub(crate) fn find() {
     if !report::is_open() {
         return;
@@ -35,7 +35,7 @@ fn register(fd: c_int) {
     }
 }
 
-/// A socket that is plain is received on.
+/// The program receives on a plain socket: reports it if it was inherited.
 #[inline]
 pub(crate) fn report_inherited(shared: &Shared, fd: c_int) {
     if shared.inherited.load(Ordering::Relaxed) != 0 && quiesce::enter() {

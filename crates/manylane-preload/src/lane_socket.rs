@@ -36,7 +36,7 @@ use crate::steer;
 use crate::table::{self, Entry};
 use crate::{hidden_fds, identity, process, sockopt};
 
-/// The longest that a thread waits without looking at other lanes, in milliseconds.
+/// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;
 
 /// The address that a socket is bound to, as the kernel wrote it.
@@ -46,7 +46,7 @@ pub(crate) struct BoundAddr {
     len: socklen_t,
 }
 
-/// Where `fd` is bound to.
+/// The address that `fd` is bound to.
 pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
     let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
@@ -57,11 +57,11 @@ pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
     Some(BoundAddr { storage: unsafe { storage.assume_init() }, len })
 }
 
-/// The number of a socket, as `/proc/PID/fd` has it; 0 if it cannot be known.
+/// The inode of a socket, as in `/proc/PID/fd`; 0 if it is not known.
 pub(crate) fn inode(fd: c_int) -> u64 {
     let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are a
-    // value of it.
+    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are
+    // a value of it.
     unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
 }
 
@@ -130,8 +130,8 @@ impl BoundAddr {
     }
 }
 
-/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by
-/// nobody's wish yet. `in_group` is called the moment it is there.
+/// Opens one more lane's socket in the group of the program's `fd`. The library does not steer to
+/// it yet. Calls `in_group` as soon as it is bound.
 pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
     let bound = bound_addr(fd).ok_or(Reason::NoSocket)?;
     let family = c_int::from(bound.storage.ss_family);
@@ -139,8 +139,8 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     if lane < 0 {
         return Err(Reason::NoSocket);
     }
-    // The calling thread may have moved since the program's socket was opened: what is sent to the
-    // address there is not for it.
+    // The calling thread may have changed its network namespace since the program's socket was
+    // opened. In another one, the socket would not get the same datagrams.
     if !is_same_netns(fd, lane) {
         hidden_fds::close(lane);
         return Err(Reason::Namespace);
@@ -149,7 +149,7 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     sockopt::set_recv_timeout(lane, WAIT_SLICE_MS as u64 * 1000);
     let mut ready = sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
         && sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
-    // Bound to one address of the machine, a socket gets nothing that others get, too.
+    // A socket bound to one unicast address gets no copies of datagrams.
     if bound.is_wildcard() {
         ready &= steer::unicast_only()
             .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
@@ -163,8 +163,8 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     Err(Reason::NoSocket)
 }
 
-/// Whether two sockets are in one network namespace. A kernel before 5.14 does not say: they are,
-/// unless the process has moved.
+/// True if two sockets are in one network namespace. A kernel before 5.14 cannot tell: assumed,
+/// unless the process has changed its namespace.
 fn is_same_netns(one: c_int, other: c_int) -> bool {
     match (identity::netns_cookie(one), identity::netns_cookie(other)) {
         (Some(one), Some(other)) => one == other,
@@ -174,24 +174,24 @@ fn is_same_netns(one: c_int, other: c_int) -> bool {
 
 const SO_DETACH_REUSEPORT_BPF: c_int = 68;
 
-/// Before `fd` is bound: should a group ever come of it, then all that comes is this socket's, from
-/// the moment at which the group exists until somebody steers. The kernel takes steering ahead only
-/// for a socket that asks for a group and is not bound; bound without asking, the socket is as
-/// exclusive as ever. Whether it could be done.
+/// Runs before `fd` is bound: if it gets a group, this socket receives every datagram from the
+/// moment the group exists until the library steers. The kernel accepts this only from a socket
+/// that asks for a group and is not bound. Bound without asking, the socket is as exclusive as
+/// ever. True if it worked.
 pub(crate) fn pre_steer(fd: c_int) -> bool {
     let ask = |value| sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
     let done = ask(1) && attach_filter(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::FIRST_SOCKET);
-    // Otherwise it would be bound beside others.
+    // Otherwise other sockets could bind beside it.
     ask(0) && done
 }
 
-/// Takes the steering off a socket that is in no group of ours (Linux 5.3): a group that the
-/// program makes is the kernel's business.
+/// Detaches the steering from a socket that is in no group of ours (Linux 5.3): a group that the
+/// program makes is the kernel's to steer.
 pub(crate) fn detach_steering(fd: c_int) {
     sockopt::set_int_option(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
 }
 
-/// Descriptors that the process may have.
+/// The process's limit of open files.
 pub(crate) fn fd_limit() -> u64 {
     let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
     // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
@@ -201,13 +201,12 @@ pub(crate) fn fd_limit() -> u64 {
     }
 }
 
-/// Descriptors that the program keeps free in any case: a quarter of its limit, within these
-/// bounds.
+/// Descriptors that stay free for the program: a quarter of its limit, within these bounds.
 const FD_RESERVE_MIN: usize = 64;
 const FD_RESERVE_MAX: usize = 1024;
 
-/// How many of `wanted` descriptors can be spared: the library never has more of them than it
-/// leaves free, and leaves the reserve.
+/// How many of `wanted` descriptors the library may take. It never has more than it leaves free,
+/// and leaves the reserve.
 pub(crate) fn spare_fds(wanted: usize) -> usize {
     let limit = fd_limit().min(c_int::MAX as u64) as usize;
     let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
@@ -216,8 +215,8 @@ pub(crate) fn spare_fds(wanted: usize) -> usize {
     wanted.min(free.saturating_sub(hidden) / 2).min(free.saturating_sub(reserve))
 }
 
-/// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top,
-/// where most of them are, by poll(2), which tells of many with one call.
+/// Counts free descriptors below `limit`, until there are `enough`. Starts at the top, where most
+/// of them are, and checks many with one poll(2).
 fn count_free_fds(limit: usize, enough: usize) -> usize {
     const CHUNK_LEN: usize = 256;
     let (mut top, mut free) = (limit, 0);
@@ -236,27 +235,27 @@ fn count_free_fds(limit: usize, enough: usize) -> usize {
     free
 }
 
-/// Attaches a classic program to a socket, as its filter or as its group's steering.
+/// Attaches a classic BPF program to a socket, as its filter or as its group's steering.
 pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]) -> bool {
     let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
     let len = size_of::<libc::sock_fprog>() as socklen_t;
     call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
 }
 
-/// Where lanes of a wildcard go that are left: no program is bound there, and nothing comes.
+/// Address to which a retired lane moves from a wildcard: no program is bound there.
 const RETIRED_ADDR: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
-/// All hosts (RFC 1112): no datagram has such a source.
+/// All hosts (RFC 1112): no datagram has this source.
 const NO_SOURCE_ADDR: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
-/// The number that each network namespace gives its own loopback device (`LOOPBACK_IFINDEX`).
+/// The index of the loopback device in each network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK_INDEX: c_int = 1;
 
-/// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more.
-/// It is connected to where nothing comes from; where no route leads there, its filter has to do.
+/// Takes a lane out of the table of ports, for good. It keeps its queued datagrams, and gets no
+/// new ones: it is connected to an address that sends nothing. Without a route there, its filter
+/// drops them.
 ///
-/// A bound socket keeps its port until it is closed, which this one is not while anybody may still
-/// receive from it: a copy of a process may for long. So it does what it can not to be in the way
-/// of other sockets on that port: it leaves a wildcard for an address of its own, and bars nobody
-/// who asks for SO_REUSEADDR or SO_REUSEPORT.
+/// A bound socket keeps its port until it is closed. This one stays open while any thread or
+/// forked process may receive from it. So that it does not block others on that port, it moves
+/// from a wildcard to an address of its own, and sets SO_REUSEADDR and, if it moved, SO_REUSEPORT.
 pub(crate) fn retire(lane: c_int) {
     attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
     let mut alone = false;
@@ -268,13 +267,13 @@ pub(crate) fn retire(lane: c_int) {
         }
     }
     sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-    // Where others can be bound, too, it would be in a group with them.
+    // If other sockets can bind to its address, too, it would be in a group with them.
     sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, c_int::from(alone));
 }
 
-/// Moves a socket from a wildcard to [`RETIRED_ADDR`]. To connect settles the local address, and to
-/// connect to a multicast group makes it the one that IP_MULTICAST_IF names. Not possible without a
-/// loopback device that is up, nor from `::` with IPV6_V6ONLY.
+/// Moves a socket from a wildcard to [`RETIRED_ADDR`]. A connect sets the local address; a connect
+/// to a multicast group sets it to that of IP_MULTICAST_IF. Fails without a loopback device that
+/// is up, and from `::` with IPV6_V6ONLY.
 fn move_away(lane: c_int, bound: &BoundAddr) -> bool {
     let source = libc::ip_mreqn {
         imr_multiaddr: libc::in_addr { s_addr: 0 },

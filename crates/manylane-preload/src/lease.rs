@@ -73,42 +73,41 @@ pub(crate) const OPEN: u32 = 2;
 pub(crate) const DRAINING: u32 = 3;
 pub(crate) const CLOSED: u32 = 4;
 
-/// The launcher answers within milliseconds; it may have to open devices, on a machine that is
-/// busy.
+/// The launcher replies within milliseconds, but may have to open devices on a busy machine.
 const LEASE_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Leases that a process has in its life: what is mapped stays so.
+/// Max leases in the life of a process: the mappings are never unmapped.
 const LEASES_MAX: u32 = 64;
 
 static LEASE_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A lease as this process has it.
+/// This process's view of a lease.
 pub(crate) struct Lease {
-    /// Our end of it; -1 when it is closed.
+    /// Our end of the control connection; -1 when it is closed.
     control_fd: AtomicI32,
     pub(crate) queues: [Option<LeasedQueue>; QUEUES_MAX],
     pub(crate) next_hops: SharedMemory<NextHops>,
-    /// Where the socket is bound.
+    /// The address that the socket is bound to.
     pub(crate) local: IpAddr,
     pub(crate) port: u16,
-    /// Addresses are those of IPv6.
+    /// The socket is an IPv6 socket.
     pub(crate) is_v6: bool,
-    /// Headers of what is sent.
+    /// For the IP headers of sent packets.
     pub(crate) ttl: u8,
     pub(crate) allow_fragments: bool,
 }
 
-/// Whether there is a launcher that leases.
+/// True if the launcher leases queues.
 pub(crate) fn is_enabled() -> bool {
     start::settings().is_some_and(|settings| settings.lessor.is_some())
 }
 
-/// Whether a socket has no queues yet, and may get some.
+/// True if a socket may get queues and has none open yet.
 #[inline]
 pub(crate) fn is_pending(shared: &Shared) -> bool {
     shared.lease.load(Ordering::Acquire) < OPEN && is_enabled()
 }
 
-/// A member has come back to receive: it gets queues, if there are any.
+/// A member is proven: requests queues if needed, and opens them.
 #[cold]
 pub(crate) fn start(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let errno = real::errno();
@@ -126,7 +125,7 @@ pub(crate) fn start(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Before a fork: what is not there now could not be reached by both processes later.
+/// Runs before a fork: both processes must have the queues that they may use later.
 pub(crate) fn acquire_early(sock: &'static Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
     if is_enabled() && shared.lease.load(Ordering::Acquire) == NONE {
         acquire(sock, shared, fd, guard);
@@ -145,7 +144,7 @@ fn reserve_one() -> bool {
         .is_ok()
 }
 
-/// Asks for queues and maps them.
+/// Requests queues and maps them.
 fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if shared.forked.load(Ordering::Relaxed) != 0 {
         return reject(shared, fd, Reason::NoQueue);
@@ -153,7 +152,7 @@ fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) 
     if !identity::is_same_socket(sock, fd) {
         return;
     }
-    // A descriptor for each queue, and one to talk about them.
+    // One descriptor for each queue, and one for the control connection.
     if lane_socket::spare_fds(QUEUES_MAX + 1) <= QUEUES_MAX {
         return reject(shared, fd, Reason::Full);
     }
@@ -184,12 +183,12 @@ fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) 
     }
 }
 
-/// Puts a lease where it stays.
+/// Moves a lease to memory that is never unmapped.
 fn place_static(lease: Lease) -> Option<&'static Lease> {
     let words = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
     let at = words.as_ptr().cast_mut().cast::<Lease>();
-    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of
-    // it yet. The lease has no other owner afterwards.
+    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and not published yet.
+    // The lease has no other owner afterwards.
     unsafe {
         at.write(lease);
         Some(&*at)
@@ -210,7 +209,7 @@ fn request(fd: c_int) -> io::Result<Lease> {
     let open = || unix_socket::socket().map_or(-1, IntoRawFd::into_raw_fd);
     let end = HiddenFd::open(open).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
     ticket.connect(end.as_fd(), LEASE_REPLY_TIMEOUT)?;
-    // SAFETY: it is the one that the calling thread is in a call on.
+    // SAFETY: it is the descriptor of the calling thread's own call.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
     let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
@@ -242,11 +241,11 @@ fn request(fd: c_int) -> io::Result<Lease> {
     Ok(lease)
 }
 
-/// Receives one message of the lessor, and what `open` makes of it. The program can have none of
-/// its descriptors: they are closed, moved or hidden before it can have a number that it wants.
+/// Receives one message of the lessor, and passes it to `open`. Its descriptors are closed, moved
+/// or hidden before the program can get one of their numbers.
 fn receive<T>(end: &HiddenFd, open: impl FnOnce(Message, &mut Fds) -> io::Result<T>) -> io::Result<T> {
-    // The lock is not held for as long as the lessor takes. Nor is another one waited for with it,
-    // as it may be to send what this thread has kept, where a descriptor is closed.
+    // Not under the lock, which would be held for as long as the lessor takes. Flush first:
+    // closing a descriptor flushes, too, and would wait for an outbox under this lock.
     send_batch::flush();
     unix_socket::wait_for_message(end.as_fd())?;
     let _numbers = hidden_fds::lock();
@@ -261,15 +260,15 @@ fn receive<T>(end: &HiddenFd, open: impl FnOnce(Message, &mut Fds) -> io::Result
     opened
 }
 
-/// A lease that came to nothing. One that is settled is never dropped.
+/// For a lease that failed half-way. A complete one is never dropped.
 impl Drop for Lease {
     fn drop(&mut self) {
         send_batch::flush();
         let _numbers = hidden_fds::lock();
-        // What is hidden cannot be closed by the drops of the queues.
+        // The drops of the queues cannot close descriptors that are hidden.
         self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
         self.queues.iter_mut().for_each(|queue| *queue = None);
-        // The lessor sees the end of it.
+        // The lessor sees the connection end.
         let end = *self.control_fd.get_mut();
         if end >= 0 {
             crate::calls::call::close(end);
@@ -282,20 +281,20 @@ impl Lease {
         self.fds().any(|at| at == fd)
     }
 
-    /// All that are open for it.
+    /// All descriptors of the lease that are open.
     fn fds(&self) -> impl Iterator<Item = c_int> {
         let queues = self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
         queues.chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
     }
 
-    /// Says something to the lessor, and whether it has done so.
+    /// Sends a command to the lessor; true if it acknowledged it.
     fn send_command(&self, order: Message) -> bool {
         let end = self.control_fd.load(Ordering::Acquire);
         if end < 0 {
             return false;
         }
         // SAFETY: hidden from the program, and closed only by `release`, under the lock that the
-        // caller has.
+        // caller holds.
         let end = unsafe { BorrowedFd::borrow_raw(end) };
         let said = order.send(end, &[]).and_then(|()| Message::receive(end, &mut Fds::default()));
         matches!(said, Ok(Some(Message::Ack(_))))
@@ -310,28 +309,28 @@ fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
         return;
     }
     queues::distribute(shared);
-    // Who went straight through looks at queues from now on.
+    // A receiver on the fast path must check the queues from now on.
     single_receiver::disarm(sock);
     shared.lease.store(OPEN, Ordering::Release);
     queues::report_lanes(shared);
 }
 
-/// The socket is about to be plain, or to be closed: when this returns, nothing comes to the queues
-/// any more. Under the socket's lock.
+/// The socket is about to become plain, or to be closed: when this returns, the queues get no more
+/// frames. Requires the socket's lock.
 pub(crate) fn close(sock: &Sock, shared: &Shared) {
     if shared.lease.load(Ordering::Acquire) != OPEN {
         return;
     }
     queues::flush();
-    // A launcher that is gone has taken its programs off the devices.
+    // If the launcher has died, the kernel has detached its programs.
     if let Some(lease) = sock.lease() {
         lease.send_command(Message::Close);
     }
     shared.lease.store(DRAINING, Ordering::SeqCst);
 }
 
-/// This process closes the socket: it has no part in the lease any more. When no process has, the
-/// lessor takes it back.
+/// This process closes the socket, and its end of the lease. After the last process has, the
+/// lessor takes the queues back.
 pub(crate) fn release(sock: &Sock) {
     let Some(lease) = sock.lease() else { return };
     queues::flush();
@@ -340,14 +339,14 @@ pub(crate) fn release(sock: &Sock) {
     lease.control_fd.store(-1, Ordering::Release);
 }
 
-/// Whether this process has the lease of that number.
+/// True if this process has the lease with that number.
 #[cold]
 pub(crate) fn is_own_lease(number: u16) -> bool {
     let has = |lease: &Lease| lease.queues.iter().flatten().any(|queue| queue.terms().lease_id == number);
     Sock::in_use().filter_map(Sock::lease).any(has)
 }
 
-/// Whether a descriptor is one of a lease's.
+/// True if a descriptor belongs to a lease.
 pub(crate) fn has_fd(fd: c_int) -> bool {
     Sock::in_use().filter_map(Sock::lease).any(|lease| lease.has_fd(fd))
 }

@@ -15,7 +15,7 @@ use libc::{MSG_CTRUNC, MSG_PEEK, c_int, iovec, msghdr};
 use crate::memory::{self, Atomics};
 use crate::recv_bufs::{DatagramRef, RecvBufs};
 
-/// Bytes of one mapping, and of the longest datagram with all that belongs to it.
+/// Bytes of one mapping, and max bytes of a datagram and its parts.
 const CHUNK_SIZE: usize = 1 << 20;
 const PAYLOAD_MAX: usize = 65536;
 const CONTROL_MAX: usize = 512;
@@ -25,7 +25,7 @@ const RECORD_LEN_MAX: usize = size_of::<RecordHeader>() + NAME_MAX + PAYLOAD_MAX
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RecordHeader {
-    /// From this one to the next.
+    /// Offset of the next record from this one.
     size: u32,
     name: u32,
     payload: u32,
@@ -34,34 +34,34 @@ struct RecordHeader {
 
 #[repr(C, align(64))]
 pub(crate) struct Leftovers {
-    /// Bytes that were handed out, and bytes that there are.
+    /// Bytes of the records taken, and of all records.
     read_pos: AtomicU32,
     write_pos: AtomicU32,
-    /// What came after these.
+    /// The next chunk, with later datagrams.
     next_chunk: AtomicPtr<Leftovers>,
     bytes: UnsafeCell<[u8; CHUNK_SIZE]>,
 }
 
-// SAFETY: bytes before `write_pos` are not written any more, and those behind it only by who fills,
-// alone (`fill`).
+// SAFETY: bytes before `write_pos` are never written again; those after it are written only by the
+// one thread that fills (`fill`).
 unsafe impl Sync for Leftovers {}
-// SAFETY: zeroes are one that holds nothing, with nothing after it.
+// SAFETY: zeroes are an empty one, with no next chunk.
 unsafe impl Atomics for Leftovers {}
 
-/// A datagram that the calling thread alone hands out.
+/// A datagram that only the calling thread returns.
 struct Claimed<'a> {
     datagram: DatagramRef<'a>,
     control: &'a [u8],
 }
 
 impl Leftovers {
-    /// One that holds nothing; none when the system has no memory.
+    /// An empty one; none if the system is out of memory.
     pub(crate) fn new() -> Option<&'static Self> {
         memory::map(1, true)?.first()
     }
 
-    /// Takes all that `receive` brings into a message, until that is nothing. Only before other
-    /// threads know of it. False when there was no memory for the rest.
+    /// Adds all datagrams that `receive` writes into a message, until it returns none. Must be
+    /// called before other threads have access. False if there was no memory for all.
     pub(crate) fn fill(&self, mut receive: impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
         let mut at = self;
         loop {
@@ -76,7 +76,7 @@ impl Leftovers {
         }
     }
 
-    /// One of them, for which there is room.
+    /// Adds one of them, for which there is room.
     fn push(&self, receive: &mut impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
         let start = self.write_pos.load(Ordering::Relaxed) as usize;
         let base = self.bytes.get().cast::<u8>();
@@ -102,7 +102,7 @@ impl Leftovers {
         let head =
             RecordHeader { size: size as u32, name: named, payload: len as u32, control: controls as u32 };
         // SAFETY: all of it is within the mapping (`fill` made sure of room for the longest),
-        // behind `write_pos`, where the caller alone writes; the start is a multiple of eight.
+        // after `write_pos`, where only the caller writes; the start is a multiple of eight.
         unsafe {
             base.wrapping_add(start).cast::<RecordHeader>().write(head);
             ptr::copy_nonoverlapping(control.as_ptr().cast::<u8>(), payload.wrapping_add(len), controls);
@@ -111,24 +111,24 @@ impl Leftovers {
         true
     }
 
-    /// True if there is something to hand out.
+    /// True if a datagram is left.
     pub(crate) fn has_datagrams(&self) -> bool {
         self.first_chunk().is_some()
     }
 
-    /// The part that the next one is in.
+    /// The chunk with the next datagram.
     fn first_chunk(&self) -> Option<&Self> {
         let mut at = self;
         loop {
             if at.read_pos.load(Ordering::Acquire) < at.write_pos.load(Ordering::Acquire) {
                 return Some(at);
             }
-            // SAFETY: null, or one of `new`, which is never unmapped.
+            // SAFETY: null, or one from `new`, which is never unmapped.
             at = unsafe { at.next_chunk.load(Ordering::Acquire).as_ref() }?;
         }
     }
 
-    /// Bytes of the payload of the next one.
+    /// Length of the payload of the next one.
     pub(crate) fn next_len(&self) -> Option<usize> {
         self.claim(false).map(|next| next.datagram.payload[0].len())
     }
@@ -141,7 +141,7 @@ impl Leftovers {
                 continue;
             }
             let base = part.bytes.get().cast::<u8>().cast_const().wrapping_add(start as usize);
-            // SAFETY: one was written here before `write_pos` was.
+            // SAFETY: a record was written here before `write_pos` was.
             let head = unsafe { base.cast::<RecordHeader>().read() };
             let next = start + head.size;
             if takes
@@ -150,7 +150,7 @@ impl Leftovers {
                 continue;
             }
             let bytes = |from: usize, len: u32| {
-                // SAFETY: as above; its lengths are those with which it was written.
+                // SAFETY: as above; the lengths are those with which it was written.
                 unsafe {
                     std::slice::from_raw_parts(
                         base.wrapping_add(size_of::<RecordHeader>() + from),
@@ -166,11 +166,11 @@ impl Leftovers {
         }
     }
 
-    /// Hands out the next one, or several, for a call of the program: what that returns. None if
-    /// there is nothing.
+    /// Writes the next datagram, or several, for a call of the program. Returns the call's result;
+    /// none if nothing is left.
     pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs) -> Option<isize> {
         let mut answer = None;
-        // As the kernel does it: who peeks for several gets the same one several times.
+        // As in the kernel: a peek at several messages returns the same one several times.
         for nth in 0..into.capacity() {
             if nth > 0 && into.is_invalid(nth, flags) {
                 break;
@@ -178,7 +178,7 @@ impl Leftovers {
             let Some(next) = self.claim(flags & MSG_PEEK == 0) else { break };
             let message = match *into {
                 RecvBufs::Message(message) => message,
-                // SAFETY: the program's array of at least so many messages.
+                // SAFETY: the program's array, which has more than `nth` messages.
                 RecvBufs::Messages { to, .. } => unsafe { &raw mut (*to.wrapping_add(nth)).msg_hdr },
                 _ => ptr::null_mut(),
             };
@@ -195,7 +195,7 @@ impl Leftovers {
     }
 }
 
-/// Control messages as far as there is room for all of them; else none, and the flag that says so.
+/// Writes all control messages if they fit; else none, and sets the flag for that.
 fn write_control(message: *mut msghdr, room: usize, control: &[u8]) {
     // SAFETY: null, or the program's message, which the kernel would write here, too.
     let Some(message) = (unsafe { message.as_mut() }) else { return };

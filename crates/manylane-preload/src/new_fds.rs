@@ -8,7 +8,7 @@ use crate::descriptors::register;
 use crate::table::{self, Entry};
 use crate::{hidden_fds, quiesce};
 
-/// `fd` is none of the library's business.
+/// `fd` is new and not tracked: removes a stale entry.
 #[inline]
 pub(crate) fn clear_stale(fd: c_int) -> c_int {
     if fd >= 0 && table::entry(fd) != Entry::None && quiesce::enter() {
@@ -18,7 +18,7 @@ pub(crate) fn clear_stale(fd: c_int) -> c_int {
     fd
 }
 
-/// Two of them, where the call has succeeded.
+/// The same for two descriptors, if the call has succeeded.
 fn clear_stale_pair(done: c_int, fds: *const c_int) -> c_int {
     if done == 0 {
         for nth in 0..2 {
@@ -114,8 +114,7 @@ pub(crate) fn inotify_init1(flags: c_int) -> c_int {
     clear_stale(call::inotify_init1(flags))
 }
 
-/// A message was received on something that is not UDP: descriptors may have come with it
-/// (SCM_RIGHTS).
+/// A message was received on a socket that is not UDP: it may carry new descriptors (SCM_RIGHTS).
 pub(crate) fn clear_passed_fds(message: *const msghdr) {
     crate::send::for_each_fd(message, |fd| _ = clear_stale(fd));
 }

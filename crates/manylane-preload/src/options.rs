@@ -34,7 +34,7 @@ pub(crate) fn setsockopt(
     let Some(sock) = identity::sock(fd) else {
         return call::setsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
     };
-    // What other threads have sent was sent before the option was in force.
+    // Other threads sent their queued replies before the option was set: flush them first.
     if start::is_send_batching()
         && let Some(shared) = sock.shared()
     {
@@ -47,24 +47,24 @@ pub(crate) fn setsockopt(
         lanes::fall_back(sock, fd, Reason::Control);
     }
     if let Some(reason) = sockopt::plain_reason(level, name).filter(|_| !is_zero(value, len)) {
-        // Before the option is in force: what it changes must not meet lanes.
+        // Before the option is set: its effect must not reach lanes.
         lanes::fall_back(sock, fd, reason);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero(value, len) {
         lanes::detach_steering(sock, fd);
     }
-    // Off is what it is for the program already: the group stays.
     if sockopt::enables_cmsg(level, name)
         && !is_zero(value, len)
         && let Some(shared) = sock.shared()
     {
-        // What is taken from now on comes with what was asked for.
+        // Later datagrams have the control messages that the program asks for.
         prefetch::disable(shared, fd, Reason::NoPrefetchControl);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
         && is_zero(value, len)
         && sock.shared().is_some_and(is_in_group)
     {
+        // For the program it is off already: the group stays.
         return 0;
     }
     let done = call::setsockopt(fd, level, name, value, len);
@@ -78,12 +78,12 @@ pub(crate) fn setsockopt(
     done
 }
 
-/// Whether the socket shares its port with lanes, so that SO_REUSEPORT is the library's own.
+/// True if the socket shares its port with lanes, so that the library has set SO_REUSEPORT.
 fn is_in_group(shared: &Shared) -> bool {
     shared.lanes.load(Ordering::Acquire) > 1 && shared.mode() != PLAIN
 }
 
-/// An option that is turned off, which it was, spoils nothing.
+/// True if the value turns an option off, which changes nothing for lanes.
 fn is_zero(value: *const c_void, len: socklen_t) -> bool {
     if value.is_null() || len as usize != size_of::<c_int>() {
         return false;
@@ -92,8 +92,8 @@ fn is_zero(value: *const c_void, len: socklen_t) -> bool {
     unsafe { value.cast::<c_int>().read_unaligned() == 0 }
 }
 
-/// The program's own receive timeout: remembered, and the kernel's only while no wait has a bound
-/// of ours.
+/// Sets the program's own receive timeout. The kernel gets it only while the library has set no
+/// bound on waits.
 fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
     let fits = !value.is_null() && len as usize >= size_of::<timeval>();
@@ -117,8 +117,8 @@ fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void
 fn store_timeout(sock: &'static Sock, value: *const c_void) {
     // SAFETY: the caller has checked the length.
     let time = unsafe { value.cast::<timeval>().read_unaligned() };
-    // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd
-    // to imitate.
+    // The kernel takes a negative time for a receive that does not wait. That is too rare to
+    // imitate: here it is no timeout.
     let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
     let us = round_to_ticks(us);
     sock.timeout_us.store(us, Ordering::Relaxed);
@@ -127,11 +127,11 @@ fn store_timeout(sock: &'static Sock, value: *const c_void) {
     }
 }
 
-/// A timeout as the kernel keeps it, and tells it: in whole ticks of its clock, rounded up.
+/// Rounds a timeout up to whole ticks of the kernel's clock, as the kernel stores and reports it.
 fn round_to_ticks(us: u64) -> u64 {
     let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call, which is none of the kernel's; it stays
-    // zero should it fail.
+    // SAFETY: `tick` is a local that the call, which is not the program's, writes; it stays zero
+    // if the call fails.
     unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
     match u64::try_from(tick.tv_nsec / 1000) {
         Ok(tick @ 1..) => us.next_multiple_of(tick),
@@ -146,8 +146,8 @@ pub(crate) fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    // Before the kernel is asked and after it: a socket that becomes plain in between is asked
-    // while it has our options.
+    // Check before and after the kernel's call: a socket may become plain in between, and the
+    // kernel may report it with the library's options.
     let is_ours =
         level == libc::SOL_SOCKET && matches!(name, libc::SO_REUSEPORT | libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
     let shared = if is_ours { identity::sock(fd).and_then(Sock::shared) } else { None };
@@ -159,7 +159,7 @@ pub(crate) fn getsockopt(
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
-        // Set by the program, it would have made the socket plain: what the kernel says is ours.
+        // The program setting it would have made the socket plain: it is the library's.
         libc::SO_REUSEPORT if was_group || is_in_group(shared) => {
             // SAFETY: the kernel has just written as many bytes here.
             unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
@@ -208,7 +208,7 @@ fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;
             }
-            // Of a socket that is plain, what is held comes first.
+            // In a plain socket, prefetched datagrams come first.
             let queued_len = if prefetch::has_leftovers(sock, shared, fd) {
                 prefetch::next_len(sock, u64::MAX)
             } else {

@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use libc::pollfd;
 use manylane_sys::lease::QUEUES_MAX;
 
-/// Entries of the program that a wait is looked through with.
+/// Max entries of the program for a wait in slices.
 pub(crate) const POLLFDS_MAX: usize = 1024;
-/// Of these, the ones that are on the stack.
+/// Max entries that are on the stack.
 pub(crate) const STACK_POLLFDS_MAX: usize = 64;
-/// Mappings that a thread keeps: a select(2) takes two, and so does one of a handler.
+/// Mappings that a thread keeps: a select(2) takes two, and so does one in a signal handler.
 const CACHED_MAPPINGS_MAX: usize = 4;
-/// Entries of a mapping; those of queues are behind the program's.
+/// Entries of a mapping; those of queues follow the program's.
 const MAPPING_POLLFDS: usize = POLLFDS_MAX + QUEUES_MAX;
 
-/// An entry that asks for nothing.
+/// An entry that ppoll(2) ignores.
 pub(crate) const EMPTY_POLLFD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
 
 struct CachedMapping {
@@ -27,20 +27,20 @@ struct CachedMapping {
 }
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static CACHE: [CachedMapping; CACHED_MAPPINGS_MAX] = const {
         [const { CachedMapping { in_use: AtomicBool::new(false), ptr: AtomicPtr::new(ptr::null_mut()) } }; CACHED_MAPPINGS_MAX]
     };
 }
 
-/// What `with` makes of room for `count` entries of the program and those of all queues; none
-/// without memory.
+/// Calls `with` with room for `count` entries of the program and those of all queues. None if
+/// `count` is over [`POLLFDS_MAX`], or there is no memory.
 #[inline]
 pub(crate) fn with_pollfds<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Option<R> {
     if count <= STACK_POLLFDS_MAX { Some(with_stack(with)) } else { with_mapping(count, with) }
 }
 
-/// On the stack while it is needed.
+/// A function of its own, so that the stack is used only while it runs.
 #[inline(never)]
 fn with_stack<R>(with: impl FnOnce(&mut [pollfd]) -> R) -> R {
     with(&mut [EMPTY_POLLFD; STACK_POLLFDS_MAX + QUEUES_MAX])
@@ -57,11 +57,11 @@ fn with_mapping<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Optio
     if let Some(nth) = kept {
         CACHE.with(|mine| mine[nth].ptr.store(at, Ordering::Relaxed));
     }
-    // Not given back by `Drop`: a thread that is cancelled unwinds past it, and gives all back at
-    // its end.
+    // `Drop` does not give it back: a thread that is cancelled unwinds past it, and frees all when
+    // it ends.
     let answer = (!at.is_null()).then(|| {
-        // SAFETY: the mapping holds `MAPPING_POLLFDS` entries of plain integers, and this thread is
-        // its only user: it is marked `in_use`, or new.
+        // SAFETY: the mapping holds `MAPPING_POLLFDS` entries of plain integers, and this thread
+        // is its only user: it is marked `in_use`, or new.
         with(unsafe { std::slice::from_raw_parts_mut(at, MAPPING_POLLFDS) })
     });
     match kept {
@@ -71,12 +71,12 @@ fn with_mapping<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Optio
     answer
 }
 
-/// The calling thread ends.
+/// Frees the mappings of the calling thread, which ends.
 pub(crate) fn free_cached() {
     CACHE.with(|mine| mine.iter().for_each(|kept| unmap(kept.ptr.swap(ptr::null_mut(), Ordering::Relaxed))));
 }
 
-/// Null if there is no memory.
+/// Maps room for entries; null if there is no memory.
 fn map() -> *mut pollfd {
     let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -87,7 +87,7 @@ fn map() -> *mut pollfd {
 
 fn unmap(at: *mut pollfd) {
     if !at.is_null() {
-        // SAFETY: a mapping of that size from `map`, which nothing uses any more.
+        // SAFETY: a mapping of that size from `map`, which is no longer used.
         unsafe { libc::munmap(at.cast(), MAPPING_POLLFDS * size_of::<pollfd>()) };
     }
 }

@@ -64,13 +64,13 @@ use crate::settings::Settings;
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::{lanes, liveness, queues, real, report, start, thread};
 
-/// Datagrams that a prefetch has at most.
+/// Max datagrams in a prefetch.
 pub(crate) const PREFETCH_MAX: usize = 32;
-/// Sockets of a process that get prefetches: what is mapped stays so.
+/// Max sockets of a process that get prefetches: the mappings are never unmapped.
 const MAPPINGS_MAX: u32 = 64;
 static MAPPED: AtomicU32 = AtomicU32::new(0);
 
-/// Bytes of a datagram that are close to those of the others, and the rest of the longest one.
+/// First bytes of each datagram, which lie close together, and the rest of the longest datagram.
 const HEAD_LEN: usize = 2048;
 const TAIL_LEN: usize = 65536 - HEAD_LEN;
 /// An address of either family.
@@ -80,23 +80,23 @@ const FILLING: u64 = 1 << 63;
 const GENERATION: u64 = 1 << 32;
 const CLAIM: u64 = 1 << 16;
 const END_SHIFT: u32 = 8;
-/// What the kernel has not written over.
+/// Length of a message that the kernel has not written.
 const NOT_RECEIVED: u32 = u32::MAX;
-/// Turns that are left to somebody who is filling.
+/// Yields while another thread fills.
 const SPIN_LIMIT: u32 = 64;
-/// Fills that may bring less than two datagrams before they are tried now and then only, and how
-/// often that is.
+/// Fills in a row with less than two datagrams after which only one receive in
+/// [`PROBE_INTERVAL`] fills.
 const CREDITS_MAX: u32 = 8;
 const PROBE_INTERVAL: u32 = 8;
 
-/// What was taken ahead of one lane.
+/// Datagrams prefetched from one lane.
 #[repr(C, align(64))]
 pub(crate) struct Prefetch {
     /// FILLING; generation (31 bits), claims (16), end and next (8 each).
     state: AtomicU64,
-    /// The life of who fills.
+    /// Liveness token of the filler; 0 if there is none.
     filler: AtomicU64,
-    /// Written by the owner of the lane alone.
+    /// Written only by the owner of the lane.
     credits: AtomicU32,
     skipped: AtomicU32,
     headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
@@ -106,27 +106,27 @@ pub(crate) struct Prefetch {
     tails: UnsafeCell<[[u8; TAIL_LEN]; PREFETCH_MAX]>,
 }
 
-// SAFETY: what is not atomic is written by who says FILLING, and read by who has a claim: `word`
-// keeps them apart.
+// SAFETY: fields that are not atomic are written only by the thread that set FILLING, and read
+// only by threads with a claim: `state` keeps them apart.
 unsafe impl Sync for Prefetch {}
-// SAFETY: zeroes are a prefetch that is empty, with headers that point nowhere; `map` sets them
-// before anybody knows of it.
+// SAFETY: zeroes are an empty prefetch with null headers; `map` sets the headers before it
+// publishes the mapping.
 unsafe impl Atomics for Prefetch {}
 
-/// What a fill came to.
+/// Result of a fill.
 pub(crate) enum FillResult {
-    /// There is something in the prefetch.
+    /// The prefetch has datagrams.
     Ready,
-    /// The kernel has nothing.
+    /// The kernel's queue is empty.
     Empty,
-    /// The call failed, and says so.
+    /// The call failed; errno has the error.
     Failed,
-    /// Not now, or not here: the kernel is to be asked for one.
+    /// No fill is possible now, or in this lane: the caller must receive from the kernel.
     Skipped,
 }
 
-/// Maps the prefetches of a socket that gets lanes, if batches are asked for. Under the socket's
-/// lock, before any fork.
+/// Maps the prefetches of a socket that gets lanes, if batches are wanted. Requires the socket's
+/// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
     let Some(settings) = start::settings().filter(|settings| settings.batch > 1) else { return };
     if sock.prefetches().is_some() || MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
@@ -137,13 +137,13 @@ pub(crate) fn map(sock: &Sock) {
     sock.set_prefetches(prefetches);
 }
 
-/// From now on nothing is taken ahead of the socket's lanes.
+/// Stops prefetching for the socket.
 pub(crate) fn disable(shared: &Shared, fd: c_int, why: Reason) {
     shared.prefetch_off.fetch_or(reason_bit(why), Ordering::SeqCst);
     count_reasons(shared, fd);
 }
 
-/// Counts why lanes go one by one though batches were asked for: each reason once for a socket.
+/// Counts why wanted batches are not possible: each reason once for a socket.
 pub(crate) fn count_reasons(shared: &Shared, fd: c_int) {
     let with_queues = queues::is_open(shared);
     let has_any = shared.mode() == MULTI_LANE || with_queues;
@@ -168,13 +168,13 @@ fn reason_bit(why: Reason) -> u32 {
     1 << why as u32
 }
 
-/// The prefetch of a lane; none where everything is one by one.
+/// The prefetch of a lane; none if nothing is prefetched.
 #[inline]
 pub(crate) fn for_lane(sock: &Sock, lane: usize) -> Option<&'static Prefetch> {
     sock.prefetches()?.get(lane)
 }
 
-/// A bit for each lane of `mask` of which something is held.
+/// A bit for each lane of `mask` with prefetched datagrams.
 #[inline]
 pub(crate) fn ready_lanes(sock: &Sock, mask: u64) -> u64 {
     let Some(prefetches) = sock.prefetches() else { return 0 };
@@ -185,8 +185,8 @@ pub(crate) fn ready_lanes(sock: &Sock, mask: u64) -> u64 {
     held.fold(0, |all, (lane, _)| all | 1 << lane)
 }
 
-/// Whether a socket that is plain still holds something, which goes before all else. Once it does
-/// not, it is so for good.
+/// True if a plain socket still has prefetched datagrams, which are received before all others.
+/// Once false, it stays so.
 pub(crate) fn has_leftovers(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
     if shared.mode() != PLAIN || shared.retired.load(Ordering::Acquire) & PREFETCH_BIT == 0 {
         return false;
@@ -201,11 +201,11 @@ pub(crate) fn has_leftovers(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
     false
 }
 
-/// Among the lanes that are retired, the bit of the first, which never is: there are prefetches
-/// that may have something.
+/// Bit in `retired`: prefetches may have datagrams. It is the bit of lane 0, which is never
+/// retired.
 pub(crate) const PREFETCH_BIT: u64 = 1;
 
-/// What a socket that became plain still holds.
+/// Receives a datagram that a plain socket still has in its prefetches.
 #[cold]
 pub(crate) fn drain(sock: &Sock, shared: &Shared, fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
     if !has_leftovers(sock, shared, fd) {
@@ -222,7 +222,7 @@ pub(crate) fn drain(sock: &Sock, shared: &Shared, fd: c_int, flags: c_int, into:
     Some(answer)
 }
 
-/// Bytes of the datagram that comes next out of the prefetches of `mask`, and its lane.
+/// Length of the next datagram in the prefetches of `mask`, and its lane.
 pub(crate) fn next_len(sock: &Sock, mask: u64) -> Option<(usize, usize)> {
     let lane = ready_lanes(sock, mask).trailing_zeros() as usize;
     Some((for_lane(sock, lane)?.next_len()?, lane))
@@ -235,8 +235,8 @@ impl Prefetch {
         for slot in 0..PREFETCH_MAX {
             let near = self.heads.get().cast::<[u8; HEAD_LEN]>().wrapping_add(slot);
             let far = self.tails.get().cast::<[u8; TAIL_LEN]>().wrapping_add(slot);
-            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet.
-            // Its address is the same in all processes that have it: they are forked.
+            // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
+            // Its address is the same in all processes that have it, because they are forked.
             unsafe {
                 *pieces.add(slot) = [
                     iovec { iov_base: near.cast(), iov_len: HEAD_LEN },
@@ -251,13 +251,13 @@ impl Prefetch {
         }
     }
 
-    /// Empties it for another socket's lane, and keeps it from being filled until
-    /// [`reopen`](Self::reopen). False if a thread is still filling it, or copies out of it: then
-    /// it is no other socket's.
+    /// Empties it for another socket's lane, and prevents fills until [`reopen`](Self::reopen).
+    /// False if a thread is still filling it or copying from it: then it must not be given to
+    /// another socket.
     pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
         let filler = self.filler.load(Ordering::Relaxed);
         let is_filled = filler != 0 && !liveness::has_exited(filler);
-        // Acquire: what the last filler wrote is before what is written here.
+        // Acquire: the last filler's writes happen before those made here.
         if is_filled
             || self.filler.compare_exchange(filler, mine, Ordering::Acquire, Ordering::Relaxed).is_err()
         {
@@ -265,7 +265,7 @@ impl Prefetch {
         }
         let word = self.state.load(Ordering::Acquire);
         let has_claims = word & FILLING == 0 && word & 0xffff_0000 != 0;
-        // The generation goes on, so that nothing that was begun before is finished here.
+        // A new generation, so that no earlier fill is finished here.
         let empty = (word & !(FILLING | 0xffff_ffff)).wrapping_add(GENERATION) & !FILLING;
         if has_claims
             || self.state.compare_exchange(word, empty, Ordering::AcqRel, Ordering::Relaxed).is_err()
@@ -277,28 +277,28 @@ impl Prefetch {
         true
     }
 
-    /// After [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    /// Called after [`reset`](Self::reset), once the socket's mode is that of a closed one.
     pub(crate) fn reopen(&self) {
         self.filler.store(0, Ordering::Release);
     }
 
-    /// Whether there is something to take.
+    /// True if there is a datagram to take.
     #[inline]
     pub(crate) fn has_datagrams(&self) -> bool {
         let word = self.recovered_state();
         word & FILLING == 0 && next(word) < end(word)
     }
 
-    /// Whether there is nothing, and nobody is about to put something here.
+    /// True if it is empty and no thread is filling it.
     fn is_idle(&self) -> bool {
         let word = self.recovered_state();
         word & FILLING == 0 && next(word) >= end(word)
     }
 
-    /// The word, after what somebody did not come to finish was finished.
+    /// The state, after an abandoned fill was finished.
     #[inline]
     fn recovered_state(&self) -> u64 {
-        // SeqCst, as where the mode changes: see `fill`.
+        // SeqCst, as where the mode changes: see `fill_locked`.
         let word = self.state.load(Ordering::SeqCst);
         if word & FILLING == 0 { word } else { self.recover(word) }
     }
@@ -306,8 +306,8 @@ impl Prefetch {
     #[cold]
     fn recover(&self, word: u64) -> u64 {
         let filler = self.filler.load(Ordering::Acquire);
-        // One that is interrupted may not have come to its call yet: then nothing is there, and it
-        // must stay as it is.
+        // A fill that a signal interrupted may not have made its call yet. It must then stay as it
+        // is.
         let ours = filler == thread::acquired_liveness() && self.count() > 0;
         if filler != 0 && (ours || liveness::has_exited(filler)) {
             self.publish(word, self.count());
@@ -322,7 +322,7 @@ impl Prefetch {
 
     fn len(&self, slot: usize) -> u32 {
         let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
-        // SAFETY: within the array; the kernel may be writing it, and nothing but the number is
+        // SAFETY: within the array; the kernel may be writing the header, and only the number is
         // read.
         unsafe { (&raw const (*header).msg_len).read_volatile() }
     }
@@ -332,10 +332,10 @@ impl Prefetch {
         _ = self.state.compare_exchange(filling, word, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// Takes what comes next, or copies it, for a call of the program: what that returns.
+    /// Takes or peeks at the next datagrams for a call of the program. Returns the call's result.
     pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs) -> Option<isize> {
         let mut answer = None;
-        // As the kernel does it: who peeks for several gets the same one several times.
+        // As in the kernel: a peek at several messages returns the same one several times.
         for nth in 0..into.capacity() {
             if nth > 0 && into.is_invalid(nth, flags) {
                 break;
@@ -351,7 +351,7 @@ impl Prefetch {
         answer
     }
 
-    /// Bytes of what comes next.
+    /// Length of the next datagram.
     fn next_len(&self) -> Option<usize> {
         let slot = self.claim(false)?;
         let len = self.len(slot) as usize;
@@ -359,7 +359,7 @@ impl Prefetch {
         Some(len)
     }
 
-    /// The slot of what comes next, which nobody writes to until the claim is back.
+    /// Claims the slot of the next datagram. No thread writes to it until the claim is returned.
     #[inline]
     fn claim(&self, takes: bool) -> Option<usize> {
         let mut retries = 0;
@@ -384,11 +384,11 @@ impl Prefetch {
         }
     }
 
-    /// A datagram, by its claim.
+    /// The datagram in a claimed slot.
     fn datagram(&self, slot: usize) -> DatagramRef<'_> {
         let len = (self.len(slot) as usize).min(HEAD_LEN + TAIL_LEN);
-        // SAFETY: the slot is within the arrays, and was filled by the kernel up to these lengths;
-        // the caller has a claim, so that nobody writes to it.
+        // SAFETY: the slot is within the arrays, and the kernel filled it up to these lengths; the
+        // caller has a claim, so that no thread writes to it.
         unsafe {
             let header = self.headers.get().cast::<mmsghdr>().add(slot);
             let named = ((*header).msg_hdr.msg_namelen as usize).min(SOCKADDR_LEN_MAX);
@@ -405,23 +405,23 @@ impl Prefetch {
         }
     }
 
-    /// Whether one of those that were handed out of what is held now came from this address. For
-    /// the owner, who alone fills.
+    /// True if a datagram taken from the current fill came from this address. Only for the owner,
+    /// who alone fills.
     #[inline]
     pub(crate) fn has_delivered_from(&self, name: &[u8]) -> bool {
         let word = self.state.load(Ordering::Acquire);
         let names = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>();
-        // The last one first: most servers answer one before they take the next.
+        // The last one first: most servers answer a datagram before they take the next.
         word & FILLING == 0
             && (0..next(word).min(PREFETCH_MAX)).rev().any(|slot| {
-                // SAFETY: within the array; written when it was filled, and not since.
+                // SAFETY: within the array; written during the fill, and not since.
                 let named = unsafe { &*names.add(slot) };
                 named.get(..name.len()) == Some(name)
             })
     }
 
-    /// Whether to take ahead now: a call for many costs more than one for one, so that it is made
-    /// while it brings more than one, else now and then.
+    /// True if a fill should be tried now. A call for many datagrams costs more than a call for
+    /// one, so it must have brought more than one of late, or be a probe.
     #[inline]
     pub(crate) fn should_fill(&self) -> bool {
         if self.credits.load(Ordering::Relaxed) > 0 {
@@ -432,8 +432,8 @@ impl Prefetch {
         passed.is_multiple_of(PROBE_INTERVAL)
     }
 
-    /// What a fill brought. Where it brings nothing and the caller `sleeps`, that call was one too
-    /// many.
+    /// Records the result of a fill. A fill without a datagram counts against it if the caller
+    /// `sleeps`, which would have found that out, too.
     fn update_credits(&self, count: usize, sleeps: bool) {
         let luck = self.credits.load(Ordering::Relaxed);
         let luck = match count {
@@ -444,7 +444,7 @@ impl Prefetch {
         self.credits.store(luck, Ordering::Relaxed);
     }
 
-    /// Takes from the lane's socket `fd` what it has, for its owner.
+    /// Fills it from the lane's socket `fd`, for the owner.
     pub(crate) fn fill(&self, shared: &Shared, member: &Member, fd: c_int, sleeps: bool) -> FillResult {
         let most = start::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
         let mine = member.liveness.load(Ordering::Relaxed);
@@ -467,7 +467,7 @@ impl Prefetch {
     fn fill_locked(&self, shared: &Shared, fd: c_int, most: usize, sleeps: bool) -> FillResult {
         let word = self.state.load(Ordering::SeqCst);
         if word & FILLING != 0 {
-            // Of one that died in between.
+            // Left by a filler that died meanwhile.
             self.publish(word, self.count());
             return FillResult::Ready;
         }
@@ -480,7 +480,7 @@ impl Prefetch {
         let filling = (word & !0xffff_ffff).wrapping_add(GENERATION) & !FILLING | FILLING;
         let headers = self.headers.get().cast::<mmsghdr>();
         for slot in 0..most {
-            // SAFETY: within the array; there is no claim, and nobody but the filler writes.
+            // SAFETY: within the array; there is no claim, and only the filler writes.
             unsafe {
                 (*headers.add(slot)).msg_len = NOT_RECEIVED;
                 (*headers.add(slot)).msg_hdr.msg_namelen = SOCKADDR_LEN_MAX as u32;
@@ -489,7 +489,7 @@ impl Prefetch {
         if self.state.compare_exchange(word, filling, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             return FillResult::Skipped;
         }
-        // Either this sees that the mode has changed, or who changed it sees FILLING.
+        // Either this load sees the changed mode, or the thread that changed it sees FILLING.
         if shared.mode.load(Ordering::SeqCst) != MULTI_LANE || shared.prefetch_off.load(Ordering::SeqCst) != 0
         {
             self.publish(filling, 0);
@@ -512,8 +512,8 @@ impl Prefetch {
         FillResult::Empty
     }
 
-    /// Reports to ThreadSanitizer what the kernel wrote. It sees no writes of system calls, and so
-    /// no race between a fill and the threads that take from it.
+    /// Reports the kernel's writes to ThreadSanitizer, which does not see those of system calls,
+    /// and so would miss a race between a fill and the threads that take.
     #[cfg(manylane_tsan)]
     fn report_writes(&self, count: usize) {
         unsafe extern "C" {
@@ -522,7 +522,7 @@ impl Prefetch {
         for slot in 0..count {
             let datagram = self.datagram(slot);
             for part in [datagram.name, datagram.payload[0], datagram.payload[1]] {
-                // SAFETY: the runtime notes the addresses, and does not touch what is there.
+                // SAFETY: the runtime records the addresses, and does not access the memory.
                 unsafe { __tsan_write_range(part.as_ptr(), part.len() as libc::c_ulong) };
             }
         }
@@ -576,7 +576,7 @@ mod tests {
         assert_ne!(prefetch.filler.load(Ordering::Relaxed), 0);
         prefetch.reopen();
         assert_eq!(prefetch.filler.load(Ordering::Relaxed), 0);
-        // The next fill is another one.
+        // The next fill has another generation.
         assert_ne!((prefetch.state.load(Ordering::Relaxed) + GENERATION) | FILLING, filling);
     }
 }

@@ -40,36 +40,36 @@ use crate::recv_bufs::{DatagramRef, RecvBufs};
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
 use crate::{failpoint, lease, liveness, quiesce, real, report, start, thread};
 
-/// A companion has its turn each so many receives, should the queues never be empty.
+/// Receives after which the companion is checked once, in case the queues are never empty.
 pub(crate) const KERNEL_RECV_INTERVAL: u32 = 16;
-/// A launcher that was not there for so long, in milliseconds, keeps no next hops any more.
+/// A launcher without a heartbeat for this time, in milliseconds, no longer updates next hops.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
-/// Broken frames that one receive passes over.
+/// Max invalid frames that one receive skips.
 const BAD_FRAMES_MAX: u32 = 256;
 
 struct Pending {
-    /// Queues of the lease at `lease` that hold what the kernel was not told of.
+    /// Queues of `lease` with frames that the kernel was not told of.
     mask: Cell<u32>,
     count: Cell<u32>,
     lease: Cell<*const Lease>,
-    /// The number of the last packet that routers may cut up.
+    /// IP identification of the next packet that routers may fragment.
     ip_id: Cell<u16>,
 }
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static PENDING: Pending = const {
         Pending { mask: Cell::new(0), count: Cell::new(0), lease: Cell::new(ptr::null()), ip_id: Cell::new(0) }
     };
 }
 
-/// Whether frames come to queues of this socket.
+/// True if the queues of this socket get frames.
 #[inline]
 pub(crate) fn is_open(shared: &Shared) -> bool {
     shared.lease.load(Ordering::Acquire) == OPEN
 }
 
-/// Whether queues still hold what came before the socket was plain.
+/// True if the queues may still hold datagrams from before the socket became plain.
 #[inline]
 pub(crate) fn is_draining(shared: &Shared) -> bool {
     shared.lease.load(Ordering::Acquire) == DRAINING
@@ -90,7 +90,7 @@ fn lane_queues<'a>(
     })
 }
 
-/// A bit for each lane of `mask` of which a queue has something.
+/// A bit for each lane of `mask` that has a queue with a frame.
 pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
     if !is_open(shared) {
         return 0;
@@ -100,13 +100,13 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, mask: u64) -> u6
         .fold(0, |all, (number, _)| all | 1 << (shared.queue_lane[number].load(Ordering::Relaxed) % 64))
 }
 
-/// Whether queues hold what is older than all that comes now.
+/// True if queues hold datagrams older than all that arrive from now on.
 pub(crate) fn has_leftovers(sock: &'static Sock, shared: &Shared) -> bool {
     is_draining(shared) && lane_queues(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
 }
 
-/// Adds the sockets of the queues of the lanes of `mask` to what is asked of ppoll(2), behind the
-/// first `count`.
+/// Adds the sockets of the queues of the lanes of `mask` to the entries for ppoll(2), after the
+/// first `count`. Returns the new count.
 pub(crate) fn append_pollfds(
     sock: &'static Sock,
     shared: &Shared,
@@ -127,13 +127,13 @@ pub(crate) fn append_pollfds(
 #[inline]
 fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
     let own = Holder::new(queue.terms().lease_id, thread::holder_token());
-    // Tokens of another program mean nothing here. When all of it is dead, the launcher breaks its
-    // lock.
+    // Only tokens of this program's leases can be checked. If all of another program is dead, the
+    // launcher breaks its lock.
     queue.lock(own, |holder| lease::is_own_lease(holder.lease()) && liveness::has_exited(holder.token()))
 }
 
-/// Receives from the queues of a lane for a call of the program: what the call returns, and of how
-/// many datagrams. None if they have nothing.
+/// Receives from the queues of a lane for a call of the program. Returns the call's result; none
+/// if the queues are empty.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
@@ -148,7 +148,7 @@ pub(crate) fn receive(
     })
 }
 
-/// Takes from one queue.
+/// Receives from one queue.
 fn recv_from(
     sock: &'static Sock,
     lease: &Lease,
@@ -201,7 +201,7 @@ fn recv_from(
     Some(if into.is_mmsg() { done as isize } else { answer })
 }
 
-/// What the calling thread has peeked at: the same again, of the same queue.
+/// Receives the datagram that the calling thread peeked at, from the same queue.
 pub(crate) fn receive_peeked(
     sock: &'static Sock,
     peeked: usize,
@@ -214,8 +214,8 @@ pub(crate) fn receive_peeked(
     recv_from(sock, lease, lane, number, queue, flags, into)
 }
 
-/// Bytes of the datagram that a receive from the lane would bring, and remembers it for that
-/// receive.
+/// Length of the datagram that the next receive from the lanes of `mask` would return. Records it
+/// as peeked, so that this receive returns it.
 pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Option<usize> {
     if !matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING) {
         return None;
@@ -235,7 +235,7 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
     })
 }
 
-/// What is left in the queues of a socket that is plain; none once there is nothing.
+/// Receives a datagram left in the queues of a plain socket; none once they are empty.
 #[cold]
 pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &RecvBufs) -> Option<isize> {
     let lease = sock.lease()?;
@@ -247,7 +247,7 @@ pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &R
     found
 }
 
-/// Sends a datagram through a queue: its length, or none if it has to go by the kernel's socket.
+/// Sends a datagram through a queue. Returns its length; none if the kernel's socket must send it.
 #[inline]
 pub(crate) fn send(
     sock: &'static Sock,
@@ -262,7 +262,7 @@ pub(crate) fn send(
     let Some(lease) = sock.lease() else { return flush_for_kernel() };
     let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
     let sent = out.len().zip(out.peer(lease.is_v6)).and_then(|(len, peer)| {
-        // A wildcard of IPv6 is one of IPv4, too.
+        // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
         let pair = AddrPair::new(local, peer.ip())?;
@@ -280,7 +280,7 @@ pub(crate) fn send(
     let Some((len, number)) = sent else { return flush_for_kernel() };
     report::record_frames(member, 0, 1);
     mark_pending(lease, number);
-    // While more waits, the program comes back for it, and its replies go together.
+    // While more frames wait, the program comes back for them, and its replies leave together.
     let waits = lane_queues(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
     let most = start::settings().map_or(1, |settings| settings.tx_frame_batch);
     if !waits || PENDING.with(|pending| pending.count.get()) >= most {
@@ -289,7 +289,7 @@ pub(crate) fn send(
     Some(len as isize)
 }
 
-/// The kernel's socket sends next: what was put into rings goes first, or it would be overtaken.
+/// The kernel's socket sends next: flush the rings first, so that the order stays.
 #[cold]
 fn flush_for_kernel() -> Option<isize> {
     flush();
@@ -307,7 +307,7 @@ fn next_hop(lease: &Lease, pair: &AddrPair) -> Option<NextHop> {
     found
 }
 
-/// Remembers that the kernel is to be told of a queue.
+/// Records that the kernel must be told of a queue's frames.
 fn mark_pending(lease: &Lease, number: usize) {
     PENDING.with(|pending| {
         if !ptr::eq(pending.lease.get(), lease) {
@@ -319,7 +319,7 @@ fn mark_pending(lease: &Lease, number: usize) {
     });
 }
 
-/// Tells the kernel of all that the calling thread has put into rings.
+/// Tells the kernel of all frames that the calling thread has put into rings.
 #[inline]
 pub(crate) fn flush() {
     PENDING.with(|pending| {
@@ -349,7 +349,7 @@ fn flush_pending(pending: &Pending) {
     real::set_errno(errno);
 }
 
-/// Gives the queues to the lanes that there are, in turn. Under the socket's lock.
+/// Distributes the queues round robin over the owned lanes. Requires the socket's lock.
 pub(crate) fn distribute(shared: &Shared) {
     let count = (shared.queue_count.load(Ordering::Relaxed) as usize).min(QUEUES_MAX);
     if count == 0 {
@@ -363,7 +363,7 @@ pub(crate) fn distribute(shared: &Shared) {
     }
 }
 
-/// One receiver with queues has a lane, too: the report shall say so.
+/// Reports lane 0 for the members of a socket with queues and one receiver.
 pub(crate) fn report_lanes(shared: &Shared) {
     if shared.mode() == MULTI_LANE {
         return;

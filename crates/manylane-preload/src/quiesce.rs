@@ -33,42 +33,41 @@ const DETACHING: u32 = 1;
 const DETACHED: u32 = 2;
 static STAGE: AtomicU32 = AtomicU32::new(ATTACHED);
 
-/// Threads of a process that can have a slot at a time; others are not waited for.
+/// Max threads of a process with a slot at a time; other threads are not waited for.
 const SLOTS_MAX: usize = 4096;
-/// Nanoseconds between two looks at the stage, or at slots.
+/// Nanoseconds between two checks of the stage, or of slots.
 const POLL_INTERVAL_NS: i64 = 100_000;
-/// Longest wait for threads to leave: one that was taken out of the library by `longjmp` never
-/// does.
+/// The longest wait for threads to leave. A thread that left the library by `longjmp` never does.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[repr(align(64))]
 struct Slot {
     is_taken: AtomicU32,
-    /// Calls that its thread is in: more than one in a signal handler. Written by that thread
-    /// alone.
+    /// Calls that its thread is in; more than one in a signal handler. Written only by that
+    /// thread.
     depth: AtomicU32,
-    /// It waits until the stage is `DETACHED`.
+    /// Its thread waits until the stage is `DETACHED`.
     is_parked: AtomicU32,
 }
 
 static SLOTS: [Slot; SLOTS_MAX] =
     [const { Slot { is_taken: AtomicU32::new(0), depth: AtomicU32::new(0), is_parked: AtomicU32::new(0) } };
         SLOTS_MAX];
-/// Slots behind these were never taken.
+/// Slots from here on were never taken.
 static TOP: AtomicU32 = AtomicU32::new(0);
-/// The thread-specific key whose destructor gives a slot back, and one; 0 before it exists.
+/// The thread-specific key whose destructor frees a slot, plus 1; 0 before it exists.
 static TLS_KEY: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static THREAD_SLOT: Cell<Option<&'static Slot>> = const { Cell::new(None) };
 }
 
-/// Once, at start.
+/// Runs once, at start.
 pub(crate) fn start() {
     let mut key = 0;
-    // SAFETY: `key` is written before it is read; the destructor is a function of ours that takes
-    // any argument.
+    // SAFETY: `key` is written before it is read; the destructor is our function and accepts any
+    // argument.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(release_slot)) } == 0 {
         TLS_KEY.store(key + 1, Ordering::Relaxed);
     }
@@ -76,13 +75,13 @@ pub(crate) fn start() {
 
 extern "C" fn release_slot(_: *mut c_void) {
     if let Some(slot) = THREAD_SLOT.with(|here| here.replace(None)) {
-        // A thread that was cancelled in a wait is still in.
+        // A thread that was cancelled in a wait has not left.
         slot.depth.store(0, Ordering::Relaxed);
         slot.is_taken.store(0, Ordering::Release);
     }
 }
 
-/// In the child of a fork: threads of the parent are not here.
+/// In the child of a fork: the parent's threads do not exist here.
 pub(crate) fn in_child() {
     for slot in used_slots() {
         slot.depth.store(0, Ordering::Relaxed);
@@ -117,15 +116,15 @@ fn thread_slot() -> Option<&'static Slot> {
     THREAD_SLOT.with(Cell::get)
 }
 
-/// The calling thread may make calls of the library's own until it says [`leave`]. False: never
-/// again, and the program's own call is to be made.
+/// Allows the calling thread system calls of the library's own until it calls [`leave`]. False:
+/// the library has detached for good, and the caller must make the program's own call.
 #[inline]
 pub(crate) fn enter() -> bool {
     let Some(slot) = thread_slot().or_else(alloc_slot) else { return !is_detaching() };
     let depth = slot.depth.load(Ordering::Relaxed);
     slot.depth.store(depth + 1, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    // Within another call of its own it may have locks, and is waited for.
+    // Within another call of its own it may hold locks: the detaching thread waits for it.
     if !is_detaching() || depth > 0 {
         return true;
     }
@@ -133,7 +132,7 @@ pub(crate) fn enter() -> bool {
     false
 }
 
-/// The calling thread makes no more calls but the program's.
+/// The calling thread makes only the program's own system calls from here on.
 #[inline]
 pub(crate) fn leave() {
     if let Some(slot) = thread_slot() {
@@ -141,14 +140,14 @@ pub(crate) fn leave() {
     }
 }
 
-/// True if threads that are in the library are to leave it, for good.
+/// True if threads must leave the library, for good.
 #[inline]
 pub(crate) fn is_detaching() -> bool {
     STAGE.load(Ordering::Relaxed) != ATTACHED
 }
 
-/// Makes the program's own call from within the library. If [`is_detaching`] after that, nothing
-/// else is to be done.
+/// Makes the program's own call from within the library. If [`is_detaching`] after that, the
+/// caller must do nothing else.
 #[inline]
 pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
     let Some(slot) = thread_slot() else { return own() };
@@ -163,8 +162,8 @@ pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
     answer
 }
 
-/// Leaves the library for good, when that is done with the sockets: the program's own call is to
-/// be made next.
+/// Leaves the library for good, once the detaching thread is done with the sockets. The caller
+/// then makes the program's own call.
 #[cold]
 pub(crate) fn park_and_leave() {
     park();
@@ -186,15 +185,15 @@ fn park() {
     real::set_errno(errno);
 }
 
-/// By the kernel's call: the C library's is one that the program sees through us.
+/// A direct system call: the C library's function is one that the library replaces.
 fn sleep() {
     let time = timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL_NS };
     // SAFETY: the kernel reads the time, which lives through the call, and writes nothing.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, ptr::null_mut::<timespec>()) };
 }
 
-/// All are to leave but the calling thread, which is in. False if they had been told so before:
-/// then they have left when this returns.
+/// Makes all threads leave but the calling one. False if another thread did so before: then they
+/// have left when this returns.
 pub(crate) fn start_detach() -> bool {
     if STAGE.compare_exchange(ATTACHED, DETACHING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
         barrier::fence_all_threads();
@@ -211,7 +210,7 @@ pub(crate) fn wait_for_others() {
     wait(|slot| slot.depth.load(Ordering::SeqCst) == 0 || slot.is_parked.load(Ordering::SeqCst) != 0);
 }
 
-/// All leave for good. When this returns, they make no calls but the program's.
+/// Detaches for good. When this returns, all threads make only the program's own calls.
 pub(crate) fn finish_detach() {
     STAGE.store(DETACHED, Ordering::SeqCst);
     wait(|slot| slot.depth.load(Ordering::SeqCst) == 0 && slot.is_parked.load(Ordering::SeqCst) == 0);

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_void};
 
-/// What a function returns.
+/// The return type of a function.
 pub(crate) trait FromSyscall {
-    /// What a system call returned, in the function's own type; -1 for one that cannot be called at
-    /// all.
+    /// Converts the result of a system call to the function's type; -1 stands for a function that
+    /// cannot be called at all.
     fn from_syscall(returned: libc::c_long) -> Self;
 }
 
@@ -38,9 +38,9 @@ impl FromSyscall for () {
     fn from_syscall(_: libc::c_long) {}
 }
 
-/// Finds the next function called `name` behind this library, and remembers it.
+/// Finds the next function called `name` after this library, and stores it.
 pub(crate) fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    // SAFETY: the name ends with a zero; the answer is an address that is only stored.
+    // SAFETY: the name ends with a zero; the result is an address that is only stored.
     let at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if !at.is_null() {
         cell.store(at, Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub(crate) fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// The calling thread's `errno`.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: the C library gives each thread a place of its own, which lives as long as the
+    // SAFETY: the C library gives each thread an `errno` of its own, which lives as long as the
     // thread.
     unsafe { *libc::__errno_location() }
 }
@@ -61,7 +61,7 @@ pub(crate) fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value }
 }
 
-/// Whether the calling thread runs a signal handler on a stack for that, which may be a small one.
+/// True if the calling thread runs a signal handler on an alternate stack, which may be small.
 #[cold]
 pub(crate) fn is_on_signal_stack() -> bool {
     let mut now = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
@@ -73,10 +73,10 @@ pub(crate) fn is_on_signal_stack() -> bool {
     }
 }
 
-/// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with
-/// `SYSCALL` the number to use before the C library's function was found, or where it has none.
-/// `[short]` marks a function that never waits, but may make system calls of the library's own
-/// (`quiesce.rs`). `| AFTER` takes its place while there are leftovers (`detached.rs`).
+/// Makes prototypes, lookups and exports from one list: `fn NAME(ARGS) -> RETURN, SYSCALL =
+/// OURS;`. `SYSCALL` is the number to use before the C library's function is found, or if it has
+/// none. `[short]` marks a function that never waits, but may make system calls of the library's
+/// own (`quiesce.rs`). `| AFTER` replaces it while there are leftovers (`detached.rs`).
 #[macro_export]
 macro_rules! interpose {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
@@ -85,7 +85,7 @@ macro_rules! interpose {
         struct Table { $($name: AtomicPtr<c_void>,)* }
         static TABLE: Table = Table { $($name: AtomicPtr::new(std::ptr::null_mut()),)* };
 
-        /// Looks every function up.
+        /// Looks up every function.
         pub(crate) fn find_all() {
             $($crate::real::find(
                 &TABLE.$name,
@@ -93,17 +93,17 @@ macro_rules! interpose {
             );)*
         }
 
-        /// The C library's functions. They are safe to call in the sense that matters here: each
-        /// gets either what the program gave to the function of that name, or references of ours
-        /// that live through the call.
+        /// The C library's functions. They are safe to call because each gets either the arguments
+        /// that the program passed to the function of that name, or references of ours that live
+        /// through the call.
         pub(crate) mod call {
             use super::*;
             $(
                 #[inline]
                 #[allow(non_snake_case, reason = "as the C library calls them")]
                 pub(crate) fn $name($($arg: $ty),*) -> $ret {
-                    /// Not looked up yet, or not there. Out of the way: it needs registers that the
-                    /// call itself does not.
+                    /// The function is not looked up yet, or missing. Out of line: it needs
+                    /// registers that the call itself does not.
                     #[cold]
                     #[inline(never)]
                     fn missing($($arg: $ty),*) -> $ret {
@@ -140,7 +140,7 @@ macro_rules! interpose {
             )*
         }
 
-        /// What the program calls.
+        /// The exported functions, which the program calls.
         mod exports {
             use super::*;
             $(
@@ -158,7 +158,7 @@ macro_rules! interpose {
     };
 }
 
-/// Calls a function of the library; `again` if the library stands aside.
+/// Calls a function of the library; `again` if the library has detached.
 #[macro_export]
 macro_rules! guarded_call {
     (, $ours:expr, $again:expr) => {
@@ -174,7 +174,7 @@ macro_rules! guarded_call {
     }};
 }
 
-/// Calls the function that takes the place of the program's own while there are leftovers.
+/// Calls the replacement of the program's own call while there are leftovers.
 #[macro_export]
 macro_rules! leftovers_first {
     ([] $args:tt) => {};

@@ -65,8 +65,8 @@ fn recvfrom_slow_path(
     from: *mut sockaddr,
     fromlen: *mut socklen_t,
 ) -> ssize_t {
-    // A receive that brings nothing leaves the length alone, so that a second try finds it as the
-    // program set it.
+    // A receive without a datagram leaves the length unchanged, so that a second attempt finds the
+    // program's value.
     let into = RecvBufs::Bytes { to, len, from, fromlen };
     let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
     slow_path(fd, flags, into, op, |got| (1, got))
@@ -95,7 +95,7 @@ fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
 
 #[inline]
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    // No bytes are asked for: read(2) takes no datagram then.
+    // No bytes are asked for: read(2) then takes no datagram.
     let flags = if len == 0 { SLOW_PATH_FLAGS } else { 0 };
     fast_path(
         (fd, to, len),
@@ -113,7 +113,7 @@ fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
         send_batch::flush();
         return call::read(found.err().unwrap_or(fd), to, len);
     }
-    // The program's own call on its own descriptor: that may be no socket any more.
+    // The program's own call on its own descriptor, which may no longer be a socket.
     let op = |at, more| {
         if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
     };
@@ -139,9 +139,9 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
     slow_path(fd, 0, RecvBufs::Iovecs { to, count: count as usize }, op, |got| (1, got))
 }
 
-/// Whether pieces have no room at all: readv(2) takes no datagram then, as read(2) does not.
+/// True if the iovecs have no room: readv(2), like read(2), then takes no datagram.
 fn is_empty(pieces: *const iovec, count: usize) -> bool {
-    // SAFETY: null, or the program's array of `count` pieces, which the kernel would read here,
+    // SAFETY: null, or the program's array of `count` iovecs, which the kernel would read here,
     // too.
     pieces.is_null() || (0..count).all(|nth| unsafe { (*pieces.wrapping_add(nth)).iov_len == 0 })
 }
@@ -209,7 +209,7 @@ pub(crate) fn recvmmsg(
         }
         return got;
     }
-    // The kernel looks at the time only after a datagram; so does this.
+    // The kernel checks the time only after a datagram; so does this.
     // SAFETY: null, or the program's timespec, which the kernel would read here, too.
     let limit = unsafe { timeout.as_ref() };
     let is_over = limit.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0);
@@ -220,8 +220,8 @@ pub(crate) fn recvmmsg(
     loop {
         let fill = done;
         let op = |fd, more| {
-            // The rest of the array; the kernel's own timeout is not used, since it would wait past
-            // it on one lane.
+            // The remaining messages. The kernel's own timeout is not used: on one lane it could
+            // wait past it.
             let at = messages.wrapping_add(fill as usize);
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
@@ -236,13 +236,13 @@ pub(crate) fn recvmmsg(
         }
         done += got as c_uint;
         let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-        // SAFETY: null, or the program's timespec, in which the kernel would write what is left,
-        // too.
+        // SAFETY: null, or the program's timespec, in which the kernel would write the remaining
+        // time, too.
         if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
             (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as i64, left.subsec_nanos().into());
         }
         let late = left.is_some_and(|left| left.is_zero());
-        // Without a wait, what one lane had is an answer; a further call looks at the others.
+        // Without a wait, the datagrams of one lane are enough: the next call polls the others.
         let nonblock =
             (flags & MSG_DONTWAIT) != 0 || table::sock(fd).and_then(Sock::shared).is_some_and(is_nonblocking);
         if done >= count || late || nonblock || flags & MSG_WAITFORONE != 0 {
@@ -251,14 +251,14 @@ pub(crate) fn recvmmsg(
     }
 }
 
-/// Whether a timeout is none that the kernel takes.
+/// True if the kernel refuses the timeout.
 fn is_invalid_timeout(timeout: *const timespec) -> bool {
     // SAFETY: null, or the program's timespec, which the kernel would read here, too.
     let timeout = unsafe { timeout.as_ref() };
     timeout.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
 }
 
-/// Datagrams and bytes of `got` messages behind the first `fill`.
+/// Datagrams and bytes of `got` messages after the first `fill`.
 fn sum_messages(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
     let filled = fill as usize..fill as usize + got.max(0) as usize;
     // SAFETY: the kernel has just filled these messages of the program's array.
@@ -270,7 +270,7 @@ fn is_nonblocking(shared: &'static Shared) -> bool {
     shared.nonblock.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the library has a say in what happens on a socket.
+/// True if the library still manages the socket.
 #[inline]
 pub(crate) fn is_managed(shared: &Shared) -> bool {
     match shared.mode() {
@@ -280,8 +280,7 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
     }
 }
 
-/// The socket that is received on, if the library has a say in it; if not, the number for the
-/// kernel.
+/// The socket behind `fd`, if the library manages it; else the descriptor to pass to the kernel.
 #[inline]
 fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
     let sock = hidden_fds::sock(fd)?;
@@ -293,12 +292,11 @@ fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
     Err(fd)
 }
 
-/// Flags with which a receive is not counted as one that brings a datagram of that length, or is
-/// none that waits.
+/// Flags with which a receive does not take a datagram, returns another length, or does not wait.
 const SLOW_PATH_FLAGS: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
 
-/// The one receiver of a socket makes the program's own call now. Not with flags that want more
-/// care.
+/// The only receiver of a socket is about to make the program's own call. None if it must not, or
+/// if the flags need the slow path.
 #[inline(always)]
 fn start_fast_path(place: &single_receiver::FastPath, flags: c_int) -> Option<&'static Member> {
     if flags & SLOW_PATH_FLAGS != 0 {
@@ -307,9 +305,9 @@ fn start_fast_path(place: &single_receiver::FastPath, flags: c_int) -> Option<&'
     place.start_wait()
 }
 
-/// Receives for the program: by its `own` call, at once, where the calling thread is the one
-/// receiver; else, and where that wait ended because it is not any more, `by_lane`, which gets the
-/// arguments of the call.
+/// Receives for the program. The only receiver of a socket makes its `own` call at once. All other
+/// threads, and one whose wait ended because it is no longer the only receiver, call `by_lane`
+/// with the arguments of the call.
 #[inline(always)]
 fn fast_path<A: Copy>(
     args: A,
@@ -321,7 +319,7 @@ fn fast_path<A: Copy>(
     if let Some(place) = single_receiver::find(fd)
         && let Some(member) = start_fast_path(place, flags)
     {
-        // In memory meanwhile, and not in registers that would have to be saved for each call.
+        // Kept in memory meanwhile: registers would have to be saved for each call.
         let kept = (fd, args);
         _ = black_box(&kept);
         let answer = own();
@@ -335,15 +333,15 @@ fn fast_path<A: Copy>(
     by_lane(args)
 }
 
-/// The program's own call failed, and says so, or is made `again`.
+/// The program's own call failed: returns the error, or receives `again`.
 #[cold]
 #[inline(never)]
 fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
     if should_retry(fd) { again() } else { -1 }
 }
 
-/// While it waited, a second receiver came: what ended the wait may be the bound that waits have
-/// since then.
+/// True if a second receiver joined during the wait: the bound that waits have since then may have
+/// ended it.
 #[cold]
 fn should_retry(fd: c_int) -> bool {
     let goes_on = || match real::errno() {
@@ -359,14 +357,14 @@ fn has_no_timeout(fd: c_int) -> bool {
     shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
 }
 
-/// A receive failed: whether that is because the descriptor was closed past the library, and means
-/// something else, or nothing.
+/// A receive failed: true if the descriptor was closed unseen, and is closed now or means
+/// something else.
 fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
     matches!(real::errno(), EBADF | ENOTSOCK) && !identity::revalidate(sock, fd)
 }
 
-/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a
-/// frame would go; `size` says how many datagrams and bytes an answer means.
+/// Receives for the program. `op` receives on a descriptor, with further flags. `into` describes
+/// the buffers. `size` returns the datagrams and bytes of a result.
 fn slow_path(
     fd: c_int,
     flags: c_int,
@@ -393,7 +391,7 @@ fn slow_path(
     detached::receive(fd, flags, &into, || op(fd, 0))
 }
 
-/// Receives on a socket that the library has a say in. None: it stands aside.
+/// Receives on a socket that the library manages. None: the library has detached.
 #[inline]
 fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
     sock: &'static Sock,
@@ -454,7 +452,7 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
             lanes::try_create(sock, shared, fd);
         }
     }
-    // Woken like others for one datagram that another one got: it came to receive all the same.
+    // Woken for a datagram that another thread got: this thread came back all the same.
     if answer < 0 && shared.mode() == OBSERVING && real::errno() == EAGAIN {
         let receives = member.receives.load(Ordering::Relaxed);
         if receives < lanes::PROVEN_RECEIVES_MIN {

@@ -12,17 +12,17 @@ use libc::{c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 
 use crate::real;
 
-/// Pieces that the kernel takes for one message.
+/// Max iovecs that the kernel accepts for one message.
 const IOVECS_MAX: usize = 1024;
-/// Of the kernel alone, in calls of programs of 32 bits.
+/// Set only by the kernel, for calls of 32-bit programs.
 const MSG_CMSG_COMPAT: c_int = 1 << 31;
 
-/// Where a call of the program wants what it receives.
+/// The program's buffers for one receive call.
 #[derive(Clone, Copy)]
 pub(crate) enum RecvBufs {
-    /// Some bytes, and an address, which may be null.
+    /// A buffer, and an address, which may be null.
     Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
-    /// Pieces without an address.
+    /// Iovecs without an address.
     Iovecs { to: *const iovec, count: usize },
     /// A message.
     Message(*mut msghdr),
@@ -30,12 +30,12 @@ pub(crate) enum RecvBufs {
     Messages { to: *mut mmsghdr, count: usize },
 }
 
-/// A datagram, as the library has it.
+/// A datagram in the library's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct DatagramRef<'a> {
     /// The sender's address, as the kernel writes it.
     pub(crate) name: &'a [u8],
-    /// One behind the other.
+    /// Two parts, one after the other.
     pub(crate) payload: [&'a [u8]; 2],
 }
 
@@ -44,17 +44,17 @@ impl DatagramRef<'_> {
         self.payload[0].len() + self.payload[1].len()
     }
 
-    /// Copies up to `most` bytes from `from` on.
+    /// Copies at most `most` bytes from offset `from`.
     ///
     /// # Safety
-    /// There is room for them at `to`.
+    /// `to` must have room for them.
     unsafe fn copy(&self, from: usize, to: *mut u8, most: usize) -> usize {
         let [near, far] = self.payload;
         let first = near.get(from..).unwrap_or_default();
         let first = &first[..first.len().min(most)];
         let rest = far.get(from.saturating_sub(near.len())..).unwrap_or_default();
         let rest = &rest[..rest.len().min(most - first.len())];
-        // SAFETY: the caller has room for `most`, which both are not longer than together.
+        // SAFETY: the caller has room for `most`, and both parts together are not longer.
         unsafe {
             ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
             ptr::copy_nonoverlapping(rest.as_ptr(), to.wrapping_add(first.len()), rest.len());
@@ -64,7 +64,7 @@ impl DatagramRef<'_> {
 }
 
 impl RecvBufs {
-    /// Most datagrams that fit.
+    /// Max datagrams that fit.
     pub(crate) fn capacity(&self) -> usize {
         match self {
             Self::Messages { count, .. } => *count,
@@ -72,20 +72,20 @@ impl RecvBufs {
         }
     }
 
-    /// Whether the call returns how many datagrams there were, not how long one was.
+    /// True if the call returns the number of datagrams, not the length of one.
     pub(crate) fn is_mmsg(&self) -> bool {
         matches!(self, Self::Messages { .. })
     }
 
-    /// Whether the kernel refuses the call by its arguments alone, and takes no datagram for it:
-    /// for the kernel to say why. `nth`: of several messages, the one that comes next.
+    /// True if the kernel refuses the call because of its arguments alone, without taking a
+    /// datagram: then the kernel reports the error. `nth`: the next one of several messages.
     pub(crate) fn is_invalid(&self, nth: usize, flags: c_int) -> bool {
         match *self {
             Self::Bytes { .. } => false,
             Self::Iovecs { to, count } => is_iov_invalid(to, count),
             Self::Message(message) => is_msghdr_invalid(message, flags),
             Self::Messages { to, .. } => {
-                // SAFETY: the address of a part of the program's array of at least so many
+                // SAFETY: the address of a part of the program's array, which has more than `nth`
                 // messages.
                 to.is_null()
                     || is_msghdr_invalid(unsafe { &raw const (*to.wrapping_add(nth)).msg_hdr }, flags)
@@ -93,9 +93,9 @@ impl RecvBufs {
         }
     }
 
-    /// Puts the datagram number `nth` of the call where the program wants it; what the call would
-    /// return for it, or -1 where the kernel would have taken the datagram and lost it over what it
-    /// finds then.
+    /// Writes datagram `nth` of the call into the program's buffers. Returns what the call would
+    /// return for it, or -1 where the kernel would have taken the datagram and lost it over an
+    /// error found then.
     ///
     /// The pointers are the program's, in its own call: the kernel would write to the same places.
     pub(crate) fn write(&self, nth: usize, parcel: &DatagramRef<'_>, flags: c_int) -> isize {
@@ -109,7 +109,7 @@ impl RecvBufs {
             Self::Message(message) => write_message(message, parcel, flags),
             Self::Messages { to, .. } => {
                 let message = to.wrapping_add(nth);
-                // SAFETY: the program's array of at least so many messages.
+                // SAFETY: the program's array, which has more than `nth` messages.
                 let kept = unsafe { write_message(&raw mut (*message).msg_hdr, parcel, flags) };
                 if let Ok(kept) = kept {
                     let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
@@ -130,7 +130,7 @@ impl RecvBufs {
     }
 }
 
-/// Whether recvmsg(2) refuses a message as the program gives it.
+/// True if recvmsg(2) refuses the program's message.
 fn is_msghdr_invalid(message: *const msghdr, flags: c_int) -> bool {
     // SAFETY: null, or the program's message, which the kernel would read.
     let Some(message) = (unsafe { message.as_ref() }) else { return true };
@@ -140,14 +140,14 @@ fn is_msghdr_invalid(message: *const msghdr, flags: c_int) -> bool {
         || is_iov_invalid(message.msg_iov, message.msg_iovlen)
 }
 
-/// Whether the kernel takes an array of pieces for none.
+/// True if the kernel refuses an array of iovecs.
 fn is_iov_invalid(pieces: *const iovec, count: usize) -> bool {
-    // SAFETY: not null, and the program's array of `count` pieces, which the kernel would read.
+    // SAFETY: not null, and the program's array of `count` iovecs, which the kernel would read.
     let is_long = |nth| unsafe { (*pieces.wrapping_add(nth)).iov_len > isize::MAX as usize };
     count > IOVECS_MAX || count > 0 && (pieces.is_null() || (0..count).any(is_long))
 }
 
-/// The sender's address, as much of it as there is room for.
+/// Writes as much of the sender's address as there is room for.
 fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(), c_int> {
     if to.is_null() {
         return Ok(());
@@ -160,7 +160,7 @@ fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(),
     if c_int::try_from(room).is_err() {
         return Err(EINVAL);
     }
-    // SAFETY: the program's room for an address, of the length that it gives; its length, as above.
+    // SAFETY: the program's room for an address, of the length that it gives; length as above.
     unsafe {
         ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), name.len().min(room as usize));
         *len = name.len() as socklen_t;
@@ -168,10 +168,10 @@ fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(),
     Ok(())
 }
 
-/// Fills one message, and says how much of the payload it took.
+/// Fills one message. Returns the bytes of the payload that fitted.
 fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -> Result<usize, c_int> {
-    // SAFETY: the program's message, which the kernel would read and write here; nobody else of
-    // ours has a reference to it.
+    // SAFETY: the program's message, which the kernel would read and write here; the library has
+    // no other reference to it.
     let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
     let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
     write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
@@ -180,14 +180,14 @@ fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -
     Ok(kept)
 }
 
-/// Copies into the program's pieces, and says how much they took.
+/// Copies into the program's iovecs. Returns the bytes that fitted.
 fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
     let mut done = 0;
     for nth in 0..count {
         if done == parcel.len() {
             break;
         }
-        // SAFETY: the program's array of `count` pieces.
+        // SAFETY: the program's array of `count` iovecs.
         let piece = unsafe { &*to.wrapping_add(nth) };
         if piece.iov_base.is_null() && piece.iov_len > 0 {
             return Err(EFAULT);

@@ -38,15 +38,15 @@ use crate::{
     sockopt, start, thread,
 };
 
-/// What one try on one descriptor brought.
+/// Result of one attempt on one descriptor.
 enum TryRecv {
-    /// The answer of the call, to be given to the program.
+    /// The call's result, to be returned to the program.
     Done(isize),
-    /// Nothing there.
+    /// No datagram.
     WouldBlock,
 }
 
-/// One call of the program.
+/// One receive call of the program.
 pub(crate) struct RecvCall<'a, Op> {
     pub(crate) sock: &'static Sock,
     pub(crate) shared: &'a Shared,
@@ -56,34 +56,34 @@ pub(crate) struct RecvCall<'a, Op> {
     pub(crate) flags: c_int,
     pub(crate) bufs: RecvBufs,
     pub(crate) op: Op,
-    /// The answer was taken ahead, by a call that counted already.
+    /// The result came from a prefetch, by a system call that was counted before.
     pub(crate) was_prefetched: Cell<bool>,
     pub(crate) signals: signals::DeferredSignals,
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
-    /// The answer, and whether it came from a lane that is not the caller's. None: the library
-    /// stands aside.
+    /// The call's result, and whether it came from a lane that is not the caller's. None: the
+    /// library has detached.
     pub(crate) fn run(&self) -> Option<(isize, bool)> {
         let answer = self.retry();
         self.signals.release();
         answer
     }
 
-    /// Before a wait that may be renewed: a signal is to interrupt it whenever it comes.
+    /// Defers signals before a wait that may restart, so that none is lost between its parts.
     fn defer_signals(&self) {
         if self.is_interruptible() {
             self.signals.defer();
         }
     }
 
-    /// Whether a handler interrupts the call.
+    /// True if a signal handler interrupts the call.
     fn is_interruptible(&self) -> bool {
         !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
     }
 
-    /// Before the first wait of the call, where a handler would interrupt it: what is there
-    /// already, or signals are held back.
+    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
+    /// datagram, or defers signals.
     fn poll_first(&self, lane: usize) -> Option<isize> {
         let poll_now = || match self.try_lane(lane) {
             TryRecv::Done(answer) => Some(answer),
@@ -116,8 +116,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 }
                 SINGLE if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 SINGLE => {
-                    // SeqCst, as where lanes are made: a mode that has changed is seen here, or
-                    // this state there.
+                    // SeqCst, as where lanes are created: either this thread sees the changed
+                    // mode, or the other one sees this state.
                     self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
                     if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
                         self.member.state.store(BUSY, Ordering::Release);
@@ -125,7 +125,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     }
                     let answer = quiesce::run_outside(|| (self.op)(self.fd, 0));
                     if quiesce::is_detaching() {
-                        // What ended it may be a bound of ours.
+                        // Our own bound may have ended it.
                         let goes_on = answer < 0 && self.should_wait_again(&mut until);
                         return (!goes_on).then_some((answer, false));
                     }
@@ -165,7 +165,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 }
                 _ => return Some(((self.op)(self.fd, 0), false)),
             }
-            // A wait that brought nothing: the descriptor may be closed by now, past the library.
+            // The wait brought no datagram: the descriptor may have been closed unseen.
             if !identity::revalidate(self.sock, self.fd) {
                 return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
             }
@@ -174,13 +174,13 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// One try on a lane, without waiting: its queues, if it has any, and its kernel socket.
+    /// One attempt on a lane, without waiting: its queues, if it has any, and its kernel socket.
     #[inline]
     fn try_lane(&self, lane: usize) -> TryRecv {
         if !queues::is_open(self.shared) {
             return self.try_kernel(lane);
         }
-        // Its companion has a turn, too, should the queues never be empty.
+        // Check the companion now and then, in case the queues are never empty.
         if self.member.heartbeat.load(Ordering::Relaxed).is_multiple_of(queues::KERNEL_RECV_INTERVAL)
             && let TryRecv::Done(answer) = self.try_kernel(lane)
         {
@@ -193,7 +193,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         self.try_kernel(lane)
     }
 
-    /// One try on what was peeked at.
+    /// One attempt on the datagram that was peeked at.
     fn try_peeked(&self, peeked: usize) -> TryRecv {
         match queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs) {
             Some(answer) => TryRecv::Done(answer),
@@ -201,8 +201,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// One receiver, or several that have no lanes of their own yet, with queues: all are those of
-    /// lane 0.
+    /// With queues: one receiver, or several that have no lanes of their own yet. All queues
+    /// belong to lane 0.
     fn recv_with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
         if let Some(peeked) = thread::take_peeked(self.sock)
             && let TryRecv::Done(answer) = self.try_peeked(peeked)
@@ -225,8 +225,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Waits for a lane's queues and its kernel socket for a slice at most; what a receive on the
-    /// socket would have returned.
+    /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
+    /// receive on the socket would have returned.
     fn wait_for_queues(&self, lane: usize) -> isize {
         if let TryRecv::Done(answer) = self.try_lane(lane) {
             return answer;
@@ -249,9 +249,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// One try on what was taken ahead of a lane, and for its owner on what there is to take. No
-    /// answer: the kernel is to be asked for one. `sleeps`: where this brings nothing, the caller
-    /// sleeps.
+    /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
+    /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
     fn try_prefetch(&self, hold: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
         let take = || {
             let answer = hold.recv(self.flags, &self.bufs)?;
@@ -270,7 +269,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         match hold.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
             FillResult::Ready => {
                 let got = take();
-                // One call of the kernel, and this one has the first that it brought.
+                // The call to the kernel counts for the first datagram that it brought.
                 self.was_prefetched.set(false);
                 got
             }
@@ -280,8 +279,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Whether the lane is the caller's own, and nobody else's, and nothing of it comes any other
-    /// way.
+    /// True if the caller owns the lane and does not share it, and its datagrams come from its
+    /// kernel socket only.
     fn can_prefetch(&self, lane: usize) -> bool {
         self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
             && self.member.lane.load(Ordering::Relaxed) == lane as i32
@@ -291,8 +290,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             && active_set::can_prefetch(self.shared)
     }
 
-    /// Waits for a lane's kernel socket for a slice at most, with the program's signals; what a
-    /// receive would have returned.
+    /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
+    /// Returns what a receive would have returned.
     fn wait_with_mask(&self, lane: usize) -> isize {
         let fd = self.sock.fd_of(lane, self.fd);
         let mut at = pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -300,12 +299,12 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let mask = self.signals.wait_mask(std::ptr::null());
         match call::ppoll(&raw mut at, 1, &raw const slice, mask) {
             ready if ready < 0 => -1,
-            // What a poll tells of may not be there to be received: then there was none.
+            // A datagram that poll reports may be gone: then the result is EAGAIN.
             _ => (self.op)(fd, MSG_DONTWAIT),
         }
     }
 
-    /// One try on a lane's kernel socket, without waiting.
+    /// One attempt on a lane's kernel socket, without waiting.
     #[inline]
     fn try_kernel(&self, lane: usize) -> TryRecv {
         if start::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
@@ -334,8 +333,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// A pause before a wait on the caller's own lane, if one pays: see `rx_coalesce.rs`. What it
-    /// brought, if it brought anything.
+    /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
+    /// the result if the call is over.
     fn rx_coalesce(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
         self.start_timeout(until);
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -356,7 +355,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         rx_coalesce::before_sleep(lane, left, poll_now, rest)
     }
 
-    /// Waits on a lane for a slice at most.
+    /// Waits on a lane for at most a slice.
     fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> TryRecv {
         self.start_timeout(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
@@ -384,7 +383,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if self.should_wait_again(until) { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
     }
 
-    /// A wait ended without a datagram: whether the program would still be waiting.
+    /// A wait ended without a datagram: true if the program would still be waiting.
     fn should_wait_again(&self, until: &mut Option<Instant>) -> bool {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
         match real::errno() {
@@ -393,14 +392,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 let until = *until.get_or_insert_with(|| Instant::now() + Duration::from_micros(timeout));
                 Instant::now() < until
             }
-            // With a timeout of its own, the kernel would not have gone on, either.
+            // With a timeout of its own, the kernel would not have restarted the call.
             EINTR => timeout == 0 && signals::should_restart(),
             _ => false,
         }
     }
 
-    /// Mode `MULTI_LANE`: the answer, or nothing when the mode may have changed. `again`: after a
-    /// wait of the same call.
+    /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
+    /// of the same call.
     fn recv_multi_lane(
         &self,
         nonblock: bool,
@@ -408,15 +407,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         until: &mut Option<Instant>,
     ) -> Option<(isize, bool)> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
-        // 1. What was peeked at.
+        // 1. The lane that was peeked at.
         if let Some(lane) = thread::take_peeked(self.sock)
             && let TryRecv::Done(answer) = self.try_peeked(lane)
         {
             return Some((answer, own != Some(lane & 0xff)));
         }
-        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others'
-        // owners are there, and at what they have kept to be sent. So does who waits, after each
-        // slice, which is only sooner.
+        // A thread that always finds datagrams in its own lane also checks now and then that the
+        // other owners are alive, and sends their overdue replies. A thread that waits does so
+        // after each slice, which is sooner.
         let now_and_then = self.member.heartbeat.load(Ordering::Relaxed) % 16 < 2;
         if now_and_then {
             uncovered(self.sock, self.shared, own);
@@ -424,7 +423,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if now_and_then || again {
             send_batch::flush_overdue(self.sock, self.shared, self.fd);
         }
-        // 2. What is older than the lanes, or was left behind in one.
+        // 2. Lanes to drain first.
         let first = self.shared.drain_first.load(Ordering::Acquire);
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
@@ -440,7 +439,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
         }
         let Some(own) = own else { return self.recv_any(nonblock, until) };
-        // 3. The caller's own lane, 4. lanes whose owners are not waiting.
+        // 3. The caller's own lane, 4. lanes whose owners do not wait.
         if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
             if let TryRecv::Done(answer) = self.try_lane(own) {
                 return Some((answer, false));
@@ -458,7 +457,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         {
             return Some((answer, false));
         }
-        // Others may have taken meanwhile what was held.
+        // Other threads may have taken the prefetched datagrams meanwhile.
         send_batch::flush();
         if rx_coalesce::can_coalesce(self.shared)
             && let Some(answer) = self.rx_coalesce(own, until)
@@ -467,8 +466,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
         match self.wait_on(own, until) {
             TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
-            // The slice is over, or the program's own time: a last look at the others in either
-            // case.
+            // The slice or the program's own timeout is over: in both cases poll the other lanes
+            // once more.
             outcome => match (self.poll_others(own), outcome) {
                 (TryRecv::Done(answer), _) => Some((answer, true)),
                 (TryRecv::WouldBlock, TryRecv::Done(_)) => {
@@ -480,7 +479,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// A thread without a lane takes from all of them.
+    /// A thread without a lane receives from all of them.
     fn recv_any(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
         if let TryRecv::Done(answer) = self.steal(None) {
             return Some((answer, true));
@@ -512,14 +511,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         None
     }
 
-    /// After a slice: what waits in lanes.
+    /// After a slice: receives from uncovered lanes.
     fn poll_others(&self, own: usize) -> TryRecv {
         active_set::after_slice(self.sock, self.shared);
         self.steal(Some(own))
     }
 
-    /// Looks at the lanes that are nobody's business at the moment, and takes from one that has
-    /// something. A guest looks at all.
+    /// Polls the uncovered lanes, and receives from one that has a datagram. A thread without a
+    /// lane polls all.
     fn steal(&self, own: Option<usize>) -> TryRecv {
         let errno = real::errno();
         let mask = match own {
@@ -550,8 +549,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         TryRecv::WouldBlock
     }
 
-    /// Mode PLAIN, while lanes still hold something: the kernel tells of an error of the socket
-    /// before all that is queued.
+    /// Mode PLAIN, while lanes still hold datagrams: the kernel reports a pending socket error
+    /// before any queued datagram.
     fn pending_error(&self) -> Option<isize> {
         let error = if is_managed(self.shared) {
             sockopt::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)
@@ -564,7 +563,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         })
     }
 
-    /// Mode PLAIN: what lanes still hold goes first; it is older.
+    /// Mode PLAIN: receives the datagrams that lanes still hold, which are older.
     fn drain_retired(&self) -> Option<isize> {
         if queues::is_draining(self.shared) {
             if let Some(peeked) = thread::take_peeked(self.sock)
@@ -578,7 +577,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
         let retired = self.shared.retired.load(Ordering::Acquire);
         if retired & prefetch::PREFETCH_BIT != 0 {
-            // Of any lane: it is older than what the kernel has.
+            // Prefetches of any lane: their datagrams are older than the kernel's.
             if let Some(peeked) = thread::take_peeked(self.sock)
                 && let Some(hold) = prefetch::for_lane(self.sock, peeked & 0xff)
                 && let Some(TryRecv::Done(answer)) = self.try_prefetch(hold, peeked & 0xff, false)
@@ -599,8 +598,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     }
 }
 
-/// Receives the next datagram that the lanes of a plain socket still hold, without waiting; none if
-/// they are empty.
+/// Receives the next datagram that the lanes of a plain socket still hold, without waiting; none
+/// if they are empty.
 pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
     sock: &'static Sock,
     shared: &Shared,
@@ -608,17 +607,17 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
     into: RecvBufs,
     op: Op,
 ) -> Option<isize> {
-    // A member's lane does not matter any more: none has one.
+    // In a plain socket no member has a lane: any member will do.
     let member = thread::cached_member(sock, shared).unwrap_or(&shared.members[0]);
     let signals = signals::DeferredSignals::new();
     RecvCall { sock, shared, member, fd, flags: 0, bufs: into, op, was_prefetched: Cell::new(false), signals }
         .drain_retired()
 }
 
-/// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a
-/// poll that tells of what cannot be received, a socket that somebody else made non-blocking, a
-/// thread without a lane that is always woken together with the owner of one and too late), the
-/// thread sleeps all the same.
+/// Counts waits of one call that brought no datagram. Each should last for a slice. It may not
+/// (poll reports data that cannot be received, another process made the socket non-blocking, a
+/// thread without a lane always wakes with the owner of one, and too late). Then the thread sleeps
+/// for a slice.
 #[derive(Default)]
 struct Backoff {
     count: u32,
@@ -626,12 +625,12 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Waits that are measured together.
+    /// Waits that are timed together.
     const ROUNDS_MAX: u32 = 16;
 
     #[inline]
     fn backoff(&mut self) {
-        // What a signal interrupts may be short.
+        // A wait that a signal interrupted may be short.
         if real::errno() != EAGAIN {
             return;
         }
@@ -643,8 +642,8 @@ impl Backoff {
         let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
         if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
             let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-            // An empty entry, so that this is told from a pause, which has none, in
-            // `/proc/PID/task/TID/syscall`.
+            // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
+            // has none.
             let mut none = pollfd { fd: -1, events: 0, revents: 0 };
             call::ppoll(&raw mut none, 1, &raw const slice, std::ptr::null());
         }

@@ -16,18 +16,17 @@ use crate::start;
 use crate::table::{self, Entry};
 
 static REPORT: OnceLock<ReportFile> = OnceLock::new();
-/// The descriptor that programs which this one starts inherit; negative if there is none.
+/// The descriptor that child programs inherit; negative if there is none.
 static REPORT_FD: AtomicI32 = AtomicI32::new(-1);
 
-/// Maps the report, if there is one. A path that does not lead to one costs a line on standard
-/// error.
+/// Maps the report, if there is one. An invalid path is reported in one line on standard error.
 pub(crate) fn start() {
     let Some(path) = start::settings().and_then(|settings| settings.report.as_ref()) else { return };
     match ReportFile::find(path) {
         Ok((file, inherited)) => {
             _ = REPORT.set(file);
             if let Some(fd) = inherited {
-                // Of the program's descriptors it is none, but what the program starts inherits it.
+                // Hidden from the program, but inherited by programs that it starts.
                 table::set(fd, Entry::Hidden);
                 REPORT_FD.store(fd, Ordering::Relaxed);
             }
@@ -37,7 +36,7 @@ pub(crate) fn start() {
     count_process();
 }
 
-/// Whether a descriptor is the report's.
+/// True if `fd` is the report's descriptor.
 pub(crate) fn is_report_fd(fd: c_int) -> bool {
     REPORT_FD.load(Ordering::Relaxed) == fd
 }
@@ -46,7 +45,7 @@ fn report() -> Option<&'static Report> {
     REPORT.get().map(ReportFile::report)
 }
 
-/// A process that has the library: one that started, or was forked.
+/// Counts a process that has the library: one that started, or was forked.
 pub(crate) fn count_process() {
     if let Some(report) = report() {
         report.header.processes.fetch_add(1, Ordering::Relaxed);
@@ -54,19 +53,19 @@ pub(crate) fn count_process() {
     }
 }
 
-/// Whether somebody reads what is counted.
+/// True if there is a report.
 pub(crate) fn is_open() -> bool {
     report().is_some()
 }
 
-/// A UDP socket was bound to a port that is taken.
+/// Counts a UDP socket bound to a port that may have lanes.
 pub(crate) fn count_socket() {
     if let Some(report) = report() {
         report.header.sockets.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A socket became plain, or stays so.
+/// Counts why a socket became plain, or stays so.
 pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
     let Some(report) = report() else { return };
     let slot = &report.reasons[reason as usize];
@@ -77,7 +76,7 @@ pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
     slot.count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Claims a slot for a thread that receives; the answer is what [`Member::slot`] holds.
+/// Claims a slot for a thread that receives. Returns the value of [`Member::slot`].
 pub(crate) fn claim_slot(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
     let Some(report) = report() else { return 0 };
     for wanted in [FREE, ENDED] {
@@ -111,8 +110,8 @@ pub(crate) fn claim_slot(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 
     0
 }
 
-/// Where a member is counted. By number: other processes may write what is known of members, and
-/// none of it is an address.
+/// The report slot of a member. By index, not address: other processes may write the members,
+/// which must hold no pointers.
 #[inline]
 pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
     let slot = member.slot.load(Ordering::Relaxed);
@@ -120,12 +119,12 @@ pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
 }
 
 fn add(cell: &AtomicU64, n: u64) {
-    // One writer: a load and a store are enough, and no bus is locked.
-    // Others may write it all the same, who have the report mapped: it is no number to rely on.
+    // One writer: a load and a store are enough, without a locked instruction. Other processes
+    // have the report mapped and may write it all the same: never rely on the number.
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
-/// A call of the program brought datagrams; without a call of the kernel's, if they were `held`.
+/// Counts datagrams that a call of the program received. `held`: without a call to the kernel.
 #[inline]
 pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helped: bool, held: bool) {
     let Some(slot) = slot_of(member) else { return };
@@ -137,7 +136,7 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     }
 }
 
-/// Of what was received and sent, so many datagrams were frames.
+/// Counts datagrams received and sent as frames.
 #[inline]
 pub(crate) fn record_frames(member: &Member, received: u64, sent: u64) {
     let Some(slot) = slot_of(member) else { return };
@@ -145,7 +144,7 @@ pub(crate) fn record_frames(member: &Member, received: u64, sent: u64) {
     add(&slot.tx_frames, sent);
 }
 
-/// A call of the program sent datagrams.
+/// Counts datagrams that a call of the program sent.
 #[inline]
 pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
     if let Some(slot) = slot_of(member) {
@@ -153,7 +152,7 @@ pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
     }
 }
 
-/// A call of the program sent a datagram that was kept, or went with those that were.
+/// Counts a datagram of the program that was queued, or sent with queued ones.
 #[inline]
 pub(crate) fn record_batched(member: &Member, bytes: u64) {
     let Some(slot) = slot_of(member) else { return };
@@ -161,7 +160,7 @@ pub(crate) fn record_batched(member: &Member, bytes: u64) {
     add(&slot.tx_bytes, bytes);
 }
 
-/// What was kept went out with so many calls of the kernel.
+/// Counts the calls to the kernel that sent queued replies.
 pub(crate) fn record_send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
         add(&slot.tx_batches, calls);
@@ -182,7 +181,7 @@ pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
     add(&slot.tx_batches, 1);
 }
 
-/// A member got a lane, or lost it; `inode` is the number of the kernel socket that it has now.
+/// Records that a member got or lost a lane; `inode` is that of its present kernel socket.
 pub(crate) fn record_lane(member: &Member, lane: c_int, inode: u64) {
     if let Some(slot) = slot_of(member) {
         slot.inode.store(inode, Ordering::Relaxed);
@@ -190,7 +189,7 @@ pub(crate) fn record_lane(member: &Member, lane: c_int, inode: u64) {
     }
 }
 
-/// A member is gone: its counts stay.
+/// The member is gone: its counts stay in the report.
 pub(crate) fn release_slot(member: &Member) {
     if let Some(slot) = slot_of(member) {
         slot.state.store(ENDED, Ordering::Release);

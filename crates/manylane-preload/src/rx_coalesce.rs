@@ -31,25 +31,24 @@ use manylane_sys::{cpu, tick};
 use crate::sock::{MULTI_LANE, Shared};
 use crate::{queues, start};
 
-/// A pause lasts for so many times what it costs the thread that pauses: at most half a percent of
-/// a core goes into pauses. The interrupt and the scheduler, which nobody counts here, cost several
-/// times as much, and so does the system call by system call of a program that takes one datagram
-/// at a time: pauses that bring two or three datagrams save nothing.
+/// Length of a delay as a multiple of what it costs its thread: delays use at most half a percent
+/// of a core. The interrupt and the scheduler are not counted, and cost several times as much. So
+/// do the system calls of a program that receives one datagram at a time: a delay that brings it
+/// two or three datagrams saves nothing.
 const DELAY_COST_FACTOR: u32 = 200;
 const DELAY_MIN: Duration = Duration::from_micros(50);
 const DELAY_MAX: Duration = Duration::from_micros(500);
 
-/// Pauses that are measured, and how long they are.
+/// Delays that are measured, and their length until then.
 const COST_SAMPLES: u32 = 16;
 const DELAY_INITIAL: Duration = Duration::from_micros(200);
 
-/// A pause is tried in so many that would not pay, to learn anew what it brings.
+/// One in n of the delays that would not pay is tried, to measure again what it brings.
 const PROBE_INTERVAL: u32 = 64;
-/// What averages are counted in.
+/// Units per datagram in averages.
 const AVERAGE_SCALE: u64 = 8;
 
-/// Nanoseconds that the first pauses and the first sleeps cost this process, and how many of them
-/// were measured.
+/// CPU nanoseconds of the first delays, or of the first sleeps, of this process, and their number.
 struct Cost {
     nanos: AtomicU64,
     samples: AtomicU32,
@@ -59,7 +58,7 @@ static DELAY_COST: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::n
 static SLEEP_COST: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::new(0) };
 
 impl Cost {
-    /// On the average, once it is known.
+    /// The average, once it is known.
     fn average(&self) -> Option<u64> {
         let samples = self.samples.load(Ordering::Relaxed);
         (samples >= COST_SAMPLES).then(|| self.nanos.load(Ordering::Relaxed) / u64::from(samples))
@@ -73,21 +72,21 @@ impl Cost {
 
 struct ThreadCoalesce {
     coalesce: Cell<Option<RxCoalesce>>,
-    /// Datagrams since the last sleep or pause.
+    /// Datagrams since the last sleep or delay.
     received: Cell<usize>,
-    /// That was a pause.
+    /// The last one was a delay.
     was_delayed: Cell<bool>,
-    /// What a sleep and what a pause brings on the average, in [`AVERAGE_SCALE`] of a datagram.
+    /// Average datagrams per sleep and per delay, in units of 1/[`AVERAGE_SCALE`].
     per_sleep: Cell<u64>,
     per_delay: Cell<u64>,
-    /// Pauses that did not pay since one was tried.
+    /// Delays skipped as not worthwhile since the last one was tried.
     skipped: Cell<u32>,
-    /// CPU time when a sleep began that is measured.
+    /// CPU time at the start of a measured sleep.
     sleep_start: Cell<Option<Duration>>,
 }
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static THREAD_COALESCE: ThreadCoalesce = const {
         ThreadCoalesce {
             coalesce: Cell::new(None),
@@ -101,7 +100,7 @@ thread_local! {
     };
 }
 
-/// Whether a wait for this socket may be worth a pause: two lanes at least have owners.
+/// True if a delay may pay for this socket: at least two lanes have owners, or queues are open.
 #[inline]
 pub(crate) fn can_coalesce(shared: &Shared) -> bool {
     let owned = |owner: &&AtomicU32| owner.load(Ordering::Relaxed) != 0;
@@ -109,7 +108,7 @@ pub(crate) fn can_coalesce(shared: &Shared) -> bool {
         || queues::is_open(shared)
 }
 
-/// The calling thread has received so many datagrams from lanes.
+/// Counts datagrams that the calling thread received from lanes.
 #[inline]
 pub(crate) fn add_received(datagrams: u64) {
     THREAD_COALESCE.with(|pace| {
@@ -121,7 +120,7 @@ pub(crate) fn add_received(datagrams: u64) {
 }
 
 impl ThreadCoalesce {
-    /// A sleep or a pause is over, and has brought so many.
+    /// A sleep or a delay is over, and has brought `datagrams`.
     fn add_sample(&self, datagrams: usize) {
         let average = if self.was_delayed.get() { &self.per_delay } else { &self.per_sleep };
         let some = (datagrams as u64).min(1 << 20) * AVERAGE_SCALE;
@@ -131,7 +130,7 @@ impl ThreadCoalesce {
         });
     }
 
-    /// Whether a pause is worth what it costs here; not known yet, and tried now and then: yes.
+    /// True if a delay pays. Also true while that is not known, and now and then to probe.
     fn is_worthwhile(&self) -> bool {
         let (Some(pause), Some(sleep)) = (DELAY_COST.average(), SLEEP_COST.average()) else { return true };
         if is_cheaper((pause, self.per_delay.get()), (sleep, self.per_sleep.get())) {
@@ -142,13 +141,13 @@ impl ThreadCoalesce {
     }
 }
 
-/// Whether `one` way of waiting costs less for a datagram than the `other`: what it costs each
-/// time, and what it brings. One of which it is not known what it brings does.
+/// True if `one` way of waiting costs less per datagram than the `other`. Each is the cost of a
+/// wait, and what it brings on average. Also true if that is not known for one of them.
 fn is_cheaper(one: (u64, u64), other: (u64, u64)) -> bool {
     one.1 == 0 || other.1 == 0 || one.0.saturating_mul(other.1) < other.0.saturating_mul(one.1)
 }
 
-/// How long a pause is now; zero if there are none.
+/// The current length of a delay; zero if delays are off.
 fn max_delay() -> Duration {
     if let Some(coalesce) = start::settings().and_then(|settings| settings.rx_coalesce) {
         return coalesce;
@@ -158,12 +157,12 @@ fn max_delay() -> Duration {
     })
 }
 
-/// The calling thread is about to sleep in a wait that lasts for `left` at most. The answer is what
-/// `look` saw, which then is what the wait ends with, or what ended the pause; none: the wait goes
-/// on as if nothing had been.
+/// The calling thread is about to sleep in a wait of at most `left`. Returns the result of the
+/// wait if `look` found one or something ended the delay. None: the wait goes on as if there had
+/// been no delay.
 ///
-/// `lane` is the descriptor whose receive buffer bounds what may queue up in a pause; `rest` sleeps
-/// for the time it is given.
+/// `lane` is the descriptor whose receive buffer limits what may queue up during a delay. `rest`
+/// sleeps for the given time.
 pub(crate) fn before_sleep<T>(
     lane: c_int,
     left: Option<Duration>,
@@ -174,7 +173,7 @@ pub(crate) fn before_sleep<T>(
         let mut coalesce = pace.coalesce.get().unwrap_or_else(|| {
             RxCoalesce::new(max_delay(), usize::MAX, rcvbuf_messages(lane)).with_average()
         });
-        // What no pause could be made of costs no look.
+        // Do not poll if no delay can follow.
         let may = coalesce.can_delay() && left.is_none_or(|left| left > coalesce.max_delay());
         if may && let Some(found) = look() {
             return Some(found);
@@ -202,14 +201,14 @@ pub(crate) fn before_sleep<T>(
     })
 }
 
-/// Messages that fit into a lane's receive buffer, counted with a page each.
+/// Messages that fit into a lane's receive buffer, counted as a page each.
 fn rcvbuf_messages(lane: c_int) -> usize {
     const PAGE: usize = 4096;
     crate::sockopt::int_option(lane, libc::SOL_SOCKET, libc::SO_RCVBUF)
         .map_or(usize::MAX, |room| room as usize / PAGE)
 }
 
-/// The first pauses say what one costs.
+/// Runs a delay, and measures its cost if it is one of the first.
 fn measure_cost<T>(pause: impl FnOnce() -> T) -> T {
     if DELAY_COST.samples.load(Ordering::Relaxed) >= COST_SAMPLES {
         return pause();
@@ -229,7 +228,7 @@ mod tests {
         // 30 µs for eight against 10 µs for five, and the other way round.
         assert!(!is_cheaper((30_000, 8 * AVERAGE_SCALE), (10_000, 5 * AVERAGE_SCALE)));
         assert!(is_cheaper((3_000, 4 * AVERAGE_SCALE), (4_000, AVERAGE_SCALE)));
-        // What was never seen is tried.
+        // Without an average, it is tried.
         assert!(
             is_cheaper((30_000, 0), (10_000, AVERAGE_SCALE))
                 && is_cheaper((30_000, AVERAGE_SCALE), (10_000, 0))

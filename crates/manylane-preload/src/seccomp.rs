@@ -37,9 +37,9 @@ pub(crate) fn seccomp(operation: c_long, flags: c_long, args: c_long) {
     before_seccomp(is_strict, operation == c_long::from(libc::SECCOMP_SET_MODE_FILTER) && args != 0);
 }
 
-/// A filter without an address is a question of what the kernel can do.
+/// A filter with a null address only asks whether the kernel supports it.
 fn before_seccomp(is_strict: bool, is_filter: bool) {
-    // In the child of a vfork, which is to become another program, the memory is the parent's.
+    // In the child of a vfork, which is about to exec, the memory is the parent's.
     if (is_strict || is_filter) && thread::is_own_process() {
         detach();
     }
@@ -68,7 +68,7 @@ fn mark_all_plain() {
             lanes::detach_steering(sock, fd);
         }
     }
-    // What is bound later is not seen: that there may be such sockets is.
+    // Sockets that are bound later are not seen; the report only shows that there may be some.
     if !is_known {
         report::count_reason(Reason::Seccomp, None);
     }
@@ -83,8 +83,8 @@ fn mark_all_plain() {
     detached::refresh();
 }
 
-/// Takes what is left in the lanes of a socket into memory. A process that has not received on it
-/// leaves that to those that have.
+/// Copies the datagrams left in a socket's lanes into memory. A process that has not received on
+/// it leaves them to the processes that have.
 fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let is_left = || shared.retired.load(Ordering::Acquire) != 0 || queues::is_draining(shared);
     let pid = u64::from(std::process::id());

@@ -17,12 +17,12 @@ use crate::start::fail_with_errno;
 use crate::wait::{self, Deadline, timespec_of};
 use crate::{detached, epoll, hidden_fds, pollfds, queues, quiesce, real, send_batch, table};
 
-/// The bands that the kernel counts as readable and as writable.
+/// The band events that the kernel counts as readable and as writable.
 const RDBAND: i16 = 0x80;
 const WRBAND: i16 = 0x200;
 
-/// What a set asks poll(2) for, and which answers count for it; in the order of the call's
-/// arguments.
+/// For each set, the events to poll for, and the results that count for it; in the order of the
+/// call's arguments.
 const SET_EVENTS: [(i16, i16); 3] = [
     (POLLIN | POLLRDNORM | RDBAND, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
     (POLLOUT | POLLWRNORM | WRBAND, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
@@ -49,13 +49,13 @@ pub(crate) fn select(
         Deadline::from_timespec(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
     };
     let (answer, left) = sets.wait(until, std::ptr::null(), native);
-    // Linux says how much of the time was left.
-    // SAFETY: as above; nobody else of ours has a reference to it.
+    // Linux writes the remaining time.
+    // SAFETY: as above; the library has no other reference to it.
     if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
         timeout.tv_sec = left.as_secs() as i64;
         timeout.tv_usec = i64::from(left.subsec_micros());
     }
-    // With what is left of the time.
+    // Wait for the remaining time.
     answer.unwrap_or_else(|| select(count, read, write, except, timeout))
 }
 
@@ -82,8 +82,8 @@ pub(crate) fn pselect(
     })
 }
 
-/// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to
-/// refuse.
+/// Converts; whole seconds in the microseconds count as seconds. A negative time stays negative,
+/// for the kernel to refuse.
 fn normalize_timeval(time: &timeval) -> timespec {
     const USEC_PER_SEC: i64 = 1_000_000;
     timespec {
@@ -92,7 +92,7 @@ fn normalize_timeval(time: &timeval) -> timespec {
     }
 }
 
-/// What a call says of descriptors.
+/// The sets of a call.
 #[derive(Clone, Copy)]
 struct FdSets {
     count: c_int,
@@ -100,8 +100,8 @@ struct FdSets {
 }
 
 impl FdSets {
-    /// The answer; where it is not the kernel's own, also the time that was left. No answer: what
-    /// is left of the wait is for the program's own call.
+    /// The result, and the remaining time unless the kernel has written it. No result: the caller
+    /// must make the program's own call for the remaining time.
     fn wait(
         &self,
         until: impl FnOnce() -> Option<Deadline>,
@@ -137,8 +137,7 @@ impl FdSets {
         (answer, until.remaining().filter(|_| !own.get()))
     }
 
-    /// The word of a set that has the bits from `nth` times its size on; bits beyond the count are
-    /// none.
+    /// Word `nth` of a set. Bits beyond the count are zero.
     fn word(&self, set: usize, nth: usize) -> c_ulong {
         let set = self.sets[set].cast::<c_ulong>();
         let bits = c_ulong::BITS as usize;
@@ -146,8 +145,8 @@ impl FdSets {
         if set.is_null() || left == 0 {
             return 0;
         }
-        // SAFETY: the program's set, in which the kernel would read up to the word with the last of
-        // the `count` bits, too; of those longer than FD_SETSIZE only the words of open
+        // SAFETY: the program's set, in which the kernel would also read up to the word with the
+        // last of the `count` bits; of sets longer than FD_SETSIZE only the words of open
         // descriptors, up to which the kernel's table reaches.
         let word = unsafe { set.add(nth).read() };
         if left < bits { word & ((1 << left) - 1) } else { word }
@@ -158,7 +157,7 @@ impl FdSets {
         self.word(set, fd as usize / bits) & 1 << (fd as usize % bits) != 0
     }
 
-    /// Words of sets that are not longer than FD_SETSIZE.
+    /// Words of the sets, up to FD_SETSIZE.
     fn word_count(&self) -> usize {
         usize::try_from(self.count).unwrap_or(0).min(libc::FD_SETSIZE).div_ceil(c_ulong::BITS as usize)
     }
@@ -167,12 +166,12 @@ impl FdSets {
         self.count as usize <= libc::FD_SETSIZE
     }
 
-    /// What is asked by any of the sets, in one word of theirs.
+    /// Word `nth` of the union of the sets.
     fn any_word(&self, nth: usize) -> c_ulong {
         (0..SET_EVENTS.len()).fold(0, |any, set| any | self.word(set, nth))
     }
 
-    /// Descriptors that something is asked of.
+    /// Number of descriptors in any of the sets.
     fn count_entries(&self) -> usize {
         (0..self.word_count()).map(|nth| self.any_word(nth).count_ones() as usize).sum()
     }
@@ -183,8 +182,8 @@ impl FdSets {
             .filter(|fd| table::entry(*fd) != table::Entry::None && self.has(0, *fd))
     }
 
-    /// Whether a set that is not longer than FD_SETSIZE names a descriptor that the program does
-    /// not have.
+    /// True if a set that is not longer than FD_SETSIZE contains a descriptor that the program
+    /// does not have.
     fn has_hidden_fd(&self) -> bool {
         let bits = c_ulong::BITS as usize;
         let is_hidden = |fd: usize| hidden_fds::kernel_fd(fd as c_int) != fd as c_int;
@@ -195,12 +194,12 @@ impl FdSets {
             })
     }
 
-    /// The sockets in the first set that are to be looked after.
+    /// The sockets in the first set that the library manages.
     fn managed_socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
         self.tracked_fds().filter_map(managed)
     }
 
-    /// The sets as an array for poll(2); the entries that are used.
+    /// Fills an array for poll(2) from the sets. Returns the number of entries.
     fn fill_pollfds(&self, fds: &mut [pollfd]) -> usize {
         let mut used = 0;
         let bits = c_ulong::BITS as usize;
@@ -221,7 +220,7 @@ impl FdSets {
         used
     }
 
-    /// The answer of poll(2) as the sets that select(2) leaves behind.
+    /// Writes the result of poll(2) into the sets, as select(2) does.
     fn write_back(&self, answer: c_int, fds: &[pollfd]) -> c_int {
         if answer < 0 {
             return answer;
@@ -245,13 +244,13 @@ impl FdSets {
         total
     }
 
-    /// More than can be looked through: waits as the program said.
+    /// Too many entries, or no memory for them: waits as the program said.
     #[cold]
     fn wait_unsliced(&self, mask: *const sigset_t, native: impl FnOnce() -> c_int) -> c_int {
         let mut older = [-1; pollfds::STACK_POLLFDS_MAX];
         let mut count = 0;
         for (fd, sock, shared) in self.managed_socks() {
-            // What there is no room for is told of by the next call.
+            // The next call reports those that have no room here.
             if wait::start_unsliced(sock, shared, fd) && count < older.len() {
                 older[count] = fd;
                 count += 1;

@@ -25,7 +25,7 @@ pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) ->
     send_slow_path(fd, from, len, flags)
 }
 
-/// The long way.
+/// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
 fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     let at = send_route(fd);
@@ -50,7 +50,7 @@ pub(crate) fn sendto(
     sendto_slow_path(fd, from, len, flags, to, tolen)
 }
 
-/// The long way.
+/// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
 fn sendto_slow_path(
     fd: c_int,
@@ -86,7 +86,7 @@ pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
     sendmsg_slow_path(fd, message, flags)
 }
 
-/// The long way.
+/// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
 fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let at = send_route(fd);
@@ -148,7 +148,7 @@ pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     write_slow_path(fd, from, len)
 }
 
-/// The long way.
+/// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
 fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     let at = send_route(fd);
@@ -166,8 +166,8 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     finish_send(&at, call::writev(at.own_fd, from, count))
 }
 
-/// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was
-/// kept. None: by the kernel, now.
+/// Queues a datagram to be sent with others, if possible; otherwise flushes those. None: the
+/// caller must send it through the kernel now.
 fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
     if !quiesce::enter() {
         return None;
@@ -198,15 +198,15 @@ fn send_batched_now(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<is
     None
 }
 
-/// What is to be sent goes by the kernel, by itself: after what was kept. An answer where an
-/// earlier one failed: the error.
+/// The datagram is about to be sent by itself: flushes batched replies. Returns a result only if
+/// an earlier reply failed: that error.
 #[inline]
 fn flush_before_send(at: &SendRoute) -> Option<isize> {
     send_batch::flush();
     at.reply_error.map(|errno| fail_with_errno(errno) as isize)
 }
 
-/// Sends a datagram as a frame, if that can be.
+/// Sends a datagram as a frame, if possible.
 #[inline]
 fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
     let (sock, member) = at.sock.zip(at.member)?;
@@ -219,7 +219,7 @@ fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
     sent
 }
 
-/// Sends the first of several messages as frames, up to one that cannot go that way; how many.
+/// Sends messages as frames, up to the first that cannot be sent so. Returns their number.
 fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
     for nth in 0..count {
         let message = messages.wrapping_add(nth as usize);
@@ -234,30 +234,30 @@ fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_i
     count
 }
 
-/// Where a datagram leaves.
+/// The route of a datagram that the program sends.
 struct SendRoute {
-    /// There are queues, which it may leave by.
+    /// Queues are open, through which it may leave.
     has_queues: bool,
     sock: Option<&'static Sock>,
     fd: c_int,
-    /// A lane's socket is never non-blocking: what the program set on its own is asked for with
-    /// each call.
+    /// A lane's socket is never non-blocking: if the program made its own so, each call needs
+    /// MSG_DONTWAIT.
     extra_flags: c_int,
     member: Option<&'static Member>,
-    /// The program's descriptor, or one that is not open if it has none of that number; the lane of
-    /// the calling thread.
+    /// The program's descriptor, or a closed one if the program has none of that number. `lane` is
+    /// that of the calling thread.
     own_fd: c_int,
     lane: Option<usize>,
-    /// Bytes of a datagram that could be kept, had one of its length gone without an error.
+    /// Length of a datagram that could be batched if one as long had been sent without an error.
     probe_len: Cell<Option<usize>>,
-    /// The error of a reply that the program takes for sent.
+    /// The error of a reply that the program believes to be sent.
     reply_error: Option<c_int>,
 }
 
 impl SendRoute {
-    /// The descriptor and further flags for a call of the kernel. A socket with lanes is not
-    /// connected: what has no address goes nowhere, unless the descriptor means something else by
-    /// now, which the library does not know of.
+    /// The descriptor and further flags for a call to the kernel. A socket with lanes is not
+    /// connected, so that a call without an address fails, unless the descriptor means something
+    /// else that the library has not seen. Such a call uses the program's own descriptor.
     #[inline]
     fn fd_and_flags(&self, has_no_address: bool) -> (c_int, c_int) {
         if has_no_address { (self.own_fd, 0) } else { (self.fd, self.extra_flags) }
@@ -316,7 +316,7 @@ fn finish_send(at: &SendRoute, sent: isize) -> isize {
     sent
 }
 
-/// A message that carries descriptors to somebody else: sockets of ours among them become plain.
+/// Makes sockets of the program plain that a message passes to another process.
 fn mark_passed_fds(message: *const msghdr) {
     for_each_fd(message, |fd| {
         if table::sock(fd).is_some() && quiesce::enter() {
@@ -328,10 +328,10 @@ fn mark_passed_fds(message: *const msghdr) {
     });
 }
 
-/// The descriptors that a message of the program carries.
+/// Calls `of` with each descriptor that a message of the program carries.
 pub(crate) fn for_each_fd(message: *const msghdr, mut of: impl FnMut(c_int)) {
-    // SAFETY: the program's message, which the kernel reads or has written; null is what it would
-    // refuse.
+    // SAFETY: the program's message, which the kernel reads or has written; the kernel would
+    // refuse null.
     let Some(message) = (unsafe { message.as_ref() }) else { return };
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
         return;

@@ -46,27 +46,27 @@ use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
 use crate::table::{self, Entry};
 use crate::{calls, lanes, liveness, queues, quiesce, real, report, single_receiver, start, thread};
 
-/// Longest reply that is kept: what fits a frame, and some.
+/// Max length of a batched reply: the payload of an Ethernet frame, and some more.
 const REPLY_LEN_MAX: usize = 2048;
 /// An address of either family.
 const SOCKADDR_LEN_MAX: usize = 32;
-/// What the kernel has not written over.
+/// Length of a message that the kernel has not sent.
 const NOT_SENT: u32 = u32::MAX;
-/// Turns that are left to somebody who writes or sends. A send that waits for room takes longer:
-/// then each goes its own way.
+/// Attempts while another thread writes or sends. A send that waits for buffer space takes longer:
+/// then each thread sends by itself.
 const SPIN_LIMIT: u32 = 64;
 
-/// Replies of a lane that were kept.
+/// Queued replies of a lane.
 #[repr(C, align(64))]
 pub(crate) struct Outbox {
-    /// The life of who writes or sends; 0 if nobody does.
+    /// Liveness token of the thread that writes or sends; 0 if none does.
     holder: AtomicU64,
-    /// Next and end (8 bits each): what is kept lies between.
+    /// Next and end (8 bits each) of the queued replies.
     range: AtomicU32,
-    /// Changes with each reply that is kept; what it was when somebody else looked last.
+    /// Changes with each queued reply; and its value at the last check by another thread.
     seq: AtomicU32,
     seen_seq: AtomicU32,
-    /// How all that is kept is to be sent.
+    /// Send flags of all queued replies.
     flags: AtomicI32,
     /// The longest datagram that the lane has sent without an error.
     sent_len_max: AtomicU32,
@@ -76,33 +76,33 @@ pub(crate) struct Outbox {
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
 }
 
-// SAFETY: what is not atomic is written and read by who is named in `holder` alone; `map` sets it
-// up before anybody knows of it.
+// SAFETY: only the thread in `holder` writes and reads the fields that are not atomic; `map` sets
+// them up before it publishes the mapping.
 unsafe impl Sync for Outbox {}
-// SAFETY: zeroes are an outbox that is empty.
+// SAFETY: zeroes are an empty outbox.
 unsafe impl Atomics for Outbox {}
 
-/// Where the calling thread has kept replies.
+/// The outbox with the calling thread's queued replies.
 struct Pending {
-    /// Socket and one; 0: nowhere.
+    /// Index of the socket plus 1; 0 if no reply is queued.
     sock: Cell<u32>,
     generation: Cell<u32>,
     lane: Cell<usize>,
     /// The program's descriptor.
     fd: Cell<c_int>,
-    /// The thread has kept replies at least once.
+    /// The thread has queued a reply at least once.
     has_queued: Cell<bool>,
 }
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static PENDING: Pending = const {
         Pending { sock: Cell::new(0), generation: Cell::new(0), lane: Cell::new(0), fd: Cell::new(-1), has_queued: Cell::new(false) }
     };
 }
 
-/// Maps the outboxes of a socket that gets lanes, if it has holds. Under the socket's lock, before
-/// any fork.
+/// Maps the outboxes of a socket that gets lanes, if it has prefetches. Requires the socket's
+/// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
     let Some(holds) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
     let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
@@ -119,12 +119,12 @@ pub(crate) struct Reply<'a> {
     pub(crate) lane: usize,
     /// The program's descriptor.
     pub(crate) fd: c_int,
-    /// Of the call, with what a lane's socket needs.
+    /// Flags of the call, and those that a lane's socket needs.
     pub(crate) flags: c_int,
 }
 
-/// Keeps a reply for others that will follow, or sends it with those before it: what the program's
-/// call returns. None: it is to be sent by itself, after [`flush`].
+/// Queues a reply if more will follow, or sends it with those queued before. Returns the result of
+/// the program's call. None: the caller must send it by itself, after [`flush`].
 #[inline]
 pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
     let outbox = reply.sock.outboxes()?.get(reply.lane)?;
@@ -147,21 +147,21 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
     outbox.enqueue(reply, out, len)
 }
 
-/// The calling thread is about to keep the first reply of a lane.
+/// The calling thread is about to queue its first reply of a lane.
 fn start_batch() {
     flush();
-    // From now on each of its calls passes by here.
+    // All its later calls must be seen.
     if !PENDING.with(|pending| pending.has_queued.replace(true)) {
         single_receiver::disarm_own();
     }
 }
 
-/// Whether the calling thread has ever kept a reply.
+/// True if the calling thread has ever queued a reply.
 pub(crate) fn has_queued() -> bool {
     start::is_send_batching() && PENDING.with(|pending| pending.has_queued.get())
 }
 
-/// A datagram went by the kernel alone: so long ones may be kept from now on.
+/// The kernel sent a datagram without an error: replies of this length may be queued.
 #[inline]
 pub(crate) fn record_sent_len(sock: &Sock, lane: usize, len: usize) {
     if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
@@ -171,7 +171,7 @@ pub(crate) fn record_sent_len(sock: &Sock, lane: usize, len: usize) {
     }
 }
 
-/// Sends what the calling thread has kept.
+/// Sends the calling thread's queued replies.
 #[inline]
 pub(crate) fn flush() {
     if start::is_send_batching() {
@@ -183,10 +183,10 @@ pub(crate) fn flush() {
     }
 }
 
-/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same
-/// lane. So a receive on any other socket has nothing to send any more, and one on this socket only
-/// before it waits on the thread's own lane, or on all of them: what it had kept has left by the
-/// time the socket became plain.
+/// [`flush`], unless the next receive gets a prefetched datagram of the same lane. So a thread has
+/// no queued replies while it receives on another socket. On this socket it has none while it
+/// waits on its own lane or on all lanes. Those that it had are sent by the time the socket
+/// becomes plain.
 #[inline]
 pub(crate) fn before_receive(sock: &Sock) {
     if !start::is_send_batching() {
@@ -217,7 +217,7 @@ fn flush_pending(pending: &Pending) {
     let sock = Sock::at(index);
     let errno = real::errno();
     let fd = pending.fd.get();
-    // Who closed it has sent what was kept, and the number may mean something else by now.
+    // If it was closed, the closer sent the replies, and the number may mean something else.
     if sock.generation.load(Ordering::Acquire) == pending.generation.get()
         && let Some(shared) = sock.shared()
         && let Some(outbox) = sock.outboxes().and_then(|all| all.get(pending.lane.get()))
@@ -234,17 +234,17 @@ fn flush_pending(pending: &Pending) {
     real::set_errno(errno);
 }
 
-/// What a lane sends by: once it is no lane any more, the program's own descriptor.
+/// The descriptor that a lane sends by: the program's own unless the socket has lanes.
 fn send_fd(sock: &Sock, shared: &Shared, lane: usize, fd: c_int) -> c_int {
     if shared.mode() == MULTI_LANE { sock.fd_of(lane, fd) } else { fd }
 }
 
-/// Sends what all threads have kept of a socket, of which `fd` is any descriptor.
+/// Sends the queued replies of all threads for a socket. `fd` is any of its descriptors.
 #[cold]
 pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
     let Some(outboxes) = sock.outboxes() else { return };
     let errno = real::errno();
-    // It may be a thread that has no life as yet.
+    // The calling thread may have no liveness token yet.
     let signal_mask = SignalMask::new();
     let mine = match thread::liveness() {
         0 => UNTRACKED_HOLDER,
@@ -257,8 +257,8 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// The process ends, or becomes another program: all that its threads have kept goes out, and
-/// nothing is kept any more.
+/// The process ends (`for_good`), or becomes another program: sends the queued replies of all its
+/// threads. If it ends, no more are queued.
 #[cold]
 pub(crate) fn flush_at_exit(for_good: bool) {
     if !start::is_send_batching() || !quiesce::enter() {
@@ -284,8 +284,8 @@ fn flush_all_sockets(for_good: bool) {
     }
 }
 
-/// The calling thread waits, or often receives: what others keep for long goes out. `fd` is the
-/// program's descriptor.
+/// Sends the overdue replies of other threads, when the calling thread waits, or now and then when
+/// it receives. `fd` is the program's descriptor.
 #[inline]
 pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
     if start::is_send_batching()
@@ -308,8 +308,8 @@ fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox
     send_outbox(sock, shared, fd, lane, outbox);
 }
 
-/// The calling thread takes from the lane of another one: what that one has answered goes out
-/// before what comes of this.
+/// The calling thread is about to receive from another thread's lane: sends that thread's queued
+/// replies first, so that they precede the reply to this datagram.
 #[inline]
 pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
@@ -328,7 +328,7 @@ fn send_outbox(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Ou
     real::set_errno(errno);
 }
 
-/// The error of a reply that failed after the program was told that it was sent, once.
+/// The error of a reply that the program believes to be sent. Returned once.
 #[inline]
 pub(crate) fn take_reply_error(shared: &Shared) -> Option<c_int> {
     if shared.send_batch_off.load(Ordering::Relaxed) == 0 {
@@ -342,8 +342,8 @@ impl Outbox {
         let headers = self.headers.get().cast::<mmsghdr>();
         let pieces = self.iovecs.get().cast::<iovec>();
         for slot in 0..PREFETCH_MAX {
-            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet.
-            // Its address is the same in all processes that have it: they are forked.
+            // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
+            // Its address is the same in all processes that have it, because they are forked.
             unsafe {
                 (*pieces.add(slot)).iov_base =
                     self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
@@ -356,7 +356,7 @@ impl Outbox {
     }
 
     /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
-    /// False if a thread is still writing to it or sending: then it is no other socket's.
+    /// False if a thread is still writing or sending: then it must not be given to another socket.
     pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
         let Some(guard) = self.lock(mine) else { return false };
         self.range.store(0, Ordering::Relaxed);
@@ -365,7 +365,7 @@ impl Outbox {
         true
     }
 
-    /// After [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    /// Called after [`reset`](Self::reset), once the socket's mode is that of a closed one.
     pub(crate) fn reopen(&self) {
         self.holder.store(0, Ordering::Release);
     }
@@ -387,14 +387,14 @@ impl Outbox {
         next < end
     }
 
-    /// Whether there is something, or somebody is just writing it.
+    /// True if there are replies, or a thread is just writing one.
     #[inline]
     fn may_have_replies(&self) -> bool {
         self.has_replies() || self.holder.load(Ordering::Acquire) != 0
     }
 
-    /// The right to write and to send; none if somebody else has it for longer than a moment, or
-    /// the calling thread itself, which a signal handler has interrupted.
+    /// Locks the outbox for writing and sending. None if another thread holds it for too long, or
+    /// the calling thread itself, which a signal handler interrupted.
     fn lock(&self, mine: liveness::Token) -> Option<OutboxGuard<'_>> {
         if mine == 0 {
             return None;
@@ -420,7 +420,7 @@ impl Outbox {
         None
     }
 
-    /// Somebody died over it: what the kernel has sent is sent.
+    /// The holder died: skips the replies that the kernel has sent.
     #[cold]
     fn recover(&self) {
         let (next, end) = self.range();
@@ -448,8 +448,8 @@ impl Outbox {
         self.flags.store(reply.flags, Ordering::Relaxed);
         self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.set_range(next, slot + 1);
-        // Who changes one of these sends what is kept after that, under the lock: either it finds
-        // this reply, or this sees it.
+        // A thread that changes one of these then sends the queued replies, under the lock. Either
+        // it finds this reply, or this thread sees the change.
         let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && start::is_send_batching();
         let most = start::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
         let has_more =
@@ -467,7 +467,7 @@ impl Outbox {
         PENDING.with(|pending| pending.sock.set(0));
         let errno = real::errno();
         let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
-        // Those before it; then this one, whose error is the program's own.
+        // Send the earlier ones, then this one, whose error is the program's own.
         let calls = guard.send_up_to(reply.shared, way, Some(slot));
         report::record_send_calls(reply.member, calls.0);
         if let Some(failed) = calls.1 {
@@ -480,7 +480,7 @@ impl Outbox {
     }
 }
 
-/// The right to write into an outbox, and to send what is in it.
+/// The lock of an outbox, held: allows writing and sending.
 struct OutboxGuard<'a>(&'a Outbox);
 
 impl Drop for OutboxGuard<'_> {
@@ -492,8 +492,8 @@ impl Drop for OutboxGuard<'_> {
 impl OutboxGuard<'_> {
     fn write(&self, slot: usize, out: &TxDatagram, len: usize) {
         let name = out.name().unwrap_or_default();
-        // SAFETY: `slot` is within the arrays, which nobody else writes or reads while this is
-        // held; the caller has seen that the bytes fit.
+        // SAFETY: `slot` is within the arrays, which no other thread writes or reads while this is
+        // held; the caller has checked that the bytes fit.
         unsafe {
             let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
             out.copy(std::slice::from_raw_parts_mut(room, len));
@@ -506,12 +506,12 @@ impl OutboxGuard<'_> {
         }
     }
 
-    /// Sends all that is kept by `fd`: calls that it took.
+    /// Sends all queued replies through `fd`. Returns the number of calls.
     fn send(&self, shared: &Shared, fd: c_int) -> u64 {
         self.send_up_to(shared, fd, None).0
     }
 
-    /// [`send`](Self::send), and the error of the reply at `own`, which is told and not counted.
+    /// [`send`](Self::send); the error of the reply at `own` is returned, not counted.
     fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
         let flags = self.0.flags.load(Ordering::Relaxed);
         let (mut next, end) = self.0.range();
@@ -538,8 +538,8 @@ impl OutboxGuard<'_> {
         (calls, told)
     }
 
-    /// The reply at `slot` by itself. Where there was no room, after a wait for some: it is not the
-    /// program's to try again.
+    /// Sends the reply at `slot` by itself, after waiting for buffer space if there was none: the
+    /// program cannot send it again.
     fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
         if real::errno() == EAGAIN {
             let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
@@ -549,12 +549,12 @@ impl OutboxGuard<'_> {
         self.sendmmsg(fd, slot, 1, flags)
     }
 
-    /// sendmmsg(2) itself: no thread is cancelled in it.
+    /// sendmmsg(2) as a direct system call: it is no cancellation point.
     fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
         let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
         loop {
-            // SAFETY: `count` headers from `slot` on are within the array and were written; nobody
-            // else does meanwhile.
+            // SAFETY: `count` headers from `slot` on are within the array and were written; the
+            // guard keeps other threads from writing meanwhile.
             let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
             if sent >= 0 || real::errno() != EINTR {
                 return sent;
@@ -563,7 +563,7 @@ impl OutboxGuard<'_> {
     }
 }
 
-/// A reply is lost that the program takes for sent.
+/// Records that a reply was lost that the program believes to be sent.
 #[cold]
 fn record_failure(shared: &Shared, fd: c_int, errno: c_int) {
     report::count_reason(Reason::ReplyFailed, lanes::local_addr(fd));
@@ -575,7 +575,7 @@ fn record_failure(shared: &Shared, fd: c_int, errno: c_int) {
 mod tests {
     use super::*;
 
-    /// Threads without a life: never seen dead.
+    /// Threads without a liveness token: never seen dead.
     const OWN: liveness::Token = 1 << 32 | u16::MAX as u64;
     const OTHER: liveness::Token = 2 << 32 | u16::MAX as u64;
 
@@ -590,7 +590,7 @@ mod tests {
         drop(guard);
         assert!(outbox.reset(OWN));
         assert_eq!(outbox.range(), (0, 0));
-        // A thread that still takes it for its lane's sends by itself.
+        // A thread that still uses it for the old lane sends by itself.
         assert!(outbox.lock(OTHER).is_none());
         outbox.reopen();
         assert!(outbox.lock(OTHER).is_some());

@@ -22,45 +22,45 @@ use crate::prefetch::PREFETCH_MAX;
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
 
-/// Ranges of ports that can be named.
+/// Max port ranges.
 const PORT_RANGES_MAX: usize = 32;
-/// Longest pause, in microseconds: a slice.
+/// The longest delay, in microseconds: a slice.
 const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
-/// Where threads share processors: elsewhere batches are too small to save anything (measured, see
+/// Used while lanes are limited: elsewhere batches are too small to save anything (see
 /// docs/results).
 const BATCH_DEFAULT: usize = PREFETCH_MAX;
-/// With engine `xdp` a reply is a frame in a ring, and telling the kernel is what costs.
+/// With engine `xdp` a reply is a frame in a ring, and only telling the kernel is expensive.
 const TX_FRAME_BATCH_DEFAULT: u32 = 16;
 
-/// What was asked for, checked.
+/// The settings, checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) steering: Policy,
     /// Processors of the process when it started, by affinity and quota.
     pub(crate) cpus: usize,
-    /// Most lanes of a socket, with its own.
+    /// Max lanes of a socket, including lane 0.
     pub(crate) lanes: usize,
-    /// Ports that are taken; none: all.
+    /// Ports whose sockets may have lanes; empty: all.
     ports: Vec<(u16, u16)>,
-    /// The pause before a sleep; none: as long as suits the machine.
+    /// The delay before a sleep; none: by its measured cost.
     pub(crate) rx_coalesce: Option<Duration>,
-    /// Datagrams that one call takes from the kernel, and replies that one sends; 1: none ahead.
+    /// Datagrams prefetched by one call, and replies sent by one; 1: no batches.
     pub(crate) batch: usize,
-    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a
-    /// number (`active_set.rs`).
+    /// `batch` is the default, not the user's choice: use it only while lanes are limited
+    /// (`active_set.rs`).
     pub(crate) batch_when_limited: bool,
-    /// Replies that go into rings before the kernel is told.
+    /// Replies that are put into rings before the kernel is told.
     pub(crate) tx_frame_batch: u32,
     pub(crate) report: Option<PathBuf>,
-    /// Processors that a control group leaves the program, rounded up; none: no fewer than it may
-    /// run on.
+    /// CPU quota of the control group, in processors, rounded up; none: no less than the affinity
+    /// mask has.
     pub(crate) quota: Option<u32>,
-    /// Who is asked for queues; only with engine `xdp`.
+    /// The lessor of queues; only with engine `xdp`.
     pub(crate) lessor: Option<LeaseToken>,
 }
 
 impl Settings {
-    /// From the environment, with `complain` told of each variable that makes no sense.
+    /// Reads the environment, and calls `complain` for each invalid variable.
     pub(crate) fn read(
         var: impl Fn(&str) -> Option<String>,
         cpus: usize,
@@ -122,7 +122,7 @@ impl Settings {
         settings
     }
 
-    /// Whether sockets that are bound to `port` may have lanes.
+    /// True if sockets that are bound to `port` may have lanes.
     pub(crate) fn allows_port(&self, port: u16) -> bool {
         self.lanes > 1
             && (self.ports.is_empty() || self.ports.iter().any(|(low, high)| (*low..=*high).contains(&port)))

@@ -23,7 +23,7 @@ use crate::calls::call;
 use crate::{lanes, real};
 
 const SIGNALS_MAX: usize = 65;
-/// What is known of a signal: no handler, one that restarts calls, one that interrupts them.
+/// Kinds of handlers of a signal: none, one that restarts calls, one that interrupts them.
 const NONE: u8 = 0;
 const RESTARTS: u8 = 1;
 const INTERRUPTS: u8 = 2;
@@ -40,68 +40,68 @@ fn record_handler(signal: c_int, handler: sighandler_t, restarts: bool) {
     };
     let before = cell.swap(kind, Ordering::Relaxed);
     COUNTS[kind as usize].fetch_add(1, Ordering::Relaxed);
-    // The first count also has all that were never seen, so that it may wrap: nobody reads it.
+    // The count of `NONE` may wrap, as it lacks signals never seen. It is never read.
     COUNTS[before as usize].fetch_sub(1, Ordering::Relaxed);
     if before != kind && is_mixed() {
         lanes::on_mixed_signals();
     }
 }
 
-/// Whether a receive that a signal interrupted would have gone on without us.
+/// True if the kernel would have restarted a receive that a signal interrupted.
 pub(crate) fn should_restart() -> bool {
     COUNTS[INTERRUPTS as usize].load(Ordering::Relaxed) == 0
 }
 
-/// Whether there are handlers of both kinds.
+/// True if there are handlers of both kinds.
 pub(crate) fn is_mixed() -> bool {
     !should_restart() && COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0
 }
 
-/// Whether there are handlers, which interrupt waits of every kind but a receive without a timeout.
+/// True if there are handlers. They interrupt every wait but a receive without a timeout.
 pub(crate) fn has_handlers() -> bool {
     COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0 || !should_restart()
 }
 
-/// Looks before a wait that may find nothing until they are made now and then only, and how often
-/// that is.
+/// Polls before a wait that may find nothing in a row, before only one wait in `PROBE_INTERVAL`
+/// polls first.
 const CREDITS_MAX: u8 = 4;
 const PROBE_INTERVAL: u8 = 8;
 
 thread_local! {
-    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    // Constant and without a destructor: needs neither the heap nor a registration.
     static CREDITS: Cell<(u8, u8)> = const { Cell::new((0, 0)) };
 }
 
-/// The calling thread's signals, which may wait for the end of a wait in turns. Not given back by
-/// `Drop`: a thread that is cancelled unwinds past it.
+/// Signals of the calling thread that are blocked between the slices of a wait. `Drop` does not
+/// restore the mask: a thread that is cancelled unwinds past it.
 pub(crate) struct DeferredSignals {
     old_mask: UnsafeCell<MaybeUninit<sigset_t>>,
     active: Cell<bool>,
 }
 
 impl DeferredSignals {
-    /// Signals come as ever.
+    /// Starts with signals not blocked.
     pub(crate) fn new() -> Self {
         Self { old_mask: UnsafeCell::new(MaybeUninit::uninit()), active: Cell::new(false) }
     }
 
-    /// Signals are blocked from now on, if there are handlers.
+    /// Blocks signals, if there are handlers.
     pub(crate) fn defer(&self) {
         if self.active.get() || !has_handlers() {
             return;
         }
         let mut all = MaybeUninit::<sigset_t>::uninit();
         // SAFETY: sigfillset fills `all`; pthread_sigmask fills the other one, or fails, and says
-        // so. Nobody else has a reference to either.
+        // so. No other reference to either exists.
         self.active.set(unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), self.old_mask.get().cast()) == 0
         });
     }
 
-    /// The first wait of a call is about to begin: `look` says what is there already, and is asked
-    /// first while it finds something, else now and then. What it found; none: signals are held
-    /// back, and the wait begins.
+    /// Called before the first wait of a call. Calls `look` first: each time while it finds
+    /// something, else now and then. Returns what it found; none: signals are blocked, and the
+    /// wait can begin.
     pub(crate) fn poll_before_wait<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.active.get() || !has_handlers() {
             return None;
@@ -124,16 +124,16 @@ impl DeferredSignals {
         found
     }
 
-    /// What a wait is to be given: the program's own `mask`, if it gave one; else what was in
-    /// force.
+    /// The mask for a wait: the program's own `mask` if it gave one; else the one before
+    /// [`defer`](Self::defer).
     pub(crate) fn wait_mask(&self, mask: *const sigset_t) -> *const sigset_t {
         if mask.is_null() && self.active.get() { self.old_mask.get().cast_const().cast() } else { mask }
     }
 
-    /// Signals come as before.
+    /// Restores the thread's mask.
     pub(crate) fn release(&self) {
         if self.active.replace(false) {
-            // SAFETY: the set is one that pthread_sigmask gave.
+            // SAFETY: the set is the one that pthread_sigmask returned.
             unsafe {
                 libc::pthread_sigmask(
                     libc::SIG_SETMASK,
@@ -158,8 +158,8 @@ pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     done
 }
 
-/// A call of the C library has changed what is done about a signal, and has its own idea of how:
-/// after siginterrupt(3), signal(2) installs handlers that interrupt, too.
+/// Reads back the handler that a call of the C library installed, with flags of its choice: after
+/// siginterrupt(3), signal(2) installs handlers that interrupt, too.
 fn refresh(signal: c_int) {
     let errno = real::errno();
     let mut now = MaybeUninit::<libc::sigaction>::uninit();

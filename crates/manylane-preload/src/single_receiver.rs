@@ -31,15 +31,15 @@ use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
 use crate::{lanes, queues, real, report, send_batch};
 
-/// Descriptors below this number can have a place.
+/// Descriptors below this number can have a fast path.
 const FAST_PATH_FD_LIMIT: usize = 1024;
 
-/// Who may go straight through with a descriptor.
+/// The thread that may bypass the library with a descriptor.
 #[repr(C, align(16))]
 pub(crate) struct FastPath {
-    /// The thread pointer of the one receiver; 0 if nobody may.
+    /// Thread pointer of the only receiver; 0 if no thread may bypass.
     thread: AtomicUsize,
-    /// Set before `thread`, and never taken away.
+    /// Set before `thread`, and never cleared.
     member: AtomicPtr<Member>,
 }
 
@@ -49,37 +49,36 @@ impl FastPath {
     }
 }
 
-/// For each descriptor of a socket, and of which one.
+/// The fast path of each descriptor, and its socket.
 static SOCKET_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
 static SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
 
-/// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one
-/// that is.
+/// The fast path of each epoll descriptor whose only UDP socket has one receiver, and that socket.
 static EPOLL_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
 static EPOLL_SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
 
-/// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go
-/// straight through to it.
+/// The fast path of the only UDP socket in the instance behind `epfd`, if the calling thread may
+/// use it.
 #[inline(always)]
 pub(crate) fn find_by_epoll(epfd: c_int) -> Option<&'static FastPath> {
     EPOLL_PATHS.get(epfd as usize).filter(|place| place.is_own())
 }
 
-/// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says
-/// so looks again whether it still is so.
+/// Sets the fast path of the instance behind `epfd`, which has `sock` in it and no other. False if
+/// that is not possible. The caller then checks again that this still is so.
 pub(crate) fn arm_epoll(epfd: c_int, sock: &Sock) -> bool {
     let (Some(instance), Some(place)) = (EPOLL_PATHS.get(epfd as usize), find_by_sock(sock)) else {
         return false;
     };
-    // One for a socket: of two instances that it is in, the last one.
+    // One instance for a socket: the last one wins.
     disarm_epoll(sock);
     instance.member.store(place.member.load(Ordering::Relaxed), Ordering::Relaxed);
     EPOLL_SOCKETS[epfd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
     sock.fast_path_epfd.store(epfd + 1, Ordering::SeqCst);
     instance.thread.store(thread_pointer(), Ordering::SeqCst);
-    // Either whoever takes the place away sees this one, or we see that it is gone.
+    // Either a thread that clears the fast path sees this one, or this thread sees that.
     fence(Ordering::SeqCst);
     if !place.is_own() {
         disarm_epoll(sock);
@@ -87,7 +86,7 @@ pub(crate) fn arm_epoll(epfd: c_int, sock: &Sock) -> bool {
     true
 }
 
-/// The instance behind `epfd`, or what is in it, changes.
+/// The instance behind `epfd`, or its set of descriptors, changes.
 pub(crate) fn clear_epoll(epfd: c_int) {
     if let Some(instance) = EPOLL_PATHS.get(epfd as usize) {
         instance.thread.store(0, Ordering::SeqCst);
@@ -101,8 +100,8 @@ fn disarm_epoll(sock: &Sock) {
     }
 }
 
-/// What tells the threads of a process apart at the cost of one instruction; 0 where no such thing
-/// is known.
+/// A value that differs between the threads of a process, for one instruction; 0 if the
+/// architecture has none.
 #[inline(always)]
 fn thread_pointer() -> usize {
     let pointer: usize;
@@ -113,7 +112,7 @@ fn thread_pointer() -> usize {
         std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the register is the thread's to read, and memory is not touched.
+    // SAFETY: a thread may read this register, and memory is not accessed.
     unsafe {
         std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
     }
@@ -124,25 +123,25 @@ fn thread_pointer() -> usize {
     pointer
 }
 
-/// Whether [`thread_pointer`] tells threads apart here.
+/// True if [`thread_pointer`] differs between threads here.
 const HAS_THREAD_POINTER: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-/// The place of `fd`, if the calling thread may go straight through.
+/// The fast path of `fd`, if the calling thread may use it.
 #[inline(always)]
 pub(crate) fn find(fd: c_int) -> Option<&'static FastPath> {
     SOCKET_PATHS.get(fd as usize).filter(|place| place.is_own())
 }
 
-/// The place of a descriptor of `sock`, if the calling thread may go straight through.
+/// The fast path of a descriptor of `sock`, if the calling thread may use it.
 #[inline]
 pub(crate) fn find_by_sock(sock: &Sock) -> Option<&'static FastPath> {
     let fd = sock.fast_path_fd.load(Ordering::Relaxed) - 1;
     let place = find(fd)?;
-    // The number may mean another socket by now, with which the thread is alone, too.
+    // The number may mean another socket of which the thread is the only receiver, too.
     ptr::eq(SOCKETS[fd as usize].load(Ordering::Relaxed), sock).then_some(place)
 }
 
-/// The calling thread, whose member this is, waits no more.
+/// The wait of the calling thread, whose member this is, has ended.
 #[inline]
 pub(crate) fn finish_wait(member: &Member) {
     member.state.store(BUSY, Ordering::Release);
@@ -154,24 +153,23 @@ impl FastPath {
         HAS_THREAD_POINTER && self.thread.load(Ordering::Relaxed) == thread_pointer()
     }
 
-    /// For the thread whose place it is.
+    /// The member, for the thread that owns the fast path.
     #[inline(always)]
     pub(crate) fn member(&self) -> &'static Member {
-        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread` is,
-        // which the caller has seen to be its own, and never null after that. It may be somebody
-        // else's by now, with whom the number is another one's.
+        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread`,
+        // which the caller has seen to be its own, and never null after that. If the number has
+        // come to mean another socket, it may be another thread's.
         unsafe { &*self.member.load(Ordering::Relaxed) }
     }
 
-    /// The calling thread may wait from now on, without a bound; none if the place is not its own
-    /// any more. What it gets is for
-    /// [`finish_wait`]: by then the place may be somebody else's.
+    /// Starts a wait of the calling thread, without a bound. None if the fast path is no longer
+    /// its own. The member is to be passed to [`finish_wait`], because the fast path may belong to
+    /// another thread by then.
     #[inline(always)]
     pub(crate) fn start_wait(&self) -> Option<&'static Member> {
         let member = self.member();
         member.state.store(UNBOUNDED, Ordering::Relaxed);
-        // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place
-        // away.
+        // The compiler must not reorder this. For the CPU, the barrier in `disarm_sync` orders it.
         compiler_fence(Ordering::SeqCst);
         if self.is_own() {
             return Some(member);
@@ -180,7 +178,7 @@ impl FastPath {
         None
     }
 
-    /// A send brought so many bytes on their way, or failed.
+    /// Calls `send`, and counts the bytes that it sent unless it failed.
     #[inline(always)]
     pub(crate) fn count_send(&self, send: impl FnOnce() -> isize) -> isize {
         let member = self.member();
@@ -194,7 +192,7 @@ impl FastPath {
     }
 }
 
-/// A receive of the thread whose member this is brought so many bytes.
+/// Counts a receive of the thread whose member this is.
 #[inline(always)]
 pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
     if let Some(slot) = report::slot_of(member) {
@@ -202,8 +200,8 @@ pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
     }
 }
 
-/// The calling thread received on a socket in mode SINGLE: from now on it goes straight through, if
-/// it is alone and comes back.
+/// The calling thread received on a socket in mode SINGLE: sets its fast path if it comes back and
+/// is the only receiver.
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= lanes::PROVEN_RECEIVES_MIN;
@@ -227,19 +225,19 @@ fn is_eligible(shared: &Shared) -> bool {
 #[cold]
 fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let Some(place) = SOCKET_PATHS.get(fd as usize) else { return };
-    // Who keeps replies of another socket has to send them first: `send_batch.rs`.
+    // Batched replies of another socket must be sent first: `send_batch.rs`.
     if !crate::thread::has_exit_hook() || send_batch::has_queued() {
         return;
     }
-    // One place for a socket: a program that uses two descriptors in turn goes the long way with
-    // both.
+    // One fast path for a socket: a program that alternates between two descriptors uses the slow
+    // path with both.
     disarm(sock);
     SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
     place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     sock.had_fast_path.store(1, Ordering::SeqCst);
     sock.fast_path_fd.store(fd + 1, Ordering::SeqCst);
     place.thread.store(thread_pointer(), Ordering::SeqCst);
-    // Either whoever ends this sees the place, or we see what ended it.
+    // Either a thread that ends this sees the fast path, or this one sees what ended it.
     fence(Ordering::SeqCst);
     if !is_eligible(shared) || table::entry(fd) != Entry::Sock(sock.index()) {
         sock.fast_path_fd.store(0, Ordering::SeqCst);
@@ -247,7 +245,7 @@ fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     }
 }
 
-/// Nobody goes straight through to `sock` any more; who is on the way may still be.
+/// Clears the fast path of `sock`. A call that has already passed the check goes on.
 pub(crate) fn disarm(sock: &Sock) {
     fence(Ordering::SeqCst);
     let fd = sock.fast_path_fd.swap(0, Ordering::SeqCst);
@@ -259,19 +257,19 @@ pub(crate) fn disarm(sock: &Sock) {
     disarm_epoll(sock);
 }
 
-/// [`disarm`], for a second receiver: after this, the state of the first one says what it does.
+/// [`disarm`], for a second receiver: after this, the state of the first one is up to date.
 #[cold]
 pub(crate) fn disarm_sync(sock: &Sock) {
     let errno = real::errno();
     disarm(sock);
-    // Otherwise nobody can be on the way.
+    // Otherwise no call can have passed the check.
     if sock.had_fast_path.load(Ordering::SeqCst) != 0 {
         barrier::fence_all_threads();
     }
     real::set_errno(errno);
 }
 
-/// `fd` means something else from now on.
+/// `fd` is about to mean something else.
 #[inline]
 pub(crate) fn disarm_fd(fd: c_int) {
     if let Some(place) = SOCKET_PATHS.get(fd as usize) {
@@ -286,13 +284,13 @@ pub(crate) fn disarm_fd(fd: c_int) {
     clear_epoll(fd);
 }
 
-/// The calling thread goes straight through to nothing any more.
+/// Clears all fast paths of the calling thread.
 #[cold]
 pub(crate) fn disarm_own() {
     Sock::in_use().filter(|sock| find_by_sock(sock).is_some()).for_each(disarm);
 }
 
-/// Before and after a fork.
+/// Runs before and after a fork.
 pub(crate) fn disarm_all() {
     Sock::in_use().for_each(disarm);
 }

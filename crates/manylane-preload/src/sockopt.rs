@@ -11,7 +11,7 @@ use crate::calls::call;
 /// When an option is set on a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It decides how the address is bound.
+    /// It affects how the address is bound.
     BeforeBind,
     AfterBind,
 }
@@ -23,7 +23,7 @@ const SO_BUSY_POLL_BUDGET: c_int = 70;
 const SO_PREFER_BUSY_POLL: c_int = 69;
 const SO_TIMESTAMP_NEW: c_int = 63;
 const SO_TIMESTAMPNS_NEW: c_int = 64;
-/// What no option of ours needs more of.
+/// No option here has a longer value.
 const OPTION_LEN_MAX: usize = 64;
 
 /// The options that a lane mirrors: level, name, when.
@@ -74,7 +74,7 @@ const REPLICATED: [(c_int, c_int, Phase); 44] = [
     (libc::SOL_UDP, UDP_NO_CHECK6_TX, AfterBind),
 ];
 
-/// Options without a say in what UDP does.
+/// Options without an effect on UDP.
 const IGNORED: [(c_int, c_int); 5] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
@@ -83,15 +83,15 @@ const IGNORED: [(c_int, c_int); 5] = [
     (libc::SOL_UDP, UDP_NO_CHECK6_RX),
 ];
 
-/// Why a socket with this option has to be plain; none if lanes can have it, too.
+/// Why a socket with this option must be plain; none if lanes can have it, too.
 pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
     let mirrored = REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name));
     if mirrored || IGNORED.contains(&(level, name)) {
         return None;
     }
     match (level, name) {
-        // Read back by the one who sets them: options.rs. The forced sizes are read back as the
-        // plain ones.
+        // `options.rs` sets them on the program's socket. The kernel reports them as SO_RCVBUF and
+        // SO_SNDBUF.
         (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) => None,
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(Reason::Reuseport),
         (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR) => Some(Reason::ErrorQueue),
@@ -110,13 +110,13 @@ pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
     }
 }
 
-/// Whether `(level, name)` is set anew on every lane when the program sets it.
+/// True if `(level, name)` must be set on every lane when the program sets it.
 pub(crate) fn is_replicated(level: c_int, name: c_int) -> bool {
     REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name))
 }
 
-/// Sets on `lane` what the program's socket `from` has, as far as it is not there by itself.
-/// Options that the family does not have are left out.
+/// Sets the options of the program's socket `from` on `lane`, where they differ. Skips options
+/// that the address family does not have.
 pub(crate) fn replicate(from: c_int, lane: c_int, before_bind: bool) {
     for (level, name, when) in REPLICATED {
         if (when == BeforeBind) == before_bind {
@@ -125,14 +125,14 @@ pub(crate) fn replicate(from: c_int, lane: c_int, before_bind: bool) {
     }
 }
 
-/// Sets one option on `lane` as `from` has it.
+/// Sets one option on `lane` to its value on `from`.
 pub(crate) fn replicate_one(from: c_int, lane: c_int, level: c_int, name: c_int) {
     let (Some(want), have) = (read(from, level, name), read(lane, level, name)) else { return };
     if have == Some(want) {
         return;
     }
     let (mut value, len) = want;
-    // The kernel doubles what is asked for.
+    // The kernel doubles the value that is set.
     let forced = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(libc::SO_RCVBUFFORCE),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(libc::SO_SNDBUFFORCE),
@@ -159,7 +159,7 @@ fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
     call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
 }
 
-/// Options that bring control messages.
+/// Options that add control messages to datagrams.
 const CMSG_OPTIONS: [(c_int, c_int); 12] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
@@ -175,8 +175,8 @@ const CMSG_OPTIONS: [(c_int, c_int); 12] = [
     (libc::SOL_UDP, libc::UDP_GRO),
 ];
 
-/// Options that a frame cannot honour unless they are zero: what comes with a datagram, and how one
-/// is sent.
+/// Options that frames cannot honour unless they are zero: they add control messages, or change
+/// how a datagram is sent.
 const KERNEL_ONLY: [(c_int, c_int); 21] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
@@ -201,12 +201,12 @@ const KERNEL_ONLY: [(c_int, c_int); 21] = [
     (libc::SOL_UDP, UDP_NO_CHECK6_TX),
 ];
 
-/// Whether an option asks for control messages with each datagram.
+/// True if an option adds control messages to datagrams.
 pub(crate) fn enables_cmsg(level: c_int, name: c_int) -> bool {
     CMSG_OPTIONS.contains(&(level, name))
 }
 
-/// Whether control messages are asked for on `fd`.
+/// True if `fd` has an option set that adds control messages.
 pub(crate) fn has_cmsg(fd: c_int) -> bool {
     CMSG_OPTIONS.iter().any(|at| is_set(fd, at))
 }
@@ -215,12 +215,12 @@ fn is_set(fd: c_int, (level, name): &(c_int, c_int)) -> bool {
     read(fd, *level, *name).is_some_and(|(value, len)| value.iter().take(len).any(|byte| *byte != 0))
 }
 
-/// Whether the datagrams of a socket have to come and go by the kernel's (engine `xdp`).
+/// True if a socket's options require the kernel's data path, not frames (engine `xdp`).
 pub(crate) fn needs_kernel(fd: c_int) -> bool {
     KERNEL_ONLY.iter().any(|at| is_set(fd, at))
 }
 
-/// Whether an option, set later, or the hops that packets have, would have to be in frames.
+/// True if an option changes frames: one that they cannot honour, or a field of the IP header.
 pub(crate) fn affects_frames(level: c_int, name: c_int) -> bool {
     KERNEL_ONLY.contains(&(level, name))
         || matches!(
@@ -229,7 +229,7 @@ pub(crate) fn affects_frames(level: c_int, name: c_int) -> bool {
         )
 }
 
-/// Hops that packets have, and whether routers may cut them up.
+/// The hop limit of sent packets, and whether routers may fragment them.
 pub(crate) fn ip_header_fields(fd: c_int) -> (u8, bool) {
     let hops = int_option(fd, libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS);
     let hops = hops.or_else(|| int_option(fd, libc::SOL_IP, libc::IP_TTL));
@@ -238,13 +238,13 @@ pub(crate) fn ip_header_fields(fd: c_int) -> (u8, bool) {
     (hops.and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0).unwrap_or(64), !forbids)
 }
 
-/// An option whose value is a number.
+/// Reads an option with an integer value.
 pub(crate) fn int_option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let (value, len) = read(fd, level, name)?;
     (len == size_of::<c_int>()).then(|| c_int::from_ne_bytes([value[0], value[1], value[2], value[3]]))
 }
 
-/// Sets an option whose value is a number.
+/// Sets an option with an integer value.
 pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
     let at = (&raw const value).cast::<c_void>();
     call::setsockopt(fd, level, name, at, size_of::<c_int>() as socklen_t) == 0

@@ -14,49 +14,49 @@ use crate::sock::Sock;
 use crate::{calls, failpoint, inherited, liveness, process, quiesce, report, send_batch, syscall, thread};
 
 static READY: AtomicBool = AtomicBool::new(false);
-/// Replies of kernel sockets are put together: not yet, yes, no more.
+/// Whether replies of kernel sockets are batched: not yet, yes, no longer.
 static SEND_BATCHING: AtomicU32 = AtomicU32::new(INACTIVE);
 const INACTIVE: u32 = 0;
 const ACTIVE: u32 = 1;
 const STOPPED: u32 = 2;
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
-/// Whether calls are ours.
+/// True if the library handles calls.
 #[inline]
 pub(crate) fn is_ready() -> bool {
     READY.load(Ordering::Acquire)
 }
 
-/// From now on calls are the C library's own, for good: `seccomp.rs`.
+/// Makes all calls the C library's own, for good: `seccomp.rs`.
 pub(crate) fn detach() {
     READY.store(false, Ordering::Release);
 }
 
-/// What the environment asked for.
+/// The settings from the environment.
 pub(crate) fn settings() -> Option<&'static Settings> {
     SETTINGS.get()
 }
 
-/// Whether replies of kernel sockets may be put together.
+/// True if replies of kernel sockets may be batched.
 #[inline]
 pub(crate) fn is_send_batching() -> bool {
     SEND_BATCHING.load(Ordering::SeqCst) == ACTIVE
 }
 
-/// There is a socket whose replies may be.
+/// A socket has outboxes: its replies may be batched.
 pub(crate) fn start_send_batching() {
     _ = SEND_BATCHING.compare_exchange(INACTIVE, ACTIVE, Ordering::SeqCst, Ordering::Relaxed);
 }
 
-/// The process ends: they are not any more.
+/// The process ends: no more replies are batched.
 pub(crate) fn stop_send_batching() {
     SEND_BATCHING.store(STOPPED, Ordering::SeqCst);
 }
 
-/// Says one line on standard error.
+/// Writes one line to standard error.
 pub(crate) fn log(line: &str) {
     let text = format!("manylane: {line}\n");
-    // SAFETY: the bytes live through the call. What write(2) did not write is not worth an error.
+    // SAFETY: the bytes live through the call. A failed write is ignored.
     _ = unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn log(line: &str) {
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
-/// The program has ended by `exit` or by leaving `main`: its own handlers have run.
+/// The program has ended by `exit` or by leaving `main`, and its own handlers have run.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
@@ -97,9 +97,9 @@ extern "C" fn start() {
     quiesce::start();
     failpoint::start();
     thread::start();
-    // Now, while there is one thread.
+    // While there is only one thread.
     barrier::register();
-    // SAFETY: the handlers are functions of ours that take nothing.
+    // SAFETY: the handlers are our functions and take no arguments.
     let handlers = unsafe { libc::pthread_atfork(Some(process::before_fork), None, Some(process::in_child)) };
     if handlers != 0 {
         log("no fork handlers: everything goes its usual way");
@@ -109,7 +109,7 @@ extern "C" fn start() {
     READY.store(true, Ordering::Release);
 }
 
-/// The result of a call of ours that failed before the kernel was asked.
+/// The result of a call that the library fails without calling the kernel.
 pub(crate) fn fail_with_errno(errno: c_int) -> c_int {
     crate::real::set_errno(errno);
     -1

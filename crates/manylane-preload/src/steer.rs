@@ -35,12 +35,12 @@ impl Policy {
     }
 }
 
-/// Longest program that is made here: the hash of a flow, and two instructions for each lane.
+/// Max length of a program: the hash of a flow, and two instructions for each lane.
 const PROGRAM_LEN_MAX: usize = 256;
 const PROGRAM_BYTES: usize = PROGRAM_LEN_MAX * size_of::<Insn>();
 
-/// A program being put together, without the heap, and in a mapping: steering changes while a
-/// thread ends or a signal is handled, which may be on a small stack.
+/// A program under construction. It is in a mapping, not on the heap or the stack: steering
+/// changes while a thread ends or in a signal handler, which may have a small stack.
 pub(crate) struct Program {
     code: &'static mut [Insn],
     len: usize,
@@ -48,13 +48,13 @@ pub(crate) struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the mapping of that size from `new`, which ends with this.
+        // SAFETY: the mapping of that size from `new`, which no one refers to after this.
         unsafe { libc::munmap(self.code.as_mut_ptr().cast(), PROGRAM_BYTES) };
     }
 }
 
 impl Program {
-    /// What `write` writes. None without memory.
+    /// The program that `write` assembles. None if there is no memory, or it is too long.
     fn new(write: impl FnOnce(&mut Assembler<'_>)) -> Option<Self> {
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -62,7 +62,7 @@ impl Program {
         if at == libc::MAP_FAILED {
             return None;
         }
-        // SAFETY: a mapping of so many, which are plain numbers, and nothing else refers to it.
+        // SAFETY: a mapping of so many instructions, plain numbers; nothing else refers to it.
         let code = unsafe { std::slice::from_raw_parts_mut(at.cast(), PROGRAM_LEN_MAX) };
         let mut made = Self { code, len: 0 };
         let mut to = Assembler::new(made.code);
@@ -77,7 +77,7 @@ impl Program {
     }
 }
 
-/// Steers to the lanes whose bits are set, of which there are several. None without memory.
+/// Steers to the several lanes whose bits are set. None if there is no memory.
 pub(crate) fn program(policy: Policy, lanes: u64) -> Option<Program> {
     Program::new(|to| {
         match policy {
@@ -106,12 +106,12 @@ pub(crate) fn single_lane(lanes: u64) -> [Insn; 1] {
     [cbpf::insn(RET_K, if lanes == 0 { 0 } else { lanes.trailing_zeros() })]
 }
 
-/// What a lane beside the program's own socket refuses: broadcasts and multicasts, of which the
-/// kernel gives every socket of a group a copy. The first one gets them, and the program gets them
-/// once. None without memory.
+/// The filter of a lane other than lane 0: drops broadcasts and multicasts, which the kernel
+/// copies to every socket of a group. Lane 0 gets them, so that the program gets them once. None
+/// if there is no memory.
 pub(crate) fn unicast_only() -> Option<Program> {
     Program::new(|to| {
-        // The packet type of what a device took, or looped back.
+        // The packet type: 0 for packets to this host.
         to.extend([(LD_W_ABS, AD_PKTTYPE), (AND_K, 7)]);
         let is_to_host = to.branch(JEQ_K, 0);
         to.extend([(LD_B_ABS, NET), (RSH_K, 4)]);
@@ -135,10 +135,10 @@ pub(crate) fn unicast_only() -> Option<Program> {
     })
 }
 
-/// Refuses everything: the filter of a lane that only hands out what it still holds.
+/// Drops everything: the filter of a retired lane, which only holds queued datagrams.
 pub(crate) static DROP_ALL: [Insn; 1] = [cbpf::insn(RET_K, 0)];
 
-/// The first socket of a group gets everything.
+/// Steers everything to the first socket of a group.
 pub(crate) static FIRST_SOCKET: [Insn; 1] = DROP_ALL;
 
 #[cfg(test)]

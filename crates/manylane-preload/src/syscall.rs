@@ -19,13 +19,12 @@ type Syscall = unsafe extern "C-unwind" fn(c_long, c_long, c_long, c_long, c_lon
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Looks the C library's function up.
+/// Looks up the C library's function.
 pub(crate) fn find() {
     real::find(&REAL, c"syscall");
 }
 
-/// A system call by the C library's function; before that was looked up, by nothing but the
-/// processor.
+/// Makes a system call through the C library's function, or directly if that is not looked up yet.
 ///
 /// # Safety
 /// As of the system call.
@@ -36,7 +35,7 @@ pub(crate) unsafe fn call(number: c_long, args: &[c_long]) -> c_long {
     let at = REAL.load(Ordering::Relaxed);
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if at.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of the system call.
         return unsafe { raw_syscall(number, all) };
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -45,7 +44,7 @@ pub(crate) unsafe fn call(number: c_long, args: &[c_long]) -> c_long {
         real::set_errno(libc::ENOSYS);
         return -1;
     }
-    // SAFETY: the address is that of the C library's function; the rest is the caller's promise.
+    // SAFETY: the address is the C library's function's; the caller keeps the call's contract.
     unsafe { transmute::<*mut c_void, Syscall>(at)(number, a, b, c, d, e, f) }
 }
 
@@ -53,7 +52,7 @@ pub(crate) unsafe fn call(number: c_long, args: &[c_long]) -> c_long {
 unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     let answer: c_long;
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's convention: it changes what is named here and, as the call says, memory.
+    // SAFETY: the kernel's convention: it changes these registers and, as the call says, memory.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -81,7 +80,7 @@ unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long
     answer
 }
 
-/// What the program calls.
+/// The exported function, which the program calls.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod exports {
     use libc::{c_int, c_long, c_uint, c_ulong};
@@ -98,7 +97,7 @@ mod exports {
         e: c_long,
         f: c_long,
     ) -> c_long {
-        // SAFETY: the program's call, with what it gave.
+        // SAFETY: the program's call, with its own arguments.
         let own = || unsafe { super::call(number, &[a, b, c, d, e, f]) };
         match number {
             libc::SYS_close if start::is_ready() => {

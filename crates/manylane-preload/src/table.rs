@@ -20,21 +20,21 @@ struct Page([AtomicU32; PAGE]);
 // SAFETY: an array of atomics.
 unsafe impl Atomics for Page {}
 
-/// The largest number that ever meant something of the program's.
+/// The largest number that has been a socket or an epoll instance.
 static TOP: AtomicI32 = AtomicI32::new(-1);
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()) }; PAGES];
 
-/// What a descriptor is.
+/// What a descriptor is to the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// None of our business.
+    /// Not tracked.
     None,
     /// A UDP socket, by its index.
     Sock(u32),
     /// An epoll instance, by its index.
     Epoll(u32),
-    /// A lane's own socket, of which the program knows nothing.
+    /// A descriptor of the library's own, hidden from the program.
     Hidden,
 }
 
@@ -70,7 +70,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
     unsafe { at.as_ref() }
 }
 
-/// What `fd` is.
+/// The entry of `fd`.
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
     let Some(page) = page(fd) else { return Entry::None };
@@ -95,8 +95,8 @@ pub(crate) fn epoll(fd: c_int) -> Option<&'static Epoll> {
     }
 }
 
-/// Says what `fd` is, and returns what it was. Without memory for the table, or for a descriptor
-/// beyond it, nothing is remembered, and the answer is no.
+/// Sets the entry of `fd`, and returns the one before. None, and nothing is set, if there is no
+/// memory for the table or the number is beyond it.
 pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     let number = usize::try_from(fd).ok()?;
     let slot = TABLE.get(number / PAGE)?;
@@ -105,7 +105,7 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
             return Some(Entry::None);
         }
         let fresh = memory::map::<Page>(1, false)?;
-        // Who loses the race leaks a page, once for each 4096 descriptors at most.
+        // The thread that loses the race leaks a page: at most one per 4096 descriptors.
         _ = slot.compare_exchange(
             ptr::null_mut(),
             fresh.as_ptr().cast_mut(),
@@ -121,13 +121,13 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     Some(Entry::from_word(before))
 }
 
-/// The program's sockets and instances are among the descriptors below this.
+/// Upper bound (exclusive) of the descriptors of the program's sockets and epoll instances.
 pub(crate) fn fd_end() -> c_int {
     TOP.load(Ordering::Relaxed) + 1
 }
 
-/// [`set`], if `fd` still is what the caller has found it to be. Of several threads that find the
-/// same, one is told that it was.
+/// [`set`], if the entry of `fd` still is `found`. Of several threads that found the same, only
+/// one gets true.
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
     let slot = &page.0[fd as usize % PAGE];
@@ -139,7 +139,7 @@ pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     done
 }
 
-/// The descriptors within `first..=last` that mean something.
+/// The descriptors within `first..=last` that have an entry.
 pub(crate) fn tracked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
     let last = last.min((PAGE * PAGES - 1) as u32);
     (0..PAGES as u32)

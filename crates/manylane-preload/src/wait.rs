@@ -25,25 +25,25 @@ use crate::{
     rx_coalesce, send_batch, signals, single_receiver, thread,
 };
 
-/// Beats of which two look at the clock where no datagram is to pay for that.
+/// Heartbeats of which only the first two check the clock, to spare datagrams that cost.
 const CLOCK_CHECK_INTERVAL: u32 = 16;
 
-/// What tells of something to receive.
+/// Events that report a datagram.
 const READ_EVENTS: i16 = POLLIN | POLLRDNORM;
 
 /// How a thread waits for one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitMode {
-    /// As the program said: nothing is to be done.
+    /// The program's own wait.
     Native,
-    /// The lane to watch, in slices.
+    /// In slices, on this lane.
     Sliced(usize),
 }
 
 /// The calling thread is about to wait for `sock`.
 #[inline]
 pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
-    // Its one receiver: no more is to be known.
+    // It is the only receiver.
     if single_receiver::find_by_sock(sock).and_then(single_receiver::FastPath::start_wait).is_some() {
         return WaitMode::Native;
     }
@@ -61,8 +61,8 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
     if shared.mode() == SINGLE && !queues::is_open(shared) {
-        // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state
-        // there.
+        // SeqCst, as where lanes are created: either this thread sees the changed mode, or the
+        // other one sees this state.
         member.state.swap(UNBOUNDED, Ordering::SeqCst);
         if shared.mode.load(Ordering::SeqCst) == SINGLE {
             return WaitMode::Native;
@@ -102,7 +102,7 @@ pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared) {
     }
 }
 
-/// Whether something is there for the caller in another lane than the one it watches.
+/// True if the caller can receive a datagram from another lane than the one it watches.
 pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     recovery::recover(sock, shared);
     send_batch::flush_overdue(sock, shared, fd);
@@ -117,8 +117,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         mask |= uncovered(sock, shared, Some(watched));
     }
     let has = ready_lanes(sock, shared, fd, mask);
-    // What is empty now need not be emptied first any more: the next wait must not look for it
-    // again.
+    // A lane that is empty now is drained: the next wait must not poll it first again.
     if older & !has != 0 {
         shared.drain_first.fetch_and(!(older & !has), Ordering::AcqRel);
     }
@@ -135,28 +134,26 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
     found
 }
 
-/// Whether a wait that tells of something, but of nothing to receive from `sock`, is to look at the
-/// other lanes before it ends: else a descriptor that is always ready would hide them for ever.
-/// Once in a slice; where datagrams of another socket are told of, only some waits look at the
-/// clock.
+/// True if a wait that reports events, but no datagram of `sock`, must poll the other lanes before
+/// it returns. Otherwise a descriptor that is always ready would hide them for ever. At most once
+/// in a slice. If datagrams of another socket are reported, only some waits check the clock.
 pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: bool) -> bool {
     if shared.mode() != MULTI_LANE {
         return false;
     }
     let Some(member) = thread::cached_member(sock, shared) else { return false };
-    // A wait is one beat, and may come with a receive, which is another one.
+    // A wait is one heartbeat, and may come with a receive, which is another one.
     let skips = datagrams && member.heartbeat.load(Ordering::Relaxed) % CLOCK_CHECK_INTERVAL >= 2;
     !skips && now_ms().wrapping_sub(member.polled_at_ms.load(Ordering::Relaxed)) >= WAIT_SLICE_MS as u32
 }
 
-/// Whether the library itself has what is older than all that the kernel has, since the socket
-/// became plain.
+/// True if the library holds datagrams of a plain socket that are older than all in the kernel.
 fn has_older(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
     queues::has_leftovers(sock, shared) || prefetch::has_leftovers(sock, shared, fd)
 }
 
-/// Whether a look at other lanes is due before a wait: they hold what is older, or had something
-/// the last time.
+/// True if other lanes must be polled before a wait: they hold older datagrams, or had one at the
+/// last poll.
 pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
         || queues::has_leftovers(sock, shared)
@@ -164,30 +161,29 @@ pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared) -> bool {
             .is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
 }
 
-/// When a wait ends: a bound in time, or none.
+/// When a wait ends; it may have no bound.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     instant: Option<Instant>,
-    /// It was not asked for in milliseconds.
+    /// The program did not give it in milliseconds.
     is_exact: bool,
 }
 
 impl Deadline {
-    /// From milliseconds as poll(2) counts them.
+    /// From a timeout of poll(2).
     pub(crate) fn from_ms(ms: c_int) -> Self {
         let end = u64::try_from(ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
         Self { instant: end, is_exact: false }
     }
 
-    /// From the time that ppoll(2) takes; null: no bound. None if it is one that the kernel
-    /// refuses.
+    /// From a timeout of ppoll(2); null: no bound. None if the kernel refuses it.
     pub(crate) fn from_timespec(time: *const timespec) -> Option<Self> {
         // SAFETY: null, or the program's timespec, which the kernel would read here, too.
         let end = match unsafe { time.as_ref() } {
             Some(time) => {
                 let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
                 let span = Duration::new(u64::try_from(time.tv_sec).ok()?, nanos);
-                // A time beyond what the clock can count is for ever.
+                // A time beyond the range of the clock is no bound.
                 Instant::now().checked_add(span)
             }
             None => None,
@@ -195,30 +191,30 @@ impl Deadline {
         Some(Self { instant: end, is_exact: true })
     }
 
-    /// Whether milliseconds are too coarse for it.
+    /// True if milliseconds are too coarse for it.
     pub(crate) fn is_exact(&self) -> bool {
         self.is_exact
     }
 
-    /// What is left, a slice at most; none left: zero.
+    /// The remaining time, at most a slice; zero if it is over.
     pub(crate) fn slice(&self) -> Duration {
         let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
         self.remaining().map_or(slice, |left| left.min(slice))
     }
 
-    /// What is left, in milliseconds as poll(2) counts them, rounded up: a wait must not end early.
+    /// The remaining time for poll(2), rounded up: a wait must not end early.
     pub(crate) fn remaining_ms(&self) -> c_int {
         let ms = |left: Duration| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
         self.remaining().map_or(-1, ms)
     }
 
-    /// What is left, as ppoll(2) takes it.
+    /// Calls `wait` with the remaining time for ppoll(2).
     pub(crate) fn with_timespec<T>(&self, wait: impl FnOnce(*const timespec) -> T) -> T {
         let left = self.remaining().map(timespec_of);
         wait(left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
     }
 
-    /// What is left; none without a bound.
+    /// The remaining time; none without a bound.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         self.instant.map(|end| end.saturating_duration_since(Instant::now()))
     }
@@ -228,11 +224,11 @@ pub(crate) fn timespec_of(time: Duration) -> timespec {
     timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
-/// Entries of which a wait is looked through at no cost to speak of.
+/// Max entries that the fast path checks.
 const FAST_PATH_FDS_MAX: usize = 4;
 
-/// One descriptor: the member of the calling thread, if it is the one receiver of the socket. It
-/// may wait from now on.
+/// For a wait on one descriptor: the member of the calling thread, if it is the only receiver of
+/// the socket. Starts its wait.
 #[inline(always)]
 fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     if count != 1 || fds.is_null() {
@@ -244,8 +240,8 @@ fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     place.start_wait()
 }
 
-/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it
-/// waits for, and these are few.
+/// Makes the program's own call if the entries are few, and the calling thread is the only
+/// receiver of all UDP sockets among them.
 fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
     if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
         return None;
@@ -260,7 +256,7 @@ fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Opt
             _ => {}
         }
         if members[nth].is_none() {
-            // The long way, on which each says anew what it does.
+            // The slow path starts each wait again.
             members.into_iter().flatten().for_each(single_receiver::finish_wait);
             return None;
         }
@@ -339,7 +335,7 @@ fn ppoll_slow_path(
         let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
         return detached::poll(fds, count, |now| call::ppoll(fds, count, time(now), mask));
     }
-    // What is no time is for the kernel to refuse.
+    // The kernel must refuse an invalid timeout.
     let until = |slice| Deadline::from_timespec(timeout).map(|until| (until, slice));
     match managed_fds(fds, count).and_then(until) {
         Some((until, slice)) => {
@@ -367,9 +363,9 @@ pub(crate) fn ppoll_chk(
     ppoll(fds, count, timeout, mask)
 }
 
-/// The program's array, if a socket with or before lanes is in it.
+/// The program's array, if the library manages one of its sockets.
 fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    // More than the process may have descriptors are refused, and not read.
+    // The kernel refuses more entries than the limit of open files, and does not read them.
     if fds.is_null()
         || count == 0
         || count > pollfds::POLLFDS_MAX as nfds_t && count > lane_socket::fd_limit()
@@ -382,13 +378,13 @@ fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> 
     fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
 }
 
-/// Whether an entry names a descriptor that the program does not have: it is told so, and the wait
+/// True if an entry names a descriptor that the program does not have: the wait reports that, and
 /// ends at once.
 fn is_hidden(at: &pollfd) -> bool {
     hidden_fds::kernel_fd(at.fd) != at.fd
 }
 
-/// The socket that an entry waits to receive from, if it is one to look after.
+/// The managed socket that an entry waits to receive from.
 fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
     if at.events & READ_EVENTS == 0 {
         return None;
@@ -398,16 +394,16 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
     is_managed(shared).then_some((sock, shared))
 }
 
-/// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own
-/// call. None: what is left of the wait is for that (the sockets are plain since an earlier turn,
-/// or the library stands aside).
+/// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
+/// None: the caller must wait for the remaining time (the sockets became plain in an earlier
+/// round, or the library has detached).
 pub(crate) fn poll_sliced(
     fds: &mut [pollfd],
     until: Deadline,
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
-    // Alone with every socket: the program's own call.
+    // The only receiver of every socket: the program's own call.
     let alone = |(sock, _): (&'static Sock, _)| {
         single_receiver::find_by_sock(sock).and_then(single_receiver::FastPath::start_wait).is_some()
     };
@@ -437,7 +433,7 @@ fn poll_sliced_entered(
 ) -> Option<c_int> {
     let deferred = signals::DeferredSignals::new();
     let mut native = |fds: &mut [pollfd]| {
-        // A wait of the program's own, once.
+        // The program's own wait, once.
         deferred.release();
         quiesce::run_outside(|| native(fds))
     };
@@ -447,7 +443,7 @@ fn poll_sliced_entered(
     answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
 }
 
-/// More entries than can be looked through: waits for all as the program said.
+/// Too many entries, or no memory for them: waits for all as the program said.
 #[cold]
 fn wait_unsliced(
     fds: &mut [pollfd],
@@ -455,7 +451,7 @@ fn wait_unsliced(
     native: impl FnOnce(&mut [pollfd]) -> c_int,
 ) -> c_int {
     let begin = |at: &pollfd| managed(at).is_some_and(|(sock, shared)| start_unsliced(sock, shared, at.fd));
-    // Of all, not up to the first one.
+    // Count them, so that the filter runs for all entries.
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
@@ -476,8 +472,8 @@ fn wait_unsliced(
     if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
 }
 
-/// The calling thread is about to wait for `sock` and no lane of it: a socket with other receivers
-/// becomes plain. Whether its lanes still hold something, for which there is no wait.
+/// The calling thread is about to wait for `sock` but for no lane: a socket with other receivers
+/// becomes plain. True if its lanes still hold datagrams, which no wait would report.
 pub(crate) fn start_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
     if start_wait(sock, shared, fd) == WaitMode::Native {
         return false;
@@ -493,9 +489,9 @@ fn poll_loop(
     (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
-    // Behind the program's entries in `all`, the queues of the lanes.
+    // `all` has the program's entries, and after them the queues of the lanes.
     let mut first = true;
-    // What was found is gone: the next round waits for a slice.
+    // The datagram that was found is gone: the next round waits for a slice.
     let mut in_vain = false;
     loop {
         if quiesce::is_detaching() {
@@ -520,18 +516,18 @@ fn poll_loop(
         }
         let copy = &mut all[..fds.len()];
         let slice = until.slice();
-        // Before a wait: only where the answer would be "nothing", or what is there is older than
-        // any lane's.
+        // Poll the other lanes before a wait only if the result would be 0, or if they hold older
+        // datagrams.
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
         let found = now && poll_others(fds, copy);
         let mut answer = match (any, found || frames) {
             (false, _) if first => native(fds),
-            // The socket is plain since an earlier turn, which has taken its time.
+            // The sockets became plain in an earlier round, which took some of the time.
             (false, _) => return None,
             (true, true) => {
                 calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), deferred.wait_mask(mask))
             }
-            // The C library's own: a thread can be cancelled in it.
+            // The C library's own call: it is a cancellation point.
             (true, false) => {
                 let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
                 paused.unwrap_or_else(|| {
@@ -580,8 +576,8 @@ fn poll_loop(
     }
 }
 
-/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Descriptors that are none of our
-/// sockets end it.
+/// Delays before a wait, if that pays: see `rx_coalesce.rs`. An event on a descriptor that is not
+/// one of our sockets ends the delay.
 fn rx_coalesce(
     fds: &[pollfd],
     copy: &mut [pollfd],
@@ -605,7 +601,7 @@ fn rx_coalesce(
             let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
             return (answer < 0).then_some(answer);
         }
-        // What is negative is passed over: sockets with lanes are turned, and turned back.
+        // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
         let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
         fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
         let answer = call::ppoll(at, count, &raw const time, mask);
@@ -622,8 +618,8 @@ fn has_leftovers(fds: &[pollfd]) -> bool {
     fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
 }
 
-/// Whether some socket has something in a lane that is not watched; the copy then asks about that
-/// lane, and holds the kernel's answer.
+/// True if a socket has a datagram in a lane that is not watched. The copy then waits for that
+/// lane, and has the kernel's result.
 fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     let mut any = false;
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
@@ -631,7 +627,7 @@ fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         let watched = own_lane(sock, shared);
         if poll_other_lanes(sock, shared, from.fd, watched) {
             any |= has_older(sock, shared, from.fd);
-            // The wait is then for the lane that has it.
+            // Wait for the lane that has it.
             if let Some(lane) = find_ready_lane(sock, shared, from.fd, watched) {
                 to.fd = sock.fd_of(lane, from.fd);
                 any = true;
@@ -645,16 +641,16 @@ fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     any
 }
 
-/// Whether a lane that is watched has something that the kernel does not know of.
+/// True if a watched lane has a datagram that the kernel does not report.
 fn has_frames(fds: &[pollfd]) -> bool {
     fds.iter()
         .filter_map(managed)
         .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
 }
 
-/// Says of entries that they can be read because of queues or of what was taken ahead, which the
-/// kernel was not asked about: those of the lanes that are watched, and if `wide`, of all that the
-/// caller would take from. How many entries have something to say then.
+/// Marks entries readable whose sockets have frames or prefetched datagrams, which the kernel does
+/// not report: in the watched lanes, and if `wide`, in all lanes that the caller may receive from.
+/// Returns the number of entries with events.
 fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
         let Some((sock, shared)) = managed(from) else { continue };
@@ -670,8 +666,8 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
     copy.iter().filter(|at| at.revents != 0).count() as c_int
 }
 
-/// A wait ends before its slice: says of entries that tell of nothing to receive that they can be
-/// read because of other lanes, if a look at these is overdue.
+/// A wait ends before its slice: marks entries without a datagram readable if other lanes have one
+/// and a poll of these is overdue.
 fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
     let datagrams = fds
         .iter()
@@ -705,7 +701,7 @@ fn find_ready_lane(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usi
     (has != 0).then(|| has.trailing_zeros() as usize)
 }
 
-/// What the kernel said of the lanes is what the program is told of its own descriptors.
+/// Copies the kernel's results for the lanes to the program's entries.
 fn copy_revents(fds: &mut [pollfd], copy: &[pollfd]) -> c_int {
     let mut count = 0;
     for (to, from) in fds.iter_mut().zip(copy) {

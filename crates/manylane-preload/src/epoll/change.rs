@@ -49,7 +49,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         return call::epoll_ctl(epfd, op, fd, event);
     }
     let Some(epoll) = table::epoll(epfd) else {
-        // An instance from before our time: who waits on it is not known.
+        // An instance from before the start: it is not known which thread waits on it.
         let done = call::epoll_ctl(epfd, op, fd, event);
         if done == 0 && op == EPOLL_CTL_ADD {
             lanes::fall_back(sock, fd, Reason::SharedEpoll);
@@ -59,21 +59,21 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     // SAFETY: null, or the program's event, which the kernel would read here, too.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     if let (Some((events, _)), EPOLL_CTL_ADD | EPOLL_CTL_MOD) = (wanted, op) {
-        // Whether it has fired already is the kernel's secret: such an entry cannot move from lane
-        // to lane.
+        // The kernel does not say whether it has fired: such an entry cannot move from lane to
+        // lane.
         if events & EPOLLONESHOT as u32 != 0 {
             lanes::fall_back(sock, fd, Reason::Events);
         } else if events & EPOLLET as u32 != 0
             && let Some(shared) = sock.shared()
         {
-            // An edge is told while the kernel's queue has something: nothing may be taken ahead of
+            // The kernel reports an edge for its own queue only: nothing may be prefetched from
             // it.
             prefetch::disable(shared, fd, Reason::NoPrefetchEdges);
         }
         if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
-        // A lane has one descriptor: an instance cannot watch it twice, as it watches two
+        // A lane has one descriptor: an instance cannot watch it twice, as it can watch two
         // descriptors of a socket.
         if op == EPOLL_CTL_ADD && epoll.has_other_fd(sock, fd) {
             lanes::fall_back(sock, fd, Reason::Events);
@@ -82,7 +82,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     sock.in_epoll.store(1, Ordering::Release);
     nested::remove_placeholder(epoll, epfd);
     let done = ctl_tracked((epoll, epfd), op, (sock, fd), (event, wanted));
-    // Another thread may have begun to wait for the instance since it was looked at above.
+    // Another thread may have started to wait for the instance since the check above.
     if epoll.nested.load(Ordering::SeqCst) != 0 {
         if op != EPOLL_CTL_DEL {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
@@ -92,7 +92,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     done
 }
 
-/// Makes the program's call, and keeps in mind what it changes.
+/// Makes the program's call, and records the change.
 fn ctl_tracked(
     (epoll, epfd): (&Epoll, c_int),
     op: c_int,
@@ -126,7 +126,7 @@ fn ctl_tracked(
             }
             done
         }
-        // It is in already, on whichever lane.
+        // The entry exists, on another lane.
         (EPOLL_CTL_ADD, Some(item)) if item.lane.load(Ordering::Relaxed) != 0 => {
             real::set_errno(libc::EEXIST);
             -1
@@ -135,8 +135,8 @@ fn ctl_tracked(
     }
 }
 
-/// The program has changed an entry of an instance, or taken one out, after the library stood
-/// aside: leftovers are told of as the entry now says.
+/// The program changed or removed an entry after the library detached: leftovers are reported as
+/// the entry now says.
 pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
     let Some((epoll, sock)) = table::epoll(epfd).zip(table::sock(fd)) else { return };
     let Some(item) = epoll.item(sock, fd) else { return };
@@ -150,9 +150,9 @@ pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const 
     }
 }
 
-/// A socket has become plain: what watches its lanes here watches the socket itself from now on,
-/// also while its thread sleeps. (Other processes' threads move their entries when they return from
-/// a slice.)
+/// A socket has become plain: entries that watch its lanes move to the socket itself, also while
+/// their thread sleeps. (Threads of other processes move their entries when they return from a
+/// slice.)
 pub(crate) fn handle_fallback(sock: &Sock) {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
@@ -166,8 +166,8 @@ pub(crate) fn handle_fallback(sock: &Sock) {
     }
 }
 
-/// A socket for which there was no room has become plain. What its lanes still hold is told of as
-/// for any other.
+/// A socket for which there was no item has become plain. Adds an item all the same if its lanes
+/// still hold datagrams, which must be reported.
 #[cold]
 fn add_after_fallback(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
     if sock.shared().is_some_and(is_managed)
@@ -179,7 +179,7 @@ fn add_after_fallback(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64))
     }
 }
 
-/// True if an item is free, or its socket the kernel's alone, for good.
+/// True if an item is free, or its socket is the kernel's alone, for good.
 fn is_free(item: &Item) -> bool {
     let Some(index) = item.sock.load(Ordering::Relaxed).checked_sub(1) else { return true };
     let sock = Sock::at(index);
@@ -188,7 +188,7 @@ fn is_free(item: &Item) -> bool {
             && sock.shared().is_some_and(|shared| shared.mode() == PLAIN && !is_managed(shared))
 }
 
-/// Notes an entry among the first `top` items; false if none of them is free.
+/// Records an entry in one of the first `top` items; false if none of them is free.
 fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
     let Some((at, item)) = epoll.slots(top).enumerate().find(|(_, item)| is_free(item)) else { return false };
     if item.sock.load(Ordering::Relaxed) == 0 {
@@ -206,30 +206,30 @@ fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (
     true
 }
 
-/// Watches another lane: level and edge both tell what is there already, so that nothing is missed.
+/// Moves an entry to another lane. Level or edge, the kernel reports datagrams already there.
 pub(super) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
     let Some(_guard) = lock(&epoll.lock, true) else { return };
     let before = item.lane.load(Ordering::Relaxed) as usize;
-    // Another thread that waits on the instance may have been here, or have taken the entry out.
+    // Another thread that waits on the instance may have moved or removed the entry.
     if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
         return;
     }
-    // Another thread may close the instance's descriptor or the socket's, and their numbers come to
-    // mean something else: it has to wait with that, or has done so before.
+    // Another thread may close a descriptor of the instance or the socket, and its number may get
+    // another meaning. It has to wait for this lock, or has done so before.
     let Some(_numbers) = lock(&sock.fd_lock, true) else { return };
     if table::entry(epfd) != Entry::Epoll(epoll.index()) {
         return;
     }
     let added = item.fd.load(Ordering::Relaxed);
-    // The program may have closed the descriptor that it added, and go on with another one for the
-    // same socket.
+    // The program may have closed the descriptor that it added, and use another one for the same
+    // socket.
     let is_open = table::entry(added) == Entry::Sock(sock.index());
     let Some(fd) = (if is_open { Some(added) } else { lanes::any_fd(sock) }) else { return };
     let from = sock.fd_of(before, fd);
     let to = sock.fd_of(lane, fd);
     let mut event =
         epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };
-    // First the new one: an instance that watches both for a moment tells too much, not too little.
+    // Add first: watching both for a moment reports too much, not too little.
     if call::epoll_ctl(epfd, EPOLL_CTL_ADD, to, &raw mut event) == 0 || real::errno() == libc::EEXIST {
         call::epoll_ctl(epfd, EPOLL_CTL_DEL, from, &raw mut event);
         item.lane.store(lane as u32, Ordering::Release);

@@ -41,27 +41,27 @@ pub(crate) use change::{ctl_after_detach, epoll_create, epoll_create1, epoll_ctl
 pub(crate) use nested::{detach, mark_nested};
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait, has_leftovers};
 
-/// Epoll instances of a process that the library can know, and UDP sockets in each that may have
+/// Max epoll instances of a process that the library tracks, and UDP sockets in each that may have
 /// lanes.
 const MAX_EPOLLS: usize = 1024;
 const MAX_ITEMS: usize = 32;
-/// Items of a block: it is mapped by pages.
+/// Items of a block. A block is mapped as whole pages.
 const BLOCK_ITEMS: usize = 100;
 
-/// An instance is waited for as a descriptor.
+/// The instance is waited for as a descriptor.
 const NESTED: u32 = 1;
-/// It is, and all sockets in it are the kernel's: there are no leftovers.
+/// As `NESTED`, and all its sockets are the kernel's alone: there are no leftovers.
 const NESTED_DRAINED: u32 = 2;
 
-/// The next wait looks at other lanes before it asks the kernel.
+/// The next wait polls other lanes before the kernel.
 const LANES_FIRST: u32 = 1;
-/// The last one did, and still left some out: now the kernel has its turn.
+/// The last wait did so, and still left some out: the next one polls the kernel first.
 const KERNEL_FIRST: u32 = 2;
 
 /// A UDP socket in an epoll instance.
 #[repr(C)]
 struct Item {
-    /// Its index, and one; 0 if the item is free.
+    /// Index of the socket plus 1; 0 if the item is free.
     sock: AtomicU32,
     generation: AtomicU32,
     /// The descriptor that the program added.
@@ -70,7 +70,7 @@ struct Item {
     lane: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
-    /// Its edge has told of leftovers.
+    /// Leftovers were already reported as an edge.
     edge_reported: AtomicU32,
 }
 
@@ -80,29 +80,29 @@ pub(crate) struct Epoll {
     used: AtomicU32,
     refs: AtomicU32,
     lock: AtomicU64,
-    /// Items that there are.
+    /// Items in use.
     count: AtomicU32,
-    /// Items behind these were never used.
+    /// Items from here on were never used.
     top: AtomicU32,
-    /// The descriptor by which its one receiver goes straight through, and one:
+    /// The descriptor through which its only receiver uses the fast path, plus 1; 0 if none:
     /// `single_receiver.rs`.
     fast_path_fd: AtomicI32,
-    /// It is waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
+    /// Waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
     nested: AtomicU32,
-    /// There is a stand-in for leftovers in it.
+    /// It contains the placeholder for leftovers (`nested.rs`).
     placeholder: AtomicU32,
-    /// Other instances are in it.
+    /// It contains other instances.
     has_nested: AtomicU32,
-    /// Waits with queues, to give the kernel its turn.
+    /// Counts waits with queues, to poll the kernel regularly.
     polls: AtomicU32,
-    /// An answer had no room for what other lanes may have: 0, [`LANES_FIRST`], [`KERNEL_FIRST`].
+    /// A result had no room for events of other lanes: 0, [`LANES_FIRST`], [`KERNEL_FIRST`].
     truncated: AtomicU32,
-    /// Looks at other lanes, so that each begins with another entry.
+    /// Counts polls of other lanes, so that each starts with another entry.
     round_robin: AtomicU32,
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
-    /// Items for sockets that become plain because all of those are taken, and have left something
+    /// Items for sockets that became plain because all others were taken, and have datagrams left
     /// in lanes.
     overflow: AtomicPtr<ItemBlock>,
 }
@@ -112,7 +112,7 @@ fn load_block(at: &AtomicPtr<ItemBlock>) -> Option<&'static ItemBlock> {
     unsafe { at.load(Ordering::Acquire).as_ref() }
 }
 
-/// A block of items, which stays with its instance's slot.
+/// A block of items, which stays with the slot of its instance.
 #[repr(C)]
 struct ItemBlock {
     items: [Item; BLOCK_ITEMS],
@@ -137,7 +137,7 @@ impl Epoll {
 
     fn all() -> &'static [Epoll] {
         let at = EPOLLS.load(Ordering::Acquire);
-        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it
+        // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
         // (start::is_ready).
         unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
     }
@@ -167,8 +167,8 @@ impl Epoll {
         Some(at as u32)
     }
 
-    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will
-    /// open it.
+    /// In the child of a fork: locks held by the parent's threads are copies that no thread will
+    /// release.
     pub(crate) fn in_child() {
         let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
         used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
@@ -178,23 +178,23 @@ impl Epoll {
         ((ptr::from_ref(self) as usize - Self::all().as_ptr() as usize) / size_of::<Self>()) as u32
     }
 
-    /// While this is held, nobody moves entries of the instance, by whichever descriptor.
+    /// While this is held, no other thread moves entries of the instance, by any descriptor.
     pub(crate) fn lock_items(&self) -> Option<Guard<'_>> {
         if self.count.load(Ordering::Acquire) == 0 { None } else { lock(&self.lock, true) }
     }
 
-    /// A descriptor of it.
+    /// One of its descriptors.
     fn any_fd(&self) -> Option<c_int> {
         let entry = Entry::Epoll(self.index());
         table::tracked(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
     }
 
-    /// One descriptor more.
+    /// Counts one more descriptor.
     pub(crate) fn acquire(&self) {
         self.refs.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One descriptor less.
+    /// Counts one descriptor less.
     pub(crate) fn release(&self) {
         if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.used.store(0, Ordering::Release);
@@ -218,15 +218,15 @@ impl Epoll {
         })
     }
 
-    /// The same, and another one first each time: where an answer has no room for all, each has its
-    /// turn.
+    /// The same, starting at another one each time, so that all get reported in turn when a result
+    /// has no room for all.
     fn items_round_robin(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
         let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
         self.items().skip(first).chain(self.items().take(first))
     }
 
-    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and
-    /// watched as the program said.
+    /// True if all its sockets are plain for good (as in a server that uses SO_REUSEPORT itself),
+    /// and watched as the program said.
     fn is_plain(&self) -> bool {
         let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
         self.items().all(|(item, sock)| {
@@ -234,7 +234,7 @@ impl Epoll {
         })
     }
 
-    /// One more block of items.
+    /// Adds a block of items.
     fn grow(&self, _guard: &Guard<'_>) -> Option<()> {
         let last = successors(Some(&self.overflow), |at| load_block(at).map(|more| &more.next)).last()?;
         last.store(memory::map::<ItemBlock>(1, false)?.as_ptr().cast_mut(), Ordering::Release);
@@ -248,7 +248,7 @@ impl Epoll {
             .map(|(item, _)| item)
     }
 
-    /// Whether the socket is in it by another descriptor, too.
+    /// True if it contains the socket by another descriptor, too.
     fn has_other_fd(&self, sock: &Sock, fd: c_int) -> bool {
         self.items().any(|(item, at)| ptr::eq(at, sock) && item.fd.load(Ordering::Relaxed) != fd)
     }
@@ -260,13 +260,13 @@ impl Epoll {
         self.clear_fast_path();
     }
 
-    /// Notes that the calling thread's only socket in it is `sock`, which it is alone with.
+    /// Sets the fast path: `sock` is its only socket, and the calling thread the only receiver.
     #[cold]
     fn arm_fast_path(&self, epfd: c_int, sock: &Sock) {
         if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
             && single_receiver::arm_epoll(epfd, sock)
         {
-            // Either whoever changes it sees the note, or we see the change.
+            // Either a thread that changes it sees the fast path, or this one sees the change.
             fence(Ordering::SeqCst);
             let is_it = self.items().all(|(_, at)| ptr::eq(at, sock))
                 && self.count.load(Ordering::SeqCst) == 1
@@ -277,7 +277,7 @@ impl Epoll {
         }
     }
 
-    /// What is in it changes, or has changed.
+    /// Its entries change, or have changed.
     fn clear_fast_path(&self) {
         fence(Ordering::SeqCst);
         let noted = self.fast_path_fd.swap(0, Ordering::SeqCst);
@@ -286,21 +286,21 @@ impl Epoll {
 }
 
 impl Item {
-    /// The events that tell of something to receive, if it is to be told of that.
+    /// The read events that the entry asks for.
     fn wanted(&self) -> u32 {
         self.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
     }
 }
 
-/// Whether some instance of this process tells of edges of a socket.
+/// True if an instance of this process watches a socket edge-triggered.
 pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
     let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
     used.flat_map(Epoll::items)
         .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
 }
 
-/// A socket closes. Its lanes do, too, unless another process has them: then this one's instances
-/// let go of them.
+/// A socket closes. Its lanes do, too, unless another process has them: so remove them from this
+/// process's instances.
 pub(crate) fn remove_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {

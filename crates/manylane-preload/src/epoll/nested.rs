@@ -19,7 +19,7 @@ use crate::sock::Sock;
 use crate::table::{self, Entry};
 use crate::{hidden_fds, lanes, queues, quiesce, real, thread, wait};
 
-/// Some instance may have a stand-in.
+/// An instance may contain a placeholder.
 static HAS_PLACEHOLDERS: AtomicBool = AtomicBool::new(false);
 
 /// If `fd` is an instance: it is about to be waited for as a descriptor.
@@ -32,12 +32,12 @@ pub(crate) fn mark_nested(fd: c_int) {
     }
 }
 
-/// Makes the sockets in an instance plain, and has leftovers of theirs told of.
+/// Makes the sockets in an instance plain, and reports their leftovers.
 #[cold]
 fn mark_nested_now(epoll: &'static Epoll, epfd: c_int) {
     if epoll.nested.compare_exchange(0, NESTED, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-        // Either this sees a socket that comes into it, or the thread that adds it sees that it is
-        // nested.
+        // Either this thread sees a socket that is being added, or the thread that adds it sees
+        // `nested`.
         fence(Ordering::SeqCst);
         for (item, sock) in epoll.items() {
             lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
@@ -46,13 +46,13 @@ fn mark_nested_now(epoll: &'static Epoll, epfd: c_int) {
     refresh(epoll, epfd);
 }
 
-/// True if leftovers of a socket would have to be told of: not if an edge has told of them.
+/// True if leftovers of a socket must be reported: not if they were already reported as an edge.
 fn needs_report(item: &Item) -> bool {
     let is_edge = item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0;
     item.wanted() != 0 && !(is_edge && item.edge_reported.load(Ordering::Relaxed) != 0)
 }
 
-/// True if the socket of an item has leftovers to tell of. What is found empty is done with.
+/// True if an item's socket has leftovers to report. Lanes found empty are released.
 fn has_leftovers(item: &Item, sock: &'static Sock) -> bool {
     let Some(shared) = sock.shared().filter(|shared| needs_report(item) && is_managed(shared)) else {
         return false;
@@ -61,7 +61,7 @@ fn has_leftovers(item: &Item, sock: &'static Sock) -> bool {
     wait::poll_other_lanes(sock, shared, item.fd.load(Ordering::Relaxed), lane)
 }
 
-/// The same, as far as it can be known with the instance's lock.
+/// The same, as far as it can be known under the instance's lock.
 fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
     needs_report(item)
         && sock.shared().is_some_and(|shared| {
@@ -69,14 +69,14 @@ fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
         })
 }
 
-/// Puts a stand-in into a nested instance if there are leftovers, or takes it out.
+/// Adds the placeholder to a nested instance if there are leftovers; else removes it.
 pub(super) fn refresh(epoll: &'static Epoll, epfd: c_int) {
     if !thread::is_own_process() || !quiesce::enter() {
         return;
     }
     let errno = real::errno();
     let left = epoll.items().find(|(item, sock)| has_leftovers(item, sock));
-    // Before the lock: numbers have one, too.
+    // Before taking the lock: opening a descriptor takes another one.
     let fd = left.and_then(|_| hidden_fds::readable_fd());
     if let Some(_guard) = lock(&epoll.lock, true)
         && table::entry(epfd) == Entry::Epoll(epoll.index())
@@ -85,11 +85,11 @@ pub(super) fn refresh(epoll: &'static Epoll, epfd: c_int) {
         let settled = !epoll.items().any(|(_, sock)| is_managed(sock));
         epoll.nested.store(if settled { NESTED_DRAINED } else { NESTED }, Ordering::Release);
         match (left, fd) {
-            // Another thread that changes the item meanwhile comes here after that.
+            // Another thread that changes the item meanwhile calls this function after that.
             (Some((item, sock)), Some(fd)) if item.sock.load(Ordering::Acquire) == sock.index() + 1 => {
                 insert_placeholder(epoll, epfd, item, fd);
             }
-            // Leftovers that another thread has found meanwhile are there.
+            // Another thread may have found leftovers meanwhile.
             (None, _) if !epoll.items().any(|(item, sock)| may_have_leftovers(item, sock)) => {
                 remove_placeholder_locked(epoll, epfd);
             }
@@ -102,7 +102,7 @@ pub(super) fn refresh(epoll: &'static Epoll, epfd: c_int) {
 
 fn insert_placeholder(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
     let mut event = epoll_event { events: EPOLLIN as u32, u64: item.data.load(Ordering::Relaxed) };
-    // It may be in on behalf of another socket, or of another process.
+    // It may be there for another socket, or by another process.
     if call::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event) == 0
         || real::errno() == libc::EEXIST && call::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &raw mut event) == 0
     {
@@ -119,7 +119,7 @@ fn remove_placeholder_locked(epoll: &Epoll, epfd: c_int) {
     }
 }
 
-/// Before what is in an instance is waited for or changed.
+/// Called before the entries of an instance are waited for or changed.
 #[inline]
 pub(super) fn remove_placeholder(epoll: &Epoll, epfd: c_int) {
     if epoll.placeholder.load(Ordering::Acquire) != 0 {
@@ -142,7 +142,7 @@ fn remove_placeholder_now(epoll: &Epoll, epfd: c_int) {
     quiesce::leave();
 }
 
-/// The library is about to stand aside: nothing would take stand-ins out after that.
+/// The library is about to detach: no thread would remove placeholders after that.
 pub(crate) fn detach() {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         if epoll.placeholder.load(Ordering::Acquire) != 0
@@ -153,8 +153,8 @@ pub(crate) fn detach() {
     }
 }
 
-/// Before a wait on an instance that has others in it: these do not tell of what was received
-/// meanwhile.
+/// Called before a wait on an instance that contains others: placeholders must not report
+/// datagrams that were received meanwhile.
 #[inline]
 pub(super) fn refresh_all() {
     if HAS_PLACEHOLDERS.load(Ordering::Relaxed) {

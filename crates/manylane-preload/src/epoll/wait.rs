@@ -21,8 +21,8 @@ use crate::{
     single_receiver, table, thread,
 };
 
-/// The member of the calling thread, if it is the one receiver of the one UDP socket in the
-/// instance. It may wait from now on.
+/// The member of the calling thread, if it is the only receiver of the only UDP socket in the
+/// instance. Starts its wait.
 #[inline(always)]
 fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
     let place = single_receiver::find_by_epoll(epfd)?;
@@ -118,7 +118,7 @@ pub(crate) fn epoll_pwait2(
         let own = |now| call::epoll_pwait2(epfd, events, count, time(now), mask);
         return wait_with_leftovers(epfd, events, count, own);
     }
-    // What is no time is for the kernel to refuse.
+    // The kernel must refuse an invalid timeout.
     let until = |epoll| Deadline::from_timespec(timeout).map(|until| (epoll, until));
     match managed_epoll(epfd, events, count).and_then(until) {
         Some((epoll, until)) => wait_sliced(epoll, epfd, events, count, until, mask, || {
@@ -132,23 +132,23 @@ pub(crate) fn epoll_pwait2(
     }
 }
 
-/// The largest array that the kernel takes.
+/// The largest array that the kernel accepts.
 const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
-/// The instance behind `epfd`, if UDP sockets are in it that are not the kernel's alone.
+/// The instance behind `epfd`, if it contains UDP sockets that are not the kernel's alone.
 #[inline]
 fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&'static Epoll> {
     let epoll = table::epoll(epfd)?;
     if epoll.has_nested.load(Ordering::Relaxed) != 0 {
         nested::refresh_all();
     }
-    // What is no array is for the kernel to refuse.
+    // The kernel must refuse an invalid array.
     if epoll.count.load(Ordering::Acquire) == 0 || !(1..=MAX_EVENTS).contains(&count) || events.is_null() {
         return None;
     }
     nested::remove_placeholder(epoll, epfd);
     if epoll.is_plain() {
-        // Others may come into it while this thread waits.
+        // Other sockets may be added while this thread waits.
         claim(epoll);
         return None;
     }
@@ -156,8 +156,8 @@ fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<
 }
 
 /// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None:
-/// what is left of the wait is for that (the sockets are plain since an earlier turn, or the
-/// library stands aside).
+/// the caller must wait for the remaining time (the sockets became plain in an earlier round, or
+/// the library has detached).
 fn wait_sliced(
     epoll: &'static Epoll,
     epfd: c_int,
@@ -167,7 +167,7 @@ fn wait_sliced(
     mask: *const sigset_t,
     native: impl Fn() -> c_int,
 ) -> Option<c_int> {
-    // Alone with every socket: the program's own call.
+    // The only receiver of every socket: the program's own call.
     if epoll.items().all(|(_, sock)| {
         single_receiver::find_by_sock(sock).and_then(single_receiver::FastPath::start_wait).is_some()
     }) {
@@ -189,7 +189,7 @@ fn wait_sliced(
     claim(epoll);
     let deferred = signals::DeferredSignals::new();
     let answer = wait_loop(epoll, epfd, events, count, until, (&deferred, mask), || {
-        // A wait of the program's own, once.
+        // The program's own wait, once.
         deferred.release();
         quiesce::run_outside(&native)
     });
@@ -206,8 +206,8 @@ fn wait_sliced(
     answer
 }
 
-/// After a wait on an instance that is waited for as a descriptor, too: leftovers that remain are
-/// told of there.
+/// After a wait on an instance that is also waited for as a descriptor: reports remaining
+/// leftovers there.
 #[cold]
 fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut told: Events) {
     for (item, _) in epoll.items().filter(|(item, _)| told.is_reported(item)) {
@@ -225,7 +225,7 @@ fn wait_loop(
     (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
     mut native: impl FnMut() -> c_int,
 ) -> Option<c_int> {
-    // Something may be there that the kernel does not tell of again (EPOLLET): then the next round
+    // A datagram may be there that the kernel does not report again (EPOLLET): then the next round
     // waits for a slice.
     let mut in_vain = false;
     let mut first = true;
@@ -277,7 +277,7 @@ fn wait_loop(
                 send_batch::flush();
                 native()
             }
-            // The sockets are plain since an earlier turn, which has taken its time.
+            // The sockets became plain in an earlier round, which took some of the time.
             false => return None,
         };
         if any && answer > 0 {
@@ -303,7 +303,7 @@ fn wait_loop(
                 identity::revalidate(sock, item.fd.load(Ordering::Relaxed));
             }
         }
-        // After a slice, and before the program is told that there is nothing.
+        // After a slice, and before the wait returns 0.
         if add_other_lanes(epoll, &mut told, |_, _| true) || until.remaining() == Some(Duration::ZERO) {
             return Some(told.count);
         }
@@ -311,7 +311,7 @@ fn wait_loop(
     }
 }
 
-/// Waits on the instance itself, for a time that is as exact as the program's own.
+/// Waits on the instance itself, with a timeout as exact as the program's own.
 fn wait_kernel(
     epfd: c_int,
     (events, count): (*mut epoll_event, c_int),
@@ -326,18 +326,18 @@ fn wait_kernel(
     call::epoll_pwait(epfd, events, count, ms, mask)
 }
 
-/// Whether something was taken ahead of the lane that an entry watches.
+/// True if datagrams of the lane that an entry watches were prefetched.
 fn has_prefetched(item: &Item, sock: &Sock) -> bool {
     prefetch::ready_lanes(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
 }
 
-/// Entries between two looks of the kernel's while queues always have something.
+/// Waits after which the kernel is polled once while queues always have frames.
 const KERNEL_POLL_INTERVAL: u32 = 8;
 
-/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches, and what was
-/// taken ahead of them. The kernel watches the program's entries as ever; queues are looked at
-/// here, and the instance is waited for with them. While they have something, the kernel is asked
-/// for the rest now and then.
+/// As epoll_pwait(2), with the queues and prefetches of the lanes that the calling thread watches.
+/// The kernel watches the program's entries as before. Queues are polled here, and their
+/// descriptors waited for beside the instance. While there are frames, the kernel is polled only
+/// now and then.
 fn wait_with_queues(
     epoll: &'static Epoll,
     epfd: c_int,
@@ -387,7 +387,7 @@ fn wait_with_queues(
     told.count
 }
 
-/// The items that are to tell of what was taken into memory when the library stood aside.
+/// The items that must report leftovers after the library detached.
 fn items_with_leftovers(epoll: &'static Epoll) -> impl Iterator<Item = (&'static Item, &'static Sock)> {
     let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_datagrams);
     epoll.items().filter(move |(item, sock)| item.wanted() != 0 && has_some(sock))
@@ -398,7 +398,7 @@ pub(crate) fn has_leftovers(fd: c_int) -> bool {
     table::epoll(fd).is_some_and(|epoll| items_with_leftovers(epoll).next().is_some())
 }
 
-/// Waits by the program's own call, which does not wait (`true`) if there are leftovers.
+/// Waits with the program's own call, which must not block (`true`) if there are leftovers.
 #[cold]
 fn wait_with_leftovers(
     epfd: c_int,
@@ -416,8 +416,8 @@ fn wait_with_leftovers(
     told.count
 }
 
-/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Other descriptors of the instance are
-/// not looked at meanwhile.
+/// Delays before a wait, if that pays: see `rx_coalesce.rs`. Other descriptors of the instance are
+/// not polled meanwhile.
 fn rx_coalesce(
     epoll: &Epoll,
     until: Deadline,
@@ -436,8 +436,8 @@ fn rx_coalesce(
     rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
 }
 
-/// The calling thread is the one that waits on the instance; if another one was before, its sockets
-/// are plain.
+/// Records the calling thread as the one that waits on the instance. If another one did so before,
+/// its sockets become plain.
 fn claim(epoll: &'static Epoll) {
     let who = thread::id();
     let before = epoll.waiter.load(Ordering::Relaxed);
@@ -452,15 +452,15 @@ fn claim(epoll: &'static Epoll) {
     }
 }
 
-/// Says to each socket that the calling thread waits for it, and moves entries to the thread's
-/// lanes. Whether the wait needs a bound.
+/// Starts the calling thread's wait for each socket, and moves entries to the thread's lanes. True
+/// if the wait needs a bound.
 fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
         if item.wanted() == 0 {
-            // It does not wait for what comes to its lane, which others have to take. Its wait has
-            // a bound all the same.
+            // It does not wait for its lane's datagrams, which other threads must receive. Its
+            // wait has a bound all the same.
             any |= shared.mode() == MULTI_LANE;
             continue;
         }
@@ -479,7 +479,7 @@ fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
     any
 }
 
-/// The program's array of events, which has `capacity`, and those that are in it.
+/// The program's array of events: `capacity` events, of which `count` are filled.
 struct Events {
     ptr: *mut epoll_event,
     capacity: c_int,
@@ -496,7 +496,7 @@ impl Events {
         told.into_iter().find(|event| { event.u64 } == data)
     }
 
-    /// Whether an entry is told of something to receive.
+    /// True if an entry is reported as readable.
     fn is_reported(&mut self, item: &Item) -> bool {
         self.find(item).is_some_and(|event| event.events & item.wanted() != 0)
     }
@@ -505,7 +505,7 @@ impl Events {
         self.count < self.capacity || self.find(item).is_some()
     }
 
-    /// Tells of an entry that there is something to receive, if there is room.
+    /// Reports an entry as readable, if there is room.
     fn add(&mut self, item: &Item) {
         let wanted = item.wanted();
         if let Some(event) = self.find(item) {
@@ -519,8 +519,8 @@ impl Events {
     }
 }
 
-/// Tells of sockets that have something in a lane that is not watched, of those that are `due`;
-/// whether there are any.
+/// Reports sockets that have a datagram in a lane that is not watched, among those that are `due`.
+/// True if there are any.
 fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items_round_robin(epoll.round_robin.fetch_add(1, Ordering::Relaxed)) {
@@ -541,8 +541,8 @@ fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock,
     any
 }
 
-/// A wait ends before its slice: tells of other lanes, too, where a look at them is overdue, or had
-/// something the last time.
+/// A wait ends before its slice: reports other lanes, too, if a poll of them is overdue or the
+/// last one found a datagram.
 fn add_due_lanes(epoll: &Epoll, told: &mut Events) {
     let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
     let datagrams = items.any(|(item, _)| told.is_reported(item));
