@@ -90,8 +90,8 @@ fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     one_lane_per_cpu(owned, shared.first_active.load(Ordering::Relaxed), quota, mask).unwrap_or(owned)
 }
 
-/// Adds a lane while its owner and the owners before it have more processors than lanes so far.
-/// None if an owner's `mask` is not known. `first` is the owner to start with.
+/// Adds a lane if its owner and those of the lanes so far have more processors than lanes. None
+/// if an owner's `mask` is not known. `first` is the owner to start with.
 fn one_lane_per_cpu(
     owned: u64,
     first: u32,

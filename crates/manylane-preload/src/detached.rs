@@ -134,7 +134,7 @@ fn close_lanes(fd: c_int) {
     let Some(sock) = table::sock(fd) else { return };
     for (lane, fd) in sock.lane_fds() {
         sock.set_lane_fd(lane, None);
-        // The program may have closed all unknown descriptors, and use the number.
+        // The program may have closed all descriptors that it did not open, and use the number.
         if table::replace(fd, Entry::Hidden, Entry::None) {
             call::close(fd);
         }

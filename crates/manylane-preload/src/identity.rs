@@ -55,7 +55,7 @@ pub(crate) fn is_same_socket(sock: &Sock, fd: c_int) -> bool {
 }
 
 /// True unless the table says that `fd` is `sock` and it no longer is. Then its entry is closed.
-/// Takes no locks of its caller.
+/// The caller must hold no locks.
 #[cold]
 pub(crate) fn revalidate(sock: &Sock, fd: c_int) -> bool {
     let entry = Entry::Sock(sock.index());

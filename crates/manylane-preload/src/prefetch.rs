@@ -432,8 +432,8 @@ impl Prefetch {
         passed.is_multiple_of(PROBE_INTERVAL)
     }
 
-    /// Records the result of a fill. A fill without a datagram counts against it if the caller
-    /// `sleeps`, which would have found that out, too.
+    /// Records the result of a fill. A fill without a datagram takes a credit only if the caller
+    /// `sleeps` next: then the call was one too many.
     fn update_credits(&self, count: usize, sleeps: bool) {
         let luck = self.credits.load(Ordering::Relaxed);
         let luck = match count {

@@ -70,7 +70,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         answer
     }
 
-    /// Defers signals before a wait that may restart, so that none is lost between its parts.
+    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
     fn defer_signals(&self) {
         if self.is_interruptible() {
             self.signals.defer();

@@ -150,7 +150,7 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
 /// The calling thread is about to queue its first reply of a lane.
 fn start_batch() {
     flush();
-    // All its later calls must be seen.
+    // All its later calls must take the slow path.
     if !PENDING.with(|pending| pending.has_queued.replace(true)) {
         single_receiver::disarm_own();
     }
@@ -184,9 +184,9 @@ pub(crate) fn flush() {
 }
 
 /// [`flush`], unless the next receive gets a prefetched datagram of the same lane. So a thread has
-/// no queued replies while it receives on another socket. On this socket it has none while it
-/// waits on its own lane or on all lanes. Those that it had are sent by the time the socket
-/// becomes plain.
+/// no queued replies while it receives on another socket. On this socket, it sends them before it
+/// waits on its own lane or on all lanes. They have been sent by the time the socket becomes
+/// plain.
 #[inline]
 pub(crate) fn before_receive(sock: &Sock) {
     if !start::is_send_batching() {

@@ -62,8 +62,8 @@ pub(crate) fn has_handlers() -> bool {
     COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0 || !should_restart()
 }
 
-/// Polls before a wait that may find nothing in a row, before only one wait in `PROBE_INTERVAL`
-/// polls first.
+/// Polls before a wait that may find nothing in a row. After them, only one wait in
+/// `PROBE_INTERVAL` polls first.
 const CREDITS_MAX: u8 = 4;
 const PROBE_INTERVAL: u8 = 8;
 

@@ -90,8 +90,8 @@ pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
         return None;
     }
     match (level, name) {
-        // `options.rs` sets them on the program's socket. The kernel reports them as SO_RCVBUF and
-        // SO_SNDBUF.
+        // Set on the program's socket only. Lanes that are opened later copy the sizes, which the
+        // kernel reports as SO_RCVBUF and SO_SNDBUF.
         (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) => None,
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(Reason::Reuseport),
         (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR) => Some(Reason::ErrorQueue),

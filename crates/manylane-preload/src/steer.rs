@@ -48,7 +48,7 @@ pub(crate) struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the mapping of that size from `new`, which no one refers to after this.
+        // SAFETY: the mapping of that size from `new`; nothing refers to it after this.
         unsafe { libc::munmap(self.code.as_mut_ptr().cast(), PROGRAM_BYTES) };
     }
 }

@@ -174,7 +174,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
     let mut place =
         shared.members[..joined].iter().position(|member| member.thread_id.load(Ordering::Relaxed) == who);
     if place.is_none() {
-        // Checked before the thread joins: the number may mean another descriptor.
+        // Checked before the thread joins: the number may have come to mean something else.
         if !identity::revalidate(sock, fd) {
             return None;
         }

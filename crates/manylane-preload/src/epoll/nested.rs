@@ -52,7 +52,7 @@ fn needs_report(item: &Item) -> bool {
     item.wanted() != 0 && !(is_edge && item.edge_reported.load(Ordering::Relaxed) != 0)
 }
 
-/// True if an item's socket has leftovers to report. Lanes found empty are released.
+/// True if an item's socket has leftovers to report. Lanes found empty are marked so.
 fn has_leftovers(item: &Item, sock: &'static Sock) -> bool {
     let Some(shared) = sock.shared().filter(|shared| needs_report(item) && is_managed(shared)) else {
         return false;
