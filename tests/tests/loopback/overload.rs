@@ -7,9 +7,9 @@ const BATCH: usize = 8;
 /// More than the queue holds: of a kernel socket some hundreds, of a ring its entries.
 const TOO_MANY: u32 = 3000;
 
-/// The payload with a number. The sum over all of them is the same: generic XDP leaves to the kernel
-/// a datagram whose checksum looks unfinished, as one in 65,535 does by chance, and no number shall
-/// be that one.
+/// The payload with a number. All have the same sum: generic XDP leaves to the kernel a datagram
+/// whose checksum looks unfinished, as one in 65,535 does by chance, and that must be none of
+/// these.
 fn payload(number: u32) -> [u8; 8] {
     (u64::from(number) << 32 | u64::from(!number)).to_be_bytes()
 }
