@@ -1,4 +1,4 @@
-//! Options: what a user may say, checked once, and then a [`Config`] that cannot be wrong.
+//! Options: what a user can set, checked once into a [`Config`] that is always valid.
 
 mod check;
 
@@ -21,21 +21,21 @@ use crate::wait::WaitPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, because
-    /// a program on a network card is the user's decision. Without devices, and where XDP does not
-    /// work ([`Socket::fallback`](crate::Socket::fallback) says why), [`Engine::Mmsg`].
+    /// [`Engine::Xdp`] if [`Builder::xdp_devices`] names devices: the user decides whether a
+    /// program is attached to a network card. [`Engine::Mmsg`] without named devices, and where
+    /// XDP does not work ([`Socket::fallback`](crate::Socket::fallback) says why).
     #[default]
     Auto,
-    /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
+    /// Kernel sockets with `recvmmsg` and `sendmmsg`. Has no requirements.
     Mmsg,
-    /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are
-    /// registered once; replies as with [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does
-    /// not forbid io_uring; where it is not to be had, [`Engine::Mmsg`] is in use, and
-    /// [`Socket::fallback`](crate::Socket::fallback) says why. It was measured to cost less where a
-    /// call takes one message, and no less otherwise.
+    /// Kernel sockets with a multishot receive by io_uring, armed once, into registered buffers.
+    /// Replies leave as with [`Engine::Mmsg`]. Needs Linux 6.1 and permission to use io_uring.
+    /// Without them the socket uses [`Engine::Mmsg`], and
+    /// [`Socket::fallback`](crate::Socket::fallback) says why. Costs less than `mmsg` where a call
+    /// takes one message, and no less otherwise.
     Uring,
-    /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP
-    /// does not take. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux
+    /// AF_XDP: frames bypass the kernel's stack. A companion kernel socket receives what XDP does
+    /// not take. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux
     /// 5.9.
     Xdp,
 }
@@ -68,9 +68,9 @@ impl FromStr for Engine {
     }
 }
 
-/// Largest payload that UDP can carry in one datagram, with room to spare.
+/// Largest payload of one UDP datagram, rounded up.
 pub(crate) const DATAGRAM_SIZE_MAX: usize = 65_535;
-/// Most messages that one call takes (`UIO_MAXIOV`).
+/// Maximum number of messages per call (`UIO_MAXIOV`).
 pub(crate) const BATCH_MAX: usize = 1024;
 
 /// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them
@@ -84,7 +84,7 @@ pub(crate) const BATCH_MAX: usize = 1024;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Builder {
-    /// What [`check`](Self::check) has yet to look at.
+    /// Not checked yet: see [`check`](Self::check).
     pub(crate) config: Config,
     lanes: Option<usize>,
     gro: Option<bool>,
@@ -93,9 +93,9 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Starts with the address to bind: IPv4, IPv6, or a wildcard; port 0 lets the kernel pick one.
-    /// `[::]` takes IPv4 as well unless [`only_v6`](Self::only_v6) is set. Of a name that resolves
-    /// to several addresses the first is taken.
+    /// Starts with the address to bind: IPv4, IPv6, or a wildcard; port 0 lets the kernel pick
+    /// one. `[::]` accepts IPv4 as well unless [`only_v6`](Self::only_v6) is set. If a name
+    /// resolves to several addresses, the first is used.
     ///
     /// # Errors
     /// [`ErrorKind::Address`] if the address does not parse or resolve.
@@ -127,8 +127,8 @@ impl Builder {
         self
     }
 
-    /// What enforces the steering. Default: the best that the process may use. Anything else is for
-    /// tests, and for those who want an error where the best is not to be had.
+    /// The mechanism that enforces the steering. Default: the best one that the process may use.
+    /// Any other value is for tests, and for programs that prefer an error to a fallback.
     pub fn steering_backend(&mut self, by: SteeringBackend) -> &mut Self {
         self.config.steering_backend = by;
         self
@@ -141,15 +141,15 @@ impl Builder {
         self
     }
 
-    /// Messages that one system call takes or sends, 1 to 1024. Default: 64.
+    /// Messages that one system call receives or sends, 1 to 1024. Default: 64.
     pub fn batch(&mut self, batch: usize) -> &mut Self {
         self.config.batch = batch;
         self
     }
 
-    /// Largest datagram that is received whole, 1 to 65535 bytes; a larger one is cut off and
-    /// flagged. Default:
-    /// 65535. With GRO on, buffers are 64 KiB regardless, since a train of datagrams comes as one.
+    /// Size of the largest datagram that is received whole, 1 to 65535 bytes. A larger one is
+    /// truncated and flagged. Default: 65535. With GRO, buffers are 64 KiB regardless, because one
+    /// GRO message holds several datagrams.
     pub fn datagram_size(&mut self, bytes: usize) -> &mut Self {
         self.config.datagram_size = bytes;
         self
@@ -167,43 +167,44 @@ impl Builder {
         self
     }
 
-    /// Whether the kernel may hand over trains of datagrams at once (UDP GRO, Linux 5.0). Default:
-    /// yes where the kernel has it, except with steering by `round-robin` and `key`, which want to
-    /// see every datagram.
+    /// Whether the kernel may deliver several datagrams of one flow as one message (UDP GRO, Linux
+    /// 5.0). Default: on where the kernel supports it, except with steering by `round-robin` and
+    /// `key`, which have to see every datagram.
     pub fn gro(&mut self, on: bool) -> &mut Self {
         self.gro = Some(on);
         self
     }
 
-    /// Whether consecutive replies of one size to one peer may leave as a train (UDP GSO, Linux
-    /// 4.18). Default: yes where the kernel has it.
+    /// Whether consecutive replies of one size to one peer may be sent as one GSO message (UDP
+    /// GSO, Linux 4.18). Default: on where the kernel supports it.
     pub fn gso(&mut self, on: bool) -> &mut Self {
         self.config.gso = on;
         self
     }
 
-    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: no, since the kernel
-    /// then writes a control message for each datagram, which costs about a tenth of receiving it.
+    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: off, because the
+    /// kernel then writes a control message for each datagram, which adds about a tenth to the
+    /// cost of a receive.
     pub fn ecn(&mut self, on: bool) -> &mut Self {
         self.config.ecn = on;
         self
     }
 
-    /// Whether the kernel stamps each datagram with its time of arrival. Default: no.
+    /// Whether the kernel stamps each datagram with its time of arrival. Default: off.
     pub fn timestamps(&mut self, on: bool) -> &mut Self {
         self.config.timestamps = on;
         self
     }
 
-    /// Keeps IPv4 off an IPv6 wildcard. Default: no.
+    /// Excludes IPv4 from an IPv6 wildcard (`IPV6_V6ONLY`). Default: off.
     pub fn only_v6(&mut self, on: bool) -> &mut Self {
         self.config.only_v6 = on;
         self
     }
 
-    /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), as for handing a port
-    /// over from one process to the next. Steering is then the kernel's, over everybody's sockets.
-    /// Default: no.
+    /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), for example to hand a
+    /// port over to another process. Steering is then the kernel's choice among all sockets of the
+    /// port. Default: off.
     pub fn reuse_port(&mut self, on: bool) -> &mut Self {
         self.config.reuse_port = on;
         self
@@ -215,102 +216,100 @@ impl Builder {
         self
     }
 
-    /// How long a lane of [`Socket::serve`](crate::Socket::serve) pauses after a small batch, while
-    /// batches after a pause show that it saves wake-ups. It delays what arrives right behind
-    /// another datagram, by the pause at most. Zero for never. Default: where lanes outnumber the
-    /// cores that they are placed on, 100 µs for each lane that shares a core, a millisecond at
-    /// most; else zero. With engine `xdp`, unless it is to do anything else than
-    /// [sleep](Self::wait), at least twenty times what a wake-up is found to cost on this machine,
-    /// 50 to 500 µs.
+    /// Delay after a small batch in [`Socket::serve`](crate::Socket::serve). Applies only while
+    /// the batches after a delay show that it saves wake-ups. A datagram right behind another one
+    /// may be delayed by this time. Zero turns it off. Default: zero if no lanes share a core;
+    /// else 100 µs for each lane that shares a core, at most 1 ms. Engine `xdp` with
+    /// [`WaitPolicy::Sleep`](Self::wait) uses at least twenty times the cost of a wake-up, which
+    /// is measured on the machine, 50 to 500 µs.
     pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {
         self.config.rx_coalesce = Some(pause);
         self
     }
 
-    /// What a lane does while there is nothing to receive: how soon it has what comes, and what
-    /// that costs. Default: [`WaitPolicy::Sleep`]. What is in force,
-    /// [`Socket::waiting`](crate::Socket::waiting) says.
+    /// What a lane does while its queue is empty: trades latency against CPU time. Default:
+    /// [`WaitPolicy::Sleep`]. [`Socket::waiting`](crate::Socket::waiting) returns the policy in
+    /// force.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
         self.config.wait = policy;
         self
     }
 
-    /// Engine `uring`: buffers that each lane has to begin with, each for a
-    /// [datagram](Self::datagram_size), or for a train with GRO. Whenever they turn out to be too
-    /// few ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)) there will
-    /// be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has, and
-    /// no number above that counts. The ring has the next power of two of it: 128 with the
-    /// defaults. Memory is used as far as it is written to: with GRO, 64 KiB each at most.
+    /// Engine `uring`: initial buffers per lane, each for one [datagram](Self::datagram_size), or
+    /// for one GRO message. The number doubles, up to the default, whenever there are too few
+    /// ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)). Default and
+    /// maximum: 64 more than a [batch](Self::batch). The ring has the next power of two: 128 with
+    /// the defaults. Only pages that were written to take memory: with GRO, at most 64 KiB each.
     pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
         self.config.uring_buffers = Some(buffers);
         self
     }
 
-    /// Engine `xdp`: takes frames with this VLAN tag, too, or with two of them, the outer one first
-    /// (`802.1ad`). May be called for each VLAN. Without it, frames with tags go to the kernel.
-    /// Where the driver takes tags off received frames, XDP sees none
-    /// (`ethtool -K DEVICE rxvlan off` leaves them on). A reply has the tags of its request.
+    /// Engine `xdp`: also takes frames with this VLAN tag, or with these two tags, outer first
+    /// (`802.1ad`). Can be called once for each VLAN. Without it, tagged frames go to the kernel.
+    /// XDP sees no tags if the driver strips them from received frames
+    /// (`ethtool -K DEVICE rxvlan off` prevents that). A reply has the tags of its request.
     pub fn xdp_vlan(&mut self, vlan: Vlan) -> &mut Self {
         self.config.xdp.vlans.push(vlan);
         self
     }
 
-    /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for
-    /// a wildcard, and for an address that is on no Ethernet device, all Ethernet devices that are
-    /// up. Where `rp_filter` is 1 on one of several devices, IPv4 is taken from it only if it is
-    /// named here: XDP does not check sources.
+    /// Engine `xdp`: the devices to use, by name. Default: the device that has the bound address.
+    /// For a wildcard, and for an address that is on no Ethernet device: all Ethernet devices that
+    /// are up. If there are several devices, XDP takes IPv4 from one with `rp_filter` 1 only if it
+    /// is named here, because XDP does not check source addresses.
     pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
         self.config.xdp.devices = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Engine `xdp`: attach the program behind the driver (generic XDP), which works on any device
-    /// and is slower. Default: no, the driver has to support XDP.
+    /// Engine `xdp`: attaches the program in generic mode, behind the driver. Works on any device,
+    /// and is slower. Default: off; the driver has to support XDP.
     pub fn xdp_generic(&mut self, on: bool) -> &mut Self {
         self.config.xdp.generic = on;
         self
     }
 
-    /// Engine `xdp`: let the kernel copy frames into the memory of the lanes, also where the device
-    /// could write them there by itself. Default: no.
+    /// Engine `xdp`: forces copy mode, even if the device supports zero copy. Default: off.
     pub fn xdp_copy(&mut self, on: bool) -> &mut Self {
         self.config.xdp.copy = on;
         self
     }
 
-    /// Engine `xdp`: entries of the rings of each queue, a power of two from 64 to 16,384. A queue
-    /// holds twice as many frames of 2 KiB. Default: 2048.
+    /// Engine `xdp`: entries of each ring of a queue, a power of two from 64 to 16,384. A queue
+    /// has twice as many frames of 2 KiB. Default: 2048.
     pub fn xdp_ring(&mut self, entries: u32) -> &mut Self {
         self.config.xdp.ring = entries;
         self
     }
 
-    /// Engine `xdp`: how many sockets of this process are to share the queues of a device, 1 to 16.
-    /// The first one makes room for all: a queue has so many times two rings of frames, so that
-    /// none can take from the others what they need to receive. With fewer they still work, but one
-    /// that does not read may keep frames that others lack. Default: 1.
+    /// Engine `xdp`: number of sockets of this process that will share the queues of a device, 1
+    /// to 16. The first socket allocates for all: a queue gets two rings of frames for each
+    /// socket, so that no socket can take the frames that another needs to receive. More sockets
+    /// than this number work too, but one that does not read may keep frames that others lack.
+    /// Default: 1.
     pub fn xdp_sockets(&mut self, sockets: u32) -> &mut Self {
         self.config.xdp.sockets = sockets;
         self
     }
 
-    /// Engine `xdp`: whether there may be more lanes than queues; those without a queue are fed by
-    /// the kernel. Default: yes.
+    /// Engine `xdp`: whether there may be more lanes than queues. The kernel feeds the lanes
+    /// without a queue. Default: on.
     pub fn xdp_surplus_lanes(&mut self, on: bool) -> &mut Self {
         self.config.xdp.surplus_lanes = on;
         self
     }
 
     /// Engine `xdp`: whether root and the user of this process may capture what lanes receive and
-    /// send (`manylane capture`, [`capture`](crate::capture)). Costs a thread that sleeps. Default:
-    /// yes.
+    /// send (`manylane capture`, [`capture`](crate::capture)). Costs a thread that sleeps.
+    /// Default: on.
     pub fn capture(&mut self, on: bool) -> &mut Self {
         self.config.xdp.capture = on;
         self
     }
 
-    /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for
-    /// addresses and one for prefixes. What is above it is dropped by the XDP program, and counted.
+    /// Engine `xdp`: adds a limit on what each source may send. At most two, for example one for
+    /// addresses and one for prefixes. The XDP program drops and counts datagrams above the limit.
     /// [`Handle::filter`](crate::Handle::filter) changes limits and prefixes while the socket is
     /// open.
     pub fn limit(&mut self, limit: Limit) -> &mut Self {
@@ -318,44 +317,42 @@ impl Builder {
         self
     }
 
-    /// Engine `xdp`: lets datagrams from a prefix in, past all limits, but for longer prefixes that
-    /// are denied.
+    /// Engine `xdp`: accepts datagrams from a prefix, exempt from all limits, except from longer
+    /// prefixes that are denied.
     pub fn allow(&mut self, prefix: Prefix) -> &mut Self {
         self.rules.push((prefix, Rule::Allow));
         self
     }
 
-    /// Engine `xdp`: drops datagrams from a prefix, but for longer prefixes that are allowed.
+    /// Engine `xdp`: drops datagrams from a prefix, except from longer prefixes that are allowed.
     pub fn deny(&mut self, prefix: Prefix) -> &mut Self {
         self.rules.push((prefix, Rule::Deny));
         self
     }
 
-    /// Engine `xdp`: sources that each of the limits remembers, 1024 to 16,777,216, about 100 bytes
-    /// each. When there are more, the one that was quiet for longest is forgotten, and has its
-    /// whole burst when it is back. The first socket of the process on a device decides for all.
-    /// Default: 16,384.
+    /// Engine `xdp`: number of sources that each limit keeps state for, 1024 to 16,777,216, about
+    /// 100 bytes each. If there are more, the source that was idle longest is evicted, and has its
+    /// whole burst when it returns. The first socket of the process on a device sets the number
+    /// for all. Default: 16,384.
     pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
         self.config.xdp.sources = sources;
         self
     }
 
-    /// The pause of [`rx_coalesce`](Self::rx_coalesce) that so many lanes on so many cores have by
-    /// default.
+    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cores` cores.
     #[must_use]
     pub fn default_rx_coalesce(lanes: usize, cores: usize) -> Duration {
         rx_coalesce::default_delay(lanes, cores)
     }
 
-    /// The same with engine `xdp`. The first call measures what a wake-up costs, in about a
-    /// millisecond.
+    /// The same with engine `xdp`. The first call measures the cost of a wake-up, in about 1 ms.
     #[must_use]
     pub fn default_xdp_rx_coalesce(lanes: usize, cores: usize) -> Duration {
         rx_coalesce::default_delay(lanes, cores).max(rx_coalesce::xdp_delay())
     }
 }
 
-/// `value`, if it is one that can be.
+/// `value`, if it is in range.
 pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize> {
     if (1..=most).contains(&value) {
         Ok(value)
@@ -375,13 +372,13 @@ pub(crate) struct XdpOptions {
     pub(crate) capture: bool,
     pub(crate) vlans: Vec<Vlan>,
     pub(crate) sockets: u32,
-    /// What is let in at first.
+    /// The initial filter.
     pub(crate) filter: Filter,
-    /// Sources that limits remember.
+    /// Sources that each limit keeps state for.
     pub(crate) sources: u32,
 }
 
-/// Sources that limits remember, unless somebody says otherwise.
+/// Default of [`XdpOptions::sources`].
 pub(crate) const LIMIT_SOURCES_DEFAULT: u32 = 16_384;
 
 impl Default for XdpOptions {
@@ -423,16 +420,15 @@ pub(crate) struct Config {
     pub(crate) drop_policy: DropPolicy,
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) wait: WaitPolicy,
-    /// Why `wait` is not what was asked for.
+    /// Why `wait` is not the requested policy.
     pub(crate) wait_fallback: Option<String>,
     pub(crate) uring_buffers: Option<usize>,
-    /// Why it is not the engine that was hoped for.
+    /// Why `engine` is not the requested one.
     pub(crate) fallback: Option<String>,
     pub(crate) xdp: XdpOptions,
 }
 
 impl Config {
-    /// The defaults.
     fn new(addr: SocketAddr) -> Self {
         Self {
             addr,

@@ -1,14 +1,14 @@
-//! Counters of a lane: written by its thread alone, readable from any other without a lock.
+//! Counters of a lane. Only its thread writes them; any thread can read them without a lock.
 //!
-//! On the receiving side `arrived` is `delivered` plus each receive loss, on the sending side
-//! `offered` is `sent` plus each send loss: `lane_counters!` says of each counter which it is,
-//! and everything else here follows from that table. The program that steers counts on its own, so
-//! that the first sum can be checked against it ([`LaneCounters::steered`]).
+//! On the receiving side, `arrived` is `delivered` plus each receive loss. On the sending side,
+//! `offered` is `sent` plus each send loss. `lane_counters!` gives the class of each counter;
+//! everything else here follows from that table. The steering program counts on its own, to check
+//! the first sum ([`LaneCounters::steered`]).
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a counter is in the sums.
+/// The class of a counter in the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     /// A datagram that arrived and was not delivered.
@@ -19,9 +19,9 @@ enum Class {
     Other,
 }
 
-/// Makes of one table the cells of a lane ([`Count`]), the public snapshot ([`LaneCounters`]) and
-/// its sums. A row is the documentation, the field, which is also the name in metrics and JSON, the
-/// cell, and the [`Class`].
+/// Generates the cells of a lane ([`Count`]), the public snapshot ([`LaneCounters`]) and its sums.
+/// A row has the documentation, the field (also its name in metrics and JSON), the cell, and the
+/// [`Class`].
 macro_rules! lane_counters {
     ($($(#[$doc:meta])* $field:ident: $cell:ident, $class:ident;)*) => {
         /// The cells of a lane.
@@ -29,20 +29,20 @@ macro_rules! lane_counters {
         #[repr(usize)]
         pub(crate) enum Count {
             $($cell,)*
-            // No counters: the receive rings when the lane last looked at them.
+            // Gauges: the receive rings when the lane last polled them.
             RingFrames,
             RingEntries,
         }
 
-        /// What happened on a lane, or on several together. Units are datagrams unless a field says
+        /// Counters of one lane, or of several together. The unit is datagrams unless a field says
         /// otherwise.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct LaneCounters {
             $($(#[$doc])* pub $field: u64,)*
-            /// Messages that eBPF steered to the lane, counted on the kernel's side; none without
-            /// eBPF. A GRO train that was sent on this host (GSO over loopback or veth) is steered
-            /// once, also where GRO is off and it then comes apart.
+            /// Messages that eBPF steered to the lane, counted in the kernel; none without eBPF. A
+            /// GSO message that was sent on this host (over loopback or veth) is steered once,
+            /// even if GRO is off and the kernel then splits it.
             pub steered: Option<u64>,
         }
 
@@ -74,73 +74,75 @@ lane_counters! {
     delivered: Delivered, Other;
     /// Payload bytes handed to the application.
     delivered_bytes: DeliveredBytes, Other;
-    /// Delivered past the kernel's stack, from a queue of a device; the rest came through the
+    /// Delivered from a queue of a device, past the kernel's stack. All others arrived on the
     /// companion socket.
     delivered_by_xdp: DeliveredByXdp, Other;
-    /// Delivered, but cut off at the size of the buffer, and flagged so.
+    /// Delivered, but truncated to the size of the buffer, and flagged.
     truncated: Truncated, Other;
-    /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With
-    /// GRO the kernel counts a dropped train once.
+    /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum.
+    /// With GRO the kernel counts a dropped GRO message once.
     kernel_dropped: KernelDropped, RecvLoss;
-    /// Dropped unread in favour of newer ones, with [`DropPolicy::Head`](crate::DropPolicy).
+    /// Dropped unread in favour of newer datagrams, with [`DropPolicy::Head`](crate::DropPolicy).
     dropped_stale: DroppedStale, RecvLoss;
     /// Still queued when the lane was closed, and dropped with it.
     discarded: Discarded, RecvLoss;
-    /// Came from a queue of a device with a wrong checksum. (The kernel's are in `kernel_dropped`.)
+    /// Received from a queue of a device with a wrong checksum. (`kernel_dropped` includes the
+    /// kernel's.)
     bad_checksum: BadChecksum, RecvLoss;
-    /// Came from a queue of a device with headers that are broken or lie about lengths.
+    /// Received from a queue of a device with malformed headers or inconsistent lengths.
     malformed: Malformed, RecvLoss;
-    /// Did not fit the rings of a queue, because the lane was late, or the frame too long.
+    /// Dropped at a queue of a device: its rings were full because the lane was late, or the frame
+    /// was too long.
     xsk_dropped: XskDropped, RecvLoss;
     /// Receive calls that returned at least one message.
     batches: Batches, Other;
-    /// Messages received from the kernel for the application; a GRO train of many datagrams is one
-    /// message.
+    /// Messages received from the kernel for the application; a GRO message of many datagrams is
+    /// one.
     messages: Messages, Other;
-    /// Messages received that were GRO trains of more than one datagram.
+    /// GRO messages of more than one datagram that were received.
     gro_messages: GroMessages, Other;
-    /// Receive calls that failed. None of them lost a datagram.
+    /// Receive calls that failed. No datagram was lost by them.
     recv_errors: RecvErrors, Other;
-    /// Calls in which the lane was to sleep until a datagram arrives, or for a time.
+    /// Calls in which the lane was to sleep until a datagram arrives, or for a given time.
     sleeps: Sleeps, Other;
-    /// Polls, without sleep, that found nothing to receive: what [spinning](crate::WaitPolicy)
-    /// costs.
+    /// Polls without sleep that found nothing to receive: the cost of
+    /// [spinning](crate::WaitPolicy).
     empty_polls: EmptyPolls, Other;
     /// Given to the lane for sending.
     offered: Offered, Other;
-    /// Taken by the kernel for sending.
+    /// Accepted by the kernel for sending.
     sent: Sent, Other;
-    /// Payload bytes taken by the kernel for sending.
+    /// Payload bytes accepted by the kernel for sending.
     sent_bytes: SentBytes, Other;
-    /// Sent past the kernel's stack. The rest went through the companion socket.
+    /// Sent past the kernel's stack. All others were sent by the companion socket.
     sent_by_xdp: SentByXdp, Other;
     /// System calls for sending.
     send_calls: SendCalls, Other;
-    /// Messages sent that were GSO trains of more than one datagram.
+    /// GSO messages of more than one datagram that were sent.
     gso_messages: GsoMessages, Other;
-    /// GSO trains that the device or the path refused and that were sent datagram by datagram.
+    /// GSO messages that the device or the path refused, and that were sent datagram by datagram.
     gso_fallbacks: GsoFallbacks, Other;
     /// Not sent: the socket's send buffer stayed full (`EAGAIN`).
     lost_sndbuf_full: LostSndbufFull, SendLoss;
-    /// Not sent: no memory, such as for the pieces of a datagram larger than a frame and the send
-    /// buffer (`ENOBUFS`, `ENOMEM`). What a full device queue drops counts as sent: the kernel does
-    /// not report it to UDP.
+    /// Not sent: no memory (`ENOBUFS`, `ENOMEM`), for example for the fragments of a datagram that
+    /// is larger than a frame and the send buffer. A datagram that a full device queue drops
+    /// counts as sent, because the kernel does not report that to UDP.
     lost_no_buffers: LostNoBuffers, SendLoss;
     /// Not sent: no route, or the network is down.
     lost_unreachable: LostUnreachable, SendLoss;
-    /// Not sent: larger than a datagram or the path can be.
+    /// Not sent: larger than a datagram or the path allows.
     lost_too_large: LostTooLarge, SendLoss;
     /// Not sent: a firewall rule or a missing privilege (`EPERM`, `EACCES`).
     lost_denied: LostDenied, SendLoss;
     /// Not sent for any other reason.
     lost_other: LostOther, SendLoss;
-    /// Not sent: the queue of replies was given up before it was flushed.
+    /// Not sent: the outbox was dropped in a panic before it was flushed.
     abandoned: Abandoned, SendLoss;
-    /// How often engine `uring` had no buffer for a queued datagram (`ENOBUFS`). Nothing is lost by
-    /// it: the datagram stays in the socket's queue.
+    /// Times that engine `uring` had no buffer for a queued datagram (`ENOBUFS`). No datagram is
+    /// lost by it: it stays in the socket's queue.
     uring_no_buffers: UringNoBuffers, Other;
-    /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a
-    /// filter of system calls that came later.
+    /// Lanes of engine `uring` that fell back to `mmsg` because io_uring failed, for example
+    /// because a seccomp filter was installed later.
     uring_fallbacks: UringFallbacks, Other;
 }
 
@@ -151,9 +153,9 @@ const CELLS: usize = Count::RingEntries as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
-/// A cell has one writer, the lane's thread, so that adding is a plain load and store: no locked
-/// instruction. Those of what the kernel counts (`kernel_dropped`, `xsk_dropped`) stay zero: its
-/// numbers are added when the lane is read.
+/// A cell has one writer, the lane's thread. So an addition is a plain load and store, without a
+/// locked instruction. The cells of what the kernel counts (`kernel_dropped`, `xsk_dropped`) stay
+/// zero: its numbers are added when the lane is read.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Cells([AtomicU64; CELLS]);
@@ -163,14 +165,14 @@ impl Cells {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 
-    /// Adds to a cell. Only the lane's own thread may.
+    /// Adds to a cell. Only the lane's thread may call it.
     #[inline]
     pub(crate) fn add(&self, count: Count, n: u64) {
         let cell = &self.0[count as usize];
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Sets a cell that is no counter. Only the lane's own thread may.
+    /// Sets a gauge. Only the lane's thread may call it.
     #[inline]
     pub(crate) fn set(&self, count: Count, n: u64) {
         self.0[count as usize].store(n, Ordering::Relaxed);
@@ -183,15 +185,15 @@ impl Cells {
 }
 
 impl LaneCounters {
-    /// Datagrams that reached the lane: those delivered, and those dropped for any of the reasons
-    /// that are counted (`kernel_dropped`, `dropped_stale`, `discarded`, `bad_checksum`,
-    /// `malformed`, `xsk_dropped`).
+    /// Datagrams that reached the lane: delivered, or dropped for any counted reason
+    /// (`kernel_dropped`, `dropped_stale`, `discarded`, `bad_checksum`, `malformed`,
+    /// `xsk_dropped`).
     #[must_use]
     pub fn arrived(&self) -> u64 {
         self.delivered + self.sum(Class::RecvLoss)
     }
 
-    /// Datagrams that were offered and not sent: every `lost_…`, and `abandoned`.
+    /// Datagrams that were offered and not sent: the sum of every `lost_…` and `abandoned`.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.sum(Class::SendLoss)
@@ -201,8 +203,8 @@ impl LaneCounters {
         Self::TABLE.iter().filter(|(_, of, _)| *of == class).map(|(_, _, value)| value(self)).sum()
     }
 
-    /// All counters with their names in metrics and JSON, and the sums `arrived` and `lost`. One
-    /// that is not counted here has no value.
+    /// All counters with their names in metrics and JSON, and the sums `arrived` and `lost`. A
+    /// counter that is not available here has no value.
     #[must_use]
     pub fn named(&self) -> NamedCounters {
         let sums =
@@ -211,15 +213,14 @@ impl LaneCounters {
         sums.into_iter().chain(counters).collect()
     }
 
-    /// Whether the counter of this name counts datagrams that were lost, while receiving or
-    /// sending.
+    /// True if the counter of this name counts datagrams lost while receiving or sending.
     #[must_use]
     pub fn is_loss(name: &str) -> bool {
         Self::TABLE.iter().any(|(one, class, _)| *one == name && *class != Class::Other)
     }
 }
 
-/// A lane's id: never used again within a socket, unlike its place in the kernel's group.
+/// A lane's id. Never reused within a socket, unlike its index in the kernel's group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId(pub(crate) u64);
 
@@ -229,7 +230,7 @@ impl std::fmt::Display for LaneId {
     }
 }
 
-/// The counters of a socket at one moment: its lanes, and what lanes counted that are gone.
+/// A snapshot of the counters of a socket: its open lanes, and the sum over closed ones.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     /// The open lanes, by id.
@@ -240,9 +241,9 @@ pub struct Counters {
     pub steered_short: u64,
     /// Messages that eBPF left to the kernel's choice because the table named no open lane.
     pub steered_by_kernel: u64,
-    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see
-    /// [`FilterHandle`](crate::FilterHandle). What was sent to the socket is these and what
-    /// [arrived](LaneCounters::arrived) at its lanes.
+    /// Datagrams to the socket that the XDP program dropped before they reached a lane: see
+    /// [`FilterHandle`](crate::FilterHandle). Datagrams sent to the socket are these plus those
+    /// that [arrived](LaneCounters::arrived) at its lanes.
     pub filter_drops: crate::FilterDrops,
 }
 

@@ -5,20 +5,20 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The end of a full queue at which datagrams are dropped (as tail drop and head drop of queueing
+/// The end of a full queue at which datagrams are dropped (tail drop or head drop, as in queueing
 /// disciplines).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DropPolicy {
-    /// New arrivals, while the queue is full: queued datagrams are delivered in order, however old
-    /// they are by then.
+    /// New arrivals, while the queue is full. Queued datagrams are delivered in order, whatever
+    /// their age.
     #[default]
     Tail,
-    /// Queued datagrams, once they fill more than half of the queue: all but the newest are dropped
-    /// unread, and counted in
-    /// [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane checks its queue
-    /// after each full batch; for kernel sockets that is one more system call, and before Linux
-    /// 4.12, without `SO_MEMINFO`, they are never found to be full.
+    /// Queued datagrams, once they fill more than half of the queue. All but the newest are
+    /// dropped unread, and counted in
+    /// [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane checks its
+    /// queue after each full batch. For kernel sockets that is one more system call. Before Linux
+    /// 4.12, which lacks `SO_MEMINFO`, they are never found to be full.
     Head,
 }
 

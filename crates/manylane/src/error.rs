@@ -4,29 +4,29 @@
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// What kind of thing went wrong: what a program may want to act on.
+/// The kind of an error, for programs that react to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An option has a value that cannot be.
+    /// An option has an invalid value.
     Config,
     /// The address does not parse, resolve, or belong to this machine.
     Address,
-    /// Somebody else has the port.
+    /// The port is in use.
     InUse,
     /// A privilege is missing.
     Permission,
-    /// A limit of the process or the system is in the way: descriptors, memory, buffer sizes.
+    /// A limit of the process or the system was reached: descriptors, memory, buffer sizes.
     Limit,
-    /// The kernel does not have what was asked for.
+    /// The kernel does not support what was asked for.
     Unsupported,
     /// The application's closure panicked.
     Panicked,
     /// The last lane of a socket cannot be removed.
     LastLane,
-    /// No such lane, or the call does not fit the socket's state.
+    /// No such lane, or the call is not valid in the socket's state.
     State,
-    /// Anything else that the system reported.
+    /// Any other error that the system reported.
     Io,
 }
 
@@ -38,7 +38,7 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The result of what can fail in this crate.
+/// The result of a fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -54,7 +54,7 @@ impl Error {
         Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
-    /// An error of the system, with the kind and the advice that its number allows.
+    /// A system error, with the kind and the advice for its number.
     pub(crate) fn system(doing: impl fmt::Display, err: io::Error) -> Self {
         let (kind, advice) = match err.raw_os_error() {
             Some(EMFILE) => (ErrorKind::Limit, ": raise the limit of open files (ulimit -n, LimitNOFILE=)"),
@@ -78,8 +78,8 @@ impl Error {
         Self::with(kind, format!("{doing}{advice}"), err)
     }
 
-    /// The message with all its causes on one line, for logs and reasons; of a cause that is long
-    /// (what the verifier of eBPF says) the first line.
+    /// The message with all its causes on one line, for logs and reasons. Of a long cause (the
+    /// eBPF verifier's log) only the first line.
     pub(crate) fn chain(&self) -> String {
         let mut text = self.message.clone();
         let mut cause = self.source();
@@ -91,7 +91,7 @@ impl Error {
         text
     }
 
-    /// What kind of error this is.
+    /// The kind of this error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -125,7 +125,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// The number of the system's error that `err` is or comes from, if there is one.
+/// The system error number of `err` or of its causes, if there is one.
 pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
     let mut cause = Some(err);
     let mut code = None;
@@ -136,8 +136,8 @@ pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
     code
 }
 
-// The numbers of asm-generic/errno.h that the library tells apart; they are the same on every Linux
-// that has lanes worth the name (alpha, mips, parisc and sparc number differently and are not
+// Numbers of asm-generic/errno.h that the library distinguishes. They are the same on every
+// supported Linux architecture (alpha, mips, parisc and sparc number differently and are not
 // supported).
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EINTR: i32 = 4;

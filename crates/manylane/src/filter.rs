@@ -1,5 +1,5 @@
-//! What a socket lets in: how much of each source, and prefixes that are allowed or denied. Values
-//! only; the XDP program enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` brings them there.
+//! What a socket accepts: limits per source, and prefixes that are allowed or denied. Values only:
+//! the XDP program enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` writes them to its maps.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,29 +11,29 @@ use manylane_bpf::abi;
 use crate::error::{Error, ErrorKind, Result};
 
 const NANOS_PER_SEC: f64 = 1e9;
-/// Datagrams per second that can be asked for. Above the most, whole nanoseconds are too coarse.
+/// Range of datagrams per second. Above the maximum, whole nanoseconds are too coarse.
 const RATE_MIN: f64 = 0.001;
 const RATE_MAX: f64 = 10e6;
-/// Datagrams of a burst.
+/// Maximum burst in datagrams.
 const BURST_MAX: u32 = 1 << 24;
 
-/// How many datagrams a source may send: `rate` per second, and `burst` at once after a pause. A
-/// source is an address or, with [`per`](Self::per), the prefix that an address is in.
+/// A limit per source: `rate` datagrams per second, and `burst` at once after an idle time. A
+/// source is an address or, with [`per`](Self::per), a prefix.
 ///
-/// In text: `RATE[/BURST][,per=LEN[:LEN]]`, such as `1000/50,per=24:56`.
+/// As text: `RATE[/BURST][,per=LEN[:LEN]]`, such as `1000/50,per=24:56`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Nanoseconds for each datagram.
+    /// Nanoseconds per datagram.
     cost: u64,
     burst: u32,
-    /// Bits that make a source, of IPv4 and of IPv6.
+    /// Prefix length of a source, for IPv4 and for IPv6.
     prefix_lens: [u8; 2],
 }
 
 impl Limit {
-    /// So many datagrams per second (0.001 to 10 million, rounded to whole nanoseconds between two)
-    /// from each IPv4 address and each /64 of IPv6, which is what one host has; a burst is what
-    /// that gives in 100 ms, and 10 at least.
+    /// A limit of `rate` datagrams per second (0.001 to 10 million, rounded to whole nanoseconds
+    /// between two) for each IPv4 address and each IPv6 /64, the usual prefix of a host. The burst
+    /// is the rate times 100 ms, and at least 10.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other rate.
@@ -43,12 +43,12 @@ impl Limit {
                 "limit: the rate {rate} is not within {RATE_MIN} to {RATE_MAX}"
             )));
         }
-        // In range: the conversions cut nothing off that counts.
+        // In range, so the casts lose only fractions.
         let burst = ((rate / 10.0) as u32).max(10);
         Ok(Self { cost: (NANOS_PER_SEC / rate).round() as u64, burst, prefix_lens: [32, 64] })
     }
 
-    /// Another burst: 1 to 16,777,216 datagrams.
+    /// Sets the burst: 1 to 16,777,216 datagrams.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other number.
@@ -60,8 +60,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Prefixes of so many bits are one source: of IPv4, 0 to 32, and of IPv6, 0 to 128. With 0,
-    /// all of them together are.
+    /// Sets the prefix length that makes a source: IPv4 0 to 32, IPv6 0 to 128. With 0, all
+    /// addresses are one source.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other length.
@@ -79,7 +79,7 @@ impl Limit {
         NANOS_PER_SEC / self.cost as f64
     }
 
-    /// As the XDP program takes it.
+    /// The form that the XDP program reads.
     pub(crate) fn to_abi(self) -> abi::Limit {
         abi::Limit {
             cost: self.cost,
@@ -114,7 +114,7 @@ impl FromStr for Limit {
             let lens = per.strip_prefix("per=").ok_or_else(refuse)?;
             let (ipv4, ipv6) = lens.split_once(':').map_or((lens, None), |(four, six)| (four, Some(six)));
             let ipv4: u8 = ipv4.parse().map_err(|_| refuse())?;
-            // What a host has, what a site has, everybody.
+            // The usual prefix lengths of a host, of a site, and of all addresses.
             let usual = match ipv4 {
                 32 => 64,
                 0 => 0,
@@ -129,13 +129,13 @@ impl FromStr for Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [ipv4, ipv6] = self.prefix_lens;
-        // Of whole nanoseconds: three digits are what was asked for.
+        // Stored in whole nanoseconds: three decimals restore the requested rate.
         let rate = (self.rate() * 1e3).round() / 1e3;
         write!(f, "{rate}/{},per={ipv4}:{ipv6}", self.burst)
     }
 }
 
-/// The addresses that begin alike: `192.0.2.0/24`, `2001:db8::/32`, or one address.
+/// An address prefix, such as `192.0.2.0/24`, `2001:db8::/32`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     ip: IpAddr,
@@ -143,11 +143,11 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The first `len` bits of `ip`, of which the others are zero. A mapped IPv4 address is one of
-    /// IPv4.
+    /// The first `len` bits of `ip`; the other bits have to be zero. An IPv4-mapped address
+    /// becomes IPv4.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for more bits than an address has, and for others that are not zero.
+    /// [`ErrorKind::Config`] for more bits than an address has, or if other bits are not zero.
     pub fn new(ip: IpAddr, len: u8) -> Result<Self> {
         let (most, bits) = match ip {
             IpAddr::V4(ip) => (32, u128::from(ip.to_bits()) << 96),
@@ -170,14 +170,15 @@ impl Prefix {
         Ok(Self { ip, len })
     }
 
-    /// As a key of the XDP program's: bits, and what they are the first ones of.
+    /// The key in the XDP program's map: the number of bits, and the bytes that they are the first
+    /// of.
     pub(crate) fn to_abi(self, socket: u32) -> (u32, abi::RuleKey) {
         let mut key = [0; size_of::<abi::RuleKey>()];
         let (family, before, octets) = match self.ip {
             IpAddr::V4(ip) => (0, 96, ip.to_ipv6_mapped().octets()),
             IpAddr::V6(ip) => (1, 0, ip.octets()),
         };
-        // There are 16 sockets.
+        // There are at most 16 sockets.
         (key[0], key[1]) = (socket as u8, family);
         key[4..].copy_from_slice(&octets);
         (abi::RULE_HEADER_BITS + before + u32::from(self.len), key)
@@ -204,10 +205,10 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// What becomes of datagrams from a prefix.
+/// What to do with datagrams from a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// They are let in, past all limits.
+    /// They are accepted, exempt from all limits.
     Allow,
     /// They are dropped.
     Deny,

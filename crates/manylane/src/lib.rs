@@ -18,13 +18,13 @@
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once),
 //! `probe` (what the machine can do), `placement` (which core), `steer` (which lane), `lane`,
-//! `wait` (what it does while there is nothing), `io` (the engine, and the batch that it
-//! received), the application, `outbox` (what is sent), `counters`. `group` is what the lanes of a
-//! socket have in common, and `socket` and `serve` hold all of it together. Beside the path are
-//! [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as
-//! text, and served by HTTP when asked for), [`control`] (other processes that ask for them, known
-//! by `peer`) and `filter` (limits and prefixes, which `io::xdp` enforces). A module uses none
-//! that uses it.
+//! `wait` (what it does while its queue is empty), `io` (the engine, and the batch that it
+//! received), the application, `outbox` (what is sent), `counters`. `group` is the state that the
+//! lanes of a socket share; `socket` and `serve` connect these modules. Beside the path are
+//! [`capture`] (copies of the frames that lanes of engine `xdp` receive and send), `metrics`
+//! (counters as text, over HTTP if the program asks for it), [`control`] (counters and filters for
+//! other processes, which `peer` verifies) and `filter` (limits and prefixes, which `io::xdp`
+//! enforces). The modules have no circular dependencies.
 
 pub mod capture;
 mod config;

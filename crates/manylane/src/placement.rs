@@ -8,12 +8,12 @@ use manylane_sys::cpu;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which core each lane's thread runs on. With more lanes than cores it starts over.
+/// Selects the core of each lane's thread. With more lanes than cores it starts over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// Physical cores first, hardware threads that share a core last; packages (sockets of the
-    /// board) in turn.
+    /// Physical cores first, and hardware threads that share a core last. Packages (CPU sockets)
+    /// alternate.
     #[default]
     Spread,
     /// As close together as possible: all hardware threads of a core, all cores of a package, then
@@ -21,12 +21,12 @@ pub enum Placement {
     Pack,
     /// These CPUs, in this order.
     List(Vec<usize>),
-    /// Wherever the scheduler wants.
+    /// No pinning: the scheduler decides.
     None,
 }
 
 impl Placement {
-    /// The CPUs to give to lanes, in order; empty for no pinning.
+    /// The CPUs for lanes, in order; empty without pinning.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if a listed CPU is not among the `allowed` ones.
@@ -59,8 +59,7 @@ impl Placement {
     }
 }
 
-/// Orders by how many hardware threads of the same core, then cores of the same package, come
-/// before.
+/// Orders by how many hardware threads of the same core, then cores of the same package, precede.
 fn spread(allowed: &[Cpu]) -> Vec<usize> {
     let mut cpus = allowed.to_vec();
     cpus.sort_by_key(|cpu| cpu.id);
@@ -118,7 +117,7 @@ impl FromStr for Placement {
     }
 }
 
-/// A CPU that the process may use, and where it sits.
+/// A CPU that the process may use, with its core and package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cpu {
     pub(crate) id: usize,
@@ -126,8 +125,8 @@ pub(crate) struct Cpu {
     pub(crate) package: usize,
 }
 
-/// Reads where each of the `ids` sits from sysfs (`root` is `/sys/devices/system/cpu`); what is not
-/// readable counts as a core of its own.
+/// Reads the core and package of each of `ids` from sysfs (`root` is `/sys/devices/system/cpu`). A
+/// CPU whose files cannot be read counts as a core of its own.
 pub(crate) fn topology(root: &Path, ids: &[usize]) -> Vec<Cpu> {
     let read = |id: usize, name: &str| {
         let path = root.join(format!("cpu{id}/topology/{name}"));
@@ -146,7 +145,7 @@ pub(crate) fn topology(root: &Path, ids: &[usize]) -> Vec<Cpu> {
 mod tests {
     use super::*;
 
-    /// Two packages of two cores with two threads each, numbered as Linux does on such machines.
+    /// Two packages of two cores with two threads each, numbered as Linux numbers them.
     fn machine() -> Vec<Cpu> {
         (0..8).map(|id| Cpu { id, core: id % 4 / 2, package: id % 2 }).collect()
     }

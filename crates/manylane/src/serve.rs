@@ -1,4 +1,4 @@
-//! Serving: a thread per lane, pinned, that runs the application's closure on each batch.
+//! Serving: a pinned thread per lane that runs the application's closure on each batch.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,12 +18,12 @@ use crate::lane::{Lane, Received};
 use crate::outbox::Outbox;
 use crate::socket::{Event, Socket};
 
-/// How long an idle lane sleeps at most before it looks whether it has to leave.
+/// Longest sleep of an idle lane: the time within which it notices that it has to leave.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(20);
-/// Failed receives in a row after which a lane gives up.
+/// Failed receives in a row after which a lane ends.
 const ERRORS_MAX: u32 = 1000;
 
-/// What a closure for one lane is made for.
+/// Describes a lane to the function that makes its closure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaneInfo {
@@ -34,15 +34,15 @@ pub struct LaneInfo {
 }
 
 impl Socket {
-    /// Runs `handler` on every batch of every lane, one pinned thread per lane, each with a clone
-    /// of its own, until [`Handle::stop`](crate::Handle::stop). Replies leave when the closure
-    /// returns.
+    /// Runs `handler` on every batch of every lane, with one pinned thread and one clone of the
+    /// handler per lane, until [`Handle::stop`](crate::Handle::stop). Replies are sent when the
+    /// closure returns.
     ///
-    /// After a stop, what is queued is still handled; then the counters are returned.
+    /// After a stop, lanes still handle what is queued. Then the counters are returned.
     ///
     /// # Errors
-    /// [`ErrorKind::Panicked`] if a closure panicked: the other lanes are stopped, and the message
-    /// says what the panic said. Otherwise what ended a lane.
+    /// [`ErrorKind::Panicked`] if a closure panicked: the other lanes are stopped, and the error
+    /// carries the panic's message. Otherwise the error that ended a lane.
     pub fn serve<F>(self, handler: F) -> Result<Counters>
     where
         F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Clone + Send,
@@ -50,7 +50,7 @@ impl Socket {
         self.serve_with(|_| handler.clone())
     }
 
-    /// Like [`serve`](Self::serve) with a closure made for each lane, also for those that are added
+    /// Like [`serve`](Self::serve), with a closure made for each lane, including lanes added
     /// later.
     ///
     /// # Errors
@@ -68,8 +68,8 @@ impl Socket {
             let mut running = 0;
             let mut run = |lane: Box<Lane>| {
                 let info = LaneInfo { id: lane.id(), cpu: lane.cpu() };
-                // Lanes that run already have to be told to end, or this scope would wait for them
-                // for ever.
+                // Lanes that run already have to be stopped, or this scope would wait for them for
+                // ever.
                 let handler = catch_unwind(AssertUnwindSafe(|| make(info)));
                 let handler = handler.map_err(|panic| panic_error(info.id, panic.as_ref()))?;
                 spawn(scope, lane, handler, events.clone())
@@ -79,7 +79,7 @@ impl Socket {
                 let event = match pending.next() {
                     Some(lane) => Event::Run(Box::new(lane)),
                     None if running == 0 => break,
-                    // The sender in this scope outlives the loop, so that this cannot fail.
+                    // Cannot fail: the sender in this scope outlives the loop.
                     None => inbox.recv().unwrap_or(Event::Ended(Ok(()))),
                 };
                 let ended = match event {
@@ -97,7 +97,7 @@ impl Socket {
                 };
                 if let Err(err) = ended {
                     shared.stop();
-                    // The first error is the cause; the others are what it led to.
+                    // The first error is the cause; later ones follow from it.
                     if outcome.is_ok() {
                         outcome = Err(err);
                     }
@@ -105,13 +105,13 @@ impl Socket {
             }
         });
         server.set(None);
-        // Lanes that were added in the very moment of stopping never ran: they close here.
+        // Lanes that were added while the socket was stopping never ran: they close here.
         drop(inbox);
         outcome.map(|()| shared.counters())
     }
 }
 
-/// Gives a lane its thread.
+/// Spawns the thread of a lane.
 fn spawn<'scope, F>(
     scope: &'scope Scope<'scope, '_>,
     mut lane: Box<Lane>,
@@ -125,11 +125,11 @@ where
     let name = format!("lane-{}", lane.id());
     let body = move || {
         let id = lane.id();
-        // The closure is dropped after a panic, and nothing looks at what it had in hand.
+        // Unwind safe: the closure is dropped after a panic, and its state is not used again.
         let ended = catch_unwind(AssertUnwindSafe(|| run(&mut lane, &mut handler, &shared)));
         let ended = ended.unwrap_or_else(|panic| Err(panic_error(id, panic.as_ref())));
         drop(lane);
-        // The loop of `serve` waits for this as long as a lane runs.
+        // The loop of `serve` receives for as long as a lane runs.
         let _ = events.send(Event::Ended(ended));
     };
     let spawned = thread::Builder::new().name(name).spawn_scoped(scope, body);
@@ -154,14 +154,14 @@ where
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
-    // A lane that polls sleeps after that.
+    // A lane that polls sleeps afterwards.
     let idle = shared.config.wait.spin_time() + IDLE_TIMEOUT;
     let mut pauses = lane.pauses();
     let mut errors = 0;
     while !lane.is_draining() {
         let taken = match lane.recv_serving(&pauses, idle) {
             Ok(taken) => taken,
-            // One failed receive is counted; only a socket that keeps failing ends the lane.
+            // A failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == ERRORS_MAX => return Err(err),
             Err(_) => {
                 errors += 1;
@@ -175,9 +175,9 @@ where
         }
         lane.pause_after(&mut pauses, taken.messages);
     }
-    // Nothing more may arrive: the lane is out of steering, or it has stopped receiving. The latter
-    // also if the socket is stopped only now, or if more comes than was queued: where the kernel
-    // chooses, it goes on to choose this lane.
+    // No more datagrams may arrive: the lane is out of steering, or has shut down its receive
+    // side. It shuts down if the socket is stopped only now, or if more arrives than was queued:
+    // where the kernel selects the lane, it goes on to select this one.
     let mut queued = lane.queued();
     loop {
         lane.maybe_shut_down(queued == 0);
