@@ -1,23 +1,23 @@
-//! A control socket for other processes of the same user, and root: they read counters, and see and
-//! change what is let in. `manylane top` and `manylane limit` connect to it.
+//! A control socket for other processes of the same user, and root: they read counters, and read
+//! and change the filter. `manylane top` and `manylane limit` connect to it.
 //!
 //! A control socket is a local socket with an abstract name, `manylane.control.PID.N`, in the
-//! network namespace of whoever opens it, and a thread that sleeps until somebody connects. One
-//! connection has one question and one answer:
+//! network namespace of the thread that opens it. A thread sleeps until a client connects. A
+//! connection carries one request and one reply:
 //!
-//! | asked | answered |
+//! | request | reply |
 //! |---|---|
 //! | `manylane.control 1 metrics` | `ok`, and the page of [`Handle::write_metrics`](crate::Handle::write_metrics) |
 //! | `manylane.control 1 filter` | `ok`, and lines: `limit LIMIT`, `allow PREFIX`, `deny PREFIX`, `denied N`, `limited N` |
-//! | `manylane.control 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
+//! | `manylane.control 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` replaces all earlier ones |
 //! | anything | `refused WHY` |
 //!
-//! Any process may give a socket any abstract name. So who asks looks who is behind the name, as
-//! the kernel knows it (`SO_PEERCRED`), before it says anything: it has to be the process of the
-//! name, and one of the same user or root's. What is behind another one is a forged control socket:
-//! nothing is asked there and nothing told that it says.
+//! Any process may bind any abstract name. So before a client sends its request, it verifies the
+//! peer with the kernel's credentials (`SO_PEERCRED`): the peer has to be the process in the name,
+//! and run as the same user or root. Anything else is a forged control socket: the client sends no
+//! request and shows no reply.
 //!
-//! Lanes see nothing of it but that their counters are read.
+//! Lanes are not affected: only their counters are read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -40,27 +40,27 @@ use crate::socket::Handle;
 
 const NAME_PREFIX: &str = "manylane.control";
 const VERSION: &str = "1";
-/// Names that are tried.
+/// Maximum number of names that are tried.
 const NAME_ATTEMPTS_MAX: u32 = 1024;
-/// Bytes of a question: some thousand prefixes. More of them take more questions.
+/// Maximum size of a request: some thousand prefixes. More of them take several requests.
 const REQUEST_LEN_MAX: usize = 128 << 10;
-/// Bytes of a part of an answer, and of an answer.
+/// Maximum sizes of a part of a reply, and of a reply.
 const CHUNK_LEN: usize = 32 << 10;
 const REPLY_LEN_MAX: usize = 16 << 20;
-/// How long the other side may take, for each part and for all of an answer.
+/// Time limits of the peer, for each part and for a whole reply.
 const IO_TIMEOUT: Duration = Duration::from_secs(2);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Every wait has a bound.
+/// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// What makes a page of metrics.
+/// Makes the metrics page.
 type Page = Box<dyn Fn() -> String + Send>;
 
-/// Where other processes can ask, as long as this value lives.
+/// A control socket; dropping it closes it.
 #[derive(Debug)]
 pub struct ControlSocket {
     wake: UnixStream,
@@ -71,7 +71,7 @@ impl ControlSocket {
     /// Opens the control socket of a socket.
     ///
     /// # Errors
-    /// What the system reports: no descriptors, no threads.
+    /// System errors: no descriptors, no threads.
     pub fn open(handle: &Handle) -> Result<Self> {
         let own = handle.clone();
         let page = move || {
@@ -83,7 +83,7 @@ impl ControlSocket {
         Self::with_page(page, handle.filter().ok())
     }
 
-    /// Opens a control socket to something else that has metrics, and lets in what a filter says.
+    /// Opens a control socket for other metrics, with a filter if there is one.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -108,7 +108,7 @@ impl Drop for ControlSocket {
     fn drop(&mut self) {
         _ = self.wake.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told on standard error.
+            // A panic there was reported on standard error.
             _ = thread.join();
         }
     }
@@ -118,7 +118,7 @@ fn name(pid: u32, number: u32) -> String {
     format!("{NAME_PREFIX}.{pid}.{number}")
 }
 
-/// Under the next name that is free: another process may have had our number.
+/// Listens under the next free name: a process in another PID namespace may have our number.
 fn listen() -> io::Result<OwnedFd> {
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..NAME_ATTEMPTS_MAX {
@@ -131,7 +131,7 @@ fn listen() -> io::Result<OwnedFd> {
     Err(last)
 }
 
-/// Answers one after the other until the other end of `woken` is closed.
+/// Answers clients one after the other until the other end of `woken` is closed.
 fn serve(
     mut watch: Epoll,
     woken: &UnixStream,
@@ -150,10 +150,10 @@ fn serve(
             continue;
         }
         match unix_socket::accept(listener.as_fd()) {
-            // Who has gone meanwhile has.
+            // The client may have disconnected meanwhile.
             Ok(connection) => _ = handle_connection(&connection, page, filter),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
-            // Out of descriptors, say: not at full speed.
+            // For example out of descriptors: do not spin.
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -215,7 +215,7 @@ fn handle_request(
     }
 }
 
-/// The lines of a filter.
+/// The filter as lines.
 fn describe(filter: &Filter) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -232,7 +232,7 @@ fn describe(filter: &Filter) -> String {
     text
 }
 
-/// What lines make of a filter.
+/// Applies lines to a filter.
 fn change(filter: &mut Filter, lines: &[&str]) -> Result<()> {
     let mut limits: Option<Vec<Limit>> = None;
     for line in lines {
@@ -258,18 +258,18 @@ pub struct ControlClient {
 }
 
 /// Finds the control sockets in the network namespace of the calling thread, or those of process
-/// `of`, wherever it is.
+/// `of`, in whichever namespace it is.
 ///
 /// # Errors
-/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another
+/// [`ErrorKind::State`] if there is no process `of`. [`ErrorKind::Permission`] if it is in another
 /// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
     let list_all = || {
         let listed = fs::read_to_string("/proc/thread-self/net/unix")
             .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
         let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
-        // A process in a PID namespace of its own calls itself by another number; who is behind the
-        // control socket is looked at.
+        // A process in a PID namespace of its own has another number in its name. The peer is
+        // verified with each request.
         let own = of.and_then(inner_pid);
         found.retain(|socket| of.is_none_or(|pid| pid == socket.pid || own == Some(socket.pid)));
         if let Some(pid) = of {
@@ -285,7 +285,7 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
 impl ControlClient {
     /// A line of /proc/net/unix: number, references, protocol, flags, type, state, inode, path.
     fn parse_line(line: &str) -> Option<Self> {
-        /// `__SO_ACCEPTCON`: a socket that listens.
+        /// `__SO_ACCEPTCON`: a listening socket.
         const SO_ACCEPTCON: u32 = 0x10000;
         let flags = u32::from_str_radix(line.split_ascii_whitespace().nth(3)?, 16).ok()?;
         let name = line.rsplit(' ').next()?.strip_prefix('@').filter(|_| flags & SO_ACCEPTCON != 0)?;
@@ -293,33 +293,34 @@ impl ControlClient {
         Some(Self { name: name.into(), pid: pid.parse().ok()? })
     }
 
-    /// The process, as the name says; whether that is true is looked at with each question.
+    /// The process in the name. It is verified with each request.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The page of metrics.
+    /// Returns the metrics page.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let
-    /// this user in, or if another process is behind the control socket.
+    /// [`ErrorKind::State`] if the control socket is gone. [`ErrorKind::Permission`] if it refuses
+    /// this user, or if another process is behind it.
     pub fn metrics(&self) -> Result<String> {
         self.request("metrics", &[])
     }
 
-    /// What is let in, and what was dropped: lines, as the module page has them.
+    /// Returns the filter and its drops, as lines of the format in the module documentation.
     ///
     /// # Errors
-    /// As for [`metrics`](Self::metrics), and if it has no engine that can hold anything back.
+    /// As for [`metrics`](Self::metrics), and if its engine has no filter.
     pub fn filter(&self) -> Result<String> {
         self.request("filter", &[])
     }
 
-    /// Changes what is let in, by lines as the module page has them: all of them, or none.
+    /// Changes the filter by lines of the format in the module documentation. Applies all lines,
+    /// or none.
     ///
     /// # Errors
-    /// As for [`filter`](Self::filter), and what is wrong with the lines.
+    /// As for [`filter`](Self::filter), and for invalid lines.
     pub fn change(&self, lines: &[String]) -> Result<()> {
         self.request("change", lines).map(|_| ())
     }
@@ -340,21 +341,21 @@ impl ControlClient {
         let peer = unix_socket::peer_cred(connection.as_fd()).map_err(failed)?;
         verify_peer(peer, self.pid, unix_socket::effective_uid())
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
-        // Who is not let in has been told so before the question.
+        // A client that is refused was told so before its request.
         _ = unix_socket::send(connection.as_fd(), question.as_bytes(), &[]);
         let reply = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT).map_err(failed)?;
         if let Some(text) = reply.strip_prefix("ok\n") {
             return Ok(text.into());
         }
         let why = reply.strip_prefix("refused ").unwrap_or("it answers something else");
-        // What another process says goes to a terminal.
+        // Printed to a terminal: strip what another process may have injected.
         let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
         let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };
         Err(Error::new(kind, format!("process {}: {why}", self.pid)))
     }
 }
 
-/// All parts of an answer, unless they have not come `until` then.
+/// Receives all parts of a reply, until the deadline `until`.
 fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
     let (mut text, mut part) = (Vec::new(), vec![0; CHUNK_LEN]);
     loop {
@@ -365,8 +366,8 @@ fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
             Ok((0, _)) => break,
             Ok((len, _)) => text.extend(&part[..len]),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            // It was closed with a question of ours unread. That is told once, before or after what
-            // it said.
+            // The peer closed the connection with our request unread. The error is reported once,
+            // before or after its reply.
             Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
             Err(err) => return Err(err),
         }
@@ -387,7 +388,7 @@ mod tests {
 
     #[test]
     fn loopback_a_false_door_is_asked_nothing() {
-        // The first process lives, and has no control socket.
+        // Process 1 runs, and has no control socket.
         let name = name(1, 900_000 + std::process::id());
         let listener = unix_socket::listen(&name).unwrap();
         let client = ControlClient { name, pid: 1 };
@@ -411,7 +412,7 @@ mod tests {
         let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
         let talker = thread::spawn(move || {
             let connection = unix_socket::accept(listener.as_fd()).unwrap();
-            // A little at a time, so that its length ends nothing.
+            // In small parts, so that the size limit ends nothing.
             while sock::wait_writable(connection.as_fd(), Duration::from_secs(20)) {
                 match unix_socket::send(connection.as_fd(), b"x", &[]) {
                     Err(err) if err.kind() != io::ErrorKind::WouldBlock => return,
@@ -429,7 +430,7 @@ mod tests {
     fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
         let name = name(1, 700_000 + std::process::id());
         let listener = unix_socket::listen(&name).unwrap();
-        // The question, unread, may come before the refusal is heard, and the end at any moment
+        // The unread request may arrive before the refusal is read, and the close at any moment
         // after that.
         for _ in 0..300 {
             let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
@@ -472,7 +473,7 @@ mod tests {
         drop(control);
         assert!(own_sockets().is_empty());
         assert_eq!(client.metrics().unwrap_err().kind(), ErrorKind::State);
-        // One that can hold nothing back says so.
+        // A control socket without a filter reports that.
         let control = ControlSocket::with_page(String::new, None).unwrap();
         assert!(own_sockets()[0].filter().unwrap_err().to_string().contains("engine xdp"));
         drop(control);

@@ -1,6 +1,6 @@
 //! A lane: one receive queue and one send path of a socket, owned by exactly one thread.
 //!
-//! It does not know which engine it has: [`Io`]. The [`waiter`] decides how it waits.
+//! [`Io`] hides which engine it has. The [`waiter`] decides how it waits.
 
 mod waiter;
 
@@ -25,25 +25,25 @@ pub(crate) use self::waiter::Pauses;
 
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
-/// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in
-/// an epoll of the application; level-triggered readiness means that [`recv`](Self::recv) brings
-/// something. Take it out of that epoll before the lane is dropped: the kernel's socket may live on
-/// for the next lane, and with it the entry. The descriptor is the kernel's socket with engine
-/// `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else. Once asked for it stays
-/// the same one for the lane's life, also when io_uring fails and the lane goes on without.
+/// A lane can move to another thread, but cannot be shared. Its descriptor ([`AsFd`]) can be added
+/// to an epoll of the application: while it is readable (level-triggered), [`recv`](Self::recv)
+/// has work. Remove it from that epoll before the lane is dropped, because the kernel's socket,
+/// and with it the entry, may stay open for the next lane. With engine `mmsg` the descriptor is
+/// the kernel's socket. With `uring` and `xdp` it only reports readiness. It is the same for the
+/// lane's life, even if io_uring fails and the lane falls back.
 pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
     io: Io,
     caps: Capabilities,
     waiter: Waiter,
-    /// Sockets that the last lane waits for when all else of it is closed: the last field.
+    /// Sockets that the last lane waits for after all else is closed: has to be the last field.
     orphaned: OrphanedSockets,
 }
 
-/// Sockets, by their inodes, that rings may have for a moment yet although they are closed. When
-/// this is dropped they have been let go of, or some seconds have passed: then whoever drops the
-/// last lane finds the port free.
+/// Sockets, by inode, that are closed but that io_uring rings may hold for a moment longer. Drop
+/// waits until the kernel has released them, or for some seconds. So the port is free when the
+/// last lane is dropped.
 #[derive(Debug, Default)]
 struct OrphanedSockets(Vec<u64>);
 
@@ -55,11 +55,11 @@ impl Drop for OrphanedSockets {
     }
 }
 
-/// What a receive brought, and the way to answer.
+/// A received batch, and the outbox for replies.
 pub struct Received<'a> {
-    /// The datagrams; may be none.
+    /// The datagrams; may be empty.
     pub batch: Batch<'a>,
-    /// Where replies go. Dropping it sends them.
+    /// Takes the replies. Dropping it sends them.
     pub out: Outbox<'a>,
 }
 
@@ -87,7 +87,7 @@ impl Lane {
         self.shared.addr
     }
 
-    /// What the engine can do on this lane.
+    /// Capabilities of the engine on this lane.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.caps
@@ -96,25 +96,25 @@ impl Lane {
     /// Pins the calling thread to the CPU that placement gave to the lane, if any.
     ///
     /// # Errors
-    /// When the CPU went offline or out of the process's cpuset.
+    /// If the CPU is offline, or was removed from the process's cpuset.
     pub fn pin(&self) -> Result<()> {
         let Some(cpu) = self.lane_shared.cpu else { return Ok(()) };
         cpu::pin(cpu).map_err(|err| Error::system(format!("pinning to CPU {cpu} (placement)"), err))
     }
 
-    /// Takes what is there, without waiting; the batch may be empty.
+    /// Receives the queued datagrams, up to a batch, without waiting. The batch may be empty.
     ///
     /// # Errors
-    /// What the system reports for the socket as a whole. No error of a single datagram or peer
-    /// shows here.
+    /// Errors of the socket as a whole. Errors of a single datagram or peer are never returned
+    /// here.
     #[inline]
     pub fn recv(&mut self) -> Result<Received<'_>> {
         let taken = self.recv_batch()?;
         Ok(self.received(taken))
     }
 
-    /// Waits until something is there, for at most `timeout`; the batch is empty if nothing came,
-    /// and may be after a signal, or once the lane leaves.
+    /// Blocks until a datagram arrives or `timeout` expires. The batch is empty after a timeout.
+    /// It may also be empty after a signal, or when the lane is being removed.
     ///
     /// # Errors
     /// As for [`recv`](Self::recv).
@@ -124,20 +124,22 @@ impl Lane {
         Ok(self.received(taken))
     }
 
-    /// Sends of the lane's own accord, without a request.
+    /// An outbox for datagrams that answer no request.
     pub fn sender(&mut self) -> Outbox<'_> {
         self.io.end_batch();
         self.received(RecvSummary::default()).out
     }
 
-    /// Takes the lane out of steering: when this returns, nothing more arrives in its queue, and
-    /// when [`recv`](Self::recv) then brings nothing, dropping the lane loses nothing.
+    /// Takes the lane out of steering. When this returns, no more datagrams arrive in its queue.
+    /// Once [`recv`](Self::recv) then returns an empty batch, the lane can be dropped without
+    /// loss.
     ///
     /// Takes some milliseconds (an RCU grace period). With steering by the kernel's own choice the
-    /// lane cannot be taken out, and what arrives between the last receive and the drop is lost.
+    /// lane cannot be taken out: datagrams that arrive between the last receive and the drop are
+    /// lost.
     ///
     /// # Errors
-    /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only one left.
+    /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only open lane.
     pub fn retire(&mut self) -> Result<()> {
         self.shared.retire(&self.lane_shared)?;
         self.io.release_queues();
@@ -156,26 +158,26 @@ impl Lane {
         self.lane_shared.is_draining()
     }
 
-    /// When it pauses, with batches as they are.
+    /// The coalescing decision of this lane, with batches of its size.
     pub(crate) fn pauses(&self) -> Pauses {
         Pauses::new(self.shared.rx_coalesce(), &self.io, self.caps.batch)
     }
 
-    /// Messages that a lane which leaves drains before it stops receiving: all that are queued, and
-    /// a batch that may come meanwhile.
+    /// Messages that a lane which is being removed drains before it shuts down receiving: those
+    /// queued, and one more batch that may arrive meanwhile.
     pub(crate) fn queued(&self) -> usize {
         self.io.queued_max() + self.caps.batch
     }
 
-    /// Lets nothing more into the queue if the whole socket ends, or if the lane has `drained` all
-    /// that was queued and is still steered to.
+    /// Shuts down receiving if the whole socket ends, or if the lane has `drained` all that was
+    /// queued and is still steered to.
     pub(crate) fn maybe_shut_down(&self, drained: bool) {
         if self.shared.is_stopping() || (drained && !self.shared.can_retire()) {
             self.shared.shut_down(&self.lane_shared);
         }
     }
 
-    /// Takes a batch of what is there.
+    /// Receives a batch of queued datagrams.
     #[inline]
     pub(crate) fn recv_batch(&mut self) -> Result<RecvSummary> {
         let taken = self.io.recv()?;
@@ -183,16 +185,15 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Takes a batch as soon as there is something, by the policy of the lane; none after
-    /// `timeout`.
+    /// Waits for a batch by the lane's policy; an empty one after `timeout`.
     pub(crate) fn recv_batch_timeout(&mut self, timeout: Duration) -> Result<RecvSummary> {
         let taken = self.waiter.recv(&mut self.io, &self.lane_shared, timeout)?;
         self.count(taken);
         Ok(taken)
     }
 
-    /// Takes the next batch of a lane that serves: at once if `pauses` have to know whether there
-    /// is one, else as soon as there is something; none after `timeout`.
+    /// Receives the next batch of a lane in `serve`. Does not wait if `pauses` needs to know
+    /// whether one is queued; else waits for at most `timeout`.
     #[inline]
     pub(crate) fn recv_serving(&mut self, pauses: &Pauses, timeout: Duration) -> Result<RecvSummary> {
         if !pauses.is_pending() {
@@ -203,7 +204,7 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Pauses after a batch of so many messages, if that pays.
+    /// Delays after a batch of `messages` messages, if that pays.
     #[inline]
     pub(crate) fn pause_after(&mut self, pauses: &mut Pauses, messages: usize) {
         pauses.after(messages, self.io.is_within_round());
@@ -227,7 +228,7 @@ impl Lane {
         }
     }
 
-    /// What was taken last, in the form for the application.
+    /// The last batch, in the form for the application.
     #[inline]
     pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
         let Parts { batch, socket, xdp } = self.io.split(taken, &self.shared.addr);
@@ -243,12 +244,12 @@ impl AsFd for Lane {
 }
 
 impl Drop for Lane {
-    /// Leaves steering if it has not yet, counts what is thrown away, and closes.
+    /// Leaves steering if it has not yet, counts the discarded datagrams, and closes.
     fn drop(&mut self) {
         let reusable = self.shared.detach(&self.lane_shared);
         self.io.release_queues();
         self.io.discard();
-        // The XSKs close before the counters are read for good.
+        // The XSKs close before the final read of the counters.
         self.shared.remove_queues(self.lane_shared.id);
         self.io.close_queues();
         self.orphaned.0 = self.shared.finish_close(&self.lane_shared, reusable, self.io.has_left_ring());

@@ -1,4 +1,4 @@
-//! What others may know of a lane: its socket, its counters, its state.
+//! State of a lane that other threads read: its socket, its counters, its state.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::steer::Slot;
 pub(crate) const OPEN: u8 = 0;
 /// Being taken out of steering: datagrams may still arrive until the grace period is over.
 pub(crate) const RETIRING: u8 = 1;
-/// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane
+/// No more datagrams arrive, or the whole socket stops. The lane handles what is queued, then
 /// ends.
 pub(crate) const DRAINING: u8 = 2;
-/// The kernel refuses what is new: the lane of a socket that ends.
+/// The kernel refuses new datagrams: the lane of a socket that ends.
 pub(crate) const SHUT_DOWN: u8 = 3;
 
-/// The part of a lane that others may look at: its socket, its counters, its state.
+/// The part of a lane that other threads read.
 #[derive(Debug)]
 pub(crate) struct LaneShared {
     pub(crate) id: LaneId,
@@ -28,15 +28,16 @@ pub(crate) struct LaneShared {
     pub(crate) cpu: Option<usize>,
     pub(crate) cells: Cells,
     pub(crate) state: AtomicU8,
-    /// The thread that serves it in `serve`; 0 if none does.
+    /// The thread that serves it in `serve`; 0 if there is none.
     pub(crate) tid: AtomicI32,
-    /// The kernel's counts when the lane opened: its socket or slot may have served another before.
+    /// The kernel's counts when the lane opened, because its socket or slot may have served
+    /// another lane before.
     pub(crate) drops_before: u32,
     pub(crate) steered_before: u64,
 }
 
 impl LaneShared {
-    /// The lane's counters, with the kernel's drops at its queue.
+    /// The lane's counters, including the kernel's drops at its queue.
     pub(crate) fn counters(&self) -> LaneCounters {
         let mut counters = self.cells.read();
         let drops = sock::queue_state(self.fd.as_fd()).map_or(self.drops_before, |state| state.drops);
@@ -44,7 +45,7 @@ impl LaneShared {
         counters
     }
 
-    /// The thread that serves it; 0 if none does.
+    /// The thread that serves it; 0 if there is none.
     pub(crate) fn thread(&self) -> i32 {
         self.tid.load(Ordering::Relaxed)
     }
@@ -54,9 +55,9 @@ impl LaneShared {
         self.state.load(Ordering::Relaxed) == OPEN
     }
 
-    /// Time to drain the queue and to end.
+    /// True if the lane is to drain its queue and end.
     pub(crate) fn is_draining(&self) -> bool {
-        // Who sees this also sees whether it is because the whole socket stops.
+        // Acquire: with this state, the flag that the whole socket stops is visible.
         self.state.load(Ordering::Acquire) >= DRAINING
     }
 }

@@ -1,4 +1,4 @@
-//! Counters in the text form of Prometheus (0.0.4), for programs that serve them and for
+//! Counters in the text format of Prometheus (0.0.4), for programs that serve them and for
 //! `metrics_port.rs`.
 
 use std::fmt::{self, Display, Write};
@@ -10,7 +10,7 @@ use crate::counters::{Count, LaneCounters};
 use crate::lane_shared::LaneShared;
 use crate::socket::Handle;
 
-/// A page of metrics. Samples of one family stand together, as the format wants it, in whichever
+/// A page of metrics. Samples of one family are grouped, as the format requires, in whichever
 /// order they are added.
 #[derive(Clone, Debug, Default)]
 pub struct MetricsPage {
@@ -18,7 +18,7 @@ pub struct MetricsPage {
 }
 
 impl MetricsPage {
-    /// Adds a sample of the family `name`, which is of this `kind` (`counter` or `gauge`).
+    /// Adds a sample of the family `name` with this `kind` (`counter` or `gauge`).
     pub fn add(&mut self, name: &str, kind: &'static str, labels: &[(&str, &str)], value: u64) {
         let mut sample = name.to_owned();
         let mut separator = '{';
@@ -52,11 +52,11 @@ fn escape_label(label: &str) -> String {
 }
 
 impl Handle {
-    /// Writes the counters of the socket in the text form of Prometheus (0.0.4): of each lane, and
-    /// of those that were closed together, so that sums over them never go back. The names are in
-    /// docs/operating.md.
+    /// Writes the counters of the socket in the text format of Prometheus (0.0.4): of each open
+    /// lane, and the sum over closed ones, so that sums never decrease. docs/operating.md lists
+    /// the names.
     ///
-    /// The page of several sockets is made by [`write_all_metrics`].
+    /// [`write_all_metrics`] makes the page of several sockets.
     ///
     /// # Errors
     /// Those of `out`.
@@ -108,9 +108,9 @@ fn add_socket(page: &mut MetricsPage, handle: &Handle) {
     }
 }
 
-/// Memory queued in the lane's kernel socket, at which it drops, the thread that serves the lane,
-/// and frames in the receive rings of its devices' queues behind the last batch; without engine
-/// `xdp` there are no rings.
+/// Bytes queued in the lane's kernel socket, the number of bytes at which it drops, the thread
+/// that serves the lane, and the frames and entries of the receive rings of its queues after the
+/// last batch. Without engine `xdp` there are no rings.
 fn gauges(lane: &LaneShared) -> [(&'static str, Option<u64>); 5] {
     let queue = sock::queue_state(lane.fd.as_fd()).ok();
     let thread = u64::try_from(lane.thread()).ok().filter(|tid| *tid != 0);
@@ -152,7 +152,7 @@ mod tests {
                 assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
             }
         }
-        // Nothing serves them, nothing was closed, and there are no frames.
+        // No thread, no closed lane, no frames.
         assert!(
             !page.contains("_thread{")
                 && !page.contains("_ring_")

@@ -1,24 +1,21 @@
-//! The page of metrics over HTTP, when asked for: for programs that have no HTTP server of their
-//! own.
+//! The metrics page over HTTP, on request, for programs that have no HTTP server of their own.
 //!
-//! One thread serves all clients, and waits for none of them; nothing of it is seen by lanes but
-//! that their counters are read. A client has a bounded time for its request and for taking the
-//! answer, and whoever asks for anything but the page is told so. There is a bound for their
-//! number, too: one more takes the place of the oldest that has not asked yet, so that who connects
-//! and says nothing keeps nobody out.
+//! One thread serves all clients without blocking on any of them. Lanes are not affected: only
+//! their counters are read. A client has a bounded time to send its request and to read the
+//! response. Requests for anything but the page get an error. The number of clients is bounded: a
+//! new client replaces the oldest that has not sent its request yet, so idle connections cannot
+//! lock others out.
 //!
-//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That
-//! the rest is our own, a loop with a deadline for each client, is because no server without an
-//! async runtime bounds what a client may cost. Tried in November 2026:
-//! - `tiny_http` 0.12 (of 2022; `rouille` and the exporters stand on it): no time limit at all, a
-//!   thread for each client that says nothing, and a header without an end is kept whole. Its port
-//!   is not yet free when it has been dropped.
-//! - `oxhttp` 0.3: a limit for each read, so that who sends a byte now and then stays for good, and
-//!   eight of them keep all others out; it cannot be stopped.
-//! - `touche` 0.0.15: read, not tried: the same limit, none for writing, none for the length of a
-//!   header.
-//! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and somebody who polls it:
-//!   more code than is here, and twelve crates.
+//! `httparse`, the parser of hyper, parses the untrusted input; it has no dependencies. The rest
+//! is our own loop with a deadline per client, because no server without an async runtime bounds
+//! the cost of a client. Evaluated in November 2026:
+//! - `tiny_http` 0.12 (2022; used by `rouille` and exporters): no timeout, a thread for each idle
+//!   client, and unlimited headers. Its port stays in use for a while after it is dropped.
+//! - `oxhttp` 0.3: a timeout per read, so a client that sends a byte now and then stays for ever,
+//!   and eight of them lock all others out. It cannot be stopped.
+//! - `touche` 0.0.15 (read, not tried): the same timeout, none for writes, no limit for headers.
+//! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and an executor: more code
+//!   than here, and twelve crates.
 
 use std::fmt;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -32,28 +29,29 @@ use manylane_sys::measure::Epoll;
 use crate::error::{Error, Result};
 use crate::socket::Handle;
 
-/// Time that a client has in each direction.
+/// Time limit of a client for its request, and for reading the response.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Every wait has a bound.
+/// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest request that is read, and the most headers in it.
+/// Maximum size of a request, and maximum number of its headers.
 const REQUEST_LEN_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
-/// Clients at a time.
+/// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
-/// Clients count on from here.
+/// First token of a client; the next ones count up.
 const FIRST_CLIENT: u64 = 2;
 
-/// What makes the page.
+/// Makes the page.
 type Page = Box<dyn Fn() -> String + Send>;
 
 impl Handle {
-    /// Serves the counters of the socket at `http://AT/metrics`, in the text form of Prometheus, as
-    /// long as the value that is returned lives: what [`write_metrics`](Self::write_metrics)
-    /// writes, to whoever can reach the address, without a password.
+    /// Serves the counters of the socket at `http://AT/metrics`, in the text format of Prometheus,
+    /// as long as the returned value lives. The page is that of
+    /// [`write_metrics`](Self::write_metrics). Access is not restricted: any client that reaches
+    /// the address can read it.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), manylane::Error> {
@@ -63,7 +61,7 @@ impl Handle {
     /// ```
     ///
     /// # Errors
-    /// If the port cannot be had, or the system has no thread for it.
+    /// If the port cannot be bound, or no thread can be created.
     pub fn serve_metrics(&self, at: SocketAddr) -> Result<MetricsServer> {
         let own = self.clone();
         MetricsPort::bind(at)?.serve(move || {
@@ -75,8 +73,8 @@ impl Handle {
     }
 }
 
-/// A port for metrics that nobody answers at yet: for programs that take their ports before they do
-/// anything else, and for pages of several sockets
+/// A bound port for metrics that does not answer yet: for programs that bind their ports before
+/// they do anything else, and for pages of several sockets
 /// ([`write_all_metrics`](crate::write_all_metrics)).
 #[derive(Debug)]
 pub struct MetricsPort {
@@ -85,27 +83,27 @@ pub struct MetricsPort {
 }
 
 impl MetricsPort {
-    /// Takes the port; with port 0 a free one.
+    /// Binds the port; port 0 selects a free one.
     ///
     /// # Errors
-    /// If it cannot be had.
+    /// If the port cannot be bound.
     pub fn bind(at: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(at).map_err(|err| failed(at, err))?;
         let at = listener.local_addr().map_err(|err| failed(at, err))?;
         Ok(Self { listener, addr: at })
     }
 
-    /// Where it is.
+    /// The address that it is bound to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Serves what `page` makes at each request. The thread that does so handles the signals that
-    /// the calling one does.
+    /// Serves the result of `page` for each request. The serving thread has the signal mask of the
+    /// calling one.
     ///
     /// # Errors
-    /// If the system has no descriptors or no thread for it.
+    /// If no descriptors or no thread can be created.
     pub fn serve(self, page: impl Fn() -> String + Send + 'static) -> Result<MetricsServer> {
         let Self { listener, addr: at } = self;
         let failed = |err| failed(at, err);
@@ -121,7 +119,7 @@ impl MetricsPort {
     }
 }
 
-/// Where metrics are served, as long as this value lives.
+/// A server of metrics; dropping it stops it.
 pub struct MetricsServer {
     addr: SocketAddr,
     wake: UnixStream,
@@ -129,7 +127,7 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Where it is.
+    /// The address that it is bound to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -146,7 +144,7 @@ impl Drop for MetricsServer {
     fn drop(&mut self) {
         _ = self.wake.shutdown(Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told on standard error.
+            // A panic there was reported on standard error.
             _ = thread.join();
         }
     }
@@ -158,7 +156,7 @@ fn failed(at: SocketAddr, err: io::Error) -> Error {
 
 /// Serves clients until the other end of `woken` is closed.
 fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Page) {
-    // The oldest first.
+    // Oldest first.
     let (mut clients, mut next) = (Vec::<Client>::new(), FIRST_CLIENT);
     loop {
         let now = Instant::now();
@@ -177,12 +175,12 @@ fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Pa
                         if clients.len() >= CLIENTS_MAX {
                             clients.remove(clients.iter().position(Client::is_reading).unwrap_or(0));
                         }
-                        // Who has gone meanwhile has.
+                        // The client may have disconnected meanwhile.
                         clients.extend(Client::accept(stream, next, &watch));
                         next += 1;
                     }
                     Err(err) if err.kind() == Io::WouldBlock => {}
-                    // Out of descriptors, say: not at full speed.
+                    // For example out of descriptors: do not spin.
                     Err(_) => thread::sleep(Duration::from_millis(100)),
                 },
                 _ => {
@@ -193,24 +191,25 @@ fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Pa
                 }
             }
         }
-        // After those that are ready: a client is not charged for the time that others' pages took.
+        // After the clients that are ready, so that a client is not charged for the time of
+        // others' pages.
         clients.retain(|client| client.deadline > woken_at);
     }
 }
 
-/// One that has connected.
+/// A connected client.
 struct Client {
     token: u64,
     stream: TcpStream,
-    /// When its time is up, for what it does now.
+    /// Deadline of its current state.
     deadline: Instant,
     state: ClientState,
 }
 
 enum ClientState {
-    /// It has said this so far.
+    /// The part of the request read so far.
     Reading(Vec<u8>),
-    /// Of the answer, it has taken so many bytes.
+    /// The response, and the number of bytes written.
     Writing(Vec<u8>, usize),
 }
 
@@ -230,7 +229,7 @@ impl Client {
         matches!(self.state, ClientState::Reading(_))
     }
 
-    /// Goes on as far as it does without waiting; false when it is done.
+    /// Proceeds as far as possible without blocking; false when done.
     fn advance(&mut self, watch: &Epoll, page: &Page) -> io::Result<bool> {
         if let ClientState::Reading(said) = &mut self.state {
             let Some(answer) = read_request(&mut self.stream, said, page)? else { return Ok(true) };
@@ -252,8 +251,8 @@ impl Client {
     }
 }
 
-/// Reads on, and answers a request as soon as its headers are there; nothing that follows is looked
-/// at. No answer: there is more to come.
+/// Reads on, and returns the response as soon as the headers are complete; ignores what follows
+/// them. None if more is needed.
 fn read_request(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<Option<Vec<u8>>> {
     let mut part = [0; 1024];
     while said.len() <= REQUEST_LEN_MAX {
@@ -278,9 +277,9 @@ fn read_request(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::
     Err(Io::InvalidData.into())
 }
 
-/// The answer to a method and a target, or to what is no HTTP.
+/// The response to a method and a target, or to invalid HTTP.
 fn build_response(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
-    // Scrapers may have parameters of their own; the page knows none.
+    // Scrapers may add query parameters; the page ignores them.
     let path = |target: &str| target.split('?').next() == Some("/metrics");
     let (status, kind, body) = match request.map(|(method, target)| (method, path(target))) {
         Some(("GET", true)) => ("200 OK", CONTENT_TYPE, page()),
@@ -306,7 +305,7 @@ mod tests {
     fn request(at: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        // One that asks for too much may be reset before it has said all.
+        // An oversized request may be reset before it is sent completely.
         let _ = stream.write_all(request).and_then(|()| stream.shutdown(Shutdown::Write));
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer);
@@ -329,7 +328,7 @@ mod tests {
             let answer = request(at, nonsense);
             assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
-        // And it still answers.
+        // The server still answers.
         assert!(request(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
         drop(server);
         // The port is free again.
@@ -342,7 +341,7 @@ mod tests {
         let silent = TcpStream::connect(server.addr()).unwrap();
         let mut half = TcpStream::connect(server.addr()).unwrap();
         half.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
-        // Now and then a little more: it has one deadline, not one for each part.
+        // One deadline for the request, not one for each part.
         let mut slow = TcpStream::connect(server.addr()).unwrap();
         slow.write_all(b"GET /metrics HTTP/1.1\r\na: ").unwrap();
         let drip = thread::spawn(move || {
@@ -353,7 +352,8 @@ mod tests {
         });
         let mut endless = TcpStream::connect(server.addr()).unwrap();
         endless.write_all(b"GET /metrics HTTP/1.1\r\na: ").unwrap();
-        // Far more than the buffers of both ends hold: somebody who read on would take it all.
+        // Far more than the buffers of both ends hold; a server that kept reading would accept it
+        // all.
         assert!((0..1 << 10).any(|_| endless.write_all(&[b'x'; 64 << 10]).is_err()));
         let long = format!("GET /metrics HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(2 * REQUEST_LEN_MAX));
         assert!(!request(server.addr(), long.as_bytes()).contains("up 1"));
@@ -369,9 +369,9 @@ mod tests {
         let server = MetricsPort::bind(local()).unwrap().serve(move || long.clone()).unwrap();
         let mut idle = TcpStream::connect(server.addr()).unwrap();
         idle.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        // Others do not wait for it.
+        // Other clients are not delayed by it.
         assert!(request(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        // The server's end of it, by its ports: 01 is established.
+        // The server's end of the connection, by its ports: 01 is established.
         let port = |at: io::Result<SocketAddr>| format!(":{:04X}", at.unwrap().port());
         let (theirs, ours) = (port(idle.peer_addr()), port(idle.local_addr()));
         let is_served = || {
@@ -397,7 +397,8 @@ mod tests {
             "up 1\n".into()
         };
         let server = MetricsPort::bind(local()).unwrap().serve(slow).unwrap();
-        // Accepted before the one that asks for the page, and asks while that is made.
+        // Accepted before the client that asks for the page; it sends its request while the page
+        // is made.
         let mut first = TcpStream::connect(server.addr()).unwrap();
         let mut second = TcpStream::connect(server.addr()).unwrap();
         second.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();

@@ -1,7 +1,7 @@
-//! What a lane sends: datagrams gathered into a batch, and what happens to each of them.
+//! Sends the datagrams of a lane, collected into a batch, and counts the fate of each.
 //!
-//! Nothing here returns an error for a single datagram: each one ends as sent or in a loss counter
-//! with its reason. Every wait and every retry has a bound.
+//! No function here returns an error for a single datagram. Each datagram ends up as sent, or in a
+//! loss counter with its reason. Every wait and every retry has a bound.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -16,47 +16,47 @@ use crate::error as errno;
 use crate::io::batch::{Datagram, DatagramMeta};
 use crate::io::xdp::send::XdpSender;
 
-/// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is
-/// stuck.
+/// Longest wait of a flush for room in the send buffer. A device that sends nothing in that time
+/// is stuck.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
-/// Longest time that one flush spends on waits, while the device keeps taking datagrams.
+/// Total time that one flush waits, while the device keeps sending.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often one flush tries again what may pass without a wait.
+/// Retries per flush of errors that may pass without a wait.
 const RETRIES_MAX: u32 = 10;
 
-/// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush)
-/// is called, or the value is dropped.
+/// Datagrams to send, collected until the batch is full, [`flush`](Self::flush) is called, or the
+/// value is dropped.
 ///
-/// What cannot be sent is counted in [`LaneCounters`](crate::LaneCounters), not reported: see there
-/// for the reasons. [`flush`](Self::flush) says how many of a batch were sent.
+/// Send failures are counted, not returned: [`LaneCounters`](crate::LaneCounters) has the reasons.
+/// [`flush`](Self::flush) returns how many of a batch were sent.
 pub struct Outbox<'a> {
     queue: SendBatch<'a>,
     fd: BorrowedFd<'a>,
     cells: &'a Cells,
     datagrams: u64,
-    /// The way out through a queue of a device, which is tried first.
+    /// The send path through a queue of a device, tried first.
     xdp: Option<XdpSender<'a>>,
-    /// What is in that queue's ring and was not counted as sent yet: datagrams, bytes.
+    /// Datagrams and bytes in that queue's ring that are not counted as sent yet.
     xdp_pending: (u64, u64),
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
 }
 
-/// What one flush may still spend on what the kernel does not take at once.
+/// What one flush may still spend on retries.
 struct RetryBudget {
-    /// End of all waits of the flush; set by the first wait, so that the clock is read only then.
+    /// Deadline of all waits of the flush. The first wait sets it, so the clock is read only then.
     deadline: Option<Instant>,
     retries: u32,
-    /// The error that the message which is tried has met.
+    /// The last ICMP error of the message that is being tried.
     last_error: Option<i32>,
 }
 
-/// What became of a batch that was sent.
+/// The result of sending a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flushed {
-    /// Datagrams that the kernel took.
+    /// Datagrams that the kernel accepted.
     pub sent: u64,
-    /// Datagrams that it did not; the counters say why.
+    /// Datagrams that it did not accept; the counters have the reasons.
     pub lost: u64,
 }
 
@@ -80,8 +80,8 @@ impl<'a> Outbox<'a> {
         self.copy(&request.raw_peer(), request.source(), payload);
     }
 
-    /// Answers `request` with bytes that live as long as the batch, such as the request's own: no
-    /// copy.
+    /// Answers `request` without a copy, with bytes that live as long as the batch, such as the
+    /// request's.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
         let sent = match (&mut self.xdp, request.meta()) {
@@ -99,21 +99,21 @@ impl<'a> Outbox<'a> {
         }
         if !self.queue.push(peer, source, payload) {
             self.make_room();
-            // An empty ring takes any datagram.
+            // An empty ring has room for any datagram.
             self.queue.push(peer, source, payload);
         }
         self.datagrams += 1;
     }
 
-    /// Answers `request` with what `build` writes: it gets `len` bytes of the lane's send buffer
-    /// (of undefined content) and returns how many of them make the payload.
+    /// Answers `request` with a payload that `build` writes. `build` gets `len` bytes of the
+    /// lane's send buffer, with undefined content, and returns the length of the payload.
     #[inline]
     pub fn reply_with(&mut self, request: &Datagram<'_>, len: usize, build: impl FnOnce(&mut [u8]) -> usize) {
         self.build(&request.raw_peer(), request.source(), Some(request), len, build);
     }
 
-    /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes
-    /// IPv4 peers too.
+    /// Sends a copy of `payload` to `peer`, without a request. A dual-stack socket accepts IPv4
+    /// peers too.
     pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
         let peer = match peer {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
@@ -127,7 +127,7 @@ impl<'a> Outbox<'a> {
         self.copy(&peer.into(), None, payload);
     }
 
-    /// Answers with a copy past the kernel's stack, if there is a way.
+    /// Replies with a copy through the queue of a device, if possible.
     #[inline]
     fn try_xdp_reply(&mut self, request: &Datagram<'_>, payload: &[u8]) -> bool {
         let Some(xdp) = &mut self.xdp else { return false };
@@ -145,7 +145,7 @@ impl<'a> Outbox<'a> {
         self.xdp_pending = (self.xdp_pending.0 + 1, self.xdp_pending.1 + bytes as u64);
     }
 
-    /// Tells the kernel of what is in the ring of the queue, and returns how many datagrams it was.
+    /// Submits the frames in the queue's TX ring to the kernel; returns the number of datagrams.
     fn flush_xdp(&mut self) -> u64 {
         let Some(xdp) = &mut self.xdp else { return 0 };
         xdp.flush();
@@ -166,8 +166,8 @@ impl<'a> Outbox<'a> {
         });
     }
 
-    /// Lets `build` write a payload, and sends it to `peer` from `source`; past the kernel's stack,
-    /// if there is a way, where it answers `request`. Without a request that was tried already.
+    /// Lets `build` write a payload, and sends it to `peer` from `source`. A reply to `request` is
+    /// sent past the kernel's stack if possible. `request` is none if that was tried already.
     #[inline]
     fn build(
         &mut self,
@@ -200,34 +200,34 @@ impl<'a> Outbox<'a> {
                 return self.count_xdp_queued(used);
             }
         }
-        // Only now: `build` may panic, and what it did not finish was never offered.
+        // Counted only here: `build` may panic, and an unfinished datagram was never offered.
         self.cells.add(Count::Offered, 1);
         if !self.queue.push_reserved(peer, source, used) {
             self.send_queued();
             self.queue.clear_keep_reserved(used);
-            // An empty ring takes any datagram.
+            // An empty ring has room for any datagram.
             self.queue.push_reserved(peer, source, used);
         }
         self.datagrams += 1;
     }
 
-    /// Datagrams gathered and not sent yet.
+    /// Datagrams collected and not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
         (self.datagrams + self.xdp_pending.0) as usize
     }
 
-    /// True if nothing is gathered.
+    /// True if there is nothing to send.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sends what is gathered, and says how much of it the kernel took.
+    /// Sends the collected datagrams, and returns how many of them the kernel accepted.
     ///
-    /// Waits for room in the send buffer as long as the device keeps taking datagrams: at most 100
-    /// ms for each room and 1 s in all. What does not fit then is lost and counted, without another
-    /// wait until a datagram fits again.
+    /// While the device keeps sending, waits for room in the send buffer: at most 100 ms at a time
+    /// and 1 s in all. Datagrams that still do not fit are lost and counted. Later ones do not
+    /// wait either, until one fits again.
     pub fn flush(&mut self) -> Flushed {
         let done = self.make_room();
         if let Some(xdp) = &mut self.xdp {
@@ -236,8 +236,8 @@ impl<'a> Outbox<'a> {
         done
     }
 
-    /// As [`flush`](Self::flush), for a datagram that has no room yet and stays behind what its
-    /// peer was sent.
+    /// As [`flush`](Self::flush), for a datagram that does not fit yet and must stay behind
+    /// earlier ones to its peer.
     fn make_room(&mut self) -> Flushed {
         let by_xdp = self.flush_xdp();
         let mut done = self.send_queued();
@@ -246,7 +246,7 @@ impl<'a> Outbox<'a> {
         done
     }
 
-    /// Sends what is queued and leaves it in the ring.
+    /// Sends the queue and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
         let mut budget = RetryBudget { deadline: None, retries: RETRIES_MAX, last_error: None };
@@ -285,17 +285,15 @@ impl<'a> Outbox<'a> {
         done.sent += datagrams;
     }
 
-    /// Whether to try the same message again, after a wait where one is called for. Uses up some
-    /// `patience`.
+    /// Decides whether to retry the same message, after a wait if needed. Charges `budget`.
     fn retry(&mut self, code: i32, budget: &mut RetryBudget) -> bool {
         match code {
-            // One wait in vain is enough: the lane has other work than to wait again for each
-            // batch.
+            // One wait without progress is enough: waiting again for each batch would stall the
+            // lane.
             errno::EAGAIN if self.queue.is_stuck() => return false,
             errno::EAGAIN => {
-                // Each wait has a bound of its own: with a small buffer, a device that keeps up
-                // takes many short waits, and on a busy machine the thread runs late after each of
-                // them.
+                // Each wait has its own bound. With a small buffer, a device that keeps up takes
+                // many short waits, and on a busy machine the thread runs late after each of them.
                 let now = Instant::now();
                 let left = budget.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
                 let has_room = !left.is_zero() && sock::wait_writable(self.fd, left.min(STALL_TIMEOUT));
@@ -304,12 +302,12 @@ impl<'a> Outbox<'a> {
                 }
                 return has_room;
             }
-            // Memory may be free in a moment; writability says nothing of it.
+            // Memory may be free in a moment; writability does not tell when.
             errno::ENOBUFS | errno::ENOMEM if budget.retries > 0 => std::thread::yield_now(),
-            // A signal, or what is never a datagram's own.
+            // A signal, or an error that never belongs to this datagram.
             errno::EINTR | errno::ECONNREFUSED if budget.retries > 0 => {}
-            // An error that an earlier datagram left on the socket is told once: met again, it is
-            // this one's own.
+            // An ICMP error that an earlier datagram left on the socket is reported once. The
+            // second time, the error belongs to this datagram.
             _ if sock::is_icmp_error(code) && budget.retries > 0 && budget.last_error != Some(code) => {
                 budget.last_error = Some(code);
             }
@@ -319,8 +317,8 @@ impl<'a> Outbox<'a> {
         true
     }
 
-    /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is
-    /// lost.
+    /// Handles message `at`, which was refused for good. A GSO message is retried datagram by
+    /// datagram; anything else is lost.
     fn split_or_drop(&mut self, at: usize, code: i32, budget: &mut RetryBudget, done: &mut Flushed) {
         let (datagrams, _) = self.queue.message_counts(at);
         let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
@@ -349,9 +347,9 @@ impl<'a> Outbox<'a> {
                 budget.last_error = None;
             }
         }
-        // What passes one by one but not as a train exceeds the path's MTU with the headers of a
-        // train, or the device cannot checksum segments (EIO, udp_send_skb in net/ipv4/udp.c): no
-        // such train again.
+        // If single datagrams pass and the GSO message does not, it exceeds the path's MTU with
+        // the headers, or the device cannot checksum segments (EIO, udp_send_skb in
+        // net/ipv4/udp.c). So no GSO message of this segment size is sent again.
         if done.lost == lost_before {
             let limit = if code == errno::EIO { 0 } else { self.queue.segment_size(at).saturating_sub(1) };
             self.queue.limit_gso(limit);
@@ -381,7 +379,7 @@ fn loss_counter(code: i32) -> Count {
 impl Drop for Outbox<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The application failed in the middle of a batch: its replies are not to be trusted.
+            // The closure panicked in the middle of a batch, so its replies are not sent.
             self.cells.add(Count::Abandoned, self.datagrams + self.xdp_pending.0);
             if let Some(xdp) = &mut self.xdp {
                 xdp.abandon();

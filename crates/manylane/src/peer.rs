@@ -1,4 +1,4 @@
-//! Other processes, which are asked through a local socket: whether it is they, and where they are.
+//! Verifies the process behind a local socket, and enters its network namespace.
 
 use std::os::unix::fs::MetadataExt;
 use std::{fs, panic, thread};
@@ -9,8 +9,8 @@ use manylane_sys::unix_socket::PeerCred;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Whether who is behind a control socket, or a socket that can be captured, is the process of its
-/// name, and somebody whom `own` user may believe.
+/// Checks that the peer of a control or capture socket is the process in the socket's name, and
+/// runs as a user that user `own` trusts.
 pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Result<(), String> {
     let behind = peer.pid;
     if behind == 0 {
@@ -32,15 +32,14 @@ pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Re
     Ok(())
 }
 
-/// The number by which a process calls itself, in the innermost PID namespace that it is in
-/// (`NSpid`, Linux 4.1).
+/// The id of a process in its innermost PID namespace (`NSpid`, Linux 4.1).
 pub(crate) fn inner_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// Does something in the network namespace that process `pid` is in.
+/// Runs `work` in the network namespace of process `pid`.
 pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     if !process::exists(pid) {
         return Err(Error::new(ErrorKind::State, format!("there is no process {pid}")));
@@ -50,7 +49,7 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
         .map_err(|err| Error::system(format!("looking at the network namespace of process {pid}"), err))?;
     match fs::metadata(&path) {
         Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
-        // Who may not even look at it may still be in the same one.
+        // The namespace may be the same even if this process may not inspect it.
         _ => return work(),
     }
     let refused = |err| {
@@ -59,8 +58,8 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
         );
         Error::with(ErrorKind::Permission, message, err)
     };
-    // On a thread of its own: the caller shall stay where it is. Connections stay where they were
-    // made.
+    // On a thread of its own, because the caller must stay in its namespace. Connections stay in
+    // the namespace in which they were made.
     thread::scope(|scope| {
         let working = scope.spawn(|| {
             NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;

@@ -1,4 +1,4 @@
-//! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is
+//! The owner of a port, for the error that the port is in use. Read from `/proc`, as far as it is
 //! readable.
 
 use std::net::{IpAddr, SocketAddr};
@@ -8,44 +8,44 @@ use std::{fs, io, thread};
 
 use manylane_sys::udp_table::Entry;
 
-/// The tables of bound UDP sockets, of the network namespace of the calling thread.
+/// The tables of bound UDP sockets in the network namespace of the calling thread.
 const UDP_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
-/// How long a socket is waited for that the kernel is about to close. It was seen to take up to 100
-/// ms, and beside threads that keep all processors busy up to 3 s.
+/// Maximum wait for the kernel to close a socket. Takes up to 100 ms, and seconds if other threads
+/// keep all processors busy.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long what somebody had who has ended may stay taken: a port, a queue, a device's place for a
-/// program.
+/// Maximum time for the kernel to release what a dead process held: its port, queue or XDP
+/// attachment.
 pub(crate) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a table is read for who is in the way: the kernel leaves entries out of one that
-/// changes meanwhile.
+/// Maximum number of reads of a table: the kernel omits entries of a table that changes meanwhile.
 const SCAN_ATTEMPTS_MAX: u32 = 5;
 
-/// Who has a socket open.
+/// The owner of a socket.
 #[derive(Debug, PartialEq)]
 enum Owner {
-    /// By its id and its command.
+    /// A process: its id and its command.
     Process(u32, String),
-    /// No process, as far as this one's `/proc` goes: one that has ended had it, or it belongs to
-    /// another container.
+    /// No process that is visible in `/proc`: the owner has ended, or belongs to another
+    /// container.
     NoProcess,
-    /// A process whose files this one may not see, or nobody.
+    /// Unknown: `/proc` is unreadable, or the files of some processes are not visible to this one.
     Unknown,
 }
 
-/// What keeps an address from being bound.
+/// The socket that keeps an address from being bound.
 #[derive(Debug, Default)]
 pub(crate) struct PortOwner {
-    /// Process, command and user, as far as they can be seen.
+    /// Process, command and user, as far as they are visible.
     pub(crate) description: Option<String>,
-    /// It ends by itself, as far as can be seen: sockets of a process that was killed, which the
-    /// kernel closes one by one. AF_XDP sockets take it some 10 ms, and the port comes after them.
+    /// True if no visible process owns the sockets: they probably belonged to a process that was
+    /// killed, and the kernel closes them one by one. AF_XDP sockets take some 10 ms, and the port
+    /// is released after them.
     pub(crate) is_exiting: bool,
 }
 
-/// Who holds a UDP port that conflicts with `addr`.
+/// The owner of a UDP port that conflicts with `addr`.
 pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     if !Path::new(UDP_TABLES[0]).exists() {
         return PortOwner::default();
@@ -53,25 +53,24 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     let list = |_| entries().filter(|entry| conflicts(&entry.local, addr, only_v6)).collect::<Vec<_>>();
     let entries = (0..SCAN_ATTEMPTS_MAX).map(list).find(|found| !found.is_empty()).unwrap_or_default();
     let owners: Vec<Owner> = entries.iter().map(|entry| socket_owner(entry.inode)).collect();
-    // The very same address explains most.
+    // Prefer the entry with exactly this address.
     let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);
     let who = entries.get(at).map(|entry| describe(entry, &owners[at]));
     PortOwner { description: who, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
 }
 
-/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be
-/// seen.
+/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one is
+/// visible.
 pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     let table = fs::read_to_string(UDP_TABLES[usize::from(addr.is_ipv6())]).ok()?;
-    // The kernel prints a table that changes meanwhile: an entry may be missing, or be there twice.
+    // The table may change while the kernel prints it: an entry may be missing or appear twice.
     let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
     let found =
         table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
     Some(describe(&found, &socket_owner(found.inode)))
 }
 
-/// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if
-/// that takes too long.
+/// Waits until none of these sockets (inodes) is listed as bound; false after [`UNBIND_TIMEOUT`].
 pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
     let start = Instant::now();
     while entries().any(|entry| sockets.contains(&entry.inode)) {
@@ -88,7 +87,7 @@ fn entries() -> impl Iterator<Item = Entry> {
     tables.flat_map(|table| table.lines().filter_map(Entry::parse).collect::<Vec<_>>())
 }
 
-/// Who has a socket: process, command and user, as far as they can be seen.
+/// Describes the owner of a socket: process, command and user, as far as they are visible.
 fn describe(entry: &Entry, owner: &Owner) -> String {
     match owner {
         Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
@@ -99,21 +98,21 @@ fn describe(entry: &Entry, owner: &Owner) -> String {
     }
 }
 
-/// Whether the kernel would refuse `wanted` because of a socket that is bound to `held`.
+/// True if the kernel would refuse `wanted` because of a socket that is bound to `held`.
 fn conflicts(held: &SocketAddr, wanted: &SocketAddr, only_v6: bool) -> bool {
     let clash = match (held.ip(), wanted.ip()) {
         (IpAddr::V4(_), IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
             Some(ip) => IpAddr::V4(ip) == held.ip() || held.ip().is_unspecified(),
             None => ip.is_unspecified() && !only_v6,
         },
-        // Whether the other's wildcard takes IPv4 as well is not in the table; it does by default.
+        // The table does not tell whether an IPv6 wildcard accepts IPv4; by default it does.
         (IpAddr::V6(ip), IpAddr::V4(_)) => ip.is_unspecified(),
         (one, two) => one == two || one.is_unspecified() || two.is_unspecified(),
     };
     held.port() == wanted.port() && clash
 }
 
-/// A process that has one of these sockets (inodes) open, if one can be seen.
+/// A process that has one of these sockets (inodes) open, if one is visible.
 pub(crate) fn find_process(sockets: &[u64]) -> Option<String> {
     sockets.iter().find_map(|inode| match socket_owner(*inode) {
         Owner::Process(pid, command) => Some(format!("process {pid} ({command})")),
@@ -121,7 +120,7 @@ pub(crate) fn find_process(sockets: &[u64]) -> Option<String> {
     })
 }
 
-/// Who has the socket with this inode open.
+/// The process that has the socket with this inode open.
 fn socket_owner(inode: u64) -> Owner {
     let wanted = format!("socket:[{inode}]");
     let Ok(processes) = fs::read_dir("/proc") else { return Owner::Unknown };
@@ -133,7 +132,7 @@ fn socket_owner(inode: u64) -> Owner {
         let files = match fs::read_dir(process.path().join("fd")) {
             Ok(files) => files,
             Err(err) => {
-                // One that has ended meanwhile has nothing.
+                // A process that has ended meanwhile owns no sockets.
                 if err.kind() == io::ErrorKind::PermissionDenied {
                     others = Owner::Unknown;
                 }

@@ -1,7 +1,6 @@
-//! What this machine and this process can do, found out by trying.
+//! Capabilities of this machine and this process, found by trying.
 //!
-//! The same answers serve the builder's fallbacks, `manylane doctor`, and the tests' decision to
-//! skip.
+//! The builder's fallbacks, `manylane doctor` and the tests' skips use the same results.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -16,7 +15,7 @@ use crate::io::uring;
 use crate::steer;
 use crate::wait::BUSY_POLL_DEFAULT;
 
-/// What can be used, each with the reason if it cannot.
+/// The features that can be used; for each of the others the reason why not.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Probe {
@@ -24,29 +23,28 @@ pub struct Probe {
     pub ebpf: Result<()>,
     /// Steering by classic BPF.
     pub classic_bpf: Result<()>,
-    /// Receiving trains of datagrams (UDP GRO).
+    /// UDP GRO: several datagrams are received as one message.
     pub gro: Result<()>,
-    /// Sending trains of datagrams (UDP GSO).
+    /// UDP GSO: several datagrams are sent as one message.
     pub gso: Result<()>,
-    /// A receive by io_uring that is armed once: what [`Engine::Uring`](crate::Engine::Uring)
-    /// needs.
+    /// Multishot receives by io_uring, which [`Engine::Uring`](crate::Engine::Uring) needs.
     pub uring: Result<()>,
-    /// Calls on a kernel socket that look at its device before they sleep: what
+    /// Busy polling in calls on a kernel socket, which
     /// [`WaitPolicy::BusyPoll`](crate::WaitPolicy::BusyPoll) needs with engine `mmsg`.
     pub busy_poll: Result<()>,
-    /// The same for waits on an epoll, which engine `xdp` needs beside it.
+    /// Busy polling in waits on an epoll, which engine `xdp` needs in addition.
     pub epoll_busy_poll: Result<()>,
-    /// The same for waits on a ring: engine `uring`.
+    /// Busy polling in waits on a ring, for engine `uring`.
     pub uring_napi: Result<()>,
     /// IPv6 sockets.
     pub ipv6: Result<()>,
-    /// Waiting for steering to settle by an RCU grace period (else by a pause).
+    /// RCU grace periods to wait for steering to settle (else a fixed delay is used).
     pub grace_period: Result<()>,
-    /// The drops of a single socket (`SO_MEMINFO`).
+    /// Drop counts of a single socket (`SO_MEMINFO`).
     pub socket_drops: Result<()>,
 }
 
-/// Tries everything once; takes some milliseconds.
+/// Tries every feature once. Takes some milliseconds.
 #[must_use]
 pub fn probe() -> Probe {
     let v4 = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -59,7 +57,7 @@ pub fn probe() -> Probe {
         });
         tried.map_err(|err| Error::system(what, err))
     };
-    // Always the first socket.
+    // Always selects the first socket.
     let first = [cbpf::insn(cbpf::RET_K, 0)];
     let unsupported = || std::io::Error::from(std::io::ErrorKind::Unsupported);
     Probe {
@@ -77,7 +75,7 @@ pub fn probe() -> Probe {
     }
 }
 
-/// Tries to have a socket poll its device.
+/// Tries to enable busy polling on a socket.
 pub(crate) fn try_socket_busy_poll() -> Result<()> {
     busy_poll::probe().map_err(|err| {
         let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
@@ -85,13 +83,13 @@ pub(crate) fn try_socket_busy_poll() -> Result<()> {
     })
 }
 
-/// Tries to have an epoll poll devices.
+/// Tries to enable busy polling on an epoll.
 pub(crate) fn try_epoll_busy_poll() -> Result<()> {
     let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET));
     tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
 }
 
-/// Tries to have a ring poll devices.
+/// Tries to enable busy polling on a ring.
 pub(crate) fn try_uring_napi() -> Result<()> {
     uring::run_in_thread(|| {
         let tried = UringRecv::probe_busy_poll();

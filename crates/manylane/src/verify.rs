@@ -1,15 +1,15 @@
-//! Loading eBPF programs beside signals.
+//! Loads eBPF programs, and retries after signals.
 
 use std::error::Error as StdError;
 
 use crate::error::{EAGAIN, errno_of};
 
-/// As many as libbpf makes.
+/// As many as in libbpf.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
 
-/// Loads a program, again if a signal came: the kernel does not go on verifying for a thread that
-/// has one to handle (`EAGAIN`), and a ring of io_uring that is being closed interrupts the thread
-/// that made it in the same way.
+/// Loads a program, and retries if a signal interrupted it. The kernel stops verifying for a
+/// thread with a pending signal (`EAGAIN`). An io_uring ring that is being closed interrupts the
+/// thread that made it in the same way.
 pub(crate) fn load_with_retry<E: StdError + 'static>(
     mut load: impl FnMut() -> Result<(), E>,
 ) -> Result<(), E> {
@@ -28,7 +28,8 @@ mod tests {
 
     use super::*;
 
-    /// How often it is loaded, and how that ends, if it fails so often.
+    /// Loads a program that fails `failures` times with `errno`; the number of attempts, and the
+    /// result.
     fn attempts(errno: i32, failures: u32) -> (u32, bool) {
         let mut tries = 0;
         let done = load_with_retry(|| {

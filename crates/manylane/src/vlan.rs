@@ -1,11 +1,11 @@
-//! The tags of a frame that belongs to a virtual LAN.
+//! VLAN tags of a frame.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// One VLAN tag, or two: IEEE 802.1Q and 802.1ad.
+/// One VLAN tag (IEEE 802.1Q), or two (802.1ad).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vlan {
     outer: u16,
@@ -13,7 +13,7 @@ pub struct Vlan {
 }
 
 impl Vlan {
-    /// The VLAN with this number, 1 to 4094.
+    /// The VLAN with this id, 1 to 4094.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other number.
@@ -29,7 +29,7 @@ impl Vlan {
         Ok(Self { outer: check_id(outer)?, inner: Some(check_id(inner)?) })
     }
 
-    /// How the XDP program knows it.
+    /// The key of the VLAN in the XDP program.
     pub(crate) fn key(self) -> u32 {
         match self.inner {
             Some(inner) => u32::from(self.outer) << 16 | u32::from(inner),

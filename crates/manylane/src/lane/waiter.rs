@@ -1,4 +1,4 @@
-//! How a lane waits for its next batch, and when it pauses after one.
+//! Waits for a lane's next batch, and delays after one.
 
 use std::hint;
 use std::time::{Duration, Instant};
@@ -14,15 +14,15 @@ use crate::lane_shared::LaneShared;
 use crate::wait::WaitPolicy;
 use crate::wait::governor::{Arrival, Plan, WaitGovernor};
 
-/// A lane that spins reads the clock once in so many polls.
+/// Polls per read of the clock while a lane spins.
 const POLLS_PER_CLOCK_READ: u32 = 8;
 
-/// The policies of one lane.
+/// Waits for batches by the policy of one lane.
 pub(super) struct Waiter {
     governor: WaitGovernor,
-    /// What times of the governor count from.
+    /// Zero of the governor's times.
     opened: Instant,
-    /// The thread that waits has the timer slack that short sleeps need, and runs when it wakes up.
+    /// The waiting thread has 1 µs timer slack and the shortest time slice.
     is_low_latency: bool,
 }
 
@@ -31,8 +31,7 @@ impl Waiter {
         Self { governor: WaitGovernor::new(policy), opened: Instant::now(), is_low_latency: false }
     }
 
-    /// Takes a batch as soon as there is something, by the policy of the lane; none after
-    /// `timeout`.
+    /// Waits for a batch by the policy of the lane; returns an empty one after `timeout`.
     pub(super) fn recv(&mut self, io: &mut Io, lane: &LaneShared, timeout: Duration) -> Result<RecvSummary> {
         if timeout.is_zero() {
             return io.recv();
@@ -51,7 +50,7 @@ impl Waiter {
         if taken.messages > 0 {
             return Ok(taken);
         }
-        // Only now that there is nothing the clock is read.
+        // The clock is read only if there was nothing to receive.
         let start = Instant::now();
         let plan = self.governor.plan(start - self.opened);
         let (taken, met) = self.wait_with_plan(io, lane, plan, start, timeout)?;
@@ -63,8 +62,8 @@ impl Waiter {
         Ok(taken)
     }
 
-    /// Rests are short, and who sleeps leaves its processor to others: neither is to make the lane
-    /// late.
+    /// Sets 1 µs timer slack and the shortest time slice, so that short sleeps end on time and the
+    /// thread preempts on wake-up.
     #[cold]
     fn set_low_latency(&mut self) {
         self.is_low_latency = true;
@@ -74,7 +73,7 @@ impl Waiter {
         }
     }
 
-    /// Rests, looks, and sleeps, as `plan` says, in a wait that began at `start`.
+    /// Executes `plan` in a wait that began at `start`: a precise sleep, polls, and a sleep.
     fn wait_with_plan(
         &mut self,
         io: &mut Io,
@@ -95,7 +94,7 @@ impl Waiter {
         if until > rest {
             let (taken, polls) = spin(io, lane, start, until)?;
             if taken.messages > 0 || until == timeout || lane.is_draining() {
-                // What is there after a rest came before its end.
+                // Found by the first poll after a sleep: it arrived before the sleep ended.
                 let met = if polls == 0 && !rest.is_zero() { Arrival::Woken } else { Arrival::Polled };
                 return Ok((taken, met));
             }
@@ -104,8 +103,8 @@ impl Waiter {
     }
 }
 
-/// Looks until there is something, without sleep, for so long after `start`, or until the lane
-/// leaves; and how often that was in vain.
+/// Polls without sleep until a batch arrives, the time `until` after `start` has passed, or the
+/// lane is removed. Returns the batch and the number of empty polls.
 fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Result<(RecvSummary, u32)> {
     let mut polls = 0_u32;
     let taken = loop {
@@ -125,7 +124,7 @@ fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Resu
     Ok((taken, polls))
 }
 
-/// When a lane that serves pauses: after which batches, and for how long.
+/// Delays of a lane in `serve`: after which batches, and for how long.
 pub(crate) struct Pauses(RxCoalesce);
 
 impl Pauses {
@@ -133,14 +132,14 @@ impl Pauses {
         Self(RxCoalesce::new(longest, batch, io.recv_capacity()))
     }
 
-    /// Whether the next receive shall not sleep, since a pause may be due.
+    /// True if the next receive must not sleep, because a delay may be due.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
         self.0.is_pending()
     }
 
-    /// Pauses if that pays after a batch of so many messages. While another queue of the lane has
-    /// something, it comes first.
+    /// Delays after a batch of `messages` messages, if that pays. Another queue of the lane that
+    /// has frames from before the last delay is served first.
     #[inline]
     pub(super) fn after(&mut self, messages: usize, is_within_round: bool) {
         if is_within_round {
