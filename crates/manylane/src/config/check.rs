@@ -1,4 +1,4 @@
-//! What does not go together is refused by name.
+//! Checks options, also for combinations that are not supported.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Engine, check_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::steer::{Steering, SteeringBackend};
 
-/// Longest pause between batches: every wait of a lane has a bound.
+/// Maximum of `rx_coalesce`: every wait of a lane has a bound.
 const RX_COALESCE_MAX: Duration = Duration::from_millis(20);
 
 impl Builder {
@@ -16,7 +16,7 @@ impl Builder {
         !self.limits.is_empty() || !self.rules.is_empty()
     }
 
-    /// What the engine `xdp` cannot do.
+    /// Checks the options of engine `xdp`.
     fn check_xdp(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
         if !matches!(self.config.steering, Steering::Flow | Steering::Cpu) {

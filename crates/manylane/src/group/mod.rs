@@ -43,11 +43,11 @@ use crate::port_owner;
 use crate::steer::{EffectiveSteering, Slot, Steer};
 use crate::wait::WaitPolicy;
 
-/// What the lanes of a socket have in common.
+/// State that the lanes of a socket share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) addr: SocketAddr,
-    /// CPUs to give to lanes, in turn; empty without pinning.
+    /// CPUs for lanes, assigned round-robin; empty without pinning.
     cpus: Vec<usize>,
     /// The XDP side, with engine `xdp`.
     pub(crate) xdp: Option<Arc<XdpControl>>,
@@ -57,30 +57,29 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
 }
 
-/// What a new lane is made of.
+/// The parts of a new lane.
 pub(crate) struct LaneParts {
     pub(crate) lane_shared: Arc<LaneShared>,
     pub(crate) io: Io,
     pub(crate) caps: Capabilities,
 }
 
-/// What only control looks at.
+/// State of the control path.
 struct Control {
     steer: Steer,
     lanes: Vec<Arc<LaneShared>>,
-    /// Sockets of the group that serve no lane.
+    /// Sockets of the group without a lane.
     parked: Vec<(Slot, Arc<OwnedFd>)>,
-    /// Inodes of sockets that rings of other threads than the one that dropped their lane have
-    /// used.
+    /// Inodes of sockets that rings used on other threads than the one that dropped the lane.
     orphaned: Vec<u64>,
     closed: LaneCounters,
     next_id: u64,
-    /// Whether the first socket lets others join it.
+    /// True if the first socket allows others on the port.
     is_reuse_port: bool,
 }
 
 impl Control {
-    /// A slot for a lane whose socket is new.
+    /// A slot for a lane with a new socket.
     fn free_slot(&self) -> Result<Slot> {
         let parked = self.parked.len();
         if self.lanes.len() + parked >= abi::MAX_LANES {
@@ -99,7 +98,7 @@ impl Control {
 }
 
 impl Shared {
-    /// A socket that has no lane yet.
+    /// A socket without lanes.
     pub(crate) fn new(
         config: Config,
         addr: SocketAddr,
@@ -133,17 +132,16 @@ impl Shared {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        // Nothing that holds the lock leaves it in a state that a later holder could not use.
+        // Every critical section leaves valid state, so a poisoned lock can be used.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long a lane that serves pauses when that pays: see
-    /// [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
+    /// Delay of a lane in `serve`: see [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
     pub(crate) fn rx_coalesce(&self) -> Duration {
         let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
         self.config.rx_coalesce.unwrap_or_else(|| {
             let pause = rx_coalesce::default_delay(self.config.lanes, cores);
-            // Who wants answers early wants no pause.
+            // A policy that polls asks for low latency, so no delay is added for it.
             let of_frames = self.config.engine == Engine::Xdp && self.config.wait == WaitPolicy::Sleep;
             if of_frames { pause.max(rx_coalesce::xdp_delay()) } else { pause }
         })
@@ -158,11 +156,11 @@ impl Shared {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Opens one more lane and steers to it. Also what could not be steered to is a lane, which
-    /// closes as any other.
+    /// Opens one more lane and steers to it. A lane that could not be steered to is returned too,
+    /// with the error, and closes as any other.
     pub(crate) fn open_lane(&self) -> Result<(LaneParts, Result<()>)> {
         let mut control = self.control();
-        // Under the lock: a lane that is opened is one that a stop tells to end.
+        // Checked under the lock: a stop then tells every lane that was opened to end.
         if self.is_stopping() {
             return Err(Error::new(ErrorKind::State, "the socket is being stopped"));
         }
@@ -191,14 +189,13 @@ impl Shared {
         self.add(&mut control, slot, fd, can)
     }
 
-    /// Makes the first lane, of a socket that is bound alone or into a group of others.
+    /// Adds the first lane, with a socket that is bound exclusively or into a group of others.
     pub(crate) fn add_first(&self, fd: OwnedFd, can: Capabilities) -> Result<(LaneParts, Result<()>)> {
         self.add(&mut self.control(), 0, Arc::new(fd), can)
     }
 
-    /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering
-    /// of its sockets: the kernel lets other processes of the same user in once there are two
-    /// lanes.
+    /// Checks that all sockets of the group are ours, for steering by the kernel's socket index:
+    /// with two lanes or more, the kernel also admits other processes of the same user.
     fn check_group(&self, control: &Control) -> Result<()> {
         let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
@@ -256,7 +253,7 @@ impl Shared {
     }
 }
 
-/// What a socket that was opened before with the same options can do.
+/// Capabilities of a socket that was opened with the same options before.
 pub(crate) fn capabilities(config: &Config) -> Capabilities {
     Capabilities {
         batch: config.batch,

@@ -1,5 +1,5 @@
-//! Lanes that leave, and the end of the socket: out of steering, a grace period, drained, closed or
-//! parked.
+//! Removal of lanes, and the end of the socket: out of steering, a grace period, drained, closed
+//! or parked.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -13,24 +13,24 @@ use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane_shared::{DRAINING, LaneShared, RETIRING, SHUT_DOWN};
 
-/// How long the removal of a lane waits for its thread to finish the batch that it works on.
+/// Time limit of a removal: how long it waits for the lane's thread to finish its current batch.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Shared {
-    /// Whether lanes can be taken out of steering.
+    /// True if lanes can be taken out of steering.
     pub(crate) fn can_retire(&self) -> bool {
         self.control().steer.needs_parking()
     }
 
-    /// Takes a lane out of steering; when this returns nothing more arrives in its queue.
+    /// Takes a lane out of steering. When this returns, no more datagrams arrive in its queue.
     pub(crate) fn retire(&self, lane: &LaneShared) -> Result<()> {
         {
             let mut control = self.control();
             if !lane.is_open() {
                 let under_way = lane.state.load(Ordering::Relaxed) == RETIRING;
                 drop(control);
-                // Somebody else has taken it out, and waits as this does: what was steered before
-                // is queued then.
+                // Another thread has taken it out. Wait for a grace period too: datagrams steered
+                // before are then queued.
                 if under_way {
                     barrier::synchronize();
                 }
@@ -49,15 +49,15 @@ impl Shared {
             lane.state.store(RETIRING, Ordering::Relaxed);
         }
         barrier::synchronize();
-        // Only now: a thread that sees it drains the queue and ends, which must not be before the
-        // last datagram has arrived. It may have noticed a stop meanwhile, and have stopped
-        // receiving.
+        // Set only after the grace period: a thread that sees the state drains the queue and ends,
+        // which must not happen before the last datagram has arrived. It may have noticed a stop
+        // meanwhile and shut down receiving; `fetch_max` keeps that state.
         _ = lane.state.fetch_max(DRAINING, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A lane is about to close: makes sure that nothing more arrives in its queue. Returns whether
-    /// its socket can serve another lane.
+    /// Called when a lane is about to close. Ensures that no more datagrams arrive in its queue.
+    /// Returns true if its socket can serve another lane.
     pub(crate) fn detach(&self, lane: &LaneShared) -> bool {
         let retired = !self.is_stopping() && self.retire(lane).is_ok();
         if !retired {
@@ -66,7 +66,7 @@ impl Shared {
         retired && lane.state.load(Ordering::Relaxed) != SHUT_DOWN
     }
 
-    /// Lets nothing more into the queue of a lane of a socket that ends.
+    /// Refuses new datagrams at the queue of a lane whose socket ends.
     pub(crate) fn shut_down(&self, lane: &LaneShared) {
         if lane.state.swap(SHUT_DOWN, Ordering::Relaxed) == SHUT_DOWN {
             return;
@@ -74,16 +74,16 @@ impl Shared {
         if let Some(plane) = self.xdp.as_ref() {
             plane.disable_lane(lane.id);
         }
-        // Without the filter, what arrives between here and the close is lost uncounted: nothing
-        // worse.
+        // If the filter fails, datagrams that arrive from here to the close are lost uncounted.
         if sock::drop_all_incoming(lane.fd.as_fd()).is_ok() {
             barrier::synchronize();
         }
     }
 
-    /// A lane has been drained: keeps its counters, and its socket where the group must not be
-    /// renumbered. With the last one, the sockets (inodes) that rings of other threads may have
-    /// although they are closed; `has_left` is whether such a ring has used this one's.
+    /// Called when a lane has been drained. Keeps its counters, and its socket if the group must
+    /// not be renumbered. `has_left` is true if a ring that was dropped on another thread has used
+    /// this socket. For the last lane, returns the inodes of closed sockets that such rings may
+    /// still hold.
     pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, has_left: bool) -> Vec<u64> {
         let mut control = self.control();
         if has_left && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
@@ -95,7 +95,7 @@ impl Shared {
         control.lanes.retain(|other| other.id != lane.id);
         let is_last = control.lanes.is_empty();
         if is_last {
-            // The socket is gone: what was parked must not keep the port.
+            // Last lane: the parked sockets must not keep the port.
             control.parked.clear();
             control.steer.close();
             left = std::mem::take(&mut control.orphaned);
@@ -110,7 +110,7 @@ impl Shared {
         left
     }
 
-    /// Tells every lane to end: they handle what is queued, and `serve` returns.
+    /// Tells every lane to end: lanes handle what is queued, and `serve` returns.
     pub(crate) fn stop(&self) {
         let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
@@ -118,13 +118,13 @@ impl Shared {
             plane.stop_updates();
         }
         for lane in &control.lanes {
-            // One that has stopped receiving has noticed already.
+            // A lane that has shut down receiving has noticed already.
             _ = lane.state.fetch_max(DRAINING, Ordering::Release);
             sock::wake(lane.fd.as_fd());
         }
     }
 
-    /// The queues of a lane are drained, and it closes.
+    /// Drains the queues of a lane and closes them.
     pub(crate) fn remove_queues(&self, lane: LaneId) {
         if let Some(plane) = self.xdp.as_ref() {
             plane.remove_lane(lane);
@@ -138,13 +138,13 @@ impl Shared {
         self.retire(&lane)?;
         let fd = Arc::downgrade(&lane.fd);
         drop(lane);
-        // The lane's thread notices within the time that an idle lane sleeps. Waking it (as a stop
-        // does) would keep the socket awake for good, and the next lane may be given it.
+        // The lane's thread notices within the sleep time of an idle lane. Waking it as a stop
+        // does would wake the socket for good, and the next lane may use it.
         let mut control = self.control();
         let parks = control.steer.needs_parking();
         let deadline = Instant::now() + DRAIN_TIMEOUT;
-        // A socket that is not parked is closed when the last that looks at the lane lets go of it,
-        // a moment after the lane has left the list.
+        // A socket that is not parked closes when the last reference to the lane is dropped, a
+        // moment after the lane has left the list.
         while control.lanes.iter().any(|lane| lane.id == id) || (!parks && fd.strong_count() > 0) {
             if Instant::now() > deadline {
                 let message = format!("lane {id} is out of steering, but its closure has not returned yet");

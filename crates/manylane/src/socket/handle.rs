@@ -25,25 +25,26 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Ends [`Socket::serve`]: lanes handle what is queued, then it returns. May be called more
-    /// than once.
+    /// Ends [`Socket::serve`], which returns after the lanes have handled what is queued. May be
+    /// called more than once.
     pub fn stop(&self) {
         self.shared.stop();
     }
 
-    /// The counters now. Lanes are not disturbed: their cells are read without a lock; only the
-    /// list of lanes is guarded by one, which no lane takes while it receives or sends.
+    /// A snapshot of the counters. Does not disturb the lanes: their cells are read without a
+    /// lock. A lock guards only the list of lanes, and no lane takes it while it receives or
+    /// sends.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
     }
 
-    /// Where it is bound, and its engine.
+    /// The bound address and the engine.
     pub(crate) fn identity(&self) -> (SocketAddr, Engine) {
         (self.shared.addr, self.shared.config.engine)
     }
 
-    /// How its lanes wait.
+    /// The wait policy of the lanes.
     pub(crate) fn wait_policy(&self) -> WaitPolicy {
         self.shared.config.wait
     }
@@ -52,14 +53,14 @@ impl Handle {
         self.shared.lanes()
     }
 
-    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They
-    /// change as lanes and devices come and go.
+    /// The queues of devices that currently feed lanes. Empty with any engine but `xdp`. They
+    /// change when lanes and devices are added or removed.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
         self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
     }
 
-    /// By what limits and prefixes can be changed while the socket is open, with engine `xdp`.
+    /// A handle that changes limits and prefixes while the socket is open. Engine `xdp` only.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with any other engine.
@@ -69,9 +70,9 @@ impl Handle {
         self.shared.xdp.as_ref().map(|plane| plane.filter.clone()).ok_or_else(none)
     }
 
-    /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`,
-    /// or why a frame was left to the kernel or dropped), how many. Other sockets of this process
-    /// on the same devices count too. Empty with any other engine than `xdp`.
+    /// Frame counts of the XDP programs on the socket's devices: device, outcome (`redirected`, or
+    /// why a frame was left to the kernel or dropped), count. Includes frames of other sockets of
+    /// this process on the same devices. Empty with any engine but `xdp`.
     #[must_use]
     pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
         self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.counts())
@@ -89,12 +90,11 @@ impl Handle {
         self.shared.lanes().iter().filter(|lane| lane.is_open()).map(|lane| lane.id).collect()
     }
 
-    /// Adds a lane to a socket that serves; it gets a thread of its own. The calling thread has to
-    /// be in the network namespace that the socket was opened in.
+    /// Adds a lane with its own thread to a socket in [`Socket::serve`]. Must be called in the
+    /// network namespace in which the socket was opened.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a
-    /// lane.
+    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; any error of opening a lane.
     pub fn add_lane(&self) -> Result<LaneId> {
         let idle = || {
             Error::new(
@@ -109,24 +109,24 @@ impl Handle {
         Ok(id)
     }
 
-    /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that
-    /// the socket was opened in.
+    /// Opens a lane that the program drives itself. Must be called in the network namespace in
+    /// which the socket was opened.
     ///
     /// # Errors
-    /// Whatever is in the way of opening a lane.
+    /// Any error of opening a lane.
     pub fn open_lane(&self) -> Result<Lane> {
         open_lane(&self.shared)
     }
 
-    /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed.
-    /// Returns when it is gone.
+    /// Removes a lane without losing a datagram: takes it out of steering, lets its thread drain
+    /// it, and closes it. Returns when it is closed.
     ///
-    /// With steering by the kernel's own choice lanes cannot be taken out of steering, and what
-    /// arrives while this one closes is lost.
+    /// With steering by the kernel's own choice lanes cannot be taken out of steering: datagrams
+    /// that arrive while this one closes are lost.
     ///
     /// # Errors
-    /// [`ErrorKind::LastLane`] for the only one; [`ErrorKind::State`] if there is no such lane, or
-    /// if its closure does not return within 30 s.
+    /// [`ErrorKind::LastLane`] for the only lane. [`ErrorKind::State`] if there is no such lane,
+    /// or if its closure does not return within 30 s.
     pub fn remove_lane(&self, id: LaneId) -> Result<()> {
         self.shared.remove_lane(id)
     }

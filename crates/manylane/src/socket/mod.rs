@@ -1,11 +1,11 @@
-//! The socket: what can be asked of it, from the thread that opened it and from others.
+//! The socket: queries and control, from the thread that opened it and from others.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`open`] | how it is opened: the engine is chosen, lanes come, queues of devices at last |
+//! | [`open`] | opening: selects the engine, opens the lanes, and attaches the queues of devices last |
 //! | [`handle`] | control from any thread |
 //!
-//! What its lanes have in common is in `group`.
+//! `group` has the state that its lanes share.
 
 mod handle;
 mod open;
@@ -24,7 +24,7 @@ use crate::wait::EffectiveWait;
 
 pub use handle::Handle;
 
-/// What the loop of `serve` is told.
+/// An event for the loop of `serve`.
 pub(crate) enum Event {
     /// A lane was added: give it a thread.
     Run(Box<Lane>),
@@ -32,7 +32,7 @@ pub(crate) enum Event {
     Ended(Result<()>),
 }
 
-/// The loop of `serve`, while it runs.
+/// The sender to the loop of `serve`, while it runs.
 #[derive(Default)]
 pub(crate) struct Server(Mutex<Option<mpsc::Sender<Event>>>);
 
@@ -48,8 +48,8 @@ impl Server {
 
 /// One bound address with many lanes.
 ///
-/// Either [`serve`](Self::serve) runs a thread per lane, or [`into_lanes`](Self::into_lanes) hands
-/// them out.
+/// [`serve`](Self::serve) runs a thread per lane; [`into_lanes`](Self::into_lanes) returns the
+/// lanes instead.
 pub struct Socket {
     pub(crate) shared: Arc<Shared>,
     pub(crate) server: Arc<Server>,
@@ -73,13 +73,13 @@ impl Socket {
         Builder::new(addr)
     }
 
-    /// The queues of devices that feed lanes, with engine `xdp`; none with any other.
+    /// The queues of devices that feed lanes. Empty with any engine but `xdp`.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
         self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
     }
 
-    /// The address that the socket is bound to, with the port that the kernel picked if it was to.
+    /// The address that the socket is bound to, with the port that the kernel picked for port 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.shared.addr
@@ -97,39 +97,39 @@ impl Socket {
         self.shared.config.engine
     }
 
-    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell
-    /// back; or why [`Engine::Uring`] is not.
+    /// Why [`Engine::Auto`] fell back from `xdp` although devices were named, or why
+    /// [`Engine::Uring`] is not in use.
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
     }
 
-    /// How lanes wait, and why it is not what was asked for where it is not.
+    /// The wait policy in force, and why it is not the requested one, if it differs.
     #[must_use]
     pub fn waiting(&self) -> EffectiveWait {
         let Config { wait, wait_fallback: waits_otherwise, .. } = &self.shared.config;
         EffectiveWait { policy: *wait, reason: waits_otherwise.clone() }
     }
 
-    /// The steering in force, and why it is not what was asked for where it is not.
+    /// The steering in force, and why it is not the requested one, if it differs.
     #[must_use]
     pub fn steering(&self) -> EffectiveSteering {
         self.handle().steering()
     }
 
-    /// What the engine can do on this socket.
+    /// Capabilities of the engine on this socket.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         group::capabilities(&self.shared.config)
     }
 
-    /// A handle for other threads: counters, lanes that come and go, stopping.
+    /// A handle for other threads: counters, adding and removing lanes, stopping.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle { shared: Arc::clone(&self.shared), server: Arc::clone(&self.server) }
     }
 
-    /// Hands the lanes out, to be driven by hand.
+    /// Returns the lanes, for a program that drives them itself.
     #[must_use]
     pub fn into_lanes(self) -> Vec<Lane> {
         self.lanes

@@ -1,4 +1,4 @@
-//! How a socket is opened: the engine is chosen, lanes come, queues of devices at last.
+//! Opening a socket: selects the engine, opens the lanes, and attaches the queues of devices last.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -19,11 +19,12 @@ use crate::wait::{EffectiveWait, WaitPolicy};
 use crate::{placement, probe};
 
 impl Builder {
-    /// Checks the options and opens the socket: every lane is bound and ready when this returns.
+    /// Checks the options and opens the socket. When this returns, every lane is bound and ready.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for options that cannot be, and whatever is
-    /// in the way of a lane; the message names the option, the capability, the limit or the sysctl.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for invalid options, and any error of
+    /// opening a lane. The message names the option, the capability, the limit or the sysctl to
+    /// change.
     pub fn open(&self) -> Result<Socket> {
         match self.config.engine {
             Engine::Auto => self.open_auto(),
@@ -49,7 +50,7 @@ impl Builder {
             by_xdp.config.engine = Engine::Xdp;
             match by_xdp.check().and_then(open) {
                 Ok(socket) => return Ok(socket),
-                // No other one can hold anything back.
+                // No other engine has a filter.
                 Err(err) if self.has_filter() => return Err(err),
                 Err(err) => fallback = Some(err.chain()),
             }
@@ -87,9 +88,9 @@ fn open(mut config: Config) -> Result<Socket> {
         socket.lanes.push(lane.map_err(named)?);
     }
     if let Some(xdp) = &socket.shared.xdp {
-        // Here, where no datagram waits: the first time it measures.
+        // The first call measures: do that here, where no datagram waits.
         socket.shared.rx_coalesce();
-        // Last, so that every companion is ready for what XDP does not take.
+        // Last, so that every companion is ready for datagrams that XDP does not take.
         xdp.start()?;
     }
     log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
@@ -105,14 +106,14 @@ pub(super) fn open_lane(shared: &Arc<Shared>) -> Result<Lane> {
     Ok(lane)
 }
 
-/// A lane of its parts; one that could not be steered to closes again.
+/// Makes a lane from its parts; a lane that could not be steered to closes again.
 fn make_lane(shared: &Arc<Shared>, (parts, admitted): (LaneParts, Result<()>)) -> Result<Lane> {
     let LaneParts { lane_shared, io, caps } = parts;
     let lane = Lane::new(Arc::clone(shared), lane_shared, io, caps);
     admitted.map(|()| lane)
 }
 
-/// What can be had of `wanted` with this engine, for so many lanes on so many cores.
+/// The policy available for `wanted` with this engine, `lanes` and `cores`.
 fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize) -> EffectiveWait {
     let (policy, why) = match wanted {
         WaitPolicy::Adaptive if lanes > cores => (
@@ -128,7 +129,7 @@ fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize
     EffectiveWait { policy, reason: why }
 }
 
-/// Whether the kernel looks at devices in the calls of lanes of this engine.
+/// Checks whether lanes of this engine can busy poll.
 fn try_busy_poll(engine: Engine) -> Result<()> {
     match engine {
         Engine::Uring => probe::try_uring_napi(),
@@ -153,7 +154,7 @@ mod tests {
         let crowded = settled(WaitPolicy::Adaptive, 3);
         assert_eq!(crowded.policy, WaitPolicy::Sleep);
         assert!(crowded.reason.unwrap().starts_with("3 lanes share 2 cores"));
-        // Whoever insists has it.
+        // An explicit policy stays in force.
         let spin = WaitPolicy::Spin(Duration::from_micros(5));
         assert_eq!(settled(spin, 3).policy, spin);
     }

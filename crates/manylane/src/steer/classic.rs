@@ -1,12 +1,12 @@
 //! Steering by classic BPF: the table compiled into a program that returns the index of a socket.
 //!
 //! The kernel numbers the sockets of a group in the order of binding, and renumbers when one
-//! closes. The socket therefore closes none while it steers this way (it parks them for the next
-//! lane), so that a slot is an index.
+//! closes. So no socket is closed while steering works this way (it is parked for the next lane),
+//! and a slot is an index.
 //!
-//! The program sees the payload of the datagram, and the network header at a negative offset; a
-//! load outside of the packet would end it with index 0, which is why keys are checked against the
-//! length first.
+//! The program sees the payload of the datagram, and the network header at a negative offset. A
+//! load outside of the packet would end it with index 0, so the length is checked before a key is
+//! read.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -42,7 +42,7 @@ impl ClassicSteer {
 
     pub(super) fn attach(&self, fd: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
         match sock::attach_reuseport_cbpf(fd, &compile(self.policy, layout)) {
-            // The group forms with the second socket; before that there is nothing to steer.
+            // The group forms with the second socket. Before that there is nothing to steer.
             Err(err) if layout.lanes() == 1 && err.kind() == io::ErrorKind::InvalidInput => Ok(()),
             done => done,
         }
@@ -61,7 +61,7 @@ fn compile(policy: Steering, layout: &Layout) -> Vec<Insn> {
             let is_long = to.branch(JGE_K, offset + len);
             key_hash(&mut to, offset, len);
             let done = to.branch(JA, 0);
-            // Too short for the key: by flow.
+            // Too short for the key: use the flow hash.
             to.land_else(&is_long);
             to.flow_hash();
             to.land_always(&done);
@@ -92,15 +92,16 @@ fn runs(layout: &Layout) -> Vec<(u32, Slot)> {
     runs
 }
 
-/// Emits a binary search for the run that A falls into, which returns its slot. There is at least
-/// one run; at most 1024 runs make 3070 instructions.
+/// Emits a binary search for the run that contains A, which returns its slot. There is at least
+/// one run; 1024 runs, the maximum, make 3070 instructions.
 fn select(to: &mut Assembler<'_>, runs: &[(u32, Slot)]) {
     match runs {
         [] => {}
         [(_, slot)] => to.push(RET_K, *slot),
         _ => {
             let (low, high) = runs.split_at(runs.len() / 2);
-            // Conditional jumps reach 255 instructions only: a plain one reaches the far side.
+            // Conditional jumps reach only 255 instructions; an unconditional one reaches the far
+            // half.
             let is_high = to.branch(JGE_K, high[0].0);
             let far = to.branch(JA, 0);
             to.land_else(&is_high);
@@ -116,7 +117,7 @@ fn fold(to: &mut Assembler<'_>, bits: u32) {
     to.extend([(TAX, 0), (RSH_K, bits), (XOR_X, 0)]);
 }
 
-/// Leaves the key's hash in A: see [`super::key_hash`].
+/// Leaves the hash of the key in A: see [`super::key_hash`].
 fn key_hash(to: &mut Assembler<'_>, offset: u32, len: u32) {
     to.extend([(LD_IMM, KEY_SEED ^ len), (ST, 0)]);
     for at in (0..len).step_by(4) {
@@ -147,7 +148,7 @@ fn key_hash(to: &mut Assembler<'_>, offset: u32, len: u32) {
 mod tests {
     use super::*;
 
-    /// What `select` makes of `runs`.
+    /// The program that `select` emits for `runs`.
     fn selection(runs: &[(u32, Slot)]) -> Vec<Insn> {
         let mut code = vec![cbpf::insn(RET_K, 0); INSNS_MAX];
         let mut to = Assembler::new(&mut code);

@@ -1,7 +1,7 @@
-//! Steering by eBPF: `bpf/steer.bpf.c` loaded, its maps filled, attached to the group.
+//! Steering by eBPF: loads `bpf/steer.bpf.c`, fills its maps, and attaches it to the group.
 //!
-//! The group forms when the second lane binds. Until then there is nothing to attach to and no
-//! socket that the array would take, so that the first lane waits in `first_socket`.
+//! The group forms when the second lane binds. Before that, the program cannot be attached and the
+//! array does not accept the socket, so the first lane waits in `first_socket`.
 
 use std::error::Error as StdError;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,10 +18,11 @@ use super::{Slot, Steering};
 use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::verify::load_with_retry;
 
-/// The steering table as a value of an array map: `abi::Table` in words.
+/// The steering table as a value of an array map: `abi::Table` as words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];
 
-/// The loaded program and its maps. They go away with this value and the sockets of the group.
+/// The loaded program and its maps. The kernel frees them with this value and the sockets of the
+/// group.
 pub(super) struct EbpfSteer {
     program: Ebpf,
     lanes: ReusePortSockArray<MapData>,
@@ -29,18 +30,18 @@ pub(super) struct EbpfSteer {
     steered: PerCpuArray<MapData, u64>,
     counts: PerCpuArray<MapData, u64>,
     load: Option<Arc<SharedWords>>,
-    /// Slots that hold a socket.
+    /// Slots with a socket.
     filled_slots: Vec<Slot>,
     /// The first lane, while it is the only one.
     first_socket: Option<(Slot, OwnedFd)>,
     attached: bool,
 }
 
-/// The error of a step of eBPF, of the kind that its number says.
+/// The error of an eBPF step, with the kind for its number.
 fn bpf_error<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
     let code = errno_of(&err);
-    // Without a descriptor for the types of the object aya goes on, and fails later for a reason of
-    // its own.
+    // Out of descriptors, aya continues without one for the object's types, and fails later with
+    // another error.
     if let Err(err) = std::fs::File::open("/dev/null")
         && matches!(err.raw_os_error(), Some(EMFILE | ENFILE))
     {
@@ -56,7 +57,7 @@ fn bpf_error<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
     Error::with(kind, format!("{what}: steering by eBPF needs CAP_BPF and Linux 5.12"), err)
 }
 
-/// Loads the program and throws it away: for [`probe`](fn@crate::probe).
+/// Loads the program and unloads it, for [`probe`](fn@crate::probe).
 pub(crate) fn try_load() -> Result<()> {
     EbpfSteer::load(Steering::Flow).map(|_| ())
 }
@@ -78,7 +79,7 @@ impl EbpfSteer {
             .override_global("ml_key_len", &len, true)
             .load(manylane_bpf::STEER)
             .map_err(|err| bpf_error("the eBPF maps for steering cannot be made", err))?;
-        // Before the maps are taken out of the object: loading writes their descriptors into the
+        // Before the maps are moved out of the object: loading writes their descriptors into the
         // program.
         let steering = steer_program(&mut program)?;
         load_with_retry(|| steering.load())
@@ -119,7 +120,7 @@ impl EbpfSteer {
             self.set(slot, first.as_fd())?;
         }
         if let Some(load) = &self.load {
-            // A new lane has an empty queue.
+            // The queue of a new lane is empty.
             let base = slot as usize * abi::LOAD_WORDS;
             load.store(base + abi::LOAD_TAKEN, load.load(base + abi::LOAD_STEERED));
         }
@@ -137,7 +138,7 @@ impl EbpfSteer {
 
     fn set(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
         if self.filled_slots.contains(&slot) {
-            // A parked socket is back: it never left its slot.
+            // A parked socket that is used again: it never left its slot.
             return Ok(());
         }
         let set = self.lanes.set(slot, &fd.as_raw_fd(), 0).map(|()| self.filled_slots.push(slot));
@@ -156,7 +157,7 @@ impl EbpfSteer {
         self.table.set(0, words, 0).map_err(|err| bpf_error("the steering table cannot be written", err))
     }
 
-    /// Attaches the program to the group of `fd`, once there is a group.
+    /// Attaches the program to the group of `fd`, once the group exists.
     pub(super) fn attach(&mut self, fd: BorrowedFd<'_>, lanes: usize) -> Result<()> {
         if self.attached || self.first_socket.is_some() {
             return Ok(());
@@ -169,7 +170,7 @@ impl EbpfSteer {
         Ok(())
     }
 
-    /// Lets go of the first lane, if it was the only one to the end.
+    /// Drops the first socket, if there never was a second lane.
     pub(super) fn close(&mut self) {
         self.first_socket = None;
     }

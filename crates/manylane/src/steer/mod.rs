@@ -1,16 +1,19 @@
-//! Steering: the rule that picks the lane of a datagram, and what enforces it.
+//! Steering: the rule that picks the lane of a datagram, and the mechanism that enforces it.
 //!
-//! A socket has one table. Its entries name lanes by slot; the policy says which entry a datagram
-//! means ([`table`] lays it out). Three things can enforce it, in this order of preference:
+//! A socket has one table. Its entries name lanes by slot; the policy selects the entry of a
+//! datagram ([`table`] computes the layout). Three mechanisms can enforce it, in order of
+//! preference:
 //!
-//! 1. [`ebpf`]: every policy, the lanes found through a socket array, so that slots are ours;
-//! 2. [`classic`]: `flow`, `cpu`, `random` and `key`, compiled anew for each table, without a
-//!    privilege; `round-robin` and `least-loaded` become `random`;
-//! 3. the kernel's own choice: its hash over the group. Lanes then cannot be taken out of steering.
+//! 1. [`ebpf`]: every policy. Lanes are selected through a socket array, so slots do not depend on
+//!    the kernel's numbering;
+//! 2. [`classic`]: `flow`, `cpu`, `random` and `key`, compiled anew for each table, unprivileged;
+//!    `round-robin` and `least-loaded` become `random`;
+//! 3. the kernel's own choice: its hash over the group. Lanes then cannot be taken out of
+//!    steering.
 //!
-//! Order of events, kept by [`Steer`] under the socket's control lock: a lane that comes is bound
-//! and has its buffers before it is steered to; a lane that leaves is out of the table, and a grace
-//! period has passed, before its queue is drained.
+//! [`Steer`] keeps the order of events under the socket's control lock. A new lane is bound and
+//! has its buffers before it is steered to. The queue of a lane that is removed is drained only
+//! after the lane is out of the table and a grace period has passed.
 
 mod classic;
 mod ebpf;
@@ -32,25 +35,26 @@ use table::Layout;
 pub(crate) use ebpf::try_load as try_load_ebpf;
 pub use table::key_hash;
 
-/// A lane's place in the socket array, free for another lane once it has closed.
+/// A lane's index in the socket array; reusable once the lane has closed.
 pub(crate) type Slot = u32;
 
 /// The rule that picks the lane of a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Steering {
-    /// By the kernel's hash of both addresses and ports: datagrams of one flow stay in order.
+    /// By the kernel's hash of both addresses and ports. Datagrams of one flow stay in order.
     #[default]
     Flow,
-    /// The next lane for each datagram, exactly.
+    /// Strictly round-robin for each datagram.
     RoundRobin,
-    /// The lane on the core that took the interrupt.
+    /// The lane on the core that handled the interrupt.
     Cpu,
     /// A random lane.
     Random,
-    /// The emptier of two lanes picked at random.
+    /// The lane with the shorter queue of two picked at random.
     LeastLoaded,
-    /// By a hash of `len` bytes of the payload from `offset` on; a shorter datagram goes by flow.
+    /// By a hash of `len` bytes of the payload from `offset` on. A shorter datagram is steered by
+    /// flow.
     Key {
         /// First byte of the key.
         offset: u16,
@@ -119,16 +123,16 @@ impl FromStr for Steering {
     }
 }
 
-/// What enforces the steering.
+/// The mechanism that enforces the steering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SteeringBackend {
-    /// The best that the process may use.
+    /// The best mechanism that the process may use.
     #[default]
     Auto,
-    /// eBPF (`SK_REUSEPORT`; Linux 5.12, for atomics that return a value): needs `CAP_BPF`.
+    /// eBPF (`SK_REUSEPORT`). Needs `CAP_BPF` and Linux 5.12, for atomics that return a value.
     Ebpf,
-    /// Classic BPF (Linux 4.5): needs no privilege.
+    /// Classic BPF (Linux 4.5). Unprivileged.
     ClassicBpf,
     /// The kernel's own choice among the sockets of the group.
     Kernel,
@@ -158,15 +162,15 @@ impl FromStr for SteeringBackend {
     }
 }
 
-/// The steering that is in force.
+/// The steering in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EffectiveSteering {
-    /// The policy that datagrams really meet; not the one asked for where that is not to be had.
+    /// The policy in force; differs from the requested one where that is not available.
     pub policy: Steering,
-    /// What enforces it; never [`SteeringBackend::Auto`].
+    /// The mechanism in force; never [`SteeringBackend::Auto`].
     pub backend: SteeringBackend,
-    /// Why it is not what was asked for, or not by eBPF.
+    /// Why the policy differs from the requested one, or why eBPF is not used.
     pub reason: Option<String>,
 }
 
@@ -183,7 +187,7 @@ enum Backend {
     Kernel,
 }
 
-/// The steering of one socket: the table, and what enforces it.
+/// The steering of one socket: the table, and the mechanism.
 pub(crate) struct Steer {
     backend: Backend,
     layout: Layout,
@@ -191,8 +195,8 @@ pub(crate) struct Steer {
 }
 
 impl Steer {
-    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped
-    /// afterwards. `shared` says that others may be in the group.
+    /// Selects the mechanism for `policy`. Loads eBPF here, so that privileges may be dropped
+    /// afterwards. `shared` is true if other sockets may be in the group.
     pub(crate) fn new(policy: Steering, by: SteeringBackend, shared: bool) -> Result<Self> {
         let (backend, why) = match by {
             SteeringBackend::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
@@ -213,7 +217,7 @@ impl Steer {
         let (in_force, by) = match &backend {
             Backend::Ebpf(_) => (policy, SteeringBackend::Ebpf),
             Backend::Classic(classic) => (classic.policy(), SteeringBackend::ClassicBpf),
-            // The kernel's choice is a hash of the flow, whatever was asked for.
+            // The kernel's choice is always a hash of the flow.
             Backend::Kernel => (Steering::Flow, SteeringBackend::Kernel),
         };
         let in_force = EffectiveSteering { policy: in_force, backend: by, reason: why };
@@ -224,23 +228,22 @@ impl Steer {
         self.effective.clone()
     }
 
-    /// Whether a socket of the group must not be closed while others go on. Closing one takes it
-    /// out of its group before it is out of the table of ports (udp_lib_unhash in net/ipv4/udp.c):
-    /// a datagram that meets it in between is queued on it, past all steering, and lost. Classic
-    /// BPF also needs the kernel's numbering of the group to stay. Where the kernel chooses, a
-    /// parked socket would be chosen: there it has to close.
+    /// True if a socket of the group must not be closed while others stay open. The kernel removes
+    /// a closing socket from its group before it removes it from the port table (udp_lib_unhash in
+    /// net/ipv4/udp.c). A datagram that finds it in between bypasses steering, is queued on it,
+    /// and is lost. Classic BPF also needs the kernel's numbering of the group to stay. With the
+    /// kernel's own choice the socket has to close, because a parked one would be selected.
     pub(crate) fn needs_parking(&self) -> bool {
         !matches!(self.backend, Backend::Kernel)
     }
 
-    /// Whether steering goes by the kernel's numbering of the group, which a stranger in it would
-    /// shift.
+    /// True if steering uses the kernel's index of sockets in the group, which a foreign socket
+    /// would shift.
     pub(crate) fn is_index_based(&self) -> bool {
         matches!(self.backend, Backend::Classic(_))
     }
 
-    /// Starts to steer to the lane in `slot`, which is bound and ready. `cpu` is where its thread
-    /// runs.
+    /// Starts steering to the lane in `slot`, which is bound and ready. Its thread runs on `cpu`.
     pub(crate) fn admit(&mut self, slot: Slot, fd: BorrowedFd<'_>, cpu: Option<usize>) -> Result<()> {
         if let Backend::Ebpf(ebpf) = &mut self.backend {
             ebpf.insert_socket(slot, fd)?;
@@ -249,14 +252,14 @@ impl Steer {
         self.apply(fd)
     }
 
-    /// Stops to steer to the lane in `slot`. After a grace period, nothing more arrives in its
-    /// queue, unless the kernel chooses (which always may pick it).
+    /// Stops steering to the lane in `slot`. After a grace period, no more datagrams arrive in its
+    /// queue. The exception is the kernel's own choice, which may always select it.
     pub(crate) fn retire(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
         self.layout.retire(slot);
         self.apply(fd)
     }
 
-    /// Puts the table in force. `fd` is any socket of the group.
+    /// Installs the table. `fd` is any socket of the group.
     fn apply(&mut self, fd: BorrowedFd<'_>) -> Result<()> {
         if self.layout.is_empty() {
             return Ok(());
@@ -270,7 +273,7 @@ impl Steer {
             }
             Backend::Classic(classic) => classic.attach(fd, &self.layout).err(),
         };
-        // A kernel or a seccomp filter that takes no classic program: say so and go on with the
+        // The kernel or a seccomp filter refuses classic BPF: report it, and fall back to the
         // kernel's choice.
         if let Some(err) = refused {
             log::warn!("steering by the kernel's choice: no classic BPF: {err}");
@@ -284,14 +287,14 @@ impl Steer {
         Ok(())
     }
 
-    /// The last lane is gone: lets go of its socket.
+    /// The last lane is gone: drops the reference to its socket.
     pub(crate) fn close(&mut self) {
         if let Backend::Ebpf(ebpf) = &mut self.backend {
             ebpf.close();
         }
     }
 
-    /// The words in which a lane tells eBPF what it has taken, for the policy that asks.
+    /// The words in which a lane publishes its load to eBPF, if the policy uses them.
     pub(crate) fn load_words(&self) -> Option<Arc<SharedWords>> {
         match &self.backend {
             Backend::Ebpf(ebpf) => ebpf.load_words(),
@@ -299,7 +302,7 @@ impl Steer {
         }
     }
 
-    /// Messages steered to `slot` so far by whichever lanes have had it.
+    /// Messages steered to `slot` so far, including those for earlier lanes in it.
     pub(crate) fn steered(&self, slot: Slot) -> Option<u64> {
         match &self.backend {
             Backend::Ebpf(ebpf) => ebpf.steered(slot),

@@ -1,20 +1,20 @@
 //! The layout of the steering table: plain arithmetic, no system calls.
 //!
-//! - `flow` and `key`: 1024 buckets of a hash. A lane that leaves gives only its own buckets away,
-//!   a lane that comes takes its share from the fullest: flows in other buckets stay where they
-//!   are.
-//! - `cpu`: entry c names the lane whose thread runs on CPU c, or any where there is none.
+//! - `flow` and `key`: 1024 buckets of a hash. A lane that is removed gives up only its own
+//!   buckets, and a new lane takes its share from the lanes with the most. Flows in other buckets
+//!   keep their lane.
+//! - `cpu`: entry c names the lane whose thread runs on CPU c, or any lane if there is none.
 //! - `round-robin`, `random`, `least-loaded`: the lanes in turn; the size of the table is their
 //!   number.
 //!
-//! All entries always name open lanes, also behind the size, so that a reader may see any mix of
-//! two tables.
+//! All entries, even those beyond the size, always name open lanes, so that a reader may see any
+//! mix of two tables.
 
 use manylane_bpf::abi::{TABLE_SIZE, Table};
 
 use super::{Slot, Steering};
 
-/// The lanes in steering, and the table that they make.
+/// The lanes in steering, and their table.
 pub(super) struct Layout {
     policy: Steering,
     lanes: Vec<(Slot, Option<usize>)>,
@@ -43,9 +43,9 @@ impl Layout {
             self.buckets = vec![slot; TABLE_SIZE];
             return;
         }
-        // Take buckets from whoever has the most until the newcomer has its share. From the end, so
-        // that lanes that come one after the other lie nearly as the kernel's own scaling of the
-        // hash would put them.
+        // Take buckets from the lane with the most, until the new lane has its share. Start from
+        // the end: lanes that are added one after the other then lie nearly where the kernel's own
+        // scaling of the hash would put them.
         for _ in 0..TABLE_SIZE / lanes {
             let fullest = self.fullest();
             if let Some(at) = self.buckets.iter().rposition(|owner| *owner == fullest) {
@@ -80,7 +80,7 @@ impl Layout {
         lanes.min_by_key(|slot| self.bucket_count(*slot)).unwrap_or(0)
     }
 
-    /// Number of entries that count.
+    /// Number of entries in use.
     pub(super) fn size(&self) -> usize {
         match self.policy {
             Steering::Flow | Steering::Key { .. } | Steering::Cpu => TABLE_SIZE,
@@ -100,7 +100,7 @@ impl Layout {
         }
     }
 
-    /// The table in the form that eBPF reads.
+    /// The table in the layout that eBPF reads.
     pub(super) fn table(&self) -> Box<Table> {
         let mut table = Box::new(Table { size: self.size() as u32, lane: [0; TABLE_SIZE], pad: 0 });
         for (at, lane) in table.lane.iter_mut().enumerate() {
@@ -110,7 +110,7 @@ impl Layout {
     }
 }
 
-/// The bucket of a hash: its ten top bits, which is the scale of the kernel's own choice.
+/// The bucket of a hash is its top ten bits, the same scaling as in the kernel's own choice.
 pub(super) const BUCKET_SHIFT: u32 = u32::BITS - TABLE_SIZE.trailing_zeros();
 
 /// Multipliers of the key's hash (the constants of MurmurHash3's finaliser; Austin Appleby, public
@@ -119,7 +119,7 @@ pub(super) const KEY_SEED: u32 = 0x9e37_79b9;
 pub(super) const KEY_WORD: u32 = 0x85eb_ca6b;
 pub(super) const KEY_LAST: u32 = 0xc2b2_ae35;
 
-/// The hash of a key, as eBPF and classic BPF compute it; its ten top bits are the bucket.
+/// The hash of a key, as eBPF and classic BPF compute it. Its top ten bits are the bucket.
 #[must_use]
 pub fn key_hash(key: &[u8]) -> u32 {
     let mut hash = KEY_SEED ^ key.len() as u32;
@@ -177,8 +177,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: every bucket names a lane in steering, shares stay even, and a
-        /// change moves only the buckets of the lane that comes or goes.
+        /// For any sequence of changes: every bucket names a lane in steering, shares stay even,
+        /// and a change moves only the buckets of the lane that is added or removed.
         #[test]
         fn buckets_move_no_more_than_they_must(steps in prop::collection::vec(0_u32..12, 1..40)) {
             let mut layout = Layout::new(Steering::Flow);

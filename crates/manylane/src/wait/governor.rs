@@ -32,66 +32,63 @@ use std::time::Duration;
 
 use super::WaitPolicy;
 
-/// Gaps that are remembered.
+/// Number of gaps in the history.
 const GAP_HISTORY_LEN: usize = 16;
-/// Of these, odd ones at each side.
+/// Outliers to ignore at each end of the sorted gaps.
 const OUTLIERS_PER_SIDE: usize = 1;
-/// Nanoseconds of looking for each batch, on the average, that are worth it: about what going to
-/// sleep and being woken costs a processor, with the interrupt, and what the one who is answered
-/// would have waited for.
+/// Average polling time per batch that pays, in nanoseconds. About the cost of going to sleep and
+/// being woken, with the interrupt, plus the value of the latency that it saves.
 const WAKEUP_COST_NANOS: u64 = 25_000;
-/// Nanoseconds that a lane looks at a stretch at most.
+/// Maximum nanoseconds of polling in one wait.
 const SPIN_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// A rest in which a lane is not asleep for so long, with the time that its end is late, saves
-/// nothing.
+/// Minimum length of a precise sleep in nanoseconds: a shorter one saves nothing.
 const SLEEP_NANOS_MIN: u64 = 20_000;
-/// Room around what was seen.
+/// Margin added to predictions.
 const SLACK_NANOS: u64 = 2_000;
-/// By how much sleeps end late until it is known.
+/// Initial estimate of the wake-up latency.
 const WAKE_LATENCY_DEFAULT: u64 = 10_000;
-/// What is seen of lateness at once, at most: more is a stumble.
+/// Maximum of one observed latency: more is a stall.
 const WAKE_LATENCY_MAX: u64 = 100_000;
-/// An overdue batch is looked for once in so many times.
+/// One in this many overdue batches is polled for.
 const OVERDUE_SPIN_INTERVAL: u32 = 8;
-/// A rest that costs too much is tried once in so many times: what it costs may have changed.
+/// One in this many precise sleeps that cost too much is tried, because the cost may have changed.
 const SLEEP_PROBE_INTERVAL: u32 = 512;
-/// Nanoseconds that a lane looks on for a batch that is overdue, at most: machines stumble, and
-/// most stumbles are short.
+/// Maximum nanoseconds of polling for an overdue batch: most stalls of machines are short.
 const OVERTIME_NANOS_MAX: u64 = 2 * WAKEUP_COST_NANOS;
-/// One part in so many of the time may go into that, and so much of it is saved up.
+/// Overtime budget: one part in this many of the time, saved up to a maximum.
 const OVERTIME_DIVISOR: u64 = 16;
 const OVERTIME_BUDGET_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// The share of a gap that a rest may keep the processor for, with all that belongs to it: safely
-/// below half.
+/// Maximum share of a gap for which a precise sleep, with its overhead, may use the processor:
+/// safely below half.
 const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
-/// After so many gaps it is looked at them anew.
+/// Gaps between two sorts of the history.
 const RESORT_INTERVAL: usize = 4;
 
-/// What to do in a wait, counted from its beginning: sleep until `rest` unless something comes,
-/// look until `spin_until`, and then sleep.
+/// A wait, as times from its beginning: a precise sleep until `sleep_until` unless a batch
+/// arrives, polling until `spin_until`, and then a sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) sleep_until: Duration,
     pub(crate) spin_until: Duration,
 }
 
-/// How a batch was met.
+/// How a batch was noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// By a look: it came just now.
+    /// By a poll: it has just arrived.
     Polled,
-    /// It woke a sleeper: it came some time ago.
+    /// By a wake-up: it arrived some time ago.
     Woken,
 }
 
-/// The decision of one lane. Times are those of any clock that goes forward, since any moment.
+/// The policy of one lane. Times come from any monotonic clock, relative to any origin.
 #[derive(Clone, Debug)]
 pub(crate) enum WaitGovernor {
-    /// Sleeps.
+    /// Always sleeps.
     Sleep,
-    /// Looks for so long in each wait.
+    /// Polls for this time in each wait.
     Spin(Duration),
-    /// As the last gaps say.
+    /// Predicts from the last gaps.
     Adaptive(Box<Adaptive>),
 }
 
@@ -104,8 +101,7 @@ impl WaitGovernor {
         }
     }
 
-    /// Whether a wait may be anything else than a sleep: whether it is worth it to look what is
-    /// there, and what the time is.
+    /// True if a wait may poll: only then are the first poll and the read of the clock worth it.
     #[inline]
     pub(crate) fn can_spin(&self) -> bool {
         match self {
@@ -115,13 +111,13 @@ impl WaitGovernor {
         }
     }
 
-    /// Whether it wants to be told when batches come.
+    /// True if it needs [`record_arrival`](Self::record_arrival).
     #[inline]
     pub(crate) fn is_adaptive(&self) -> bool {
         matches!(self, Self::Adaptive(_))
     }
 
-    /// What to do in the wait that begins at `now`.
+    /// The plan for the wait that begins at `now`.
     #[inline]
     pub(crate) fn plan(&mut self, now: Duration) -> Plan {
         match self {
@@ -131,7 +127,7 @@ impl WaitGovernor {
         }
     }
 
-    /// A batch that was waited for is there at `now`.
+    /// Records a batch that a wait received at `now`.
     #[inline]
     pub(crate) fn record_arrival(&mut self, now: Duration, met: Arrival) {
         if let Self::Adaptive(adaptive) = self {
@@ -139,7 +135,7 @@ impl WaitGovernor {
         }
     }
 
-    /// Nothing came for as long as the lane was to wait.
+    /// Records a wait that ended without a batch.
     #[cold]
     pub(crate) fn record_timeout(&mut self) {
         if let Self::Adaptive(adaptive) = self {
@@ -148,7 +144,7 @@ impl WaitGovernor {
         }
     }
 
-    /// A rest ended so much late.
+    /// Records by how much a precise sleep ended late.
     pub(crate) fn record_wake_latency(&mut self, by: Duration) {
         if let Self::Adaptive(adaptive) = self {
             let by = nanos(by).min(WAKE_LATENCY_MAX);
@@ -158,47 +154,47 @@ impl WaitGovernor {
     }
 }
 
-/// What the last gaps say.
+/// State of the adaptive policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Adaptive {
-    /// In nanoseconds.
+    /// In nanoseconds; a ring.
     gaps: [u64; GAP_HISTORY_LEN],
-    /// How many there were.
+    /// Gaps recorded so far.
     gap_count: usize,
-    /// The same, as they were at the last review, by length.
+    /// The gaps at the last sort, by length.
     sorted_gaps: [u64; GAP_HISTORY_LEN],
-    /// By how much nearly all sleeps end late.
+    /// The lateness that nearly all sleeps stay below.
     wake_latency: u64,
-    /// What a rest costs, as far as it is known, and how often one was too dear.
+    /// Estimated cost of a precise sleep, and the number of sleeps rejected because of it.
     sleep_cost: u64,
     rejected_sleeps: u32,
-    /// When the last batch came that was waited for, and when the lane had it.
+    /// Estimated arrival of the last batch of a wait, and the time at which the lane received it.
     last_arrival: Option<u64>,
     last_received: u64,
-    /// When the wait began that follows it, until when it is due in it, and until when it is looked
-    /// for, if it is.
+    /// Of the current wait: its start, the time at which the batch is due, and the end of polling,
+    /// if it polls.
     wait_start: u64,
     due: u64,
     spin_end: u64,
-    /// Until when the lane is to rest in it, if it is: it is awake then.
+    /// End of the precise sleep in the current wait, if there is one.
     sleep_end: Option<u64>,
-    /// How often a batch was overdue.
+    /// Number of overdue batches.
     overdue_count: u32,
-    /// What was saved up for overtime.
+    /// Nanoseconds saved up for overtime.
     overtime_budget: u64,
-    /// There was a batch since the last wait.
+    /// A batch was received since the last wait.
     has_new_batch: bool,
 }
 
-/// The longest gap that is told apart: twelve days.
+/// Longest gap that is recorded: twelve days.
 const GAP_NANOS_MAX: u64 = 1 << 50;
 
-/// A look that was weighed.
+/// A candidate for polling.
 #[derive(Clone, Copy, Debug)]
 struct SpinWindow {
-    /// When it ends, from the last batch.
+    /// Its end, counted from the last batch.
     end: u64,
-    /// What it would have taken of the last gaps, all together.
+    /// Total polling time that it would have taken over the last gaps.
     spin_time: u64,
 }
 
@@ -248,21 +244,22 @@ impl Adaptive {
         }
     }
 
-    /// Pays for the overtime of the wait that ends.
+    /// Charges the budget with the overtime of the wait that ends.
     fn charge_overtime(&mut self, now: u64) {
         self.overtime_budget =
             self.overtime_budget.saturating_sub(now.min(self.spin_end).saturating_sub(self.due));
     }
 
-    /// When a batch came that is there, at `now`, when the lane wakes up.
+    /// Estimates when the batch arrived that the lane received at `now`, after a wake-up.
     fn estimate_arrival(&mut self, now: u64) -> u64 {
-        // Not before it was looked for in vain.
+        // Not before the last poll that found nothing.
         let looked = if now > self.spin_end { self.spin_end } else { self.wait_start };
         let earliest = now.saturating_sub(self.wake_latency).max(looked).min(now);
         let Some(awake) = self.sleep_end.take() else { return earliest };
         if now > awake.saturating_add(self.wake_latency / 2) {
-            // Its rest was over, or nearly so: it came as it was due, as far as anybody can tell.
-            // Whether time or the batch has woken the lane, it has taken so long at least.
+            // The sleep was over, or nearly so. The best estimate is that the batch arrived when
+            // it was due. The wake-up took at least this long, whether the timer or the batch
+            // caused it.
             let late = (now - awake).min(WAKE_LATENCY_MAX);
             if late > self.wake_latency {
                 self.update_wake_latency(late);
@@ -273,13 +270,14 @@ impl Adaptive {
                 .map_or(now, |last| last.saturating_add(self.sorted_gaps[OUTLIERS_PER_SIDE]));
             return due.clamp(earliest, now);
         }
-        // A rest that is always cut short is too long, and nobody would learn by how much.
+        // Raise the estimate: a sleep that is always cut short is too long, and does not show by
+        // how much.
         self.wake_latency = (self.wake_latency + self.wake_latency / 8 + 1).min(WAKE_LATENCY_MAX);
         earliest
     }
 
-    /// A sleep ended so late: a fourth of the way up, and a thirty-second down: most are not so
-    /// late.
+    /// Moves the estimate by a quarter upwards and by 1/32 downwards, so that most sleeps stay
+    /// below it.
     fn update_wake_latency(&mut self, late: u64) {
         if late > self.wake_latency {
             self.wake_latency += (late - self.wake_latency).div_ceil(4);
@@ -288,15 +286,15 @@ impl Adaptive {
         }
     }
 
-    /// A rest that was not cut short has ended so late.
+    /// Updates the estimated cost after a precise sleep that was not cut short ended `late`.
     fn update_sleep_cost(&mut self, late: u64) {
-        // One stumble says little.
+        // One stall must not dominate the average.
         let late = late.min(2 * self.sleep_cost + WAKEUP_COST_NANOS / 5);
         self.sleep_cost = self.sleep_cost - self.sleep_cost / 4 + late / 4;
     }
 
-    /// Whether a rest pays, with so much work before it and a look behind it, in a gap of this
-    /// length; a trial now and then finds out what it costs.
+    /// Decides whether a precise sleep pays in this gap, given the work before it and the polling
+    /// after it. Allows a trial now and then to learn the current cost.
     fn should_sleep(&mut self, work_and_look: u64, gap: u64) -> bool {
         let cost = self.sleep_cost.saturating_add(work_and_look);
         if cost.saturating_mul(SLEEP_COST_SHARE_MAX.1) <= gap.saturating_mul(SLEEP_COST_SHARE_MAX.0) {
@@ -306,9 +304,9 @@ impl Adaptive {
         self.rejected_sleeps.is_multiple_of(SLEEP_PROBE_INTERVAL)
     }
 
-    /// The look from `start` on, counted from the last batch, that would have cost least of the
-    /// last gaps, if not more than to sleep: what it takes, and a sleep for each batch that it
-    /// misses.
+    /// The polling from `start` on, counted from the last batch, that would have cost least over
+    /// the last gaps: its time, and a wake-up for each batch that it misses. None if sleeping
+    /// costs less.
     fn best_spin(&self, start: u64) -> Option<SpinWindow> {
         let (mut best, mut least_cost) = (None, GAP_HISTORY_LEN as u64 * WAKEUP_COST_NANOS);
         let mut met = 0;
@@ -332,11 +330,11 @@ impl Adaptive {
         (self.wait_start, self.due, self.spin_end, self.sleep_end) = (now, now, now, None);
         let Some(last) = self.last_arrival else { return Plan::default() };
         let work = now.saturating_sub(self.last_received);
-        // All of this counts from the last batch.
+        // These times count from the last batch.
         let (began, now) = (now, now.saturating_sub(last));
         let first = self.sorted_gaps[OUTLIERS_PER_SIDE];
         let sleeps = first.saturating_sub(now);
-        // Awake a little before.
+        // Wake up a little early.
         let early = self.wake_latency + SLACK_NANOS;
         let may_rest = sleeps >= SLEEP_NANOS_MIN && sleeps > early;
         let rested = self.best_spin(first).filter(|spin| {
@@ -344,8 +342,8 @@ impl Adaptive {
         });
         let spin = rested.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
         let Some(SpinWindow { end, .. }) = spin else {
-            // What is known of lateness fades, or a machine that once was slow would never rest
-            // again.
+            // The estimate decays; otherwise a machine that was slow once would never sleep
+            // precisely again.
             self.wake_latency -= self.wake_latency / 256;
             return Plan::default();
         };
@@ -360,9 +358,9 @@ impl Adaptive {
         }
     }
 
-    /// The look for a batch that should have come before `now`: others came that nobody had to wait
-    /// for, or it is not known well when the last one came. Where gaps are short, the next is due
-    /// at any time; else a look now and then finds out.
+    /// Polling for a batch that should have arrived before `now`: the lane received others without
+    /// a wait, or the time of the last one is uncertain. Where gaps are short, the next batch is
+    /// due at any time. Else a trial now and then finds out.
     fn overdue_spin(&mut self, now: u64) -> Option<SpinWindow> {
         let longest = self.sorted_gaps[GAP_HISTORY_LEN - 1 - OUTLIERS_PER_SIDE];
         let end = longest + (longest - self.sorted_gaps[OUTLIERS_PER_SIDE]) / 4 + SLACK_NANOS;

@@ -45,48 +45,48 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Longest time without sleep: a lane has to notice a stop.
+/// Longest time without sleep, so that a lane notices a stop.
 pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How long the kernel looks at the device unless the user says.
+/// Default time that the kernel busy polls.
 pub(crate) const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
-/// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve)
-/// and [`Lane::recv_timeout`](crate::Lane::recv_timeout).
+/// What a lane does while its queue is empty, in [`Socket::serve`](crate::Socket::serve) and
+/// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
 ///
 /// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`,
 /// `adaptive`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WaitPolicy {
-    /// Sleeps at once. Costs least, and answers latest.
+    /// Sleeps at once. Lowest cost, highest latency.
     #[default]
     Sleep,
-    /// Sleeps, and the kernel looks at the device for so long first, in the lane's own call
+    /// Sleeps, but the kernel first polls the device for this time, in the lane's own call
     /// (`SO_BUSY_POLL`, Linux 3.11, with `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET`, Linux
-    /// 5.11; with engine `uring` `IORING_REGISTER_NAPI`, Linux 6.9; with engine `xdp` also
-    /// `EPIOCSPARAMS`, Linux 6.9, by which a device suspends its interrupts while a lane keeps
-    /// coming back, where its `irq-suspend-timeout` is set, Linux 6.13). Needs `CAP_NET_ADMIN`, but
-    /// for `uring`, and a device with NAPI, which loopback is not. Where it is not to be had, the
-    /// lane spins for as long.
+    /// 5.11). Engine `uring` uses `IORING_REGISTER_NAPI`, Linux 6.9. Engine `xdp` also uses
+    /// `EPIOCSPARAMS`, Linux 6.9: a device with `irq-suspend-timeout` set (Linux 6.13) then
+    /// suspends its interrupts while the lane keeps polling. Needs `CAP_NET_ADMIN` (not for
+    /// `uring`), and a device with NAPI, which loopback has not. Where it is not available, the
+    /// lane spins for the same time.
     BusyPoll(Duration),
-    /// Looks for so long without pause, and then sleeps. Costs up to a core for each lane.
+    /// Polls for this time without a delay, then sleeps. Costs up to a core per lane.
     Spin(Duration),
-    /// Spins only while the last gaps between batches say that it pays: while what comes next is
-    /// due in less time than a sleep would cost, or can be foreseen that well. Otherwise sleeps. An
-    /// idle lane never spins. Lanes that share a core sleep. Sets the timer slack of the thread
-    /// that waits to a microsecond, and its time slice to the shortest that there is (Linux 6.12),
-    /// so that what else runs on its processor gives way when it wakes up.
+    /// Spins only while the last gaps between batches show that it pays: the next batch is due
+    /// sooner than a sleep would cost, or its time can be predicted that well. Otherwise sleeps.
+    /// An idle lane never spins. Lanes that share a core sleep. Sets the timer slack of the
+    /// waiting thread to 1 µs, and its time slice to the minimum (Linux 6.12), so that it preempts
+    /// other threads on its processor when it wakes up.
     Adaptive,
 }
 
 impl WaitPolicy {
-    /// How long a lane looks in each wait, whatever comes.
+    /// Time that a lane polls in each wait.
     pub(crate) fn spin_time(self) -> Duration {
         if let Self::Spin(time) = self { time } else { Duration::ZERO }
     }
 
-    /// How long the kernel looks.
+    /// Time that the kernel busy polls.
     pub(crate) fn busy_poll_time(self) -> Option<Duration> {
         if let Self::BusyPoll(time) = self { Some(time) } else { None }
     }
@@ -144,13 +144,13 @@ impl FromStr for WaitPolicy {
     }
 }
 
-/// How lanes wait, and why it is not what was asked for where it is not.
+/// The wait policy in force, and why it is not the requested one, if it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EffectiveWait {
-    /// The policy.
+    /// The policy in force.
     pub policy: WaitPolicy,
-    /// Why it is not the one that was asked for.
+    /// Why it is not the requested policy.
     pub reason: Option<String>,
 }
 

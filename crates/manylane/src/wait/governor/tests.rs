@@ -1,29 +1,27 @@
-//! The decision under a clock of the tests' own: a lane that does as it says, and requests at known
-//! times.
+//! The governor on a simulated clock: a lane that executes its plans, and requests at known times.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What the lane of the tests takes to handle a batch, in nanoseconds, and by how much its sleeps
-/// end late.
+/// Time that the simulated lane takes to handle a batch, in nanoseconds, and the lateness of its
+/// sleeps.
 const WORK: u64 = 5_000;
 const WAKE_LATENCIES: [u64; 3] = [4_000, 12_000, 28_000];
-/// How long a lane that serves sleeps at most.
+/// Longest sleep of a lane in `serve`.
 const IDLE_SLEEP_MAX: u64 = 20_000_000;
 
-/// What a lane did.
+/// What the simulated lane did.
 #[derive(Debug, Default)]
 struct Outcome {
     handled: usize,
-    /// Came while it was looking.
+    /// Requests that arrived while it polled.
     polled: usize,
     spin_time: u64,
     sleeps: u64,
-    /// What it kept a processor for: work, looks, and sleeps. One that a timer ends costs as long
-    /// as it ends late.
+    /// CPU time: work, polls, and sleeps. A sleep that a timer ends costs as much as it ends late.
     cpu_time: u64,
-    /// Until when it ran.
+    /// Simulated time that it ran.
     elapsed: u64,
 }
 
@@ -39,7 +37,7 @@ impl Lane {
         Self { pacer: WaitGovernor::new(WaitPolicy::Adaptive), now: 0, wake_latency: late }
     }
 
-    /// Sleeps until `next`, for so long at most; whether it has come.
+    /// Sleeps until `next`, for at most `most`; true if the request has arrived.
     fn sleep(&mut self, next: u64, most: u64, did: &mut Outcome) -> bool {
         did.sleeps += 1;
         let woken = next <= self.now + most;
@@ -48,13 +46,14 @@ impl Lane {
         woken
     }
 
-    /// Has the lane wait for requests at these times from now, and then for nothing until `end`.
+    /// Runs the lane with requests at these times from the current time, and then without any
+    /// until `end`.
     fn run(&mut self, requests: impl IntoIterator<Item = u64>, end: u64) -> Outcome {
         let (mut did, start) = (Outcome::default(), self.now);
         let time = Duration::from_nanos;
         let mut requests = requests.into_iter().map(|at| start + at).peekable();
         while self.now < start + end {
-            // A batch is all that is there.
+            // A batch has all queued requests.
             let before = did.handled;
             if self.pacer.can_spin() {
                 while requests.next_if(|&at| at <= self.now).is_some() {
@@ -86,7 +85,7 @@ impl Lane {
         did
     }
 
-    /// Does in a wait for `next` as the plan says.
+    /// Executes the plan of a wait for `next`.
     fn wait(&mut self, next: u64, did: &mut Outcome) -> Option<Arrival> {
         let begin = self.now;
         let plan = self.pacer.plan(Duration::from_nanos(begin));
@@ -99,7 +98,7 @@ impl Lane {
             self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - rest));
         }
         if rest > 0 && next <= self.now {
-            // It came before the end of the rest.
+            // The request arrived before the end of the precise sleep.
             return Some(Arrival::Woken);
         }
         let found = next <= (begin + until).max(self.now);
@@ -120,7 +119,7 @@ fn every(nanos: u64, count: usize) -> impl Iterator<Item = u64> {
     (1..=count as u64).map(move |number| number * nanos)
 }
 
-/// Moments that a memoryless source makes, from a generator of random numbers.
+/// Arrival times of a Poisson process, from a generator of random numbers.
 fn poisson(mean: f64, count: usize) -> Vec<u64> {
     let (mut state, mut at) = (88_172_645_463_325_252_u64, 0.0);
     let next = |_| {
@@ -140,20 +139,20 @@ fn an_idle_lane_does_not_look() {
     for late in WAKE_LATENCIES {
         let did = Lane::new(late).run([], MINUTE);
         assert!(did.spin_time == 0 && did.sleeps <= MINUTE / IDLE_SLEEP_MAX, "{did:?}");
-        // Nor does one that was busy before: it looks once, for a stretch at most.
+        // Nor does a lane that was busy before: it polls once, for the maximum of one wait.
         let mut lane = Lane::new(late);
         let busy = lane.run(every(10_000, 10_000), 100_000_000);
         assert!(busy.polled > 9_000, "{busy:?}");
         let did = lane.run([], MINUTE);
         assert!(did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE / IDLE_SLEEP_MAX + 2, "{did:?}");
-        // Its looks and wake-ups, at a generous 20 µs, are together far less than a hundredth of a
-        // core.
+        // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a core
+        // together.
         assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
     }
 }
 
-// A lane that is woken later than the next request comes has them in pairs and more, and cannot
-// know: it goes on to sleep, unless it looked before.
+// A lane that wakes up after the next request has arrived receives several at once, and cannot
+// learn the gap: it keeps sleeping, unless it polled before.
 #[test]
 fn requests_close_together_are_looked_for() {
     for late in &WAKE_LATENCIES[..2] {
@@ -174,20 +173,20 @@ fn requests_at_even_distances_are_rested_for() {
                 did.handled >= 9_990 && did.spin_time * 5 < did.elapsed && did.cpu_time * 2 < did.elapsed,
                 "{told}"
             );
-            // Where rests cost what they save, it sleeps.
+            // Where precise sleeps cost as much as they save, it sleeps.
             let rests = late + WORK < gap / 2;
             if rests { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
         }
     }
 }
 
-/// Requests in bursts: so many, so far apart, every so often.
+/// Bursts of `count` requests, `apart` from each other, one burst per `every`.
 fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<Item = u64> {
     (1..=bursts).flat_map(move |burst| (0..count).map(move |number| burst * every + number * apart))
 }
 
-// 20,000 requests per second, however they follow each other: a lane that looked all the time would
-// keep a processor busy.
+// 20,000 requests per second in several patterns: a lane that always polled would use a whole
+// processor.
 #[test]
 fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
     const LENGTH: u64 = 500_000_000;
@@ -206,14 +205,14 @@ fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
     }
 }
 
-// As in a ping-pong, where the next request comes when the last one is answered: a client that
-// stumbles now and then is not made to wait for a sleeper, too.
+// A ping-pong: the next request arrives after the reply to the last one. A client that stalls now
+// and then does not wait for a wake-up as well.
 #[test]
 fn a_short_stumble_is_looked_through() {
     let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
     for late in &WAKE_LATENCIES[..2] {
         let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
-        // It has to know gaps first, and to have saved something, and then never sleeps.
+        // At first it has to learn gaps and to save up overtime; after that it never sleeps.
         assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
         assert!(did.sleeps <= 16 && did.polled >= 9_960, "{late} late: {did:?}");
     }
@@ -221,7 +220,7 @@ fn a_short_stumble_is_looked_through() {
 
 #[test]
 fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
-    // Two in a row, every 400 requests; the first before anything could be saved up.
+    // Two in a row, every 400 requests; the first before any overtime was saved up.
     let stumbles = |number: u64| (number + 390) / 400 + (number + 387) / 400;
     let requests: Vec<u64> =
         (1..=10_000).map(|number| number * 13_000 + stumbles(number) * 500_000).collect();
@@ -237,7 +236,7 @@ fn a_machine_that_is_slow_for_a_while_is_rested_on_again() {
     let mut lane = Lane::new(28_000);
     let slow = lane.run(every(50_000, 10_000), 500_000_000);
     lane.wake_latency = 4_000;
-    // It takes a while to find out, since it has no rests to learn from.
+    // It takes a while to adapt, because it has no precise sleeps to learn from.
     lane.run(every(50_000, 5_000), 250_000_000);
     let quick = lane.run(every(50_000, 10_000), 500_000_000);
     assert!(slow.polled < 1_000 && quick.polled > 9_800, "{slow:?} {quick:?}");
@@ -253,7 +252,7 @@ fn what_cannot_be_foreseen_is_slept_for() {
             let did = Lane::new(late).run(requests, end);
             assert!(did.spin_time * 20 < did.elapsed, "{mean} ns, {late} late: {did:?}");
         }
-        // Close together it pays all the same.
+        // Close together, polling pays all the same.
         let requests = poisson(8e3, 10_000);
         let end = *requests.last().unwrap();
         let did = Lane::new(late).run(requests, end);
@@ -275,7 +274,7 @@ fn it_takes_a_change_in_its_stride() {
 
 #[test]
 fn who_was_late_once_is_not_late_for_ever() {
-    // Each thousandth comes when nobody could know.
+    // Every thousandth request arrives unpredictably early.
     let requests =
         (1..=10_000_u64).map(|number| number * 50_000 - if number % 1_000 == 0 { 25_000 } else { 0 });
     for late in &WAKE_LATENCIES[..2] {
@@ -300,8 +299,7 @@ fn the_other_policies_do_as_they_are_told() {
 }
 
 proptest! {
-    /// Whatever comes: everything is handled, and looking costs no more for each batch than a
-    /// stretch.
+    /// For any arrivals: every request is handled, and polling per batch has a bound.
     #[test]
     fn looking_is_bounded_by_what_comes(
         gaps in prop::collection::vec(0_u64..2_000_000, 0..500),
@@ -315,8 +313,7 @@ proptest! {
         prop_assert!(did.sleeps <= end / IDLE_SLEEP_MAX + 2 * requests.len() as u64 + 2, "{:?}", did);
     }
 
-    /// A plan is made at any time of any history without a fault, and what it would have cost is
-    /// within what pays.
+    /// For any history: making a plan does not fail, and its cost is within what pays.
     #[test]
     fn any_history_makes_a_plan(
         times in prop::collection::vec((any::<u64>(), any::<bool>()), 0..40),
