@@ -1,5 +1,5 @@
-//! The thread that lets others capture a socket: it listens, checks who asks, makes rings, posts
-//! them to the lanes.
+//! The thread that serves captures of a socket: it listens, verifies clients, makes rings, and
+//! posts them to the lanes.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,37 +19,37 @@ use super::tap::{Mailbox, Ring, Tap};
 use super::wire::{self, Description, Reply, Request};
 use crate::counters::LaneId;
 
-/// Tokens of what the thread waits for; connections count on from the last.
+/// Epoll tokens; those of connections count up from the last.
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CLIENT: u64 = 2;
 
-/// Connections at a time.
+/// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
-/// Names that are tried.
+/// Maximum number of names that are tried.
 const NAME_ATTEMPTS_MAX: u32 = 1024;
-/// Bytes of a question.
+/// Maximum size of a request.
 const REQUEST_LEN_MAX: usize = 256;
-/// Memory for one lane.
+/// Range of the memory for one lane.
 const BUFFER_SIZE_MIN: usize = 64 << 10;
 const BUFFER_SIZE_MAX: usize = 64 << 20;
 
-/// What a lane gets who is asked for so many bytes.
+/// The bytes that a lane uses if `asked` bytes are requested.
 pub(super) fn clamp_buffer_size(asked: usize) -> usize {
     asked.clamp(BUFFER_SIZE_MIN, BUFFER_SIZE_MAX)
 }
-/// How long a message may wait for room.
+/// Time that a message may wait for room.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often to look for rings that lanes have left: soon at first, then now and then.
+/// Interval of checks for rings that lanes have left: short at first, then longer.
 const RECLAIM_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const RECLAIM_INTERVAL_MAX: Duration = Duration::from_secs(1);
-/// Every wait has a bound.
+/// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The number of the next point of this process.
+/// Number of the next capture socket of this process.
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Where a socket can be captured, as long as this value lives.
+/// The capture socket of a socket; dropping it closes it.
 pub(crate) struct CaptureListener {
     shared: Arc<Shared>,
     wake: UnixStream,
@@ -62,7 +62,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// The lanes that live. Those that are gone are forgotten.
+    /// The open lanes. Drops the entries of closed ones.
     fn lanes(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
         let mut lanes = self.lock();
         lanes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
@@ -76,8 +76,8 @@ impl Shared {
 }
 
 impl CaptureListener {
-    /// Listens for those who want to capture the lanes of the socket that is bound to `address` and
-    /// uses `devices` (index and name).
+    /// Listens for captures of the lanes of the socket that is bound to `address` and uses
+    /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
         let listener = listen()?;
         let (wake, woken) = UnixStream::pair()?;
@@ -103,7 +103,7 @@ impl CaptureListener {
         Ok(Self { shared, wake, thread: Some(thread) })
     }
 
-    /// What a lane that comes needs.
+    /// The tap of a new lane.
     pub(crate) fn tap(&self, lane: LaneId) -> Tap {
         let mailbox = Arc::new(Mailbox::default());
         self.shared.lock().push((lane, Arc::downgrade(&mailbox)));
@@ -112,7 +112,7 @@ impl CaptureListener {
     }
 
     fn wake(&self) {
-        // A buffer that is full has woken it.
+        // If the pipe is full, the thread has been woken already.
         _ = io::Write::write(&mut &self.wake, &[0]);
     }
 }
@@ -122,13 +122,13 @@ impl Drop for CaptureListener {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // It has panicked, which it has said, or it has ended.
+            // The thread has ended, or has panicked and reported that.
             _ = thread.join();
         }
     }
 }
 
-/// Listens under the first name that is free.
+/// Listens under the first free name.
 fn listen() -> io::Result<OwnedFd> {
     let pid = std::process::id();
     for _ in 0..NAME_ATTEMPTS_MAX {
@@ -146,12 +146,12 @@ struct Client {
     peer: PeerCred,
 }
 
-/// The capture that runs.
+/// The running capture.
 struct Active {
     token: u64,
     snaplen: usize,
     buffer: usize,
-    /// Lanes that have been offered a ring.
+    /// Lanes that were offered a ring.
     served: Vec<LaneId>,
 }
 
@@ -165,7 +165,7 @@ struct Server {
     clients: Vec<Client>,
     next_token: u64,
     active: Option<Active>,
-    /// When to look next for rings that lanes have left.
+    /// Interval until the next check for rings that lanes have left.
     reclaim_interval: Duration,
 }
 
@@ -200,7 +200,7 @@ impl Server {
     fn reclaim_rings(&mut self) {
         if self.reclaim_interval < IDLE_TIMEOUT {
             let lanes = self.shared.lanes().into_iter();
-            // All of them, also behind one that has not looked.
+            // No short circuit: reclaim from all lanes, even behind one that has not polled yet.
             let all = lanes.fold(true, |all, (_, mailbox)| mailbox.reclaim() && all);
             self.reclaim_interval =
                 if all { IDLE_TIMEOUT } else { (self.reclaim_interval * 2).min(RECLAIM_INTERVAL_MAX) };
@@ -211,14 +211,15 @@ impl Server {
         self.clients.iter().find(|client| client.token == token)
     }
 
-    /// Takes connections of those who may.
+    /// Accepts connections of permitted users.
     fn accept_clients(&mut self) {
         for _ in 0..CLIENTS_MAX {
             let connection = match unix_socket::accept(self.listener.as_fd()) {
                 Ok(connection) => connection,
                 Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
                 Err(err) => {
-                    // It is still there at the next look: not at once, for want of descriptors.
+                    // The connection is still pending at the next poll. Wait a moment: probably
+                    // out of descriptors.
                     log::debug!("a capture could not connect: {err}");
                     return thread::sleep(RECLAIM_INTERVAL_MIN);
                 }
@@ -233,7 +234,7 @@ impl Server {
                 None
             };
             if let Some(why) = why {
-                // Whether it is heard is not ours to care about.
+                // It does not matter whether the refusal arrives.
                 _ = send_reply(connection.as_fd(), &Reply::Refused(why), &[]);
                 continue;
             }
@@ -245,7 +246,7 @@ impl Server {
         }
     }
 
-    /// A client said something, or is gone.
+    /// Handles a request of a client, or its disconnect.
     fn handle_request(&mut self, token: u64) {
         let Some(client) = self.client(token) else { return };
         let mut buffer = [0; REQUEST_LEN_MAX];
@@ -294,7 +295,7 @@ impl Server {
             served: Vec::new(),
         });
         self.offer_rings();
-        // It has ended if something went wrong.
+        // The capture has ended if something failed.
         if let Some(client) = self.client(token)
             && send_reply(client.connection.as_fd(), &Reply::Started, &[]).is_err()
         {
@@ -302,7 +303,7 @@ impl Server {
         }
     }
 
-    /// Gives lanes that have none a ring, if there is a capture.
+    /// Gives a ring to each lane without one, if a capture is running.
     fn offer_rings(&mut self) {
         let Some(active) = &self.active else { return };
         let token = active.token;
@@ -336,7 +337,7 @@ impl Server {
         Ok(())
     }
 
-    /// A client is gone, or shall go.
+    /// Removes a client that has disconnected or must be disconnected.
     fn remove_client(&mut self, token: u64) {
         self.clients.retain(|client| client.token != token);
         if self.active.take_if(|active| active.token == token).is_some() {
@@ -349,7 +350,7 @@ impl Server {
     }
 }
 
-/// Says something, for which there may have to be room first.
+/// Sends a reply, after waiting for room if needed.
 fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_>]) -> io::Result<()> {
     let text = answer.to_text();
     match unix_socket::send(connection, text.as_bytes(), files) {
@@ -367,7 +368,7 @@ mod tests {
     use super::super::{Capture, SNAPLEN_MAX, find_targets};
     use super::*;
 
-    /// One frame through the tap of a lane.
+    /// Passes one frame through the tap of a lane.
     fn frame(tap: &mut Tap, bytes: &[u8]) {
         tap.refresh();
         tap.record_rx(3, 0, [bytes].into_iter());
@@ -381,7 +382,7 @@ mod tests {
         all
     }
 
-    /// What happens within a moment, by the clock of a test.
+    /// Waits for an event that should happen within a moment.
     fn wait_until(mut done: impl FnMut() -> bool) {
         let start = std::time::Instant::now();
         while !done() {
@@ -404,25 +405,25 @@ mod tests {
         frame(&mut first, b"before");
         assert_eq!(ours()[0].lanes(), [LaneId(1)]);
         let mut capture = Capture::start(ours(), SNAPLEN_MAX, 0).unwrap();
-        // The only test that opens a point: there is no other one that could close meanwhile.
+        // The only test that opens a capture socket, so no other one can close meanwhile.
         send_malformed_requests();
         frame(&mut first, b"during");
         assert_eq!(drain(&mut capture), [(LaneId(1), b"during".to_vec())]);
-        // One that comes is captured as soon as both sides have been told of it.
+        // A new lane is captured as soon as both sides know about it.
         let mut late = point.tap(LaneId(5));
         wait_until(|| {
             frame(&mut late, b"late");
             capture.wait(Duration::from_millis(1)).unwrap();
             drain(&mut capture).contains(&(LaneId(5), b"late".to_vec()))
         });
-        // What one has seen that goes is not lost.
+        // The frames of a lane that closes are not lost.
         frame(&mut first, b"last");
         drop(first);
         capture.wait(Duration::ZERO).unwrap();
         assert!(drain(&mut capture).contains(&(LaneId(1), b"last".to_vec())));
         capture.wait(Duration::ZERO).unwrap();
         assert!(!capture.is_finished());
-        // The point ends before its lane does.
+        // The capture socket closes before its lane.
         drop(point);
         frame(&mut late, b"nobody sees it");
         wait_until(|| {
@@ -432,7 +433,7 @@ mod tests {
         assert!(ours().is_empty());
     }
 
-    /// Somebody who does not speak our language asks every point of this process.
+    /// Sends malformed requests to every capture socket of this process.
     fn send_malformed_requests() {
         let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
         let own = wire::name(std::process::id(), 0);

@@ -44,13 +44,13 @@ use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::peer::{self, run_in_netns};
 
-/// How long a process may take for an answer, and until a capture has started.
+/// Time limits of one reply, and of starting a capture.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Rings of one socket at a time, at most: those of its lanes, and of as many that are gone and not
-/// read to their end.
+/// Maximum number of rings of one socket: for its lanes, and for as many closed lanes whose rings
+/// still hold frames.
 const RINGS_MAX: usize = 2 * abi::MAX_LANES;
-/// Devices that are told apart, at most; all others are one.
+/// Maximum number of devices that are told apart; all further ones count as one.
 const DEVICES_MAX: usize = 256;
 
 /// A socket of a running process whose lanes can be captured.
@@ -61,40 +61,40 @@ pub struct Target {
     description: Description,
 }
 
-/// What [`find_targets`] found.
+/// The result of [`find_targets`].
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Targets {
-    /// The sockets, by process and number.
+    /// The sockets, ordered by process and number.
     pub targets: Vec<Target>,
-    /// Processes that offer a socket and did not let us, or did not answer, with the reason.
+    /// Processes with a socket that refused this user or did not answer, with the reason.
     pub refused: Vec<(u32, String)>,
 }
 
-/// Finds the sockets that can be captured: of all processes in the network namespace of the calling
-/// thread, or of process `of`, wherever it is.
+/// Finds the sockets that can be captured: of all processes in the network namespace of the
+/// calling thread, or of process `of`, in whichever namespace it is.
 ///
 /// # Errors
-/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another
+/// [`ErrorKind::State`] if there is no process `of`. [`ErrorKind::Permission`] if it is in another
 /// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_targets(of: Option<u32>) -> Result<Targets> {
     of.map_or_else(|| scan(None), |pid| run_in_netns(pid, || scan(of)))
 }
 
-/// Asks everybody in the network namespace of the calling thread.
+/// Queries every capture socket in the network namespace of the calling thread.
 fn scan(of: Option<u32>) -> Result<Targets> {
     let listed = fs::read_to_string("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
     let mut found = Targets::default();
-    // A process in a PID namespace of its own calls itself by another number; who is behind the
-    // name is looked at.
+    // A process in a PID namespace of its own has another number in its name. The peer is verified
+    // below.
     let own = of.and_then(peer::inner_pid);
     for name in wire::listeners(&listed) {
         let Some(named) = wire::pid_of(name) else { continue };
         if of.is_some_and(|pid| pid != named && own != Some(named)) {
             continue;
         }
-        // What does not listen any more was never there.
+        // The socket was closed meanwhile: skip it.
         let Ok(connection) = unix_socket::connect(name, REPLY_TIMEOUT) else { continue };
         let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
         let pid = of.unwrap_or(named);
@@ -117,7 +117,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
 
 fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
     match unix_socket::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
-        // Who is not let in has been told so before the question.
+        // A client that is refused was told so before its request.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(explain(err)),
         _ => recv_reply(connection).map(|(answer, _)| answer),
     }
@@ -126,7 +126,7 @@ fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
 fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut buffer = [0; wire::MESSAGE_LEN_MAX];
     let reply = match unix_socket::recv(connection.as_fd(), &mut buffer) {
-        // It was closed with a question of ours unread; what it said before is still there, behind
+        // The peer closed the connection with our request unread. Its reply is still queued behind
         // this error.
         Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
             unix_socket::recv(connection.as_fd(), &mut buffer)
@@ -160,41 +160,41 @@ impl Target {
         self.description.address
     }
 
-    /// Its lanes at the moment.
+    /// Its lanes when it was queried.
     #[must_use]
     pub fn lanes(&self) -> &[LaneId] {
         &self.description.lanes
     }
 
-    /// Names of the devices that it uses.
+    /// Names of its devices.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         self.description.devices.iter().map(|(_, name)| name.as_str())
     }
 
-    /// The process that captures it already; a second one is refused.
+    /// The process that is capturing it; a second one is refused.
     #[must_use]
     pub fn captured_by(&self) -> Option<u32> {
         self.description.captured_by
     }
 }
 
-/// A device of a [`Capture`].
+/// A device in a [`Capture`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// Its name; `if` and its index if only that is known.
+    /// Its name, or `if` and its index if only that is known.
     pub name: String,
     ifindex: u32,
 }
 
-/// One frame that a lane received or put into its ring to be sent.
+/// One frame that a lane received or put into its TX ring.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Frame<'a> {
-    /// Nanoseconds since 1970 by the clock of the machine, read once a batch: when the lane took
-    /// it, or when it wrote the first reply of the batch.
+    /// Nanoseconds since 1970 of the wall clock, read once a batch: when the lane received the
+    /// batch, or when it wrote the first reply of it.
     pub time: u64,
-    /// The device: its place in [`Capture::devices`].
+    /// Index of the device in [`Capture::devices`].
     pub device: usize,
     /// Its name.
     pub device_name: &'a str,
@@ -204,36 +204,36 @@ pub struct Frame<'a> {
     pub lane: LaneId,
     /// Received or sent.
     pub direction: Direction,
-    /// Bytes that it had; `bytes` may have been cut off.
+    /// Length of the frame; `bytes` may be truncated.
     pub len: usize,
     /// The frame, from its Ethernet header on.
     pub bytes: &'a [u8],
 }
 
-/// Copies of what lanes receive and send, as long as this value lives.
+/// A running capture; dropping it ends it.
 #[derive(Debug)]
 pub struct Capture {
     sources: Vec<Source>,
     devices: Vec<Device>,
-    /// Frames without room, received and sent, of rings that are gone; by device.
+    /// Frames dropped for lack of room, received and sent, of rings that are gone; by device.
     dropped: Vec<(u64, u64)>,
     bytes: Vec<u8>,
     epoll: Epoll,
 }
 
-/// One socket.
+/// One captured socket.
 #[derive(Debug)]
 struct Source {
-    /// None once the other side has ended it.
+    /// None once the peer has ended it.
     connection: Option<OwnedFd>,
     lanes: Vec<(LaneId, Consumer<Region>)>,
-    /// What a ring has to be like, by what was asked for: devices, and bytes.
+    /// Expected shape of a ring: number of devices, and bytes.
     expected_ring: (usize, usize),
 }
 
 impl Source {
-    /// Takes the ring of a lane, which has to be what was asked for: its pages are this process's,
-    /// too.
+    /// Adds the ring of a lane. Checks that it has the requested size, because its pages are
+    /// mapped by this process too.
     fn add(&mut self, lane: LaneId, files: Vec<OwnedFd>) -> io::Result<()> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without its memory"))?;
@@ -247,14 +247,13 @@ impl Source {
 }
 
 impl Capture {
-    /// Starts to capture `targets`, with the first `snaplen` bytes of each frame ([`SNAPLEN_MAX`]
-    /// at most) and `buffer` bytes of memory for each lane, which the process of the lane pays for
-    /// (64 KiB to 64 MiB, rounded up to a power of two). When this returns, every batch that a lane
-    /// begins is captured.
+    /// Starts to capture `targets`. Keeps the first `snaplen` bytes of each frame (at most
+    /// [`SNAPLEN_MAX`]). Each lane uses `buffer` bytes of memory (64 KiB to 64 MiB, rounded up to
+    /// a power of two), charged to the process of the lane. When this returns, every batch that a
+    /// lane begins is captured.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the
-    /// system reports.
+    /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the peer; system errors.
     pub fn start(targets: Vec<Target>, snaplen: usize, buffer: usize) -> Result<Self> {
         let failed = |err| Error::system("starting a capture", err);
         let watch = Epoll::new(targets.len()).map_err(failed)?;
@@ -306,27 +305,27 @@ impl Capture {
         self.devices.len() - 1
     }
 
-    /// The place of a device, which gets one if it has none yet.
+    /// Index of a device, which is added if it is new.
     fn device(&mut self, ifindex: u32) -> usize {
         let is_known = self.devices.iter().any(|known| known.ifindex == ifindex);
-        // Another process may say any number of them.
+        // Bounded, because another process may report any number of devices.
         let ifindex = if is_known || self.devices.len() < DEVICES_MAX { ifindex } else { 0 };
         let name = if ifindex == 0 { "other".into() } else { format!("if{ifindex}") };
         self.add_device(ifindex, name)
     }
 
-    /// The devices: more may come, none goes.
+    /// The devices. New ones may be appended; none is removed.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Takes the oldest frame that is there; none if there is none at the moment. Does not wait.
+    /// Removes and returns the oldest captured frame, if there is one. Does not wait.
     pub fn next_frame(&mut self) -> Option<Frame<'_>> {
         let mut oldest: Option<(u64, usize, usize)> = None;
         for (s, source) in self.sources.iter_mut().enumerate() {
             for (l, (_, ring)) in source.lanes.iter_mut().enumerate() {
-                // A ring that is broken stays so, until the next wait.
+                // A broken ring is skipped until the next wait, which removes it.
                 if let Ok(Some(head)) = ring.peek()
                     && oldest.is_none_or(|(time, ..)| head.time < time)
                 {
@@ -336,7 +335,7 @@ impl Capture {
         }
         let (_, s, l) = oldest?;
         let (lane, ring) = self.sources.get_mut(s)?.lanes.get_mut(l)?;
-        // It was there a moment ago, was checked, and is kept until it is taken.
+        // Present and checked above, and kept until it is removed.
         let (lane, head) = (*lane, ring.pop(&mut self.bytes).ok()??);
         let device = self.device(head.ifindex);
         Some(Frame {
@@ -351,18 +350,18 @@ impl Capture {
         })
     }
 
-    /// Waits for `timeout`, or until a lane or a process comes or goes. Frames do not end it: lanes
-    /// wake nobody.
+    /// Waits for `timeout`, or until a lane or a process is added or ends. Frames do not end the
+    /// wait, because lanes wake no other process.
     ///
     /// # Errors
-    /// What the system reports.
+    /// System errors.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         let failed = |err| Error::system("waiting for a capture", err);
         let ready: Vec<u64> = self.epoll.wait(timeout).map_err(failed)?.collect();
         for token in ready {
             let Some(source) = self.sources.get_mut(token as usize) else { continue };
             let Some(connection) = &source.connection else { continue };
-            // One message; the next is the next look's.
+            // Reads one message; the next poll reports further ones.
             match recv_reply(connection) {
                 Ok((Reply::Ring(lane), files)) => {
                     if let Err(err) = source.add(lane, files) {
@@ -377,7 +376,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Lets go of the rings of lanes that are gone, and of those in which something cannot be.
+    /// Drops the rings of closed lanes, and those with invalid content.
     fn remove_lanes(&mut self) {
         let mut gone = Vec::new();
         for source in &mut self.sources {
@@ -399,12 +398,12 @@ impl Capture {
         }
     }
 
-    /// The device that a count belongs to; none if nothing was counted.
+    /// The device of a drop count; none if the count is zero.
     fn device_of(&mut self, of: &rings::DropCounts) -> Option<usize> {
         (of.received > 0 || of.sent > 0).then(|| self.device(of.ifindex))
     }
 
-    /// Whether every process has ended its side, and all that it left was taken.
+    /// True if every process has ended its side, and all remaining frames were read.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.sources.iter().all(|source| source.connection.is_none() && source.lanes.is_empty())
@@ -425,7 +424,7 @@ impl Capture {
 
 fn add(counts: &mut [(u64, u64)], device: Option<usize>, of: &rings::DropCounts) {
     if let Some((received, sent)) = device.and_then(|device| counts.get_mut(device)) {
-        // What another process counts may be anything.
+        // Untrusted counts of another process: saturate.
         *received = received.saturating_add(of.received);
         *sent = sent.saturating_add(of.sent);
     }

@@ -1,5 +1,5 @@
-//! The lane's side of a capture: its ring, if it has one, and the mailbox where it finds or leaves
-//! it.
+//! The lane's side of a capture: its ring, if there is one, and the mailbox through which rings
+//! are exchanged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use manylane_sys::capture::{Direction, Producer, RecordHeader, Region};
 
-/// Where a lane writes copies of frames.
+/// The ring into which a lane copies frames.
 pub(super) struct Ring {
     pub(super) producer: Producer<Region>,
     /// Bytes of a frame that are kept.
@@ -17,7 +17,7 @@ pub(super) struct Ring {
 /// The mailbox of a lane.
 #[derive(Default)]
 pub(crate) struct Mailbox {
-    /// Grows with what is posted: the one word that a lane reads per batch.
+    /// Incremented with each post. The one word that a lane reads per batch.
     version: AtomicU32,
     slot: Mutex<Slot>,
 }
@@ -25,9 +25,9 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct Slot {
     version: u32,
-    /// For the lane; once the lane has been here, what it had before.
+    /// The new ring of the lane; after the lane has taken it, its old one.
     ring: Option<Ring>,
-    /// Something was posted, and the lane has not been here since.
+    /// A post that the lane has not seen yet.
     is_pending: bool,
 }
 
@@ -37,7 +37,7 @@ impl Mailbox {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the lane a ring, or none, from its next batch on.
+    /// Posts a ring, or none, for the lane's next batch.
     pub(super) fn set_ring(&self, ring: Option<Ring>) {
         let old = {
             let mut slot = self.slot();
@@ -46,12 +46,12 @@ impl Mailbox {
             self.version.store(slot.version, Ordering::Release);
             std::mem::replace(&mut slot.ring, ring)
         };
-        // Unmapped when no lane waits for the lock.
+        // Unmapped outside of the lock, for which the lane may be waiting.
         drop(old);
     }
 
-    /// Unmaps what the lane has left here; false if it has not been here since something was
-    /// posted.
+    /// Unmaps the ring that the lane has left here; false if the lane has not seen the last post
+    /// yet.
     pub(super) fn reclaim(&self) -> bool {
         let (left, is_unseen) = {
             let mut slot = self.slot();
@@ -63,14 +63,15 @@ impl Mailbox {
     }
 }
 
-/// What a lane has of captures. Without a mailbox, nothing.
+/// A lane's capture state. Does nothing without a mailbox.
 #[derive(Default)]
 pub(crate) struct Tap {
     mailbox: Option<Arc<Mailbox>>,
     /// The version of the mailbox that the lane has seen.
     seen_version: u32,
     ring: Option<Ring>,
-    /// Of the frames that are sent next: device, queue, time (0: the clock has not been read yet).
+    /// Device, queue and time of the frames to be sent next (time 0: the clock has not been read
+    /// yet).
     tx_meta: (u32, u32, u64),
 }
 
@@ -79,7 +80,7 @@ impl Tap {
         Self { mailbox: Some(post), ..Self::default() }
     }
 
-    /// Looks for a change. Call it once a batch.
+    /// Checks for a posted ring. To be called once a batch.
     #[inline]
     pub(crate) fn refresh(&mut self) {
         if let Some(post) = &self.mailbox
@@ -89,17 +90,17 @@ impl Tap {
         }
     }
 
-    /// Takes what was posted and leaves what it had.
+    /// Takes the posted ring and leaves the old one.
     #[cold]
     fn swap_ring(&mut self) {
         let Some(post) = &self.mailbox else { return };
         let mut slot = match post.slot.try_lock() {
             Ok(slot) => slot,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Something is being posted right now: at the next batch.
+            // A post is in progress: retry at the next batch.
             Err(TryLockError::WouldBlock) => return,
         };
-        // By the version under the lock: one that was read before may be an older one.
+        // The version under the lock decides; the one read before may be older.
         if slot.version != self.seen_version {
             self.seen_version = slot.version;
             slot.is_pending = false;
@@ -107,13 +108,13 @@ impl Tap {
         }
     }
 
-    /// Whether frames are captured.
+    /// True if frames are captured.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Frames that were received from a queue, as they came.
+    /// Records frames received from a queue, unmodified.
     #[inline]
     pub(crate) fn record_rx<'a>(&mut self, ifindex: u32, queue: u32, frames: impl Iterator<Item = &'a [u8]>) {
         if let Some(ring) = &mut self.ring {
@@ -126,14 +127,15 @@ impl Tap {
         }
     }
 
-    /// What is sent from here on leaves by this queue.
+    /// Sets the queue by which the following frames are sent.
     #[inline]
     pub(crate) fn set_tx_queue(&mut self, ifindex: u32, queue: u32) {
         self.tx_meta = (ifindex, queue, 0);
     }
 
-    /// A frame that is about to be put into the TX ring. It is captured if that is then said to
-    /// have [worked](Self::commit_tx): whoever has put it there does not own its bytes any more.
+    /// Stages a frame that is about to be put into the TX ring. [`commit_tx`](Self::commit_tx)
+    /// then records it if that worked. Staged before, because after the put the lane no longer
+    /// owns the frame's bytes.
     #[inline]
     pub(crate) fn stage_tx(&mut self, frame: &[u8]) {
         if let Some(ring) = &mut self.ring {
@@ -148,7 +150,7 @@ impl Tap {
         }
     }
 
-    /// Whether the frame is in the TX ring; returns just that.
+    /// Records the staged frame if it is in the TX ring. Returns `is_sent`.
     #[inline]
     pub(crate) fn commit_tx(&mut self, is_sent: bool) -> bool {
         if let Some(ring) = &mut self.ring {
@@ -158,7 +160,7 @@ impl Tap {
     }
 }
 
-/// Nanoseconds since 1970; 0 before that.
+/// Nanoseconds since 1970; 0 before 1970.
 fn now() -> u64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(theirs.is_finished(), Ok(true));
     }
 
-    /// Captures that end before a lane looks, and a lane that goes with its ring.
+    /// Captures that end before a lane polls its mailbox, and a lane that closes with its ring.
     #[test]
     fn no_ring_is_kept_by_a_lane_that_looks_late_or_goes() {
         let post = Arc::new(Mailbox::default());

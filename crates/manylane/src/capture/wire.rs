@@ -1,10 +1,10 @@
-//! What the two sides of a capture say to each other: lines of text in messages of a local socket.
+//! The protocol between the two sides of a capture: lines of text in messages of a local socket.
 //!
-//! | asked | answered |
+//! | request | reply |
 //! |---|---|
-//! | `manylane.capture 1 describe` | what the socket is: [`Description`] |
+//! | `manylane.capture 1 describe` | the socket: [`Description`] |
 //! | `manylane.capture 1 start SNAPLEN BUFFER` | `ring LANE` for each lane, with the files of the ring; then `started` |
-//! | | later: `ring LANE` for each lane that comes |
+//! | | later: `ring LANE` for each new lane |
 //! | anything | `refused WHY` |
 
 use std::fmt::Write as _;
@@ -14,9 +14,9 @@ use std::net::SocketAddr;
 use crate::counters::LaneId;
 
 const NAME_PREFIX: &str = "manylane.capture";
-/// Of the messages; the rings have one of their own.
+/// Version of the messages; the rings have their own.
 const VERSION: u32 = 1;
-/// Bytes of the longest message: a description with very many devices and lanes.
+/// Maximum size of a message: a description with very many devices and lanes.
 pub(super) const MESSAGE_LEN_MAX: usize = 64 << 10;
 
 /// The name that a process listens under.
@@ -24,22 +24,22 @@ pub(super) fn name(pid: u32, number: u32) -> String {
     format!("{NAME_PREFIX}.{pid}.{number}")
 }
 
-/// The process that a name says.
+/// The process in a name.
 pub(super) fn pid_of(name: &str) -> Option<u32> {
     let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
     pid.parse().ok()
 }
 
-/// The names of ours that somebody listens under, of the list in /proc/net/unix: number,
+/// The capture sockets that are listening, from the contents of /proc/net/unix: number,
 /// references, protocol, flags, type, state, inode, path.
 pub(super) fn listeners(listed: &str) -> Vec<&str> {
-    /// `__SO_ACCEPTCON`: a socket that listens.
+    /// `__SO_ACCEPTCON`: a listening socket.
     const SO_ACCEPTCON: u32 = 0x10000;
     let ours = |line: &'_ str| -> Option<_> {
         let mut words = line.split_ascii_whitespace();
         let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
         let path = words.nth(3)?.len();
-        // A slice of the line itself, for its lifetime.
+        // A slice of the line, for its lifetime.
         (flags & SO_ACCEPTCON != 0).then_some(path)
     };
     let mut found: Vec<&str> = listed
@@ -55,7 +55,7 @@ pub(super) fn listeners(listed: &str) -> Vec<&str> {
     found
 }
 
-/// What the side that captures says.
+/// A message of the side that captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Describe,
@@ -70,7 +70,7 @@ impl Request {
         }
     }
 
-    /// What was asked, or why that cannot be answered.
+    /// Parses a request; the error is the reason for the refusal.
     pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(message).map_err(|_| "that is no text".to_owned())?;
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
@@ -94,18 +94,18 @@ impl Request {
     }
 }
 
-/// What a socket is.
+/// Describes a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Description {
     pub(super) address: SocketAddr,
     /// Index and name.
     pub(super) devices: Vec<(u32, String)>,
     pub(super) lanes: Vec<LaneId>,
-    /// The process that captures it.
+    /// The process that is capturing it.
     pub(super) captured_by: Option<u32>,
 }
 
-/// What the side with the lanes says.
+/// A message of the side with the lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Description(Description),
@@ -141,7 +141,7 @@ impl Reply {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it answers something else");
         let text = std::str::from_utf8(message).map_err(|_| wrong())?;
         if let Some(why) = text.strip_prefix("refused ") {
-            // What another process says goes to a terminal.
+            // Printed to a terminal: strip what another process may have injected.
             return Ok(Self::Refused(why.chars().filter(|c| !c.is_control()).take(400).collect()));
         }
         let mut about = None::<Description>;
@@ -165,7 +165,7 @@ impl Reply {
                 }
                 (["lane", lane], Some(about)) => about.lanes.push(LaneId(lane.parse().map_err(|_| wrong())?)),
                 (["captured", pid], Some(about)) => about.captured_by = pid.parse().ok(),
-                // Of a later version that says more.
+                // An unknown line, from a later version.
                 (_, Some(_)) => {}
                 (_, None) => return Err(wrong()),
             }

@@ -1,8 +1,8 @@
-//! What a receive brought: a batch of datagrams in the lane's buffers.
+//! A batch of received datagrams in the lane's buffers.
 //!
-//! The buffers belong to the lane; a batch borrows them, and with it every datagram and payload.
-//! The next receive needs the lane back, so that nothing can be read after it was overwritten. A
-//! GRO train is handed out as single datagrams, each a slice of the one buffer.
+//! The buffers belong to the lane. A batch borrows them, and so does every datagram and payload.
+//! The next receive borrows the lane mutably, so no payload can be read after it was overwritten.
+//! A GRO message is split into its datagrams, each a slice of the one buffer.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
@@ -15,16 +15,16 @@ use super::RecvSummary;
 use super::frames::{Frames, Meta};
 use super::messages::Messages;
 
-/// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
+/// The ECN codepoint: the two low bits of the type of service (RFC 3168, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecn {
-    /// The sender does not take part.
+    /// Not ECN-capable.
     NotEct,
     /// ECT(1), as L4S uses it (RFC 9331).
     Ect1,
     /// ECT(0).
     Ect0,
-    /// A router on the way is congested.
+    /// CE: congestion was experienced on the way.
     Ce,
 }
 
@@ -39,14 +39,13 @@ impl Ecn {
     }
 }
 
-/// What is said of a message of which the kernel says nothing.
+/// Ancillary data of a message that came without control messages.
 static NO_ANCILLARY: Ancillary = Ancillary { local: None, tos: None, segment_size: 0, timestamp: None };
 
-/// What one receive call brought, as an iterator over its datagrams.
+/// The result of one receive call: an iterator over its datagrams.
 pub struct Batch<'a> {
     origin: Origin<'a>,
-    /// Where the socket is bound: the local address of datagrams of which the kernel does not say
-    /// it.
+    /// Bound address of the socket: the local address of datagrams without one of their own.
     bound_addr: &'a SocketAddr,
     messages: usize,
     datagrams: usize,
@@ -54,21 +53,21 @@ pub struct Batch<'a> {
     gro_message: Option<GroMessage<'a>>,
 }
 
-/// Where the bytes of a batch are.
+/// Location of a batch's bytes.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// In buffers of a kernel socket, with what the kernel said of each message that has control
+    /// In buffers of a kernel socket, with the ancillary data of each message that has control
     /// messages.
     Messages(Messages<'a>, &'a [Ancillary]),
     /// In frames of a queue.
     Frames(Frames<'a>),
 }
 
-/// What is left of the train that is being handed out.
+/// The remainder of the GRO message that is being split.
 struct GroMessage<'a> {
     remaining: &'a [u8],
     segment_size: usize,
-    /// Bytes at its end that did not fit into the buffer.
+    /// Bytes truncated from its end.
     truncated: usize,
     peer: &'a SockAddr,
     ancillary: &'a Ancillary,
@@ -80,25 +79,25 @@ impl<'a> Batch<'a> {
         Self { origin, bound_addr, messages, datagrams, next: 0, gro_message: None }
     }
 
-    /// Datagrams that have not been handed out yet.
+    /// Datagrams that the iterator has not returned yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.datagrams
     }
 
-    /// True if there are none (left).
+    /// True if there are none left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.datagrams == 0
     }
 
-    /// Messages that the batch came as; fewer than datagrams where some were trains.
+    /// Messages that carried the batch; fewer than datagrams if GRO merged some.
     #[must_use]
     pub fn messages(&self) -> usize {
         self.messages
     }
 
-    /// The next datagram of a train.
+    /// The next datagram of a GRO message.
     fn next_segment(&mut self) -> Option<Datagram<'a>> {
         let train = self.gro_message.as_mut()?;
         self.datagrams -= 1;
@@ -122,7 +121,8 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// The next datagram of messages: a message of which the kernel says nothing is one.
+    /// The next datagram of a batch of messages. A message without control messages is one
+    /// datagram.
     #[inline]
     fn next_message(&mut self, ring: Messages<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
         if self.gro_message.is_some() {
@@ -142,7 +142,7 @@ impl<'a> Batch<'a> {
         Some(Datagram { payload: data, full_len, meta: about, bound_addr: self.bound_addr })
     }
 
-    /// The next datagram, or the first one of the next train.
+    /// The datagram of a message with ancillary data, or the first one of a GRO message.
     fn next_with_ancillary(&mut self, message: Message<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
         let Message { data, full_len, peer, .. } = message;
         let said = said.get(self.next).unwrap_or(&NO_ANCILLARY);
@@ -163,8 +163,7 @@ impl<'a> Batch<'a> {
         self.next_segment()
     }
 
-    // Always: what it reads of headers is left out where the caller does not look at it, which
-    // shows only there.
+    // Always inline: if the caller ignores the headers, the compiler then leaves out reading them.
     #[inline(always)]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
         let packet = frames.next_valid(self.next)?;
@@ -207,46 +206,46 @@ pub struct Datagram<'a> {
     bound_addr: &'a SocketAddr,
 }
 
-/// What is known of a datagram, in the form in which it came.
+/// Metadata of a datagram, in the form in which it arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DatagramMeta<'a> {
-    /// The kernel's words.
+    /// From the kernel socket.
     Message {
-        /// Who sent it.
+        /// Source address.
         peer: &'a SockAddr,
-        /// What the control messages say.
+        /// Ancillary data.
         said: &'a Ancillary,
     },
-    /// What its headers say, and whether the application wants to know ECN. By value: a reply may
-    /// be written over them.
+    /// The parsed headers, and whether the application wants ECN. By value, because a reply may
+    /// overwrite the frame's headers.
     Frame(Meta, bool),
 }
 
 impl<'a> Datagram<'a> {
-    /// The payload, as long as the batch.
+    /// The payload, valid as long as the batch.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Whether the payload was cut off at the size of the buffer.
+    /// True if the payload was truncated to the size of the buffer.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.full_len > self.payload.len()
     }
 
-    /// Bytes that were sent: more than the payload has if it was cut off.
+    /// Bytes of the payload as sent; more than were received if it was truncated.
     #[must_use]
     pub fn full_len(&self) -> usize {
         self.full_len
     }
 
-    /// Who sent it. An IPv4 peer of a dual-stack socket is a v4-mapped IPv6 address.
+    /// Source address. With a dual-stack socket, an IPv4 peer is a v4-mapped IPv6 address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         match self.meta {
-            // The kernel fills the address of every datagram of an IP socket.
+            // The kernel fills in the address of every datagram of an IP socket.
             DatagramMeta::Message { peer, .. } => {
                 peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
             }
@@ -254,9 +253,9 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// The local address it was sent to, from which a reply leaves. For a broadcast it is the
-    /// address of the interface that it came in on. A link-local one has that interface as its
-    /// scope.
+    /// The local address that the datagram was sent to, and that a reply is sent from. For a
+    /// broadcast it is the address of the receiving interface. A link-local address has that
+    /// interface as its scope.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
         let port = self.bound_addr.port();
@@ -268,14 +267,14 @@ impl<'a> Datagram<'a> {
                 Some(source) => SocketAddr::new(source.ip, port),
                 None => *self.bound_addr,
             },
-            // Never a link-local one: those are the companion's.
+            // Never link-local: the companion receives those.
             DatagramMeta::Frame(meta, _) => {
                 SocketAddr::new(self.in_socket_family(meta.datagram.destination()).ip(), port)
             }
         }
     }
 
-    /// Explicit congestion notification; none unless [asked for](crate::Builder::ecn).
+    /// The ECN codepoint; none unless [enabled](crate::Builder::ecn).
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
         let tos = match self.meta {
@@ -285,8 +284,8 @@ impl<'a> Datagram<'a> {
         tos.map(Ecn::from_tos)
     }
 
-    /// When the kernel took the packet; none unless asked for. All datagrams of a train have the
-    /// first one's.
+    /// Time at which the kernel received the packet; none unless enabled. All datagrams of a GRO
+    /// message have that of the first one.
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         match self.meta {
@@ -300,7 +299,7 @@ impl<'a> Datagram<'a> {
         &self.meta
     }
 
-    /// The peer as the kernel wants it.
+    /// The peer as a kernel address.
     #[inline]
     pub(crate) fn raw_peer(&self) -> SockAddr {
         match self.meta {
@@ -309,8 +308,8 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be
-    /// one.
+    /// Source address for a reply, if the kernel would not select it. Multicast addresses cannot
+    /// be one.
     #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
         let source = match self.meta {
@@ -322,7 +321,7 @@ impl<'a> Datagram<'a> {
         source.filter(|source| !source.ip.is_multicast())
     }
 
-    /// An address of a frame as the socket's family writes it.
+    /// Converts an address of a frame to the socket's family.
     fn in_socket_family(&self, addr: SocketAddr) -> SocketAddr {
         match addr.ip() {
             IpAddr::V4(ip) if self.bound_addr.is_ipv6() => (ip.to_ipv6_mapped(), addr.port()).into(),

@@ -3,35 +3,34 @@
 use manylane_sys::xsk::{PacketRef, Payloads};
 use manylane_wire::datagram::Datagram;
 
-/// What the library knows of one packet of a batch from a queue.
+/// Metadata of one packet of a batch from a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
-    /// Its place in the batch.
+    /// Index in the batch.
     pub(crate) index: u32,
-    /// What its headers say.
+    /// Its parsed headers.
     pub(crate) datagram: Datagram,
 }
 
-/// What a batch from a queue consists of.
+/// A batch from a queue.
 #[derive(Clone, Copy)]
 pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
-    /// What the headers say of those packets that have no note, each in its place.
+    /// Parsed headers of the packets without an rx hint, at the index of each.
     pub(crate) parsed: &'a [Datagram],
     /// Whether datagrams carry ECN.
     pub(crate) ecn: bool,
 }
 
 impl<'a> Frames<'a> {
-    /// The first packet from the one at `index` on that can be believed: of others no payload was
-    /// found.
+    /// The first valid packet at or after `index`: an invalid one has no payload.
     #[inline]
     pub(crate) fn next_valid(&self, index: usize) -> Option<PacketRef<'a>> {
         self.payloads.next_with_header(index)
     }
 
-    /// What is known of a packet that can be believed. The headers of one with a note are read
-    /// here, of which nothing is left where nobody looks at what they say.
+    /// Metadata of a valid packet. With an rx hint, its headers are parsed here; inlining removes
+    /// that if the caller ignores the result.
     #[inline]
     pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
         let noted = match packet.header() {

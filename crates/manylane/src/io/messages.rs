@@ -6,12 +6,12 @@ use manylane_sys::uring::UringRecv;
 
 use super::RecvSummary;
 
-/// Where messages of kernel sockets are.
+/// Buffers of received messages.
 #[derive(Clone, Copy)]
 pub(crate) enum Messages<'a> {
-    /// In the buffers of a ring of headers.
+    /// Buffers of a ring of `mmsghdr`.
     Mmsg(&'a RecvRing),
-    /// In buffers that the kernel picked.
+    /// Buffers that io_uring picked.
     Uring(&'a UringRecv),
 }
 
@@ -25,8 +25,8 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Looks at the `messages` that were received, and keeps what the kernel said of each in
-    /// `said`, which has a place for each where there are control messages at all.
+    /// Counts the `messages` received, and writes the ancillary data of each to `said`, which has
+    /// an element for each message if control messages are enabled.
     #[inline]
     pub(crate) fn parse_ancillary(self, messages: usize, said: &mut [Ancillary]) -> RecvSummary {
         let Totals { bytes, truncated, with_control } = match self {
@@ -44,7 +44,7 @@ impl<'a> Messages<'a> {
             }
             let ancillary = message.ancillary();
             let datagrams = segment_count(message.data.len(), ancillary.segment_size);
-            // A message is one already.
+            // The message already counts as one datagram.
             taken.datagrams += datagrams - 1;
             taken.gro_messages += usize::from(datagrams > 1);
             if let Some(place) = said.get_mut(index) {

@@ -28,12 +28,12 @@ use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
 use crate::lane_shared::LaneShared;
 use crate::port_owner;
 
-/// How a lane's socket joins the others.
+/// How a lane's socket shares the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortSharing {
-    /// Alone on the port: the kernel guarantees that nobody else has it.
+    /// Exclusive use of the port, guaranteed by the kernel.
     Exclusive,
-    /// Into the reuseport group.
+    /// Member of the reuseport group.
     ReusePort,
 }
 
@@ -53,9 +53,9 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     if addr.ip().is_unspecified() {
         set(if v6 { Flag::PktInfoV6 } else { Flag::PktInfoV4 }, true)?;
     }
-    // The kernel gives multicast to every socket on the port, not to one of the group: each lane
-    // would get a copy of what any program on the host has joined. This way only a lane that joined
-    // a group gets it.
+    // The kernel delivers multicast to every socket on the port, not to one of the group: each
+    // lane would get a copy for every group that any program on the host has joined. With this
+    // off, only a lane that joined a group gets its datagrams.
     let multicast_all = if v6 { Flag::MulticastAllV6 } else { Flag::MulticastAllV4 };
     if sock::set_flag(socket, multicast_all, false).is_err() {
         log::debug!("{multicast_all:?} cannot be turned off: multicast would come to every lane");
@@ -89,7 +89,7 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Res
     Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
 }
 
-/// Sets a buffer to the size asked for, or says what keeps it smaller.
+/// Sets a buffer to the requested size, or returns an error that names the limit.
 fn set_buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let (option, sysctl) = match which {
@@ -106,7 +106,7 @@ fn set_buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Re
     Ok(())
 }
 
-/// Binds, also to the port of a process that has just ended.
+/// Binds. Retries while a process that has just ended still has the port.
 fn bind(socket: BorrowedFd<'_>, addr: &SocketAddr, only_v6: bool) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -133,27 +133,28 @@ fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
     }
 }
 
-/// Whether the kernel says anything about the messages of a socket.
+/// True if the kernel adds control messages to the messages of a socket.
 pub(crate) fn needs_ancillary(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
     can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
 }
 
-/// Receives of a lane that closes, which throw away what is left.
+/// Maximum number of receives with which a closing lane discards its queue.
 const DISCARD_BUDGET: usize = 1 << 14;
 
-/// One lane of engine `mmsg`; what others receive from devices has one beside it.
+/// One lane of engine `mmsg`. An `uring` or `xdp` lane contains one for its kernel socket.
 pub(crate) struct MmsgIo {
     pub(super) queue: SocketQueue,
     recv: MmsgRecv,
     send: SendRing,
-    /// The receive timeout that the socket has.
+    /// The current receive timeout of the socket.
     timeout: Option<Duration>,
 }
 
-/// The headers and buffers that messages are received with.
+/// Headers and buffers for `recvmmsg`.
 struct MmsgRecv {
     ring: RecvRing,
-    /// What the kernel said of each message of the last batch; old where it said nothing.
+    /// Ancillary data of each message of the last batch; stale for messages without control
+    /// messages.
     ancillary: Box<[Ancillary]>,
 }
 
@@ -178,8 +179,7 @@ impl MmsgIo {
         queue: SocketQueue,
     ) -> Result<Self> {
         let control = needs_ancillary(config, addr, can);
-        // The largest datagram fits with a byte to spare, so that only what is larger counts as cut
-        // off.
+        // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
@@ -188,18 +188,19 @@ impl MmsgIo {
         Ok(Self { queue, recv: MmsgRecv { ring, ancillary }, send, timeout: None })
     }
 
-    /// Takes a batch of what is there.
+    /// Receives a batch of queued datagrams.
     #[inline]
     pub(super) fn recv(&mut self) -> Result<RecvSummary> {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
     }
 
-    /// Sleeps in the receive itself, for at most `timeout`, of which the kernel may leave out a
-    /// quarter.
+    /// Blocks in the receive for at most `timeout`. May return up to a quarter early:
+    /// `SO_RCVTIMEO` is kept while it is within a quarter of the wanted value, to save the system
+    /// call.
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
-            // Below a microsecond it would mean for ever.
+            // Zero, which is what less than 1 µs rounds to, would block for ever.
             let bound = timeout.max(Duration::from_micros(1));
             sock::set_recv_timeout(self.fd(), bound).map_err(|err| Error::system("receive timeout", err))?;
             self.timeout = Some(timeout);
@@ -207,14 +208,14 @@ impl MmsgIo {
         self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
     }
 
-    /// Sleeps for `time`, which is short: to the microsecond.
+    /// Sleeps for a short time with microsecond precision.
     pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         sock::wait_readable(self.fd(), time);
         self.recv()
     }
 
-    /// The batch that was taken last, and the ring to answer through.
+    /// The last batch, and the ring to send replies with.
     #[inline]
     pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
@@ -225,17 +226,17 @@ impl MmsgIo {
         self.queue.lane.fd.as_fd()
     }
 
-    /// Datagrams that there is room for while the lane pauses.
+    /// Datagrams that the socket's buffer can take during a delay.
     pub(super) fn recv_capacity(&self) -> usize {
         self.queue.capacity()
     }
 
-    /// Messages that may be in the socket's queue now, at most.
+    /// Upper bound of the messages in the socket's queue.
     pub(super) fn queued_max(&self) -> usize {
         self.queue.queued_max()
     }
 
-    /// Throws away, and counts, what is still queued.
+    /// Discards and counts what is still queued.
     pub(super) fn discard(&mut self) {
         for _ in 0..DISCARD_BUDGET {
             match self.recv.take(&self.queue.lane, None) {

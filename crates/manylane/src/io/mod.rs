@@ -34,23 +34,23 @@ use crate::config::{Config, Engine};
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-/// What an engine on this socket can do. Nobody asks which engine it is.
+/// Capabilities of an engine on this socket. Code tests these, never which engine it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Messages that one call takes or sends.
+    /// Messages that one call receives or sends.
     pub batch: usize,
-    /// Bytes of the largest datagram that is received whole.
+    /// Size of the largest datagram that is received whole, in bytes.
     pub datagram_size: usize,
-    /// Trains of datagrams are received as one message.
+    /// GRO: several datagrams may be received as one message.
     pub gro: bool,
-    /// Consecutive replies may leave as a train.
+    /// GSO: consecutive replies may be sent as one message.
     pub gso: bool,
     /// Datagrams carry a time stamp of the kernel.
     pub timestamps: bool,
 }
 
-/// What one receive brought.
+/// Totals of one receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecvSummary {
     pub(crate) messages: usize,
@@ -60,12 +60,12 @@ pub(crate) struct RecvSummary {
     pub(crate) gro_messages: usize,
 }
 
-/// The batch that was received last, and the ways to answer.
+/// The last batch, and the send paths for replies.
 pub(crate) struct Parts<'a> {
     pub(crate) batch: Batch<'a>,
-    /// By the kernel's socket.
+    /// Through the kernel's socket.
     pub(crate) socket: SendBatch<'a>,
-    /// Past the kernel's stack, tried first.
+    /// Past the kernel's stack; tried first.
     pub(crate) xdp: Option<XdpSender<'a>>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Io {
     Xdp(XdpIo),
 }
 
-/// Calls a method of the engine, which all of them have.
+/// Calls a method that all engines have.
 macro_rules! each {
     ($io:expr, $engine:ident => $call:expr) => {
         match $io {
@@ -88,7 +88,7 @@ macro_rules! each {
 }
 
 impl Io {
-    /// The engine of a lane whose socket is bound to `addr`: the one that `config` names.
+    /// The engine that `config` names, for a lane whose socket is bound to `addr`.
     pub(crate) fn new(
         config: &Config,
         addr: &SocketAddr,
@@ -109,13 +109,13 @@ impl Io {
         })
     }
 
-    /// Takes a batch of what is there; it may be empty.
+    /// Receives a batch of queued datagrams; it may be empty.
     #[inline]
     pub(crate) fn recv(&mut self) -> Result<RecvSummary> {
         each!(self, engine => engine.recv())
     }
 
-    /// Takes what may have come behind a full batch.
+    /// Receives what may have arrived behind a full batch.
     #[inline]
     pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
         match self {
@@ -124,8 +124,8 @@ impl Io {
         }
     }
 
-    /// The poll of this number since the lane began to spin: as [`recv`](Self::recv), but for what
-    /// costs a system call although nothing has come.
+    /// Poll `number` since the lane began to spin: as [`recv`](Self::recv), but most polls skip
+    /// checks that need a system call.
     #[inline]
     pub(crate) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
         match self {
@@ -134,13 +134,13 @@ impl Io {
         }
     }
 
-    /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a
-    /// quarter, and takes it.
+    /// Blocks until a datagram arrives or `timeout` expires, and receives. May return up to a
+    /// quarter early with `mmsg`.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         each!(self, engine => engine.sleep(timeout))
     }
 
-    /// As [`sleep`](Self::sleep), for `time`, which is short: to the microsecond.
+    /// As [`sleep`](Self::sleep), for a short time with microsecond precision.
     pub(crate) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
         match self {
             Self::Mmsg(mmsg) => mmsg.sleep_precise(time),
@@ -149,8 +149,9 @@ impl Io {
         }
     }
 
-    /// Whether a queue whose turn has not come since the lane last paused has something. Each has
-    /// one turn: who goes on for as long as something comes never pauses.
+    /// True if a queue that was not served since the last delay has frames. Each queue is served
+    /// once per round, because a lane that served them as long as any has frames might never
+    /// delay.
     #[inline]
     pub(crate) fn is_within_round(&mut self) -> bool {
         match self {
@@ -159,7 +160,7 @@ impl Io {
         }
     }
 
-    /// The batch that was taken last is over: what is sent next is no reply.
+    /// Ends the last batch: what is sent next is no reply.
     pub(crate) fn end_batch(&mut self) {
         match self {
             Self::Mmsg(_) => {}
@@ -168,14 +169,15 @@ impl Io {
         }
     }
 
-    /// What was `taken` last, and the ways to answer; the socket is `bound` there.
+    /// The last batch, with the counts `taken`, and the send paths for replies. The socket is
+    /// bound to `bound`.
     #[inline]
     pub(crate) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         each!(self, engine => engine.split(taken, bound))
     }
 
-    /// What is readable while [`recv`](Self::recv) would bring something; the same one for as long
-    /// as the lane lives.
+    /// A descriptor that is readable while [`recv`](Self::recv) has work; the same one for the
+    /// lane's life.
     pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
         match self {
             Self::Mmsg(mmsg) => mmsg.fd(),
@@ -184,36 +186,36 @@ impl Io {
         }
     }
 
-    /// Datagrams that there is room for while the lane pauses.
+    /// Datagrams that the receive buffers can take during a delay.
     pub(crate) fn recv_capacity(&self) -> usize {
         each!(self, engine => engine.recv_capacity())
     }
 
-    /// Messages that may be in the kernel socket's queue now, at most.
+    /// Upper bound of the messages in the kernel socket's queue.
     pub(crate) fn queued_max(&self) -> usize {
         each!(self, engine => engine.queued_max())
     }
 
-    /// Gives queues of devices to the other lanes, as far as there are any.
+    /// Hands the queues of devices over to other lanes, if there are any.
     pub(crate) fn release_queues(&mut self) {
         if let Self::Xdp(xdp) = self {
             xdp.release_queues();
         }
     }
 
-    /// Throws away, and counts, what is still queued: the lane closes.
+    /// Discards and counts what is still queued, before the lane closes.
     pub(crate) fn discard(&mut self) {
         each!(self, engine => engine.discard());
     }
 
-    /// Closes the queues of devices that are left.
+    /// Closes the remaining queues of devices.
     pub(crate) fn close_queues(&mut self) {
         if let Self::Xdp(xdp) = self {
             xdp.close_queues();
         }
     }
 
-    /// Whether the kernel may have the socket for a moment yet when all is closed.
+    /// True if a ring of the kernel may hold the socket for a moment after all is closed.
     pub(crate) fn has_left_ring(&self) -> bool {
         match self {
             Self::Uring(uring) => uring.has_left_ring(),

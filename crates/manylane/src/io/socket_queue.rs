@@ -1,4 +1,4 @@
-//! The receive queue of a lane's kernel socket, whichever call takes messages out of it.
+//! The receive queue of a lane's kernel socket, independent of the call that receives from it.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -15,32 +15,32 @@ use crate::drop_policy::DropPolicy;
 use crate::error::Error;
 use crate::lane_shared::LaneShared;
 
-/// Bytes of memory that a small datagram takes in the queue, at most and at least.
+/// Maximum and minimum memory of a small datagram in the queue, in bytes (skb truesize).
 const SKB_TRUESIZE_MAX: usize = 4096;
 const SKB_TRUESIZE_MIN: usize = 512;
 
-/// A way to take messages out of a socket's queue.
+/// Receives messages from a socket's queue.
 pub(super) trait TakeMessages {
-    /// Takes a batch; waits for the first message for so long, if at all.
+    /// Receives a batch; waits for the first message for at most `wait`, if given.
     fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary>;
 
-    /// Messages that have left the queue and were not handed out.
+    /// Messages that have left the queue and were not returned yet.
     fn held(&self) -> usize;
 }
 
-/// The queue.
+/// The receive queue of a kernel socket.
 pub(super) struct SocketQueue {
     pub(super) lane: Arc<LaneShared>,
-    /// Messages of a full batch.
+    /// Messages in a full batch.
     batch: usize,
     drop_policy: DropPolicy,
     load: Option<LoadWords>,
 }
 
-/// Where eBPF reads how much a lane has taken (steering `least-loaded` only).
+/// Where a lane publishes its load to eBPF (steering `least-loaded` only).
 pub(super) struct LoadWords {
     words: Arc<SharedWords>,
-    /// The lane's first word.
+    /// Index of the lane's first word.
     base: usize,
 }
 
@@ -53,11 +53,11 @@ impl LoadWords {
         self.words.load(self.base + abi::LOAD_STEERED)
     }
 
-    /// Counts `taken` messages, where `steered` had been steered to the lane before.
+    /// Adds `taken` messages; `steered` is the number steered to the lane before the receive.
     fn record(&self, taken: usize, steered: u64) {
         let at = self.base + abi::LOAD_TAKEN;
-        // An empty queue means that all that was steered here was taken or dropped: the sums meet
-        // again.
+        // The queue is empty: all that was steered here was received or dropped, so the sums are
+        // equal.
         let total = if taken == 0 { steered } else { self.words.load(at) + taken as u64 };
         self.words.store(at, total);
     }
@@ -73,7 +73,7 @@ impl SocketQueue {
         Self { lane, batch, drop_policy, load }
     }
 
-    /// Takes a batch by `from`.
+    /// Receives a batch through `from`.
     #[inline]
     pub(super) fn recv(
         &self,
@@ -96,15 +96,15 @@ impl SocketQueue {
         Ok(taken)
     }
 
-    /// Gives up the batch that was `taken`, and what is behind it, if the queue is more than half
-    /// full: up to the last batch that is there.
+    /// If the queue is more than half full, drops the batch `taken` and all following ones but the
+    /// last.
     #[cold]
     fn drop_stale(&self, from: &mut impl TakeMessages, mut taken: RecvSummary) -> io::Result<RecvSummary> {
         let (queued, limit) = self.backlog(from);
         if queued <= limit / 2 {
             return Ok(taken);
         }
-        // More may come all the time.
+        // Bounded, because datagrams may keep arriving.
         let mut most = limit / SKB_TRUESIZE_MIN;
         while taken.messages == self.batch && most >= taken.messages && self.backlog(from).0 > 0 {
             self.lane.cells.add(Count::DroppedStale, taken.datagrams as u64);
@@ -114,28 +114,27 @@ impl SocketQueue {
         Ok(taken)
     }
 
-    /// Bytes of memory that wait in the queue, and how many there can be; what is `held` counts as
-    /// little as it can have been.
+    /// Bytes of memory in the queue, and its limit. Each message that is `held` counts as the
+    /// smallest possible one.
     fn backlog(&self, from: &impl TakeMessages) -> (usize, usize) {
         let state = sock::queue_state(self.lane.fd.as_fd()).unwrap_or_default();
         (state.queued_bytes as usize + from.held() * SKB_TRUESIZE_MIN, state.limit_bytes as usize)
     }
 
-    /// Counts a receive that has failed.
+    /// Counts a failed receive.
     #[cold]
     pub(super) fn recv_error(&self, err: io::Error) -> Error {
         self.lane.cells.add(Count::RecvErrors, 1);
         Error::system("receiving", err)
     }
 
-    /// Messages that the queue has room for, counted with a page each: what small frames of a
-    /// device take.
+    /// Messages that the queue has room for, at a page each: the size of small frames of a device.
     pub(super) fn capacity(&self) -> usize {
         let state = sock::queue_state(self.lane.fd.as_fd());
         state.map_or(usize::MAX, |state| state.limit_bytes as usize / SKB_TRUESIZE_MAX)
     }
 
-    /// Messages that may be in the queue now, at most.
+    /// Upper bound of the messages in the queue.
     pub(super) fn queued_max(&self) -> usize {
         let queued = sock::queue_state(self.lane.fd.as_fd()).map_or(0, |state| state.queued_bytes as usize);
         queued / SKB_TRUESIZE_MIN

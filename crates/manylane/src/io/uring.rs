@@ -70,30 +70,30 @@ use crate::counters::{Cells, Count};
 use crate::error::{EPERM, Error, Result};
 use crate::lane_shared::LaneShared;
 
-/// Messages that the kernel takes out of a socket at one go, with room to spare
-/// (`MULTISHOT_MAX_RETRY`): so many buffers more than a batch has are never short.
+/// Upper bound of the messages that the kernel takes from a socket at a time
+/// (`MULTISHOT_MAX_RETRY`). With this many buffers more than a batch there is always a free one.
 pub(crate) const MULTISHOT_BATCH_MAX: usize = 64;
 
-/// How long a datagram may take on a trial over loopback.
+/// Time limit of the loopback trial.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who may use io_uring (Linux 6.6).
+/// The sysctl that restricts io_uring (Linux 6.6).
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// How the ring and the socket are watched.
+/// Epoll tokens of the ring and of the socket.
 const RING: u64 = 1;
 const SOCKET: u64 = 2;
 
 /// One lane of engine `uring`.
 pub(crate) struct UringIo {
-    /// The way to receive, until io_uring fails.
+    /// The ring; none once io_uring has failed.
     ring: Option<UringRing>,
-    /// Sends, and receives then.
+    /// Sends; also receives after io_uring has failed.
     socket: MmsgIo,
-    /// What tells of readiness since io_uring failed, if the ring's descriptor did before: it stays
-    /// the same one.
+    /// The epoll of a ring that failed after its descriptor was asked for: the lane's descriptor
+    /// must stay the same.
     readiness: Option<Epoll>,
-    /// A ring that is given up may have the socket for a moment yet.
+    /// A dropped ring may hold the socket for a moment.
     has_left_ring: bool,
 }
 
@@ -101,33 +101,34 @@ pub(crate) struct UringIo {
 struct UringRing {
     recv: UringRecv,
     options: UringOptions,
-    /// What the kernel said of each message of the last batch; old where it said nothing.
+    /// Ancillary data of each message of the last batch; stale for messages without control
+    /// messages.
     ancillary: Box<[Ancillary]>,
-    /// Whether the last batch came from here.
+    /// The last batch is in this ring.
     is_current: bool,
-    /// Readable while the socket is or the ring holds something; its content is decided when
-    /// somebody asks.
+    /// Readable while the socket or the ring has messages. Its members are added when it is first
+    /// asked for.
     epoll: Epoll,
     is_registered: AtomicBool,
-    /// Shortages and changes of rings that have been seen to.
+    /// Buffer shortages and replaced rings that were handled already.
     buffer_shortages: u64,
     ring_replacements: u64,
 }
 
-/// Whether a lane with these options could have a ring.
+/// Checks that a lane with these options could have a ring.
 pub(crate) fn check(config: &Config) -> Result<()> {
     let options = options(config, true);
     run_in_thread(move || UringRecv::new(options).map(drop).map_err(failed))
 }
 
-/// Receives a datagram by a ring.
+/// Receives a datagram through a ring, as a trial.
 pub(crate) fn probe() -> Result<()> {
     run_in_thread(|| {
         let options = UringOptions { batch: 1, buffer: 1, buffers: 1, control: false, sqarray: false };
         let mut recv = UringRecv::new(options).map_err(failed)?;
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let sent = socket.local_addr().and_then(|addr| socket.send_to(b"x", addr));
-        // It is there already.
+        // It has arrived already.
         match sent.and_then(|_| recv.recv(socket.as_fd(), Some(PROBE_TIMEOUT))).map_err(failed)? {
             0 => Err(failed(io::ErrorKind::TimedOut.into())),
             _ => Ok(()),
@@ -135,9 +136,9 @@ pub(crate) fn probe() -> Result<()> {
     })
 }
 
-/// Does something with rings in a thread of its own, in which they are closed, too: a ring that is
-/// closed may interrupt a later call of the thread that made it (EINTR where a call has a time
-/// limit), and that is not to be one of the program's.
+/// Runs `work` with rings on a thread of its own, where they are closed too. A ring that is closed
+/// may interrupt a later call of the thread that made it (EINTR, in calls with a time limit), and
+/// that must not happen to a call of the program.
 pub(crate) fn run_in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -157,7 +158,7 @@ fn options(config: &Config, control: bool) -> UringOptions {
     }
 }
 
-/// Names what is in the way of io_uring.
+/// Adds the likely reason to an error of io_uring.
 fn failed(err: io::Error) -> Error {
     let what = match err.raw_os_error() {
         Some(EPERM) => format!("io_uring: {}", forbidden_by(&fs::read_to_string(SYSCTL).unwrap_or_default())),
@@ -166,12 +167,12 @@ fn failed(err: io::Error) -> Error {
     Error::system(what, err)
 }
 
-/// Who forbids io_uring, where the sysctl says `set`.
+/// What forbids io_uring, given the value `set` of the sysctl.
 fn forbidden_by(set: &str) -> String {
     match set.trim() {
         "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
-        // To all, or to those without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group
-        // (Linux 6.6).
+        // 1: for processes without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group;
+        // 2: for all (Linux 6.6).
         set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
     }
 }
@@ -182,13 +183,13 @@ impl UringIo {
         Ok(Self { ring, socket, readiness: None, has_left_ring: false })
     }
 
-    /// Takes a batch of what is there.
+    /// Receives a batch of queued datagrams.
     #[inline]
     pub(super) fn recv(&mut self) -> Result<RecvSummary> {
         self.recv_within(None)
     }
 
-    /// Sleeps in the receive itself, for at most `timeout`.
+    /// Blocks in the receive for at most `timeout`.
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         if self.ring.is_none() {
             return self.socket.sleep(timeout);
@@ -213,7 +214,8 @@ impl UringIo {
         }
     }
 
-    /// io_uring has failed, with all that it had taken handed out: the socket is as good as ever.
+    /// Falls back to the socket after io_uring has failed. All messages in the ring have been
+    /// returned.
     #[cold]
     fn give_up(&mut self, err: &io::Error) {
         let lane = &self.socket.queue.lane;
@@ -253,22 +255,22 @@ impl UringIo {
         self.socket.recv_capacity()
     }
 
-    /// Messages that may be in the socket's queue now, at most.
+    /// Upper bound of the messages in the socket's queue.
     pub(super) fn queued_max(&self) -> usize {
         self.socket.queued_max()
     }
 
-    /// Whether the kernel may have the socket for a moment yet when all is closed.
+    /// True if the kernel may hold the socket for a moment after all is closed.
     pub(super) fn has_left_ring(&self) -> bool {
         self.has_left_ring
     }
 
-    /// Throws away, and counts, what is still queued, first what the ring holds.
+    /// Discards and counts what is still queued, starting with the messages in the ring.
     pub(super) fn discard(&mut self) {
         if let Some(mut ring) = self.ring.take() {
             let lane = &self.socket.queue.lane;
             ring.recv.stop();
-            // It ends with what the ring holds; an error says that this was nothing.
+            // Ends when the ring is empty; an error means that it was.
             while let Ok(taken) = ring.take(lane, None)
                 && taken.messages > 0
             {
@@ -281,7 +283,7 @@ impl UringIo {
 }
 
 impl TakeMessages for UringRing {
-    /// Takes a batch, and reads what the kernel says about it.
+    /// Receives a batch, and parses its ancillary data.
     #[inline]
     fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
         self.is_current = false;
@@ -325,7 +327,7 @@ impl UringRing {
         })
     }
 
-    /// More buffers where they were too few; another ring is watched in place of the last one.
+    /// Adds buffers if there were too few, and watches a ring that replaced another.
     #[cold]
     fn adapt(&mut self, cells: &Cells) {
         let short = self.recv.buffer_shortages() - self.buffer_shortages;
@@ -346,12 +348,12 @@ impl UringRing {
         }
     }
 
-    /// The batch that was taken last, if it came from here.
+    /// The last batch, if it is in this ring.
     fn origin(&self) -> Option<Origin<'_>> {
         self.is_current.then_some(Origin::Messages(Messages::Uring(&self.recv), &self.ancillary))
     }
 
-    /// What is readable while [`recv`](Self::recv) would bring something.
+    /// A descriptor that is readable while [`recv`](Self::recv) has work.
     fn readiness(&self, socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
         if !self.is_registered.swap(true, Ordering::Relaxed) {
             self.register(RING, self.recv.as_fd());
@@ -360,13 +362,13 @@ impl UringRing {
         self.epoll.as_fd()
     }
 
-    /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event
-    /// loop may wait on it, and from now on it tells of the socket alone.
+    /// Drops the ring, but keeps its epoll if that was asked for. An event loop may wait on it;
+    /// from here on it reports the socket alone.
     fn into_readiness(self) -> Option<Epoll> {
         if !self.is_registered.into_inner() {
             return None;
         }
-        // Closing the ring would do, but the kernel may have it for a moment yet.
+        // Closing the ring would remove it too, but the kernel may take a moment.
         _ = self.epoll.remove(&self.recv.as_fd());
         Some(self.epoll)
     }
