@@ -349,7 +349,8 @@ impl<'a> Outbox<'a> {
         }
         // If single datagrams pass and the GSO message does not, it exceeds the path's MTU with
         // the headers, or the device cannot checksum segments (EIO, udp_send_skb in
-        // net/ipv4/udp.c). So no GSO message of this segment size is sent again.
+        // net/ipv4/udp.c). Segments of this size or larger are then never sent by GSO again, and
+        // after EIO none are.
         if done.lost == lost_before {
             let limit = if code == errno::EIO { 0 } else { self.queue.segment_size(at).saturating_sub(1) };
             self.queue.limit_gso(limit);

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::error::{EACCES, EMFILE, ENOMEM, EPERM, Error, ErrorKind, errno_of};
 
-/// The error of a step, of the kind that its number says.
+/// The error of an eBPF step, with the kind for its number.
 pub(super) fn bpf_error<E: std::error::Error + Send + Sync + 'static>(
     name: &str,
     what: &str,

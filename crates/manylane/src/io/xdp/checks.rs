@@ -1,6 +1,6 @@
-//! Where XDP may stand in for the kernel's input path: addresses and devices for which that would
-//! decide otherwise are left to it. What is left out here costs nothing per frame. docs/xdp.md has
-//! the whole table.
+//! Decides where XDP may bypass the kernel's input path. Addresses and devices for which the
+//! kernel could decide otherwise are left to it. These checks cost nothing per frame. docs/xdp.md
+//! has the whole table.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,17 +11,18 @@ use manylane_sys::device as sys;
 use super::route::LocalState;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How the program may be attached.
+/// Attach mode of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttachMode {
-    /// By the driver, before anything is allocated for a frame.
+    /// In the driver, before anything is allocated for a frame.
     Native,
-    /// By the kernel, on any device, behind the driver: slower, for tests and old drivers.
+    /// In the kernel, behind the driver: works on any device, but slower. For tests and old
+    /// drivers.
     Generic,
 }
 
-/// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`: none of
-/// IPv4 if `leaves_ip4`.
+/// The addresses whose datagrams on `device` are redirected to a socket bound to `bound`; no IPv4
+/// if `leaves_ip4`.
 pub(super) fn steered_addrs(
     bound: IpAddr,
     only_v6: bool,
@@ -31,19 +32,20 @@ pub(super) fn steered_addrs(
 ) -> Vec<IpAddr> {
     let LocalState { addresses, masters, .. } = locals;
     let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
-    // Frames are the master's to judge since the device became a part of it.
+    // The device has become part of a master, which decides about its frames.
     if is_part(device) {
         return Vec::new();
     }
-    // IPv6 is off on a device without any address of it (disable_ipv6).
+    // Without any IPv6 address, IPv6 is off on the device (disable_ipv6).
     let has_v6 = addresses.iter().any(|(at, ip)| *at == device && ip.is_ipv6());
     let takes = |ip: IpAddr| match bound {
         _ if !bound.is_unspecified() => ip == bound.to_canonical(),
         IpAddr::V4(_) => ip.is_ipv4(),
         IpAddr::V6(_) => ip.is_ipv6() || !only_v6,
     };
-    // Like the kernel, any device takes datagrams to the addresses of others, but not into a VRF.
-    // Link-local addresses mean something on their own link only, and no wire leads to loopback.
+    // As in the kernel, any device accepts datagrams to the addresses of others, but not into a
+    // VRF. Link-local addresses are valid on their own link only, and loopback addresses never
+    // arrive from a wire.
     let wanted = |(at, ip): &(u32, IpAddr)| {
         let family = if ip.is_ipv4() { !leaves_ip4 } else { has_v6 };
         takes(*ip) && family && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at)
@@ -51,18 +53,18 @@ pub(super) fn steered_addrs(
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
 
-/// From where no datagram is taken: our own addresses, and those that are for all of a network.
+/// Source addresses that are never accepted: our own addresses, and broadcast addresses.
 pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
     let ours = locals.addresses.iter().map(|(_, ip)| *ip);
     ours.chain(locals.broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
 }
 
-/// Refuses a device that is a part of another one, or is made of others.
+/// Refuses a device that is part of another one, or is made of others.
 ///
-/// A part's frames are judged by what it is a part of: which of them a bridge forwards, whether a
-/// port of a bond is active, what a VRF may reach. And what is made of others hands its program to
-/// them, but an XSK takes only frames that came in on its own device: all that is redirected would
-/// be lost. Generic XDP runs where frames have arrived at the upper device.
+/// The master decides about the frames of its parts: which ones a bridge forwards, whether a port
+/// of a bond is active, what a VRF may reach. A master in turn hands its program to its parts, but
+/// an XSK accepts only frames that arrived on its own device, so all redirected frames would be
+/// lost. Generic XDP runs where frames have arrived at the upper device.
 pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState) -> Result<()> {
     let name = |index: u32| sys::name(index).unwrap_or_else(|_| format!("device {index}"));
     let LocalState { masters, .. } = locals;
@@ -81,8 +83,8 @@ pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState)
     Ok(())
 }
 
-/// Refuses a device whose kind is to be made of others, also as long as it has none: a bond that
-/// is opened while the machine boots is given its parts later, and hands its program to them.
+/// Refuses a device of a kind that is made of others, even if it has no parts yet: a bond that is
+/// opened during boot gets its parts later, and hands its program to them.
 pub(super) fn check_kind(name: &str, driver: &str, attach: AttachMode) -> Result<()> {
     if attach == AttachMode::Native && matches!(driver, "bonding" | "bridge" | "team") {
         return Err(made_of_others(name, "any that it is given"));
@@ -99,19 +101,19 @@ fn made_of_others(name: &str, parts: &str) -> Error {
     )
 }
 
-/// How many queues of a device XSKs can have: those by which they receive and also send, of which
-/// the driver keeps some to itself. The kernel says nothing of an XSK that cannot send: what is in
-/// its TX ring stays there.
+/// Number of queues of a device that XSKs can use. Such a queue receives and sends, and the driver
+/// reserves some of them. The kernel does not report an XSK that cannot send: its frames stay in
+/// the TX ring.
 pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
     queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
-/// Whether the kernel would take datagrams on a device only from where it would send to over the
-/// same one (`rp_filter` 1), and there is another one with addresses over which it might. An XDP
-/// program cannot ask that: `bpf_fib_lookup` answers only on devices that forward.
+/// True if the kernel would filter sources on a device (`rp_filter` 1) and another device with
+/// addresses exists, over which such a source might be routed. An XDP program cannot do that
+/// check: `bpf_fib_lookup` works only on devices that forward.
 pub(super) fn has_strict_rp_filter(device: u32, locals: &LocalState) -> bool {
     let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
-    // Its name now: it may have been given another one since it was opened.
+    // The current name: the device may have been renamed since it was opened.
     let Some(name) = sys::name(device).ok().filter(|_| locals.addresses.iter().any(is_another)) else {
         return false;
     };
@@ -123,8 +125,8 @@ pub(super) fn has_strict_rp_filter(device: u32, locals: &LocalState) -> bool {
     read("all").max(read(&name)) == 1
 }
 
-/// Warns of a device where [`has_strict_rp_filter`] is true: the kernel checks its IPv4 unless the
-/// device was named.
+/// Warns about a device with [`has_strict_rp_filter`]: the kernel checks its IPv4 sources unless
+/// the device was named.
 pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     if is_named {
         log::warn!(
@@ -137,16 +139,16 @@ pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     }
 }
 
-/// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all
-/// VLANs look as if they had no tag. A veth device always may: whether there are tags beside frames
-/// is for its other end to say.
+/// The warning for a device whose driver strips VLAN tags, if it does: frames of all VLANs then
+/// look untagged. None for veth, which always reports it: there, the other end decides whether
+/// tags are beside the frame.
 pub(super) fn vlan_stripping_warning(name: &str, driver: &str, strips: bool) -> Option<String> {
     (strips && driver != "veth").then(|| {
         format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
     })
 }
 
-/// Whether an address means something on its own link only.
+/// True if an address is valid on its own link only.
 pub(super) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
 }
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(steered_to("0.0.0.0", false, ETH), four);
         assert_eq!(steered_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
         assert_eq!(steered_to("::", true, ETH), ["fd00::1"]);
-        // Without an address of IPv6 a device takes none of it.
+        // A device without IPv6 addresses accepts no IPv6.
         assert_eq!(steered_to("::", false, OTHER), four);
         assert_eq!(steered_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
         for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.9.9.9"] {
@@ -230,8 +232,8 @@ mod tests {
     fn queues_that_send_and_receive_are_usable() {
         let usable = |receive, send, reserved| usable_queues(sys::Queues { receive, send }, reserved);
         assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
-        // virtio_net of two processors, which has two queues of four in use until the program
-        // comes.
+        // virtio_net with two processors: two of its four queues are in use before the program is
+        // attached.
         assert_eq!(usable(4, 4, 2), 2);
         assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);
     }

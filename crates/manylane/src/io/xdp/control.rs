@@ -1,20 +1,20 @@
-//! What the XDP side of one socket is made of: its devices, and the addresses that lead to it, kept
-//! current. Which lane serves which queue is in `queues.rs`.
+//! Control of the XDP side of one socket: its devices, and the addresses that lead to it, kept
+//! current. `queues.rs` assigns queues to lanes.
 //!
 //! | event | what happens |
 //! |---|---|
-//! | open | companions bind and are steered to; XSKs open and go into the map of their device; only then the ports |
+//! | open | companions bind and are steered to; XSKs open and are entered in the map of their device; the ports come last |
 //! | addresses of the machine change | the ports of a wildcard socket follow |
-//! | a lane comes | it is given queues of those that have the most |
-//! | a lane leaves | it gives its queues to the others, with all that is in them |
-//! | a device is down | nothing comes from it until it is up; what comes over another one comes through companions |
-//! | a device goes, becomes a part of another one, or is given parts | its queues are drained and closed |
-//! | a device comes (back), or has more queues | it is opened, and lanes are given its queues |
-//! | the socket ends, the process dies | ports and program go: every frame is the kernel's again |
+//! | a lane is added | it gets queues from the lanes with the most |
+//! | a lane is removed | it hands its queues, with all their content, over to the others |
+//! | a device is down | no frames arrive from it until it is up; datagrams over another device arrive at companions |
+//! | a device is removed, becomes part of another one, or gets parts | its queues are drained and closed |
+//! | a device is added (again), or has more queues | it is opened, and its queues are assigned to lanes |
+//! | the socket ends, the process dies | ports and program are removed: every frame goes to the kernel again |
 //!
-//! What is and what should be are compared by the thread that follows the kernel's tables, whenever
-//! it hears of a change and every few seconds: the number of queues, a device's own address, and a
-//! queue that another process has given back change without a word.
+//! The thread that follows the kernel's tables compares the actual with the desired state, at each
+//! change and every few seconds. The reason for the interval: there is no event when the number of
+//! queues or a device's address changes, or when another process releases a queue.
 
 mod queues;
 
@@ -39,8 +39,7 @@ use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Bytes of a frame of the UMEM, and what the kernel keeps free at its start
-/// (`XDP_PACKET_HEADROOM`).
+/// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`).
 pub(super) const FRAME_SIZE: u32 = 2048;
 pub(super) const HEADROOM: u32 = 256;
 
@@ -55,22 +54,21 @@ pub struct XdpQueue {
     pub queue: u32,
     /// The lane.
     pub lane: LaneId,
-    /// The device writes into the memory of the lane by itself.
+    /// Zero copy: the device writes into the memory of the lane.
     pub zero_copy: bool,
-    /// Frames that came for the socket and found the RX ring full, since the queue was opened:
-    /// whichever lane had it.
+    /// Frames for the socket dropped because the RX ring was full, since the queue was opened,
+    /// including those of earlier lanes.
     pub ring_full: u64,
-    /// Frames that came for it and were dropped for another reason: no frame to write them into, or
-    /// too long for one. With `ring_full`, what lanes count as `xsk_dropped`.
+    /// Frames for the socket dropped for another reason: no free frame to receive into, or too
+    /// long. With `ring_full`, the frames that lanes count as `xsk_dropped`.
     pub dropped: u64,
-    /// How often the fill ring had no frame when the kernel wanted one.
+    /// Times that the kernel found the fill ring empty.
     pub fill_ring_empty: u64,
-    /// Entries of the fill and the TX ring that the kernel could not use: none, unless there is a
-    /// mistake in the rings.
+    /// Invalid descriptors in the fill and the TX ring. Zero unless there is a bug in the rings.
     pub invalid_descriptors: u64,
 }
 
-/// Which devices the bound address can be reached over: decided when the socket opens.
+/// The devices over which the bound address can be reached; decided when the socket opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DeviceSelection {
     /// Those that the user named.
@@ -85,24 +83,24 @@ enum DeviceSelection {
 pub(crate) struct XdpControl {
     pub(super) bound_addr: SocketAddr,
     only_v6: bool,
-    /// Whether datagrams carry ECN.
+    /// Datagrams carry ECN.
     pub(super) ecn: bool,
-    /// Most packets of a batch.
+    /// Maximum packets of a batch.
     pub(super) batch: usize,
-    /// For how long waits of lanes poll the device.
+    /// Time that waits of lanes poll the device.
     pub(super) busy_poll: Option<Duration>,
     pub(super) options: XdpOptions,
     routes: Arc<Routes>,
     device_selection: DeviceSelection,
-    /// Where others can capture what lanes receive and send.
+    /// The capture socket for what lanes receive and send.
     capture: Option<CaptureListener>,
-    /// What is let in.
+    /// The filter of the socket.
     pub(crate) filter: FilterHandle,
     state: Mutex<State>,
 }
 
 impl XdpControl {
-    /// Finds the devices and attaches the program to them. No frame is taken yet.
+    /// Finds the devices and attaches the program to them. It takes no frames yet.
     pub(crate) fn open(config: &Config, bound: SocketAddr) -> Result<Arc<Self>> {
         let routes = Routes::start()?;
         let mut plane = Self {
@@ -143,7 +141,7 @@ impl XdpControl {
         let bound = self.bound_addr.ip().to_canonical();
         match &self.options.devices {
             Some(names) => DeviceSelection::Named(names.clone()),
-            // An address of no device may be reached over any of them.
+            // An address that is on no device may be reached over any of them.
             None if self.ethernet_devices(|ip| ip == bound).is_empty() && !bound.is_loopback() => {
                 DeviceSelection::All
             }
@@ -155,7 +153,7 @@ impl XdpControl {
         matches!(self.device_selection, DeviceSelection::Named(_))
     }
 
-    /// Ethernet devices that are up and have an address that is `wanted`.
+    /// Ethernet devices that are up and have an address for which `wanted` is true.
     fn ethernet_devices(&self, wanted: impl Fn(IpAddr) -> bool) -> Vec<u32> {
         let all = self.routes.local_addresses();
         let mut found: Vec<u32> = all.iter().filter(|(_, ip)| wanted(*ip)).map(|(at, _)| *at).collect();
@@ -168,7 +166,7 @@ impl XdpControl {
         found
     }
 
-    /// The devices that datagrams for the bound address come in on, as far as anybody can know.
+    /// The devices on which datagrams for the bound address may arrive.
     fn candidates(&self, strict: bool) -> Result<Vec<u32>> {
         match &self.device_selection {
             DeviceSelection::Named(names) => {
@@ -180,7 +178,7 @@ impl XdpControl {
                             let message = format!("xdp_devices: there is no device {name}");
                             return Err(Error::with(ErrorKind::Config, message, err));
                         }
-                        // It may come back.
+                        // The device may return.
                         Err(_) => {}
                     }
                 }
@@ -191,8 +189,8 @@ impl XdpControl {
         }
     }
 
-    /// Attaches to the devices that should be there and are not, and returns why the last one that
-    /// failed did. If `strict`, a device that was asked for by name has to work.
+    /// Attaches to the devices that are missing; returns the last error that was not fatal. If
+    /// `strict`, a device that was named by the user has to work.
     fn attach(&self, state: &mut State, strict: bool) -> Result<Option<Error>> {
         let attach = if self.options.generic { AttachMode::Generic } else { AttachMode::Native };
         let locals = self.routes.local_state();
@@ -202,8 +200,8 @@ impl XdpControl {
             if is_known || state.failed.contains(&index) {
                 continue;
             }
-            // Lanes that run let go of a device that was gone and is back only if nobody waits for
-            // it under the lock.
+            // If not strict, does not wait for an earlier program: to release a returned device,
+            // running lanes need the lock held here.
             let opened =
                 Device::open(index, attach, &locals, FRAME_SIZE - HEADROOM, self.options.sources, strict)
                     .and_then(|device| self.register(device));
@@ -215,13 +213,14 @@ impl XdpControl {
                     state.devices.push(device);
                 }
                 Err(err) if strict && self.has_named_devices() => return Err(err),
-                // A program that is in the way goes without a word: tried again at the next turn.
+                // Another program is attached. Its removal causes no event, so this is retried at
+                // the next refresh.
                 Err(err) if !strict && err.kind() == ErrorKind::InUse => {
                     log::debug!("engine xdp: left out for now: {}", err.chain());
                     why = Some(err);
                 }
-                // Whoever opened the socket has dropped the privilege since: said once, and not
-                // tried again and again.
+                // The process has dropped the privilege since the socket was opened: report it
+                // once and do not retry.
                 Err(err) if !strict && err.kind() == ErrorKind::Permission => {
                     if !state.denied.contains(&index) {
                         state.denied.push(index);
@@ -243,7 +242,7 @@ impl XdpControl {
         Ok(why)
     }
 
-    /// A number of the socket on a device, whose program lets in what the socket wants.
+    /// Registers the socket on a device and installs its filter there.
     fn register(&self, device: Arc<Device>) -> Result<(Arc<Device>, SocketIndex)> {
         let number = device.register(&self.options.vlans)?;
         if let Err(err) = self.filter.attach(&device, number) {
@@ -253,7 +252,7 @@ impl XdpControl {
         Ok((device, number))
     }
 
-    /// Lets others capture the lanes, unless that is off. Without it nothing is worse but that.
+    /// Opens the capture socket, unless captures are off. A failure only disables captures.
     fn open_capture(&self) -> Option<CaptureListener> {
         let about = |(device, _): &(Arc<Device>, SocketIndex)| (device.index, device.name.clone());
         let open =
@@ -263,27 +262,26 @@ impl XdpControl {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock leaves the state in a form that a later holder could not use.
+        // Every critical section leaves valid state, so a poisoned lock can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane that can be given queues, from now on.
+    /// Adds a lane that can be assigned queues.
     pub(super) fn add_lane(&self, lane: LaneId, mailbox: Arc<Mailbox>) {
         self.state().add_lane(lane, mailbox);
     }
 
-    /// Where a lane finds next hops.
+    /// The next hop reader of a lane.
     pub(super) fn route_reader(&self) -> Reader {
         self.routes.reader()
     }
 
-    /// Where a lane shows what it receives and sends.
+    /// The capture tap of a lane.
     pub(super) fn tap(&self, lane: LaneId) -> Tap {
         self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane))
     }
 
-    /// Gives the lanes that there are their queues. From here on frames for the bound address come
-    /// to them.
+    /// Assigns queues to the lanes. From here on, frames for the bound address arrive there.
     pub(crate) fn start(&self) -> Result<()> {
         let mut state = self.state();
         let (lanes, queues) = (state.lane_count(), state.queue_count());
@@ -298,16 +296,16 @@ impl XdpControl {
         self.bind_addresses(&state)
     }
 
-    /// Something has changed, or may have.
+    /// Handles an actual or possible change.
     fn handle_change(&self, change: Change) {
         let mut state = self.state();
         if !state.open {
             return;
         }
         if let Change::Link { ifindex, gone, .. } = change {
-            // What failed before may work now.
+            // A device that failed before may work after the change.
             state.failed.retain(|index| *index != ifindex);
-            // Another device may have its number by now.
+            // Another device may have its index by now.
             let left = state.devices.iter().find(|(device, _)| gone && device.index == ifindex);
             left.inspect(|(device, _)| device.set_gone());
             state.denied.retain(|index| !gone || *index != ifindex);
@@ -323,7 +321,7 @@ impl XdpControl {
         let attached = self.attach(&mut state, false).and_then(|_| self.assign_queues(&mut state, false));
         state.rebalance();
         let followed = attached.and_then(|()| self.bind_addresses(&state));
-        // Tried again at the next turn: said once.
+        // Retried at the next refresh, but reported once.
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.last_error.as_ref() != Some(what)) {
             log::warn!(
@@ -333,13 +331,13 @@ impl XdpControl {
         state.last_error = complaint;
     }
 
-    /// The socket ends: what its lanes close now nobody shall open again.
+    /// The socket ends: queues that its lanes close must not be opened again.
     pub(crate) fn stop_updates(&self) {
         self.state().open = false;
     }
 
-    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle
-    /// for its counters.
+    /// The last lane is closed: removes everything of the socket from the devices, even if a
+    /// handle for its counters is still in use.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.open = false;
@@ -355,7 +353,7 @@ impl XdpControl {
         }
     }
 
-    /// Makes up its mind anew soon, in the background.
+    /// Requests a refresh in the background.
     pub(super) fn request_refresh(&self) {
         self.routes.request_refresh();
     }
@@ -372,7 +370,7 @@ impl XdpControl {
         Ok(())
     }
 
-    /// Frames that the kernel could not put into the rings of a lane.
+    /// Frames dropped at the rings of a lane.
     pub(crate) fn dropped(&self, lane: LaneId) -> u64 {
         self.state().dropped(lane)
     }
@@ -382,7 +380,7 @@ impl XdpControl {
         self.options.ring as usize
     }
 
-    /// What the XDP programs of all devices counted, by name, with the other sockets of these
+    /// Counts of the XDP programs of all devices, by name, including other sockets on these
     /// devices.
     pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
         let state = self.state();
@@ -425,6 +423,6 @@ fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'stati
 
 /// Frames that the kernel dropped at an XSK.
 pub(super) fn xsk_dropped(xsk: &std::os::fd::OwnedFd) -> u64 {
-    // A socket that is open answers.
+    // Cannot fail for an open socket.
     xsk::statistics(xsk.as_fd()).map_or(0, |seen| seen.dropped())
 }

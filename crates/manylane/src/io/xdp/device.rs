@@ -1,9 +1,9 @@
 //! One device with the XDP program on it: loaded, attached, its maps filled.
 //!
-//! A device is opened once per process, however many sockets use it: the kernel takes one program,
-//! and one owner for each queue. The program is attached by a link, a descriptor of this process:
-//! when the process ends, however it ends, the kernel takes the program away, and the next frame
-//! goes to the kernel's own stack.
+//! A device is opened once per process, however many sockets use it, because the kernel allows one
+//! program, and one owner for each queue. The program is attached by a link, which is a descriptor
+//! of this process. When the process ends in any way, the kernel detaches the program, and the
+//! next frame goes to the kernel's own stack.
 
 use std::collections::HashSet;
 use std::io;
@@ -35,40 +35,37 @@ use crate::vlan::Vlan;
 /// Devices that are or were open in this process: namespace, index, device.
 static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// A device that XDP looks at, until the last socket that uses it is gone.
+/// A device with the XDP program, until the last socket that uses it is gone.
 pub(crate) struct Device {
     pub(crate) index: u32,
     /// Its name when it was opened.
     pub(crate) name: String,
-    /// Queues of which XSKs can be made, as far as we have looked.
+    /// Queues that XSKs can use, at the last refresh.
     queues: AtomicU32,
-    /// Queues that the driver counts as sending, but has taken for itself since the program is
-    /// attached.
+    /// Send queues that the driver has reserved since the program was attached.
     reserved: u32,
-    /// It has left the namespace, for good: one that comes back is another device.
+    /// It has left the namespace for good; one that returns is another device.
     is_gone: AtomicBool,
-    /// Its own address, in the lower six bytes.
+    /// Its MAC address at the last refresh, in the lower six bytes.
     mac: AtomicU64,
-    /// Frames of a kernel on the other end come with unfinished checksums: there is no wire
-    /// between.
+    /// A veth: frames from the kernel at the other end have unfinished checksums.
     pub(crate) is_veth: bool,
-    /// Checksums that are left to it by TX metadata are finished. Not on virtio_net: the kernel
-    /// makes its skbs without copying, and did not read the metadata on that way (seen on Linux
-    /// 6.12).
+    /// It completes checksums that TX metadata requests. Not virtio_net: the kernel builds its
+    /// skbs without copying, and ignored the metadata on that path (seen on Linux 6.12).
     pub(crate) has_tx_checksum: bool,
-    /// Why XDP sees no VLAN tags, if it does not.
+    /// The warning that XDP sees no VLAN tags, if it does not.
     vlan_stripping_warning: Option<String>,
-    /// The program is in the driver.
+    /// The program runs in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
     filters: Mutex<FilterMaps>,
-    /// By what a second socket of this process joins a queue that has one: the kernel takes no
+    /// For a second socket of this process that joins an open queue, because the kernel allows no
     /// second owner.
     open_queues: Mutex<Vec<Option<WeakQueue>>>,
 }
 
 struct Maps {
-    /// Holds the program and, with it, the link.
+    /// Owns the program and, with it, the link.
     _program: Ebpf,
     device: Array<MapData, abi::DeviceBytes>,
     words: abi::DeviceBytes,
@@ -77,27 +74,27 @@ struct Maps {
     locals: HashMap<MapData, abi::AddrKey, u32>,
     vlans: HashMap<MapData, u32, u32>,
     counts: PerCpuArray<MapData, u64>,
-    /// Which numbers of sockets are in use.
+    /// Socket numbers in use.
     sockets: [bool; abi::MAX_SOCKETS as usize],
 }
 
 impl Maps {
-    /// No VLAN leads to a socket any more.
+    /// Removes all VLANs of a socket.
     fn remove_vlans(&mut self, socket: SocketIndex) {
         let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
         for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
             let left = sockets & !(1 << socket);
-            // It was there a moment ago: neither needs memory.
+            // It exists: neither operation needs memory.
             let _ = if left == 0 { self.vlans.remove(&key) } else { self.vlans.insert(key, left, 0) };
         }
     }
 }
 
 impl Device {
-    /// The device `index` of the calling thread's namespace, where `locals` are local, with the
-    /// program attached. `longest` is the longest frame that an XSK takes; `sources` are those of
-    /// limits that are remembered. Who `waits` does so for a program of ours that is on its way
-    /// out; for who does not, the device is in use.
+    /// The device `index` of the calling thread's namespace, with the program attached. `locals`
+    /// is the namespace's local state, `longest` the longest frame that an XSK accepts, `sources`
+    /// the number that limits keep state for. If `waits`, waits for an earlier program of this
+    /// process to be detached; otherwise the device then counts as in use.
     pub(crate) fn open(
         index: u32,
         attach: AttachMode,
@@ -115,8 +112,7 @@ impl Device {
         if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
-        // A child that is being started has a copy of a link's descriptor until it runs its own
-        // program.
+        // A child process between fork and exec has a copy of the link's descriptor.
         let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
         checks::check_device(index, attach, locals)?;
         let device = Arc::new(Self::load(index, attach, longest, sources, timeout)?);
@@ -139,7 +135,7 @@ impl Device {
         let is_virtual_pair = driver == "veth";
         let lost_tags =
             checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
-        // The driver gives XDP whole frames; behind it trains are not cut yet.
+        // The driver passes whole frames to XDP; in generic mode GRO messages are not split yet.
         let trains = u8::from(attach == AttachMode::Generic);
         let mut program = EbpfLoader::new()
             .btf(None)
@@ -151,7 +147,7 @@ impl Device {
                 bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
         attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
-        // virtio_net takes more queues for XDP, which receive as any other.
+        // virtio_net adds queues for XDP, which receive as any other.
         let now = sys::queues(&name).map_err(asking)?;
         let reserved = now.send.saturating_sub(before.send);
         let queues = checks::usable_queues(now, reserved);
@@ -206,8 +202,8 @@ impl Device {
         })
     }
 
-    /// Opens a queue, or joins the sockets of this process that have it. None if that cannot be:
-    /// with generic XDP they would race for frames in the kernel (before Linux 6.15).
+    /// Opens a queue, or joins the sockets of this process that have it open. None if that is not
+    /// possible: with generic XDP they would race for frames in the kernel (before Linux 6.15).
     pub(crate) fn open_queue(
         &self,
         options: &QueueOptions,
@@ -220,7 +216,7 @@ impl Device {
                 return Ok(None);
             }
             match Queue::join(share, options) {
-                // The last one has closed it just now.
+                // Its last socket has just closed it.
                 Err(err) if err.step == Step::Join => {}
                 joined => return joined.map(Some),
             }
@@ -230,41 +226,41 @@ impl Device {
         Ok(Some(queue))
     }
 
-    /// Whether frames come that are longer than `frame` bytes, by its MTU now.
+    /// True if frames may be longer than `frame` bytes, by the current MTU.
     pub(crate) fn has_jumbo_frames(&self, frame: u32) -> bool {
-        /// Of Ethernet and two tags.
+        /// Ethernet with two tags.
         const ETH_HEADER_MAX: u32 = 22;
-        // Behind the driver frames come in one piece or not at all.
+        // Generic XDP receives frames in one buffer or not at all.
         self.is_native && sys::mtu(&self.name).is_ok_and(|mtu| mtu + ETH_HEADER_MAX > frame)
     }
 
-    /// Its XSKs take frames of up to so many bytes.
+    /// Sets the longest frame that its XSKs accept.
     pub(crate) fn set_frame_len_max(&self, longest: u32) {
         let mut maps = self.maps();
         maps.words[8..].copy_from_slice(&longest.to_ne_bytes());
         let words = maps.words;
-        // It can fail only for want of memory; longer frames are then the kernel's.
+        // Fails only without memory; the kernel then gets longer frames.
         _ = maps.device.set(0, words, 0);
     }
 
-    /// Its own address, as far as we have looked.
+    /// Its MAC address at the last refresh.
     pub(crate) fn mac(&self) -> [u8; 6] {
         let [.., a, b, c, d, e, f] = self.mac.load(Ordering::Relaxed).to_be_bytes();
         [a, b, c, d, e, f]
     }
 
-    /// Queues of which XSKs can be made, as far as we have looked.
+    /// Queues that XSKs can use, at the last refresh.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
     }
 
-    /// Whether it may still be used, by what is local now.
+    /// Checks that it may still be used, given the current local state.
     pub(crate) fn check(&self, locals: &LocalState) -> Result<()> {
         let attach = if self.is_native { AttachMode::Native } else { AttachMode::Generic };
         checks::check_device(self.index, attach, locals)
     }
 
-    /// It has left the namespace.
+    /// Records that it has left the namespace.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }
@@ -273,8 +269,8 @@ impl Device {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Looks at what may change without a word: the number of its queues, its own address. False if
-    /// it is gone.
+    /// Reads what changes without an event: the number of its queues, its MAC address. False if it
+    /// is gone.
     pub(crate) fn refresh(&self) -> bool {
         let there = !self.is_gone() && self.try_refresh().is_ok();
         if !there {
@@ -292,25 +288,25 @@ impl Device {
             self.mac.store(mac_to_u64(mac), Ordering::Relaxed);
             maps.words[..6].copy_from_slice(&mac);
             let words = maps.words;
-            // It can fail only for want of memory. Until it works, frames are the kernel's.
+            // Fails only without memory. Until it works, frames go to the kernel.
             _ = maps.device.set(0, words, 0);
         }
         Ok(())
     }
 
-    /// What its program lets in.
+    /// The filters of its program.
     pub(super) fn filters(&self) -> MutexGuard<'_, FilterMaps> {
-        // As below.
+        // As in `maps`.
         self.filters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {
-        // Nothing that holds the lock leaves the maps in a state that a later holder could not use.
+        // Every critical section leaves valid state, so a poisoned lock can be used.
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for one more socket on this device, which takes frames without a tag and those with
-    /// these tags.
+    /// Registers one more socket on this device, for untagged frames and those with these tags;
+    /// returns its number.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
         if let Some(what) = self.vlan_stripping_warning.as_ref().filter(|_| !vlans.is_empty()) {
             return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
@@ -323,7 +319,7 @@ impl Device {
         for vlan in vlans {
             let sockets = maps.vlans.get(&vlan.key(), 0).unwrap_or(0) | 1 << free;
             if let Err(err) = maps.vlans.insert(vlan.key(), sockets, 0) {
-                // Who has the number next has not asked for them.
+                // The next socket with this number must not inherit the tags.
                 maps.remove_vlans(free as SocketIndex);
                 return Err(bpf_error(&self.name, "a VLAN cannot be put in place", err));
             }
@@ -332,7 +328,7 @@ impl Device {
         Ok(free as SocketIndex)
     }
 
-    /// Lets no address lead to a socket any more.
+    /// Removes all addresses that lead to a socket.
     pub(crate) fn unbind(&self, socket: SocketIndex) {
         let mut maps = self.maps();
         let stale: Vec<abi::PortKey> = maps
@@ -341,12 +337,12 @@ impl Device {
             .filter_map(|entry| entry.ok().filter(|(_, to)| *to == socket).map(|(key, _)| key))
             .collect();
         for key in stale {
-            // It was there a moment ago, and nobody else removes it.
+            // It exists: nothing else removes it.
             let _ = maps.ports.remove(&key);
         }
     }
 
-    /// Takes back the number of a socket, and everything that leads to it.
+    /// Unregisters a socket: frees its number, and removes everything that leads to it.
     pub(crate) fn unregister(&self, socket: SocketIndex) {
         self.unbind(socket);
         let mut maps = self.maps();
@@ -356,21 +352,21 @@ impl Device {
         }
     }
 
-    /// Leads frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
+    /// Redirects frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
     pub(crate) fn redirect(&self, socket: SocketIndex, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
         let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
         set.map_err(|err| bpf_error(&self.name, "an XSK cannot be put in place", err))
     }
 
-    /// Leads frames of `queue` to the kernel again.
+    /// Stops redirecting frames of `queue`; they go to the kernel.
     pub(crate) fn clear_redirect(&self, socket: SocketIndex, queue: u32) {
-        // It fails only where nothing is in place, which is what we want.
+        // Fails only if there is no redirection, which is the desired state.
         let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
     }
 
-    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to
-    /// come from `locals`. After an error some are missing; none is left over, for what can fail
-    /// comes last.
+    /// Makes exactly `addresses` with `port` lead to `socket`, and excludes datagrams with a
+    /// source in `locals`. After an error some addresses are missing. No stale one is left,
+    /// because the steps that can fail are last.
     pub(crate) fn bind(
         &self,
         socket: SocketIndex,
@@ -385,7 +381,7 @@ impl Device {
         let led: Vec<(abi::PortKey, SocketIndex)> =
             maps.ports.iter().filter_map(std::result::Result::ok).collect();
         for (key, _) in led.iter().filter(|(key, to)| *to == socket && !ports.contains(key)) {
-            // It was there a moment ago, and nobody else removes it.
+            // It exists: nothing else removes it.
             let _ = maps.ports.remove(key);
         }
         let there: HashSet<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
@@ -402,23 +398,23 @@ impl Device {
         Ok(())
     }
 
-    /// How many addresses with their port lead to a socket.
+    /// Number of addresses that lead to a socket.
     #[cfg(test)]
     pub(crate) fn bound_count(&self, socket: SocketIndex) -> usize {
         self.maps().ports.iter().filter(|entry| entry.as_ref().unwrap().1 == socket).count()
     }
 
-    /// How many VLANs lead to a socket.
+    /// Number of VLANs that lead to a socket.
     #[cfg(test)]
     pub(crate) fn vlan_count(&self, socket: SocketIndex) -> usize {
         self.maps().vlans.iter().filter(|entry| entry.as_ref().unwrap().1 & 1 << socket != 0).count()
     }
 
-    /// What the program counted, by the names of [`abi::XDP_COUNTS`].
+    /// Counts of the program, by the names of [`abi::XDP_COUNTS`].
     pub(crate) fn counts(&self) -> [u64; abi::XDP_COUNTS.len()] {
         let maps = self.maps();
         std::array::from_fn(|index| {
-            // A map of this size has every index; reading it can fail only for want of memory.
+            // Every index exists in a map of this size, so a read fails only without memory.
             maps.counts.get(&(index as u32), 0).map_or(0, |cpus| cpus.iter().sum())
         })
     }
@@ -441,8 +437,8 @@ fn attach_program(
         AttachMode::Generic => XdpMode::Skb,
     };
     let mut last = None;
-    // The first understands frames in several pieces, which jumbo MTUs need, and is unknown before
-    // Linux 5.18.
+    // The first entry supports frames in several buffers, which jumbo MTUs need. Kernels before
+    // Linux 5.18 do not know it.
     for entry in ["ml_take_pieces", "ml_take"] {
         let missing =
             || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no program {entry}"));
@@ -474,7 +470,7 @@ fn attach_program(
         }
     }
     let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
-        // The driver of a veth pair says so.
+        // Reported by the driver of a veth pair.
         (AttachMode::Native, Some(ENOSPC)) => {
             "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
         }
@@ -492,8 +488,7 @@ fn attach_program(
     }
 }
 
-/// The program that is on a device, as far as can be seen: names are for those with
-/// `CAP_SYS_ADMIN`.
+/// Describes the program on a device, as far as visible: its name needs `CAP_SYS_ADMIN`.
 fn describe_program(index: u32) -> String {
     let Some(number) = route::xdp_program_id(index) else { return "another XDP program".into() };
     let program =

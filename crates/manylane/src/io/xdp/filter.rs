@@ -44,18 +44,17 @@ use super::device::Device;
 use crate::error::Result;
 use crate::filter::{Filter, Limit, Prefix, Rule};
 
-/// Generations of limits in this process.
+/// Generation of the next limits in this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// What may change what a socket lets in, from any thread: of
-/// [`Handle::filter`](crate::Handle::filter), and of [`Lessor::filter`](crate::Lessor::filter) for
-/// programs that are run.
+/// Changes the filter of a socket from any thread. From [`Handle::filter`](crate::Handle::filter),
+/// and from [`Lessor::filter`](crate::Lessor::filter) for programs started by `manylane run`.
 ///
-/// Frames with a UDP datagram to an address and port of the socket are dropped by the XDP program,
-/// before anything is spent on them, if the longest [`Prefix`] that their sender is in is denied;
-/// or if it is not allowed and the sender is over a [`Limit`]. What XDP does not take comes through
-/// the companion and is not held back: fragments, packets with IP options or extension headers,
-/// what was sent on this machine, and other devices.
+/// The XDP program drops a UDP datagram to the socket, before any further work is done, if the
+/// longest matching [`Prefix`] of its source is denied. It also drops it if that is not an allowed
+/// one and the source is over a [`Limit`]. Datagrams that XDP does not take arrive through the
+/// companion, unfiltered: fragments, packets with IP options or extension headers, datagrams from
+/// this machine, and other devices.
 #[derive(Clone, Default)]
 pub struct FilterHandle {
     shared: Arc<Mutex<State>>,
@@ -66,15 +65,15 @@ struct State {
     filter: Filter,
     generation: u32,
     devices: Vec<(Arc<Device>, SocketIndex)>,
-    /// Of devices that are gone.
+    /// Drops on devices that are gone.
     detached_drops: FilterDrops,
 }
 
-/// Datagrams that were dropped for a [`Filter`].
+/// Counts of datagrams dropped by a [`Filter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FilterDrops {
-    /// From a prefix that is denied.
+    /// From a denied prefix.
     pub denied: u64,
     /// Over a limit.
     pub limited: u64,
@@ -92,13 +91,13 @@ impl FilterHandle {
         Self { shared: Arc::new(Mutex::new(State { filter: guard, generation, ..State::default() })) }
     }
 
-    /// What is let in now.
+    /// The filter in force.
     #[must_use]
     pub fn current(&self) -> Filter {
         self.state().filter.clone()
     }
 
-    /// What was dropped so far, on all devices.
+    /// Datagrams dropped so far, on all devices.
     #[must_use]
     pub fn drops(&self) -> FilterDrops {
         let state = self.state();
@@ -109,26 +108,25 @@ impl FilterHandle {
         sum
     }
 
-    /// These limits, two at most, instead of those there are; none for no limit. Each source has
-    /// its burst anew.
+    /// Replaces the limits: at most two; an empty slice for no limit. Each source starts with a
+    /// full burst.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for more than two; what the kernel reports.
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for more than two; errors of the kernel.
     pub fn set_limits(&self, limits: &[Limit]) -> Result<()> {
         self.change(|guard| guard.set_limits(limits))
     }
 
-    /// Lets datagrams from `prefix` in, past all limits, but for longer prefixes that are denied.
-    /// Whoever can forge an address of it gets in with it.
+    /// Accepts datagrams from `prefix`, exempt from all limits, except from longer prefixes that
+    /// are denied. Forged sources in the prefix are accepted as well.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for too many prefixes; what the kernel
-    /// reports.
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for too many prefixes; errors of the kernel.
     pub fn allow(&self, prefix: Prefix) -> Result<()> {
         self.change(|guard| guard.set_rule(prefix, Some(Rule::Allow)))
     }
 
-    /// Drops datagrams from `prefix`, but for longer prefixes that are allowed.
+    /// Drops datagrams from `prefix`, except from longer prefixes that are allowed.
     ///
     /// # Errors
     /// As for [`allow`](Self::allow).
@@ -136,18 +134,18 @@ impl FilterHandle {
         self.change(|guard| guard.set_rule(prefix, Some(Rule::Deny)))
     }
 
-    /// Neither allows nor denies `prefix` any more.
+    /// Removes the rule of `prefix`.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Errors of the kernel.
     pub fn remove(&self, prefix: Prefix) -> Result<()> {
         self.change(|guard| guard.set_rule(prefix, None))
     }
 
-    /// Several changes at once: all of them, or none.
+    /// Makes several changes at once: all of them, or none.
     ///
     /// # Errors
-    /// That of `how`; what the kernel reports.
+    /// The error of `how`; errors of the kernel.
     pub fn change(&self, how: impl FnOnce(&mut Filter) -> Result<()>) -> Result<()> {
         let mut state = self.state();
         let mut wanted = state.filter.clone();
@@ -161,7 +159,7 @@ impl FilterHandle {
             let Err(err) = device.filters().apply(*number, &wanted, state.generation) else { continue };
             state.generation = before;
             for (device, number) in &state.devices[..=at] {
-                // There was room for it a moment ago.
+                // Cannot run out of room: this filter was installed a moment ago.
                 _ = device.filters().apply(*number, &state.filter, before);
             }
             return Err(err);
@@ -170,7 +168,7 @@ impl FilterHandle {
         Ok(())
     }
 
-    /// A device has a number for the socket, to which nothing leads yet.
+    /// Adds a device on which the socket has a number that no address leads to yet.
     pub(super) fn attach(&self, device: &Arc<Device>, number: SocketIndex) -> Result<()> {
         let mut state = self.state();
         let mut guards = device.filters();
@@ -184,7 +182,7 @@ impl FilterHandle {
         Ok(())
     }
 
-    /// Nothing leads to the number any more.
+    /// Removes a device; no address leads to the number any more.
     pub(super) fn detach(&self, device: &Arc<Device>, number: SocketIndex) {
         let mut state = self.state();
         let is_it = |(other, at): &(Arc<Device>, SocketIndex)| Arc::ptr_eq(other, device) && *at == number;
@@ -196,7 +194,7 @@ impl FilterHandle {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock leaves the state in a form that a later holder could not use.
+        // Every critical section leaves valid state, so a poisoned lock can be used.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The maps of one device's XDP program in which it finds what its sockets let in.
+//! The maps of one device's XDP program with the filters of its sockets.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ pub(super) struct FilterMaps {
     filters: Array<MapData, abi::FilterWords>,
     rules: LpmTrie<MapData, abi::RuleKey, u32>,
     drops: PerCpuArray<MapData, abi::FilterDropWords>,
-    /// What is in place, by number of the socket.
+    /// The installed rules, by number of the socket.
     installed: Vec<BTreeMap<Prefix, Rule>>,
 }
 
 impl FilterMaps {
-    /// `map` takes a map of the program by its name, `wrong` explains why one cannot be used.
+    /// `map` takes a map of the program by name. `wrong` makes the error if it cannot be used.
     pub(super) fn new(
         name: &str,
         mut map: impl FnMut(&str) -> Result<Map>,
@@ -39,8 +39,8 @@ impl FilterMaps {
         })
     }
 
-    /// Makes `guard` that of `socket`: prefixes come before the program looks for them and go
-    /// after.
+    /// Installs the filter `guard` of `socket`. Prefixes are added before the program uses them,
+    /// and removed after.
     pub(super) fn apply(&mut self, socket: SocketIndex, guard: &Filter, generation: u32) -> Result<()> {
         let wrong = |name: &str, err| bpf_error(name, "what a socket lets in cannot be put in place", err);
         let there = &mut self.installed[socket as usize];
@@ -67,7 +67,7 @@ impl FilterMaps {
             let stays = wanted.contains_key(prefix);
             if !stays {
                 let (bits, key) = prefix.to_abi(socket);
-                // It was there a moment ago, and nobody else removes it.
+                // It exists: nothing else removes it.
                 _ = self.rules.remove(&Key::new(bits, key));
             }
             stays
@@ -75,9 +75,9 @@ impl FilterMaps {
         Ok(())
     }
 
-    /// A number that nobody has: it lets everything in, and nothing was dropped for it.
+    /// Clears a number that is not in use: it accepts everything, and its drops are zero.
     pub(super) fn clear(&mut self, socket: SocketIndex) {
-        // Neither needs memory.
+        // Cannot fail: neither step needs memory.
         _ = self.apply(socket, &Filter::default(), 0);
         if let Ok(zeroes) = nr_cpus().map(|cpus| vec![[0; 2]; cpus])
             && let Ok(zeroes) = PerCpuValues::try_from(zeroes)
@@ -87,7 +87,7 @@ impl FilterMaps {
     }
 
     pub(super) fn drops(&self, socket: SocketIndex) -> FilterDrops {
-        // A map of this size has every index; reading it can fail only for want of memory.
+        // Every index exists in a map of this size, so a read fails only without memory.
         let Ok(cpus) = self.drops.get(&socket, 0) else { return FilterDrops::default() };
         let mut sum = FilterDrops::default();
         for [denied, limited] in cpus.iter() {

@@ -12,7 +12,7 @@ use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count};
 use crate::io::RecvSummary;
 
-/// Names a queue as long as it is open; never used again.
+/// Id of an open queue; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueId(pub(super) u64);
 
@@ -21,11 +21,11 @@ pub(super) struct LaneQueue {
     pub(super) id: QueueId,
     pub(super) xsk: Queue,
     pub(super) device: Arc<Device>,
-    /// Its number on the device.
+    /// Queue number on the device.
     pub(super) number: u32,
-    /// Frames in its receive ring behind the batch that was taken last.
+    /// Frames in its receive ring after the last batch.
     pub(super) waiting: u32,
-    /// To be closed when it is empty: its device is gone.
+    /// To be closed when it is empty, because its device is gone.
     pub(super) is_closing: bool,
 }
 
@@ -36,7 +36,7 @@ impl LaneQueue {
 }
 
 impl LaneQueue {
-    /// Takes a batch: frames, and what they bring.
+    /// Receives a batch; returns the number of frames, and the counts of the valid ones.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -46,7 +46,7 @@ impl LaneQueue {
         tap: &mut Tap,
         cells: &Cells,
     ) -> (usize, RecvSummary) {
-        // One place for each.
+        // `read` has an element for each frame.
         let frames = self.xsk.receive(most.min(read.len()));
         if frames == 0 {
             return (0, RecvSummary::default());
@@ -58,30 +58,30 @@ impl LaneQueue {
         (frames, self.validate(&mut read[..frames], datagram_size, cells))
     }
 
-    /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of
-    /// notes.
+    /// Restores the frames of the batch to what they were on the wire: captures must not see rx
+    /// hints.
     #[cold]
     fn restore(&mut self) {
         let mac = Mac(self.device.mac());
         self.xsk.edit_packets(|frame| rx_hint::restore(frame, mac));
     }
 
-    /// By how many more frames wait in the receive ring than when it was asked last.
+    /// Change of the number of frames in the receive ring since the last call.
     #[inline]
     pub(super) fn backlog_delta(&mut self) -> u32 {
         let waiting = self.xsk.cached_backlog();
         waiting.wrapping_sub(std::mem::replace(&mut self.waiting, waiting))
     }
 
-    /// Whether more waits in the receive ring than half of what it can hold.
+    /// True if the receive ring is more than half full.
     #[cold]
     pub(super) fn is_half_full(&self) -> bool {
         let (waiting, entries) = self.xsk.backlog();
         waiting > entries / 2
     }
 
-    /// Finds the payloads of the packets that were received, and counts what cannot be believed.
-    /// The headers of those that have no note are read, each into its place in `places`.
+    /// Finds the payloads of the received packets, and counts invalid ones. Headers of packets
+    /// without an rx hint are parsed into `places`, at the index of each.
     #[inline]
     fn validate(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> RecvSummary {
         let (mut bytes, mut truncated) = (0, 0);
@@ -123,14 +123,14 @@ impl LaneQueue {
     }
 }
 
-/// Why a packet is not to be believed.
+/// Why a packet is invalid.
 enum PacketError {
     Malformed,
     Checksum,
 }
 
-/// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its
-/// registers for itself.
+/// Parses all headers of a packet. Not inlined: the loop over packets with a hint needs its
+/// registers.
 #[inline(never)]
 fn parse_packet(
     place: &mut Datagram,

@@ -47,14 +47,14 @@ use crate::error::{Error, Result};
 use crate::io::RecvSummary;
 use crate::io::frames::Frames;
 
-/// Batches from queues after which the companion is asked, should the queues never be empty: a
-/// system call, through code and data of the kernel that are in no cache by then.
+/// Batches from queues between two polls of the companion, if the queues are never empty. The head
+/// of this file says why.
 const KERNEL_POLL_BATCHES: u32 = 32;
 
-/// Batches of nothing but broken frames that one receive passes over.
+/// Maximum number of batches without a valid frame that one receive skips.
 const INVALID_BUDGET: u32 = 256;
 
-/// Batches that a lane which closes throws away at most.
+/// Maximum number of batches that a closing lane discards.
 const DISCARD_BUDGET: u32 = 1 << 14;
 
 /// The queues of one lane.
@@ -63,31 +63,31 @@ pub(super) struct LaneQueues {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
-    /// Whether one of them is to be closed.
+    /// One of them is to be closed.
     is_closing: bool,
     round_robin: RoundRobin,
-    /// What the headers say of those packets of a batch that have no note, each in its place. One
-    /// for all queues.
+    /// Parsed headers of the packets without an rx hint, at the index of each. Shared by all
+    /// queues.
     parsed: Box<[Datagram]>,
-    /// Frames in the receive rings behind what was taken last, and how many they can hold.
+    /// Frames in the receive rings after the last batch, and their entries.
     backlog: (u32, u32),
-    /// The queue that the last batch came from; none if it came from the companion.
+    /// The queue of the last batch; none if it came from the companion.
     current: Option<usize>,
-    /// Batches since the companion had its turn.
+    /// Batches since the companion was polled.
     batches_since_kernel: u32,
     reader: Reader,
     tap: Tap,
     epoll: Epoll,
 }
 
-/// What the companion is watched as; queues have those of their ids.
+/// Epoll token of the companion; those of queues are their ids.
 const KERNEL_SOCKET: u64 = 0;
 
-/// Sockets that a wait tells of at most: one would do.
+/// Maximum number of events per wait; one would be enough.
 const EVENTS_MAX: usize = 8;
 
 impl LaneQueues {
-    /// A lane that has no queue yet, and that readiness of its `companion` wakes, too.
+    /// A lane without queues. The readiness of its `companion` wakes it, too.
     pub(super) fn new(control: Arc<XdpControl>, lane: LaneId, companion: BorrowedFd<'_>) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let epoll = Epoll::new(EVENTS_MAX).map_err(failed)?;
@@ -114,7 +114,7 @@ impl LaneQueues {
         })
     }
 
-    /// Takes the queues that it was given, and gives up those that it shall.
+    /// Adds the queues in the mailbox, and executes its commands.
     #[cold]
     pub(super) fn process_mailbox(&mut self) {
         self.current = None;
@@ -129,8 +129,8 @@ impl LaneQueues {
                 }
                 QueueCommand::HandOff => {
                     let queue = self.queues.remove(at);
-                    // It is watched here since it was delivered; a descriptor for its statistics
-                    // keeps it open.
+                    // Remove it from this epoll explicitly: a descriptor for its statistics keeps
+                    // it open.
                     _ = self.epoll.remove(&queue.xsk);
                     if let Some(kept) = self.control.hand_off(queue) {
                         _ = self.epoll.add(&kept.xsk, kept.id.0);
@@ -148,19 +148,19 @@ impl LaneQueues {
         let queue = self.queues.remove(at);
         _ = self.epoll.remove(&queue.xsk);
         let id = queue.id;
-        // First, so that nothing of ours is on the device when it is told.
+        // Dropped first, so that nothing of ours is on the device when control is notified.
         drop(queue);
         self.control.queue_closed(id);
         self.recount();
     }
 
-    /// Whether the companion has waited long enough and comes first.
+    /// True if the companion is due.
     #[inline]
     fn is_kernel_due(&self) -> bool {
         self.batches_since_kernel >= KERNEL_POLL_BATCHES
     }
 
-    /// Whether the companion comes first. It then has its turn.
+    /// True if the companion is due; its turn is then taken.
     #[inline]
     pub(super) fn take_kernel_turn(&mut self) -> bool {
         let is_due = self.is_kernel_due();
@@ -171,9 +171,9 @@ impl LaneQueues {
         is_due
     }
 
-    /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is
-    /// where payloads are cut off. With [`DropPolicy::Head`] it is the last batch of a queue that
-    /// was more than half full.
+    /// Receives a batch from the next queue that has frames. Payloads are truncated at
+    /// `datagram_size`. With [`DropPolicy::Head`], it is the last batch of a queue that was more
+    /// than half full.
     pub(super) fn receive(
         &mut self,
         most: usize,
@@ -189,13 +189,11 @@ impl LaneQueues {
         for _ in 0..self.queues.len() {
             let at = self.round_robin.advance(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
-            // Most queues have nothing most of the time. One that ends is looked at whatever it
-            // says.
+            // Most queues are empty most of the time. A closing queue is checked in any case.
             if queue.xsk.is_idle() && !self.is_closing {
                 continue;
             }
-            // Behind a batch of which nothing can be believed there may be something: none is no
-            // answer yet.
+            // Valid frames may follow a batch without any, so an empty result is not final.
             for _ in 0..INVALID_BUDGET {
                 let mut receive = |queue: &mut LaneQueue| {
                     queue.receive(most, datagram_size, &mut self.parsed, &mut self.tap, cells)
@@ -206,7 +204,7 @@ impl LaneQueues {
                     break;
                 }
                 if drop_policy == DropPolicy::Head && frames == most && queue.is_half_full() {
-                    // No more than the ring can hold: more may come all the time.
+                    // Bounded by the size of the ring, because frames may keep arriving.
                     for _ in 0..queue.xsk.backlog().1 as usize / most {
                         if frames < most || !queue.xsk.has_received() {
                             break;
@@ -231,7 +229,7 @@ impl LaneQueues {
         RecvSummary::default()
     }
 
-    /// Whether a queue that had no turn in this round has something. If not, the round is over.
+    /// True if a queue that was not served in this round has frames. If none has, the round ends.
     #[inline]
     pub(super) fn is_within_round(&mut self) -> bool {
         let queues = &self.queues;
@@ -245,15 +243,14 @@ impl LaneQueues {
         is_within
     }
 
-    /// Writes down how full the receive rings are behind what was just taken, for who looks from
-    /// outside.
+    /// Publishes the fill level of the receive rings after the last batch, for metrics.
     #[inline]
     pub(super) fn publish_backlog(&self, cells: &Cells) {
         cells.set(Count::RingFrames, self.backlog.0.into());
         cells.set(Count::RingEntries, self.backlog.1.into());
     }
 
-    /// The queues are others than before.
+    /// The set of queues has changed.
     fn recount(&mut self) {
         self.round_robin.restart();
         self.is_closing = self.queues.iter().any(|queue| queue.is_closing);
@@ -264,20 +261,19 @@ impl LaneQueues {
         }
     }
 
-    /// The companion has its turn.
+    /// The companion is being polled.
     #[inline]
     pub(super) fn ack_kernel_turn(&mut self) {
         self.batches_since_kernel = 0;
     }
 
-    /// Whether the batch that was taken last came from a queue, and the companion's turn has not
-    /// come.
+    /// True if the last batch came from a queue, and the companion is not due.
     #[inline]
     pub(super) fn has_batch(&self) -> bool {
         self.current.is_some() && !self.is_kernel_due()
     }
 
-    /// Gives its queues to the other lanes, as far as there are any.
+    /// Hands its queues over to other lanes, if there are any.
     pub(super) fn release(&mut self) {
         self.control.retire(self.lane);
         self.process_mailbox();
@@ -289,7 +285,7 @@ impl LaneQueues {
         self.queues.clear();
     }
 
-    /// The batch that was taken last is over: what is sent next is no reply.
+    /// Ends the last batch: what is sent next is no reply.
     pub(super) fn end_batch(&mut self) {
         self.current = None;
         if self.mailbox.has_mail() {
@@ -298,10 +294,10 @@ impl LaneQueues {
         self.tap.refresh();
     }
 
-    /// Takes what is left, of a lane that closes, and returns how many datagrams it was.
+    /// Discards the remaining frames of a closing lane; returns the number of datagrams.
     pub(super) fn discard(&mut self, cells: &Cells) -> u64 {
         let mut left = 0;
-        // Nothing more is led here, so that this ends with the rings.
+        // No more frames are redirected here, so this ends with the rings' content.
         for _ in 0..DISCARD_BUDGET {
             let taken = self.receive(usize::MAX, usize::MAX, DropPolicy::Tail, cells);
             if taken.messages == 0 && !self.has_received() {
@@ -312,8 +308,8 @@ impl LaneQueues {
         left
     }
 
-    /// Whether a [`receive`](Self::receive) could bring something: a look that costs a few loads,
-    /// for who looks often. Where queues work in the lane's calls, only such a call tells.
+    /// True if a [`receive`](Self::receive) could return a batch. Costs a few loads. With busy
+    /// polling always true, because the kernel then polls the device only in the lane's calls.
     #[inline]
     pub(super) fn can_receive(&self) -> bool {
         self.control.busy_poll.is_some() || self.has_received() || self.mailbox.has_mail()
@@ -324,16 +320,16 @@ impl LaneQueues {
         self.control.ring_capacity()
     }
 
-    /// Whether a queue has something that [`receive`](Self::receive) would bring.
+    /// True if a queue has frames for [`receive`](Self::receive).
     fn has_received(&self) -> bool {
         self.queues.iter().any(|queue| queue.xsk.has_received())
     }
 
-    /// Sleeps until a queue or the companion has something, or for `timeout`.
+    /// Sleeps until a queue or the companion has datagrams, for at most `timeout`.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<()> {
         for queue in &mut self.queues {
-            // What a full device did not take must not lie there while the lane sleeps. That it
-            // still does not is no error: the next batch tries again.
+            // Frames that a full device did not take must not stay there while the lane sleeps. A
+            // failure is no error: the next batch retries.
             _ = queue.xsk.flush_pending();
         }
         if !self.has_received() {
@@ -342,10 +338,9 @@ impl LaneQueues {
         Ok(())
     }
 
-    /// The batch that was received last, if it came from a queue, and the way out: through that
-    /// queue, else through the first one.
+    /// The last batch, if it came from a queue, and the send path: that queue, else the first one.
     pub(super) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpSender<'_>>) {
-        // Once a batch, wherever it came from: what is sent goes by the routes of now.
+        // Once a batch, whatever its source, so that sends use current routes.
         self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
         let (device, finishes) = (queue.device.index, queue.device.has_tx_checksum);

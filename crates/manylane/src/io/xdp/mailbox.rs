@@ -1,9 +1,9 @@
-//! Queues that change hands while lanes run.
+//! Moves queues between lanes while they run.
 //!
-//! A queue goes from lane to lane as it is, with its rings and all that is in them: nothing is
-//! closed, nothing is led elsewhere for a while, nothing is lost. The lane that has it gives it up
-//! at the beginning of a batch, and the other one finds it in its mailbox at the beginning of one
-//! of its own. Per batch a lane reads one word.
+//! A queue moves from lane to lane as it is, with its rings and their content. Nothing is closed
+//! or redirected for a while, and nothing is lost. The old lane gives it up at the beginning of a
+//! batch; the new one finds it in its mailbox at the beginning of one. Per batch a lane reads one
+//! word.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,16 +12,16 @@ use manylane_sys::measure::EpollHandle;
 
 use super::lane_queue::{LaneQueue, QueueId};
 
-/// What a lane is to do with a queue that it has.
+/// A command to a lane about one of its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueCommand {
-    /// Give it to another lane.
+    /// Hand the queue over to another lane.
     HandOff,
-    /// Take what is in it, then close it: its device is gone.
+    /// Drain the queue, then close it: its device is gone.
     Close,
 }
 
-/// What waits for a lane.
+/// The content of a mailbox.
 #[derive(Default)]
 pub(super) struct Content {
     pub(super) queues: Vec<LaneQueue>,
@@ -30,10 +30,10 @@ pub(super) struct Content {
 
 /// The mailbox of a lane.
 pub(super) struct Mailbox {
-    /// There is something in it.
+    /// The mailbox is not empty.
     has_mail: AtomicBool,
     content: Mutex<Content>,
-    /// What the lane waits with: the frames of a queue that waits here wake it.
+    /// The epoll that the lane waits on. Frames of a queue in the mailbox wake the lane too.
     epoll: EpollHandle,
 }
 
@@ -43,34 +43,34 @@ impl Mailbox {
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // Nothing that holds the lock can panic half-way.
+        // No critical section can panic half-way.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the lane a queue.
+    /// Delivers a queue to the lane.
     pub(super) fn push_queue(&self, queue: LaneQueue) {
         let mut content = self.content();
         if let Err(err) = self.epoll.add(&queue.xsk, queue.id.0) {
-            // The lane still looks every few milliseconds.
+            // The lane still polls every few milliseconds.
             log::warn!("a lane is not woken by a queue that it was given: {err}");
         }
         content.queues.push(queue);
         self.has_mail.store(true, Ordering::Release);
     }
 
-    /// Tells the lane what to do with a queue.
+    /// Sends the lane a command about one of its queues.
     pub(super) fn push_command(&self, queue: QueueId, order: QueueCommand) {
         self.content().commands.push((queue, order));
         self.has_mail.store(true, Ordering::Release);
     }
 
-    /// Whether there is something in it.
+    /// True if it is not empty.
     #[inline]
     pub(super) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }
 
-    /// Takes all that is in it.
+    /// Removes and returns the content.
     #[cold]
     pub(super) fn drain(&self) -> Content {
         let mut content = self.content();

@@ -50,7 +50,7 @@ use crate::drop_policy::DropPolicy;
 use crate::error::Result;
 use crate::lane_shared::LaneShared;
 
-// What the program writes is what is read.
+// The layout that the XDP program writes is the one that is read here.
 const _: () = assert!(
     rx_hint::HINT == abi::RX_HINT
         && rx_hint::HEADERS_LEN_V4 == abi::RX_HINT_V4 as usize
@@ -61,13 +61,14 @@ const _: () = assert!(
         && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
 
-/// A socket's place on a device.
+/// A socket's index on a device.
 pub(crate) type SocketIndex = u32;
 
-/// A lane that spins asks its companion, which is a system call, once in so many polls.
+/// A lane that spins polls its companion, which is a system call, once in this many polls.
 const POLLS_PER_KERNEL_POLL: u32 = 64;
 
-/// One lane of engine `xdp`: its queues, and its companion, which also sends what they cannot.
+/// One lane of engine `xdp`: its queues, and its companion, which also sends what the queues
+/// cannot.
 pub(crate) struct XdpIo {
     /// Before the companion: XSKs close first.
     queues: LaneQueues,
@@ -89,7 +90,7 @@ impl XdpIo {
         Ok(Self { queues, companion, lane, caps, drop_policy })
     }
 
-    /// Takes a batch from a queue that has something, else from the companion.
+    /// Receives a batch from a queue that has frames, else from the companion.
     #[inline]
     pub(super) fn recv(&mut self) -> Result<RecvSummary> {
         let kernel_first = self.queues.take_kernel_turn();
@@ -107,14 +108,15 @@ impl XdpIo {
         self.companion.recv()
     }
 
-    /// Takes what may have come behind a full batch. Where queues bring batches, their companion is
-    /// not asked for that, which is a system call: its turn comes after so many batches anyway.
+    /// Receives what may have arrived behind a full batch. While batches come from queues, this
+    /// does not poll the companion, which is a system call: it is polled after a number of batches
+    /// anyway.
     #[inline]
     pub(super) fn recv_more(&mut self) -> Result<RecvSummary> {
         if self.queues.has_batch() { Ok(self.recv_from_queues()) } else { self.recv() }
     }
 
-    /// The poll of this number of a lane that spins.
+    /// Poll `number` of a lane that spins.
     #[inline]
     pub(super) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
         if self.queues.can_receive() || number.is_multiple_of(POLLS_PER_KERNEL_POLL) {
@@ -126,7 +128,7 @@ impl XdpIo {
 
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.lane.cells.add(Count::Sleeps, 1);
-        // What is there, or came just now, is no reason to ask the companion first.
+        // No extra poll of the companion: `recv` polls it if it is due or the queues are empty.
         self.queues.wait(timeout)?;
         self.recv()
     }
@@ -143,7 +145,7 @@ impl XdpIo {
         taken
     }
 
-    /// Whether a queue whose turn has not come in this round has something.
+    /// True if a queue that was not served in this round has frames.
     #[inline]
     pub(super) fn is_within_round(&mut self) -> bool {
         self.queues.is_within_round()
@@ -168,12 +170,12 @@ impl XdpIo {
         self.queues.as_fd()
     }
 
-    /// Datagrams that the lane has room for while it pauses.
+    /// Datagrams that the receive buffers can take during a delay.
     pub(super) fn recv_capacity(&self) -> usize {
         self.queues.ring_capacity().min(self.companion.recv_capacity())
     }
 
-    /// Messages that may be in the socket's queue now, at most.
+    /// Upper bound of the messages in the companion's queue.
     pub(super) fn queued_max(&self) -> usize {
         self.companion.queued_max()
     }

@@ -1,25 +1,25 @@
-//! Whose turn it is of the queues that one lane serves.
+//! Round-robin order of the queues that one lane serves.
 
-/// Full batches that a lane takes from one queue before it looks at the others.
+/// Full batches that a lane takes from one queue in a row.
 const FULL_BATCHES_MAX: u32 = 4;
 
-/// The turns. Queues have theirs one after the other; one that brings full batches has a few in a
-/// row.
+/// The order. Queues are served one after the other. A queue with full batches is served a few
+/// times in a row.
 ///
-/// They go in rounds. In one each queue has its turn, so that all of what came while the lane
-/// paused is taken before it pauses again; and no more than that, or a lane whose queues are never
-/// all empty at once would never pause.
+/// Service goes in rounds of one turn per queue. A lane that delays may do so at the end of a
+/// round: all frames that arrived during the last delay are then received. It does not wait for
+/// all queues to be empty at once, which might never happen.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
-    /// The queue whose turn it is, and how many full batches in a row it has brought.
+    /// The next queue, and the number of full batches in a row that it returned.
     next: usize,
     full_batches: u32,
-    /// Turns of this round that are over.
+    /// Completed turns of this round.
     turns_taken: usize,
 }
 
 impl RoundRobin {
-    /// The queue whose turn it is, of so many; the next turn is that of the one behind it.
+    /// The queue to serve, of `queues` queues; advances to the one after it.
     #[inline]
     pub(super) fn advance(&mut self, queues: usize) -> usize {
         let at = self.next;
@@ -28,8 +28,8 @@ impl RoundRobin {
         at
     }
 
-    /// The queue at `at`, which had the last turn, brought a batch. Behind a full one there is
-    /// more, most of the time: then its turn is not over yet.
+    /// The queue at `at`, which was served last, returned a batch. A full one is mostly followed
+    /// by more, so the queue is served again.
     #[inline]
     pub(super) fn record_batch(&mut self, at: usize, is_full: bool) {
         self.full_batches =
@@ -40,8 +40,8 @@ impl RoundRobin {
         }
     }
 
-    /// The queues, of so many, that have yet to have a turn in this round, beginning with the next
-    /// one; none in a round that has not begun.
+    /// The queues, of `queues` queues, that were not served in this round, starting with the next
+    /// one. Empty before a round has begun.
     #[inline]
     pub(super) fn remaining(&self, queues: usize) -> impl Iterator<Item = usize> + use<> {
         let (next, count) =
@@ -50,13 +50,13 @@ impl RoundRobin {
             .map(move |behind| if next + behind < queues { next + behind } else { next + behind - queues })
     }
 
-    /// The round is over.
+    /// Ends the round.
     #[inline]
     pub(super) fn end_round(&mut self) {
         self.turns_taken = 0;
     }
 
-    /// The queues are others than before.
+    /// The set of queues has changed.
     pub(super) fn restart(&mut self) {
         (self.next, self.turns_taken) = (0, 0);
     }
@@ -117,7 +117,7 @@ mod tests {
         (0..3).for_each(|_| _ = round_robin.advance(8));
         round_robin.restart();
         assert_eq!((round_robin.advance(2), remaining(&round_robin, 2)), (0, vec![1]));
-        // Empty queues, all of them looked at again and again.
+        // Empty queues, polled repeatedly.
         (0..9).for_each(|_| _ = round_robin.advance(2));
         assert_eq!(remaining(&round_robin, 2), []);
     }

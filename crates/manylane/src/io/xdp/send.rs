@@ -1,17 +1,17 @@
-//! Sending by XDP: replies in the frame of their request, other datagrams in frames of their own.
+//! Sends by XDP: replies in the frame of their request, other datagrams in frames of their own.
 //!
-//! 1. Route: the next hop of the peer, from the kernel's tables; unknown means the companion, which
-//!    makes the kernel find it out.
-//! 2. Frame: the request's own if the payload is already in its place, else a free one.
-//! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in
-//!    software.
-//! 4. Into the TX ring; the kernel is told once a batch.
+//! 1. Route: the next hop of the peer, from the kernel's tables. If it is unknown, the companion
+//!    sends, which makes the kernel resolve it.
+//! 2. Frame: the request's own if the payload is already in place, else a free one.
+//! 3. Headers. The device computes the UDP checksum if it can and the payload is long, else
+//!    software does.
+//! 4. Into the TX ring. The kernel is notified once a batch.
 //!
-//! The usual reply goes where the one before it went, and from where its request came: then 1 is a
-//! comparison, and 3 writes the headers of the request the other way round
-//! ([`XdpSender::try_reply_in_place`]). The bytes are the same.
+//! The usual reply goes to the peer of the last one, from the address that its request was sent
+//! to. Then step 1 is a comparison, and step 3 writes the request's headers reversed
+//! ([`XdpSender::try_reply_in_place`]). The resulting bytes are the same.
 //!
-//! Whatever does not work out is left to the companion, untouched.
+//! Whatever fails here is left to the companion, unchanged.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,29 +24,29 @@ use super::route::{NextHop, Reader};
 use crate::capture::tap::Tap;
 use crate::io::frames::Meta;
 
-/// Bytes of IP and UDP headers in front of a payload.
+/// Length of the IP and UDP headers.
 const HEADERS_LEN_V4: usize = 28;
 const HEADERS_LEN_V6: usize = 48;
-/// Bytes of Ethernet with two tags: no header of a datagram is shorter.
+/// Length of an Ethernet header with two tags: no longer than the headers of any datagram.
 const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
-/// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is
-/// not worth telling.
+/// Minimum payload for checksum offload, if the device supports it: for shorter ones it does not
+/// pay.
 const CHECKSUM_OFFLOAD_MIN: usize = 512;
 
-/// The way out of a lane through one of its queues.
+/// The send path of a lane through one of its queues.
 pub(crate) struct XdpSender<'a> {
     sender: Sender<'a>,
     reader: &'a mut Reader,
     tap: &'a mut Tap,
-    /// Index of the device that the queue belongs to.
+    /// Index of the queue's device.
     device: u32,
-    /// Whether that device heeds checksums that are left to it.
+    /// The device completes checksums.
     has_tx_checksum: bool,
     bound_addr: SocketAddr,
-    /// In the TX ring, and the kernel has not been told.
+    /// The TX ring has frames that the kernel was not notified of.
     flush_pending: bool,
-    /// Peers that have something in the companion's queue, as bits of a hash: what follows goes
-    /// there too, or it would overtake.
+    /// Peers with datagrams in the companion's queue, as bits of a hash. Later datagrams to them
+    /// use the companion too, to keep the order.
     diverted_peers: u64,
 }
 
@@ -70,7 +70,8 @@ impl<'a> XdpSender<'a> {
         }
     }
 
-    /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
+    /// Replies in the frame of the request, if `payload` is a prefix of its payload; else with a
+    /// copy.
     pub(crate) fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
         let index = request.index as usize;
         let own = self.sender.payload(index);
@@ -104,9 +105,9 @@ impl<'a> XdpSender<'a> {
         self.tap.commit_tx(is_sent) || self.divert(peer)
     }
 
-    /// The usual reply, a part of the payload of its request: in the frame that it came in, with
-    /// the headers turned around. Whether it was sent; none, and nothing is changed, if it is not
-    /// the usual one.
+    /// Fast path for a reply that is a prefix of its request's payload: in the same frame, with
+    /// the headers reversed. Returns whether it was sent; none, with nothing changed, if the fast
+    /// path does not apply.
     #[inline]
     fn try_reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
@@ -122,8 +123,8 @@ impl<'a> XdpSender<'a> {
         Some(self.tap.commit_tx(is_sent))
     }
 
-    /// The usual reply that is no part of its request: in a frame of its own, with what is before
-    /// the addresses copied from that of the request. As above.
+    /// Fast path for any other reply: in a new frame, with the bytes before the addresses copied
+    /// from the request. Returns as above.
     #[inline]
     fn try_reply_in_new_frame(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
@@ -147,8 +148,8 @@ impl<'a> XdpSender<'a> {
         Some(self.push_tx_frame(fresh, at + payload.len(), None))
     }
 
-    /// The next hop of a reply of `len` bytes for which nothing has to be looked up, and no
-    /// checksum is left to the device if one is to be summed.
+    /// The next hop of a reply of `len` bytes that needs no lookup, and no checksum offload if
+    /// `sums` (a checksum is to be computed).
     #[inline]
     fn cached_next_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
         let (peer, port) = request.ports();
@@ -163,7 +164,7 @@ impl<'a> XdpSender<'a> {
         is_usual.then_some(*next)
     }
 
-    /// Answers a frame of the batch with a copy of `payload`.
+    /// Replies with a copy of `payload`.
     pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
         if let Some(is_sent) = self.try_reply_in_new_frame(request, payload) {
             return is_sent || self.divert(request.datagram.source());
@@ -176,7 +177,7 @@ impl<'a> XdpSender<'a> {
         plan.is_some_and(|plan| self.send_copy(&plan)) || self.divert(peer)
     }
 
-    /// Sends a copy of `payload` that answers no frame of the batch.
+    /// Sends a copy of `payload` that is no reply.
     pub(crate) fn send(&mut self, from: Option<IpAddr>, peer: SocketAddr, payload: &[u8]) -> bool {
         if self.is_diverted(peer) {
             return false;
@@ -185,7 +186,7 @@ impl<'a> XdpSender<'a> {
         plan.is_some_and(|plan| self.send_copy(&plan)) || self.divert(peer)
     }
 
-    /// The companion's queue has been sent: nothing can be overtaken there.
+    /// The companion's queue has been sent: later datagrams cannot overtake it.
     pub(crate) fn clear_diverted(&mut self) {
         self.diverted_peers = 0;
     }
@@ -194,7 +195,8 @@ impl<'a> XdpSender<'a> {
         self.diverted_peers != 0 && self.diverted_peers & peer_bit(peer) != 0
     }
 
-    /// Leaves a peer to the companion until that has caught up. Always false: nothing was sent.
+    /// Diverts a peer to the companion until that has been flushed. Always returns false: not
+    /// sent.
     #[cold]
     fn divert(&mut self, peer: SocketAddr) -> bool {
         self.diverted_peers |= peer_bit(peer);
@@ -217,8 +219,8 @@ impl<'a> XdpSender<'a> {
         self.push_tx_frame(fresh, plan.len(), left)
     }
 
-    /// Sends a frame that was written, with what is `left` of its checksum to the device; given
-    /// back if there is no room.
+    /// Sends a written frame, with the remainder `left` of its checksum for the device. Frees the
+    /// frame if there is no room.
     fn push_tx_frame(&mut self, mut fresh: TxFrame, len: usize, left: Option<(u16, u16)>) -> bool {
         self.tap.stage_tx(&self.sender.frame_mut(&mut fresh)[..len]);
         let send = |sender: &mut Sender<'a>, fresh| match left {
@@ -228,7 +230,7 @@ impl<'a> XdpSender<'a> {
         let refused = match send(&mut self.sender, fresh) {
             Ok(()) => None,
             Err(fresh) => {
-                // The ring is full: once the kernel has been told, there may be room.
+                // The ring is full; notifying the kernel may make room.
                 self.flush();
                 send(&mut self.sender, fresh).err()
             }
@@ -246,7 +248,7 @@ impl<'a> XdpSender<'a> {
         }
     }
 
-    /// Whether the device is to compute the checksum of a datagram with so long a payload.
+    /// True if the device is to compute the checksum of a datagram with `len` bytes of payload.
     #[inline]
     fn is_checksum_offloaded(&self, len: usize) -> bool {
         len >= CHECKSUM_OFFLOAD_MIN && self.has_tx_checksum && self.sender.has_csum_offload()
@@ -255,7 +257,7 @@ impl<'a> XdpSender<'a> {
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
         let Meta { index, datagram, .. } = request;
         let plan = self.plan(datagram.destination().ip(), datagram.source(), payload, Some(datagram))?;
-        // A reply has the tags of its request.
+        // A reply has the VLAN tags of its request.
         let vlans = if usize::from(datagram.payload_offset) == plain_header_len(datagram) {
             [None; 2]
         } else {
@@ -264,8 +266,8 @@ impl<'a> XdpSender<'a> {
         Some(UdpFrame { vlans, ..plan })
     }
 
-    /// The frame for a datagram, if its next hop is known and on this device, and it is short
-    /// enough. With the request that it answers, if it does, between whose addresses it then goes.
+    /// The frame for a datagram, if its next hop is known and on this device, and it fits the MTU.
+    /// `request` is the one it answers, if any: the addresses are then those of the request.
     fn plan<'p>(
         &mut self,
         from: IpAddr,
@@ -274,7 +276,7 @@ impl<'a> XdpSender<'a> {
         request: Option<&Datagram>,
     ) -> Option<UdpFrame<'p>> {
         let (from, to) = (from.to_canonical(), peer.ip().to_canonical());
-        // Port 0 is nobody's: the kernel refuses it, and says so.
+        // The kernel rejects port 0 with an error; leave it to the companion.
         if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() || peer.port() == 0 {
             return None;
         }
@@ -292,7 +294,7 @@ impl<'a> XdpSender<'a> {
         Some(UdpFrame { payload, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
     }
 
-    /// Puts a frame into the ring, after telling the kernel if it is full.
+    /// Puts a frame into the ring; notifies the kernel first if it is full.
     fn push_frame(&mut self, mut send: impl FnMut(&mut Sender<'a>) -> bool) -> bool {
         if !send(&mut self.sender) {
             self.flush();
@@ -304,24 +306,24 @@ impl<'a> XdpSender<'a> {
         true
     }
 
-    /// Takes back what the kernel has not been told of.
+    /// Removes the frames that the kernel was not notified of.
     pub(crate) fn abandon(&mut self) {
         self.flush_pending = false;
         self.sender.abandon();
     }
 
-    /// Tells the kernel of what is in the ring.
+    /// Notifies the kernel of the frames in the ring.
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.flush_pending) {
-            // What the device does not take now stays in the ring, and the next batch tells the
-            // kernel again. An error means that the device is gone: what is in the ring is lost
-            // with it, as in a device's own queue.
+            // Frames that the device does not take now stay in the ring, and the next batch
+            // notifies the kernel again. An error means that the device is gone: the frames in the
+            // ring are lost, as in a device's own queue.
             _ = self.sender.flush();
         }
     }
 }
 
-/// Bytes of the headers of a frame without tags and options.
+/// Length of the headers of a frame without tags and options.
 fn plain_header_len(datagram: &Datagram) -> usize {
     ethernet::HEADER_LEN + if datagram.source().is_ipv4() { HEADERS_LEN_V4 } else { HEADERS_LEN_V6 }
 }

@@ -1,8 +1,8 @@
-//! Which lane serves which queue of which device: every queue has one lane, and no lane has two
-//! more than another.
+//! Assigns queues of devices to lanes: every queue has one lane, and no lane has two more than
+//! another.
 //!
-//! The list is kept under the lock of the [`XdpControl`]; queues themselves belong to their lanes,
-//! and go from one to the other by mailbox ([`Mailbox`]).
+//! The list is kept under the lock of the [`XdpControl`]. The queues themselves belong to their
+//! lanes, and move between them by [`Mailbox`].
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,32 +21,32 @@ use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
 use crate::port_owner;
 
-/// Bytes of the longest frame that is taken in several pieces.
+/// Size of the longest frame that is received in several buffers.
 const FRAME_LEN_MAX: u32 = 65_535;
 
 #[derive(Default)]
 pub(in crate::io::xdp) struct State {
-    /// The devices, with the number that this socket has on each.
+    /// The devices, with the socket's number on each.
     pub(in crate::io::xdp) devices: Vec<(Arc<Device>, SocketIndex)>,
     /// Devices that could not be used, and have not changed since.
     pub(in crate::io::xdp) failed: Vec<u32>,
-    /// Those that this process may not use any more, while they are there: it has been said.
+    /// Devices that this process has no permission for; already reported.
     pub(in crate::io::xdp) denied: Vec<u32>,
-    /// What could not be done the last time.
+    /// The last error that was reported.
     pub(in crate::io::xdp) last_error: Option<String>,
-    /// What the programs had counted when the socket ended.
+    /// Counts of the programs when the socket ended.
     pub(in crate::io::xdp) final_counts: Option<Vec<(String, &'static str, u64)>>,
-    /// Ports lead here, and the socket does not end: what changes is followed.
+    /// Ports lead to the socket and it is not ending: changes are followed.
     pub(in crate::io::xdp) open: bool,
-    /// Queues that are served.
+    /// Queues that are assigned to lanes.
     pub(in crate::io::xdp) assigned: Vec<AssignedQueue>,
     lanes: Vec<LaneEntry>,
-    /// Frames that were dropped at queues that a lane no longer has.
+    /// Drops at queues that a lane had before.
     closed_drops: Vec<(LaneId, u64)>,
     last_id: u64,
 }
 
-/// A queue that is served.
+/// A queue that is assigned to a lane.
 pub(in crate::io::xdp) struct AssignedQueue {
     id: QueueId,
     pub(in crate::io::xdp) lane: LaneId,
@@ -56,32 +56,32 @@ pub(in crate::io::xdp) struct AssignedQueue {
     pub(in crate::io::xdp) zero_copy: bool,
     /// For its statistics.
     pub(in crate::io::xdp) xsk: OwnedFd,
-    /// What was dropped there before this lane had it.
+    /// Drops before the current lane had it.
     dropped_before: u64,
-    /// Frames are led here.
+    /// Frames are redirected to it.
     is_redirected: bool,
-    /// The lane is to pass it on, and has not yet.
+    /// The lane was told to hand it over, and has not yet.
     is_moving: bool,
 }
 
-/// A lane that can be given queues.
+/// A lane that can be assigned queues.
 struct LaneEntry {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
 }
 
 impl State {
-    /// Gives a lane a seat.
+    /// Adds a lane that can be assigned queues.
     pub(in crate::io::xdp) fn add_lane(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
         self.lanes.push(LaneEntry { lane, mailbox });
     }
 
-    /// Lanes that can be given queues.
+    /// Lanes that can be assigned queues.
     pub(in crate::io::xdp) fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Queues that the devices have.
+    /// Queues of all devices.
     pub(in crate::io::xdp) fn queue_count(&self) -> usize {
         self.devices.iter().map(|(device, _)| device.queues() as usize).sum()
     }
@@ -90,7 +90,7 @@ impl State {
         self.assigned.iter().filter(|served| served.lane == lane).count()
     }
 
-    /// The lane with the fewest queues; of several the first one from `turn` on.
+    /// The lane with the fewest queues; if there are several, the first one from `turn` on.
     fn least_assigned(&self, turn: usize) -> Option<&LaneEntry> {
         let lanes = self.lanes.len().max(1);
         let in_turn = self.lanes.iter().cycle().skip(turn % lanes).take(self.lanes.len());
@@ -101,7 +101,7 @@ impl State {
         self.lanes.iter().find(|entry| entry.lane == lane).map(|entry| &entry.mailbox)
     }
 
-    /// Has the queues of devices closed of which `is_live` says that they are gone.
+    /// Closes the queues of devices that are not `is_live`.
     pub(in crate::io::xdp) fn remove_gone(
         &mut self,
         is_there: impl Fn(&Device) -> bool,
@@ -122,12 +122,12 @@ impl State {
         }
     }
 
-    /// Orders lanes to pass queues on, so that in the end none has two more than another.
+    /// Tells lanes to hand queues over, so that in the end none has two more than another.
     pub(in crate::io::xdp) fn rebalance(&mut self) {
         let stay =
             |lane| self.assigned.iter().filter(|served| served.lane == lane && !served.is_moving).count();
         let mut counts: Vec<usize> = self.lanes.iter().map(|entry| stay(entry.lane)).collect();
-        // What is on its way already goes to whoever has the fewest.
+        // Queues that are moving will go to the lanes with the fewest.
         for _ in self.assigned.iter().filter(|served| served.is_moving) {
             if let Some(least) = counts.iter_mut().min() {
                 *least += 1;
@@ -142,7 +142,7 @@ impl State {
             }
             let LaneEntry { lane, mailbox } = &self.lanes[rich];
             let spare = self.assigned.iter_mut().find(|served| served.lane == *lane && !served.is_moving);
-            // It may have but what is on its way to it.
+            // All of its queues may be ones that are still moving to it.
             let Some(served) = spare else { return };
             served.is_moving = true;
             mailbox.push_command(served.id, QueueCommand::HandOff);
@@ -151,7 +151,7 @@ impl State {
         }
     }
 
-    /// The queue is closed, or is about to be.
+    /// Removes a queue that is closed, or is about to be.
     fn remove(&mut self, at: usize) {
         let served = self.assigned.remove(at);
         self.add_dropped(served.lane, xsk_dropped(&served.xsk) - served.dropped_before);
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// Frames that were dropped at the queues of a lane while it had them.
+    /// Drops at the queues of a lane while it had them.
     pub(in crate::io::xdp) fn dropped(&self, lane: LaneId) -> u64 {
         let closed = self.closed_drops.iter().find(|(of, _)| *of == lane).map_or(0, |(_, dropped)| *dropped);
         let open = self.assigned.iter().filter(|served| served.lane == lane);
@@ -174,9 +174,8 @@ impl State {
 }
 
 impl XdpControl {
-    /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If
-    /// `strict`, a queue that cannot be opened is an error at once; otherwise the others are opened
-    /// first.
+    /// Opens the queues without a lane, and assigns each to the lane with the fewest. If `strict`,
+    /// the first error ends it; otherwise the other queues are opened before it is returned.
     pub(in crate::io::xdp) fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
         let mut outcome = Ok(());
         for (device, number) in state.devices.clone() {
@@ -204,15 +203,15 @@ impl XdpControl {
         queue: u32,
         strict: bool,
     ) -> Result<()> {
-        // Queues of one number work on one core, often. Of several devices they go to different
-        // lanes.
+        // Queues with one number often interrupt one core, so those of several devices go to
+        // different lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
         let successor = state.least_assigned(at + queue as usize);
         let Some(successor) = successor.map(|entry| (entry.lane, Arc::clone(&entry.mailbox))) else {
             return Ok(());
         };
         let Some(xsk) = self.open_xsk(device, queue, strict)? else {
-            // Another socket of this process has it; ours is fed by the companion.
+            // Another socket of this process has the queue; the companion feeds this one.
             if strict {
                 log::warn!(
                     "{} queue {queue} is served by another socket of this process: lanes get its datagrams through the kernel",
@@ -249,8 +248,7 @@ impl XdpControl {
         let options = QueueOptions {
             ifindex: device.index,
             queue,
-            // For each socket as many to receive into as its ring has entries, and as many for the
-            // rest.
+            // For each socket, one ring of frames to receive into and one for everything else.
             frames: ring * 2 * self.options.sockets,
             frame_size: FRAME_SIZE,
             ring,
@@ -276,7 +274,7 @@ impl XdpControl {
                     }
                     return Ok(Some(xsk));
                 }
-                // The kernel gives a queue free a while after its last owner has closed it.
+                // The kernel releases a queue some time after its last owner has closed it.
                 Err(err)
                     if strict
                         && err.source.raw_os_error() == Some(EBUSY)
@@ -289,12 +287,12 @@ impl XdpControl {
         }
     }
 
-    /// A lane was enlisted after the others: those that have more than their share shall give.
+    /// A lane was added: lanes with more than their share hand queues over.
     pub(crate) fn rebalance(&self) {
         self.state().rebalance();
     }
 
-    /// A lane leaves: it is given nothing more, and shall give what it has.
+    /// A lane is being removed: assigns it no more queues, and tells it to hand its queues over.
     pub(crate) fn retire(&self, lane: LaneId) {
         let mut state = self.state();
         let Some(at) = state.lanes.iter().position(|entry| entry.lane == lane) else { return };
@@ -305,8 +303,8 @@ impl XdpControl {
         }
     }
 
-    /// Leads the queues of a lane to the kernel again: the socket ends. What is on its way to its
-    /// rings has arrived after a grace period.
+    /// Stops redirecting frames to the queues of a lane, because the socket ends. After a grace
+    /// period, no more frames arrive in its rings.
     pub(crate) fn disable_lane(&self, lane: LaneId) {
         let mut state = self.state();
         state.lanes.retain(|entry| entry.lane != lane);
@@ -316,10 +314,10 @@ impl XdpControl {
         }
     }
 
-    /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
+    /// Hands the queue of a lane over to the lane with the fewest; returns it if there is none.
     pub(in crate::io::xdp) fn hand_off(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
-        // The order to close it may be in the mailbox that it leaves.
+        // A close command may be left behind in the old lane's mailbox.
         queue.is_closing |= queue.device.is_gone();
         let Some(successor) = state.least_assigned(0).map(|entry| (entry.lane, Arc::clone(&entry.mailbox)))
         else {
@@ -334,13 +332,13 @@ impl XdpControl {
         let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
         (served.lane, served.is_moving) = (successor.0, false);
         state.add_dropped(from, while_there);
-        // Under the lock: a lane that leaves does so with an empty mailbox.
+        // Under the lock, so that a lane that is removed has an empty mailbox.
         successor.1.push_queue(queue);
         state.rebalance();
         None
     }
 
-    /// A lane has closed a queue that was drained, of a device that is gone.
+    /// Called when a lane has drained and closed a queue whose device is gone.
     pub(in crate::io::xdp) fn queue_closed(&self, queue: QueueId) {
         let mut state = self.state();
         let Some(at) = state.assigned.iter().position(|served| served.id == queue) else { return };
@@ -349,12 +347,12 @@ impl XdpControl {
         let is_last = !state.assigned.iter().any(|served| Arc::as_ptr(&served.device) == device);
         drop(state);
         if is_last {
-            // Its program is off, and no longer in the way should it be back already.
+            // Its program is detached: if the device is back already, it can be opened.
             self.request_refresh();
         }
     }
 
-    /// Forgets a lane whose queues are drained; its XSKs close with it.
+    /// Removes a lane whose queues are drained; its XSKs close with it.
     pub(crate) fn remove_lane(&self, lane: LaneId) {
         self.disable_lane(lane);
         let mut state = self.state();
@@ -364,18 +362,18 @@ impl XdpControl {
         let is_last = state.lanes.is_empty();
         drop(state);
         if !is_last {
-            // Somebody else may serve what it had.
+            // Other lanes may serve its queues.
             self.request_refresh();
         }
     }
 }
 
-/// What is in the way of an XSK, and what to change.
+/// The error of opening an XSK, with what to change.
 fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
     let at = format!("{} queue {queue}", device.name);
     match err.source.raw_os_error() {
         Some(EBUSY) => {
-            // Whose they are cannot always be known, and is no reason to say less.
+            // The owners are not always visible; an error here must not hide the original one.
             let owners = xsk::owners(device.index, queue).unwrap_or_default();
             let who = port_owner::find_process(&owners)
                 .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());

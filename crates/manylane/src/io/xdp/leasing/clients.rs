@@ -1,10 +1,11 @@
-//! Those who have connected: who they are, and what they ask.
+//! Clients that have connected: their identity, and their requests.
 //!
-//! A program connects by what is in its environment
-//! ([`LeaseToken`](manylane_sys::lease::LeaseToken)), and asks at once. Anybody can do so in this
-//! network namespace, as often as they like: who says nothing, or what is no question, is sent
-//! away, and whoever comes next is heard meanwhile. Queues are for who has the secret, and is of
-//! the user that this process runs as, or, if that is root, of one other: the first that asks.
+//! A program finds the socket and the secret in its environment
+//! ([`LeaseToken`](manylane_sys::lease::LeaseToken)), connects, and sends its request at once. Any
+//! process in this network namespace can connect, as often as it likes. A client that sends
+//! nothing or an invalid request is disconnected, and other clients are served meanwhile. Queues
+//! are leased only to clients with the secret whose user is that of this process or, if that is
+//! root, one other user: the first that sends a request.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -18,32 +19,31 @@ use super::Lessor;
 use super::connection::{Client, ReceivedRequest, RequestedSocket, User};
 use crate::error::EPROTO;
 
-/// Connections of which nothing has become yet; the oldest goes for a new one.
+/// Maximum number of pending connections; the oldest is dropped for a new one.
 const PENDING_MAX: usize = 64;
-/// Connections that are taken at a time.
+/// Maximum number of connections accepted at a time.
 const ACCEPT_BATCH_MAX: usize = 16;
-/// They have to ask within so long, and are not kept waiting for longer by what another lease has
-/// left.
+/// Time limit for the request, and for waiting until the queues of an earlier lease are free.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const EACCES: i32 = 13;
 
-/// A caller of whom nothing has become yet.
+/// A client without a lease yet.
 pub(super) struct PendingClient {
     client: Client,
     since: Instant,
-    /// It asks for this one.
+    /// The socket that it requests queues for.
     socket: Option<RequestedSocket>,
 }
 
 impl Lessor {
-    /// Takes connections.
+    /// Accepts connections.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..ACCEPT_BATCH_MAX {
             let end = match unix_socket::accept(self.listener.as_fd()) {
                 Ok(end) => end,
                 Err(err) => {
                     if err.kind() != io::ErrorKind::WouldBlock {
-                        // It waits until there are descriptors: not without a pause.
+                        // It stays queued, probably for lack of descriptors: do not spin.
                         std::thread::sleep(super::BUSY_INTERVAL);
                     }
                     return;
@@ -94,7 +94,7 @@ impl Lessor {
         }
     }
 
-    /// Makes clients pending again whose sockets have been received.
+    /// Makes clients whose sockets were received pending again.
     pub(super) fn take_received(&mut self) {
         let received: Vec<_> = self.closers.received().collect();
         for ReceivedRequest { client, since, socket } in received {
@@ -102,7 +102,7 @@ impl Lessor {
         }
     }
 
-    /// Lends queues to those who ask, one after the other.
+    /// Leases queues to the clients with a request, in order.
     pub(super) fn grant_pending(&mut self) {
         self.pending.retain(|visitor| visitor.socket.is_some() || visitor.since.elapsed() < REQUEST_TIMEOUT);
         let asks = |visitor: &PendingClient| visitor.socket.is_some();
@@ -114,7 +114,7 @@ impl Lessor {
             let waits = since.elapsed() < REQUEST_TIMEOUT;
             let offer = self.offer(&caller, socket, waits);
             if offer.as_ref().is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock) {
-                // Nobody goes first: what is ready is for this one.
+                // In order: queues that become free are for this client.
                 return self
                     .pending
                     .insert(at, PendingClient { client: caller, since, socket: Some(socket) });
@@ -126,10 +126,10 @@ impl Lessor {
         }
     }
 
-    /// The user of a client, if it may have queues; the error that it is refused with, if not.
+    /// The user of a client that may have queues; otherwise the error to refuse it with.
     fn authorize(&mut self, client: &Client) -> Result<User, i32> {
         let (peer, own) = (client.process.cred, unix_socket::effective_uid());
-        // One that may be anybody takes nobody's place, either.
+        // A client whose user is ambiguous must not take the place of the other user either.
         if peer.is_user(peer.uid) {
             if peer.uid == own {
                 return Ok(User::Own);

@@ -33,27 +33,27 @@ use manylane_sys::unix_socket::{self, PeerProcess};
 
 use crate::error::EPROTO;
 
-/// Users, by the thread that they have.
+/// Groups of users, each with a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum User {
     /// The user of this process.
     Own,
-    /// The other one that gets queues.
+    /// The one other user that gets queues.
     Other,
-    /// All that get none.
+    /// All users that get none.
     Stranger,
 }
 
 /// A connection that a client has made. Dropping it does not block.
 pub(super) struct Connection {
-    /// Shared with the thread that it is left to, which empties it: whoever closes it last does not
-    /// block.
+    /// Shared with the closing thread. That thread empties the connection first, so the last close
+    /// does not block.
     fd: Arc<OwnedFd>,
     epoll: Arc<EpollHandle>,
     closer: Sender<Job>,
 }
 
-/// Who has connected.
+/// A connected process.
 pub(super) struct Client {
     pub(super) token: u64,
     pub(super) connection: Connection,
@@ -61,13 +61,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Says that it gets nothing. Who does not listen misses nothing.
+    /// Sends a refusal. It does not matter whether it arrives.
     pub(super) fn refuse(&self, errno: i32) {
         _ = Message::Refused(errno).send(self.connection.as_fd(), &[]);
     }
 }
 
-/// What the threads do.
+/// A job for one of the threads.
 enum Job {
     /// Receive the request that is queued.
     Receive(Client, Instant),
@@ -80,7 +80,7 @@ enum Job {
 /// A request whose socket has been received.
 pub(super) struct ReceivedRequest {
     pub(super) client: Client,
-    /// When the client connected.
+    /// Time at which the client connected.
     pub(super) since: Instant,
     pub(super) socket: RequestedSocket,
 }
@@ -124,8 +124,8 @@ impl Closers {
         Connection { fd: Arc::new(fd), epoll: Arc::clone(&self.epoll), closer }
     }
 
-    /// Has the request of a client received, which has connected at `since`. A client whose request
-    /// is invalid is refused.
+    /// Passes the request of a client to a thread that receives it. `since` is when the client
+    /// connected. A client with an invalid request is refused.
     pub(super) fn receive(&self, mut client: Client, user: User, since: Instant) {
         _ = self.epoll.remove(&client.connection);
         let jobs = &self.jobs[user as usize];
@@ -133,16 +133,17 @@ impl Closers {
         _ = jobs.send(Job::Receive(client, since));
     }
 
-    /// Has the request of a client that may have no queues discarded, and the client refused. Its
-    /// socket is closed before the answer: the client may close its own, and find the port free.
+    /// Passes the client to a thread that discards its request and refuses it. The client's socket
+    /// is closed before the refusal is sent, so that the client can close its own and find the
+    /// port free.
     pub(super) fn refuse(&self, client: Client, errno: i32) {
         _ = self.epoll.remove(&client.connection);
         _ = self.jobs[User::Stranger as usize].send(Job::Refuse(client, errno));
     }
 
-    /// Requests that have been received.
+    /// Requests that were received.
     pub(super) fn received(&self) -> impl Iterator<Item = ReceivedRequest> {
-        // One byte for each request, and more than one for each wakeup.
+        // One byte per request; one wakeup may read several.
         _ = (&self.wakeup).read(&mut [0; 64]);
         self.received.try_iter()
     }
@@ -163,7 +164,7 @@ impl Drop for Connection {
     }
 }
 
-/// A thread, until the lessor and all connections that it is for are gone.
+/// Main function of a thread. Ends when the lessor and all its connections are gone.
 fn run(jobs: &Receiver<Job>, to_lessor: &Sender<ReceivedRequest>, wakeup: &PipeWriter) {
     for job in jobs {
         match job {

@@ -19,18 +19,18 @@ use crate::io::xdp::route::{LocalState, Routes};
 
 pub(super) struct LeasedDevice {
     pub(super) device: Arc<Device>,
-    /// It was asked for by name.
+    /// The user named it.
     pub(super) is_named: bool,
-    /// Those that were opened.
+    /// The queues, by number, that were opened.
     queues: Vec<Option<QueueLease>>,
 }
 
-/// A member of a leased queue: what a program has of it.
+/// A program's member of a leased queue.
 pub(super) struct Member {
     pub(super) params: QueueParams,
     pub(super) xsk: OwnedFd,
     pub(super) view: LeasedQueue,
-    /// What it had sent when this was looked at last.
+    /// Frames it had sent at the last check.
     pub(super) sent: u32,
 }
 
@@ -41,14 +41,13 @@ impl Member {
     }
 }
 
-/// A queue, all sockets of which are those of one process, and of those that it forked: they share
-/// its memory.
+/// A queue leased to one process and its forks: all its sockets share its memory.
 struct QueueLease {
     queue: LessorQueue,
     lessee: Arc<PeerProcess>,
-    /// Leases that have it.
+    /// Leases that include it.
     leases: usize,
-    /// Members that have left, and something in their rings.
+    /// Members that have left, with frames in their rings.
     released: Vec<LeasedQueue>,
 }
 
@@ -56,10 +55,10 @@ struct QueueLease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
-    /// Another process has it, or this one has all of it.
+    /// Another process has it, or this one has all of its members.
     Unavailable,
-    /// It is not leased any more, but somebody still has what was, or the kernel has not let go of
-    /// it yet.
+    /// No longer leased, but a process still has parts of it, or the kernel has not released it
+    /// yet.
     Pending,
 }
 
@@ -68,8 +67,8 @@ impl LeasedDevice {
         Self { device, is_named, queues: Vec::new() }
     }
 
-    /// Has a queue ready for one more socket of `process`: with memory that no other process has
-    /// ever had.
+    /// Prepares a queue for one more socket of `process`, with memory that no other process ever
+    /// had.
     pub(super) fn prepare(&mut self, queue: u32, process: &Arc<PeerProcess>) -> Availability {
         let index = queue as usize;
         if self.queues.len() <= index {
@@ -101,7 +100,7 @@ impl LeasedDevice {
         }
     }
 
-    /// A socket in a queue that is ready for one, for one more lease.
+    /// Adds a socket to a prepared queue, for one more lease.
     pub(super) fn add_member(
         &mut self,
         queue: u32,
@@ -124,12 +123,12 @@ impl LeasedDevice {
         Ok(Some(Member::new(terms, xsk, view)))
     }
 
-    /// The memory of a queue that is leased.
+    /// The memory of a leased queue.
     pub(super) fn file(&self, queue: u32) -> Option<BorrowedFd<'_>> {
         self.queues.get(queue as usize)?.as_ref().map(|leased| leased.queue.file())
     }
 
-    /// A member leaves its queue, and nothing is led to it any more.
+    /// Records that a member has left its queue. No more frames are redirected to it.
     pub(super) fn release(&mut self, queue: u32, member: LeasedQueue) {
         if let Some(leased) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) {
             leased.leases = leased.leases.saturating_sub(1);
@@ -137,9 +136,9 @@ impl LeasedDevice {
         }
     }
 
-    /// Takes back what members have left, now or the next time. `has_ended` says whether the lease
-    /// of a number has. A process that has nothing of a queue any more may come back for it, as
-    /// long as it lives: so it maps no memory twice.
+    /// Reclaims what members have left behind, now or at a later call. `has_ended` tells whether
+    /// the lease with a number has ended. A queue stays with its process as long as that lives,
+    /// even without leases, so that a process maps no memory twice.
     pub(super) fn reclaim(&mut self, has_ended: &impl Fn(u16) -> bool) {
         for place in &mut self.queues {
             let Some(leased) = place else { continue };
@@ -150,15 +149,15 @@ impl LeasedDevice {
         }
     }
 
-    /// Whether something is still to be taken back of the lease of that number.
+    /// True if the lease with this number left something that is not reclaimed yet.
     pub(super) fn has_released(&self, lease: u16) -> bool {
         let mut left = self.queues.iter().flatten().flat_map(|leased| &leased.released);
         left.any(|member| member.terms().lease_id == lease)
     }
 }
 
-/// The devices, with the program on them: those named, or all that may be used without being named.
-/// Of those, `spare` says why one is to be left alone.
+/// Attaches the program to the named devices, or to all that may be used without being named. Of
+/// the latter, `spare` returns the reason for each that is to be left out.
 pub(super) fn attach(
     routes: &Routes,
     names: Option<&[String]>,
@@ -190,7 +189,7 @@ pub(super) fn attach(
     all.dedup();
     let (mut devices, mut left_out, mut last) = (Vec::new(), Vec::new(), None);
     for index in all {
-        // What is down or not Ethernet (loopback, tunnels) is no candidate.
+        // A device that is down or not Ethernet (loopback, tunnels) is no candidate.
         let Ok(name) = sys::name(index) else { continue };
         if sys::mac(&name).is_err() || !sys::is_up(&name).unwrap_or(false) {
             continue;
@@ -222,7 +221,7 @@ pub(super) fn attach(
     Err(Error::new(kind, message))
 }
 
-/// Why a device is used only if it is named; none if it is used anyway.
+/// Why a device is used only if it is named; none if it may be used anyway.
 fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<String> {
     let is_global = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),

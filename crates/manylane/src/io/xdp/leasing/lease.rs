@@ -1,8 +1,8 @@
-//! One lease: asked for, handed over, opened and closed, taken back.
+//! One lease: requested, granted, opened and closed, ended.
 //!
-//! Nothing that a program says is believed but its wish. Where its socket is bound, and that it is
-//! the only one there, the kernel says, when a lease begins, before a port is led to it, and a few
-//! times in a second after that ([`Lessor::check_sockets`]).
+//! Nothing that a program sends is trusted except its request. The kernel reports where its socket
+//! is bound, and whether it is the only one there: when a lease begins, before a port is
+//! redirected to it, and a few times a second after that ([`Lessor::check_sockets`]).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,22 +24,22 @@ use crate::io::xdp::checks;
 pub(super) const ENOSPC: i32 = 28;
 pub(super) const ENODEV: i32 = 19;
 
-/// What one socket of a program has.
+/// The lease of one socket of a program.
 pub(super) struct Lease {
-    /// By what the locks of its queues name it.
+    /// Identifies the lease in the locks of its queues.
     pub(super) number: u16,
     pub(super) client: Client,
     pub(super) addr: SocketAddr,
     cookie: u64,
     only_v6: bool,
     stage: Stage,
-    /// Its number on each device that it has queues of.
+    /// Its socket number on each device that it has queues of.
     pub(super) socket_indexes: Vec<(u32, SocketIndex)>,
     pub(super) members: Vec<Member>,
     pub(super) next_hops: LeaseNextHops,
 }
 
-/// Each is reached once, in this order.
+/// States of a lease, passed in this order, each at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Leased,
@@ -47,19 +47,19 @@ enum Stage {
     Closed,
 }
 
-/// What a socket can be leased.
+/// What can be leased to a socket.
 pub(super) struct Offer {
     addr: SocketAddr,
     cookie: u64,
     only_v6: bool,
-    /// The places of devices, and queues that are ready.
+    /// Indices of devices, and numbers of prepared queues.
     queues: Vec<(usize, u32)>,
     next_hops: LeaseNextHops,
 }
 
 impl Lessor {
-    /// What a socket can be leased; `WouldBlock` if there will be more in a moment, for a caller
-    /// that `waits`.
+    /// What can be leased to a socket. For a caller that `waits`, the error `WouldBlock` means
+    /// that more will be available in a moment.
     pub(super) fn offer(
         &mut self,
         caller: &Client,
@@ -81,7 +81,7 @@ impl Lessor {
         let (mut is_reached, mut is_late) = (false, false);
         let mut queues = Vec::new();
         for (place, leased) in self.devices.iter_mut().enumerate() {
-            // A wildcard is reached over each of them, an address over those that have it.
+            // Each device may receive for a wildcard, but for an address only those that have it.
             let index = leased.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
@@ -113,7 +113,7 @@ impl Lessor {
         })
     }
 
-    /// Lends what was offered, and says so.
+    /// Starts a lease with an offer, and sends it.
     pub(super) fn start(&mut self, caller: Client, offer: Offer) {
         let Offer { addr, cookie, only_v6, queues, next_hops: hops } = offer;
         let (numbers, members) = (Vec::new(), Vec::new());
@@ -145,7 +145,7 @@ impl Lessor {
         }
     }
 
-    /// Gives a lease queues of one device.
+    /// Adds queues of one device to a lease.
     fn add_queues(&mut self, lease: &mut Lease, queues: &[(usize, u32)]) {
         let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
         let Ok(number) = leased.device.register(&[]) else { return };
@@ -168,7 +168,7 @@ impl Lessor {
         }
     }
 
-    /// Gives the program what it needs.
+    /// Sends the lease's descriptors to the program.
     fn send_lease(&self, lease: &Lease) -> io::Result<()> {
         let end = lease.client.connection.as_fd();
         Message::Ack(lease.members.len() as u32).send(end, &[lease.next_hops.file()])?;
@@ -180,8 +180,8 @@ impl Lessor {
         Ok(())
     }
 
-    /// Who has a lease says something, or is gone. Whoever says what it is not the time for has it
-    /// no more.
+    /// Handles a message of a lease's client, or its disconnect. A message that is invalid in the
+    /// lease's stage ends the lease.
     pub(super) fn handle_request(&mut self, at: usize) {
         let lease = &self.leases[at];
         let said = match Message::receive_without_fds(lease.client.connection.as_fd()) {
@@ -196,7 +196,7 @@ impl Lessor {
             }
             _ => return self.end_at(at),
         };
-        // Who does not take the answer does not wait for it.
+        // A client that does not receive the answer loses its lease.
         if answer.send(self.leases[at].client.connection.as_fd(), &[]).is_err() {
             self.end_at(at);
         }
@@ -217,17 +217,18 @@ impl Lessor {
         Message::Refused(EPROTO)
     }
 
-    /// Nothing comes to a lease any more, for good.
+    /// Stops redirecting frames to a lease, for good.
     fn close_lease(&mut self, at: usize) {
         self.leases[at].stage = Stage::Closed;
         for (leased, number) in self.attached_devices(&self.leases[at]) {
             leased.device.unbind(number);
         }
-        // What is between the program on the device and a ring arrives there before the answer.
+        // Frames between the program on the device and a ring arrive there before the answer is
+        // sent.
         barrier::synchronize();
     }
 
-    /// Where a lease is.
+    /// The devices of a lease, with its socket numbers.
     fn attached_devices(&self, lease: &Lease) -> impl Iterator<Item = (&LeasedDevice, SocketIndex)> {
         lease.socket_indexes.iter().filter_map(|(index, number)| {
             let leased = self.devices.iter().find(|leased| leased.device.index == *index)?;
@@ -235,7 +236,7 @@ impl Lessor {
         })
     }
 
-    /// Makes the addresses of a lease that is open lead to it. After an error some do.
+    /// Binds the addresses of an open lease to it. After an error, some are bound.
     fn bind_addresses(&self, lease: &Lease) -> Result<()> {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
@@ -247,7 +248,7 @@ impl Lessor {
         })
     }
 
-    /// What has changed on the machine changes for those that are open.
+    /// Applies changes of the machine's addresses to open leases.
     pub(super) fn rebind_all(&self) {
         for lease in self.leases.iter().filter(|lease| lease.stage == Stage::Open) {
             if let Err(err) = self.bind_addresses(lease) {
@@ -256,11 +257,11 @@ impl Lessor {
         }
     }
 
-    /// Ends the leases of sockets that were closed, or are not what they were.
+    /// Ends the leases of sockets that were closed or rebound.
     pub(super) fn check_sockets(&mut self) {
         for at in (0..self.leases.len()).rev() {
             let Lease { addr, cookie, .. } = self.leases[at];
-            // What cannot be known now may be known the next time.
+            // Not known now; checked again the next time.
             let Ok(all) = bound_sockets::find_by_port(addr.port()) else { continue };
             if let Err(why) = verify_binding(cookie, addr.ip(), &all) {
                 log::debug!("{addr} has no queues any more: {why}");
@@ -274,7 +275,7 @@ impl Lessor {
         self.end(lease);
     }
 
-    /// Takes a lease back: the port first, then the queues with what is in them.
+    /// Ends a lease: unbinds the port first, then releases the queues with their content.
     fn end(&mut self, lease: Lease) {
         for (leased, number) in self.attached_devices(&lease) {
             leased.device.unbind(number);
@@ -294,14 +295,14 @@ impl Lessor {
         self.reclaim();
     }
 
-    /// Takes back what leases that have ended left in rings.
+    /// Reclaims what ended leases left in rings.
     pub(super) fn reclaim(&mut self) {
         let Self { devices, leases, .. } = self;
         let has_ended = |number| leases.iter().all(|lease| lease.number != number);
         devices.iter_mut().for_each(|leased| leased.reclaim(&has_ended));
     }
 
-    /// A number that no lease has, and none that something is to be taken back of.
+    /// A number that no lease has, and none with something left to reclaim.
     fn alloc_number(&mut self) -> u16 {
         loop {
             self.last_number = self.last_number.checked_add(1).unwrap_or(1);
@@ -315,8 +316,8 @@ impl Lessor {
     }
 }
 
-/// Whether all that is sent to where a socket is bound is for that socket and its lanes; `all` are
-/// those on its port.
+/// Checks that all datagrams to a socket's bound address are for that socket and its lanes. `all`
+/// are the sockets on its port.
 fn verify_binding(cookie: u64, ip: IpAddr, all: &[BoundSocket]) -> std::result::Result<(), &'static str> {
     let ours = all.iter().find(|bound| bound.cookie == cookie).filter(|ours| ours.ip == ip);
     let ours = ours.ok_or("it is not bound there")?;
@@ -330,7 +331,7 @@ fn verify_binding(cookie: u64, ip: IpAddr, all: &[BoundSocket]) -> std::result::
         if other.uid != ours.uid {
             return Err("another user's socket is bound there");
         }
-        // What the kernel would give to that one.
+        // The kernel would prefer that socket for some datagrams.
         if other.is_connected
             || other.device != 0
             || other.ip != ours.ip && ours.matches(other.ip.to_canonical())
@@ -358,7 +359,7 @@ mod tests {
         let (any, some) = (bound(1, "0.0.0.0"), bound(1, "10.0.0.1"));
         let lane = |ours: BoundSocket| BoundSocket { cookie: 2, ..ours };
         assert_eq!((one(any, &[lane(any), lane(any)]), one(some, &[lane(some)])), (Ok(()), Ok(())));
-        // Beside it, or less than it.
+        // At another address, or a less specific one.
         assert_eq!(one(some, &[bound(2, "10.0.0.2"), bound(3, "127.0.0.53"), bound(4, "0.0.0.0")]), Ok(()));
         let stranger = |ip| BoundSocket { uid: 8, ..bound(2, ip) };
         assert_eq!(one(some, &[stranger("10.0.0.2")]), Ok(()));

@@ -1,21 +1,21 @@
-//! Queues leased to programs that know nothing of them (`manylane run --engine xdp`): this process
-//! has the privileges, the programs have the datagrams.
+//! Leases queues to programs that do not use the library themselves (`manylane run --engine xdp`):
+//! this process has the privileges, the programs receive and send.
 //!
-//! | stage | who | when it is full or missing |
+//! | stage | how | when it is full or missing |
 //! |---|---|---|
-//! | devices | [`Lessor::open`]: the program on each, before anything is started | an error that names what to change |
-//! | a program connects ([`clients`]) | anybody may; who is heard says the kernel | the oldest that says nothing goes |
-//! | what it sends is read ([`connection`]) | its descriptors by threads of their own, as closing them can block | it waits; at the limit of open files nobody is accepted |
-//! | it asks ([`Message::Request`](manylane_sys::lease::Message::Request)) | the kernel says where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets have |
-//! | the queues ([`devices`]) | opened for each process anew (`manylane_sys::xsk::LeasedQueue`); a socket of its own in each for each lease | left out: its frames are the kernel's |
+//! | devices | [`Lessor::open`] attaches the program to each, before a program is started | an error that names what to change |
+//! | a program connects ([`clients`]) | any process may; the kernel identifies it | the oldest client without a request is dropped |
+//! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; at the limit of open files no client is accepted |
+//! | the request is checked ([`Message::Request`](manylane_sys::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
+//! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lease::Message::Open) to [`Message::Close`](manylane_sys::lease::Message::Close) | refused: the kernel goes on serving it |
-//! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::next_hops`) | not entered: lanes send by their kernel socket |
-//! | the end of a lease | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
+//! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_sys::next_hops`) | not entered: lanes send by their kernel socket |
+//! | the end of a lease | its last holder closed it or was killed, its socket was closed, or it sent an invalid message | the port is removed first, then the rings are reclaimed |
 //!
-//! All else is done by one thread, which waits for messages, and looks every few milliseconds at
-//! what has no message: questions for next hops, and frames that a lane has put into a ring without
-//! coming back to tell the kernel. When this process ends, however it ends, its programs are off
-//! the devices, and every frame is the kernel's.
+//! One thread does everything else. It waits for messages, and polls every few milliseconds for
+//! what has no message: requests for next hops, and frames that a lane put into a ring without
+//! notifying the kernel. When this process ends in any way, its programs are detached, and every
+//! frame goes to the kernel.
 
 mod clients;
 mod connection;
@@ -46,32 +46,33 @@ use super::filter::FilterHandle;
 use super::route::{Reader, Routes};
 use crate::error::{Error, Result};
 
-/// Between two looks while something is sent, and while nothing is.
+/// Poll intervals while frames are sent, and while none are.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
 const IDLE_INTERVAL: Duration = Duration::from_millis(50);
-/// Nothing was sent for so long: idle.
+/// Time without a sent frame until the lessor is idle.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(200);
-/// What changes without a word is looked at: a device's address, the addresses of wildcards.
+/// Interval of checks for changes without an event: a device's MAC address, the addresses of
+/// wildcards.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// Messages that are told of at once.
+/// Maximum number of events per wait.
 const EVENTS_MAX: usize = 32;
 
-/// Between two looks whether the sockets of leases are there.
+/// Interval of checks that the sockets of leases still exist.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Of the listener, where ends have theirs.
+/// Token of the listener; clients have tokens of their own.
 const LISTENER: u64 = 0;
-/// Of requests whose sockets have been received.
+/// Token of requests that were received.
 const RECEIVED: u64 = 1;
 
-/// Lends the queues of devices.
+/// Leases queues of devices to programs.
 pub struct Lessor {
     devices: Vec<LeasedDevice>,
     routes: Arc<Routes>,
     reader: Reader,
     /// Addresses may have changed.
     has_changed: Arc<AtomicBool>,
-    /// The network namespace that all of this is about.
+    /// The network namespace of the devices.
     namespace: u64,
     lease_token: LeaseToken,
     listener: OwnedFd,
@@ -94,13 +95,13 @@ impl std::fmt::Debug for Lessor {
 }
 
 impl Lessor {
-    /// Attaches the XDP program to the devices named, or to all that are up, have an address that
-    /// is not link-local, and take one; of those, veth devices are left out, those on which
-    /// `rp_filter` keeps senders from posing as others, and those that `spare` gives a reason for.
-    /// No frame is taken yet.
+    /// Attaches the XDP program to the named devices, or to all devices that are up, have an
+    /// address that is not link-local, and support it. The latter excludes veth devices, devices
+    /// on which `rp_filter` prevents spoofed sources, and devices for which `spare` returns a
+    /// reason. No frames are taken yet.
     ///
     /// # Errors
-    /// If a device that was named cannot be used, or none can:
+    /// If a named device cannot be used, or none can.
     /// [`ErrorKind::Permission`](crate::ErrorKind::Permission) without the privileges.
     pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let routes = Routes::start()?;
@@ -140,9 +141,9 @@ impl Lessor {
         })
     }
 
-    /// By what programs ask: for the environment of those that are started, in
-    /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). Who reads it, and is of a user who
-    /// may, gets queues.
+    /// The token for the environment of started programs, in
+    /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). A process that has it, and runs as a
+    /// permitted user, gets queues.
     #[must_use]
     pub fn lease_token(&self) -> String {
         self.lease_token.to_string()
@@ -154,32 +155,32 @@ impl Lessor {
         self.devices.iter().map(|leased| leased.device.name.as_str()).collect()
     }
 
-    /// By what limits and prefixes are set, of all sockets that have queues or will; before it
-    /// [runs](Self::run), and while it does.
+    /// The filter of all sockets that have queues or will have; usable before and during
+    /// [`run`](Self::run).
     #[must_use]
     pub fn filter(&self) -> FilterHandle {
         self.filter.clone()
     }
 
-    /// By what the rings are looked at while it [runs](Self::run).
+    /// The fill levels of the rings, updated during [`run`](Self::run).
     #[must_use]
     pub fn rings(&self) -> LeasedRings {
         self.rings.clone()
     }
 
-    /// Lends until `stop` is set, or nothing can be waited for any more.
+    /// Leases queues until `stop` is set, or waiting fails. The queues are closed when it returns.
     ///
     /// # Errors
-    /// What waiting reports. The queues go with this value.
+    /// The error of the wait.
     pub fn run(mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut sent = Instant::now();
         let (mut next_check, mut last_check) = (sent, sent);
         while !stop.load(Ordering::Acquire) {
             let tick = if sent.elapsed() < IDLE_TIMEOUT { BUSY_INTERVAL } else { IDLE_INTERVAL };
             let mut ready: Vec<u64> = self.epoll.wait(tick)?.collect();
-            // What is given back is there for who asks.
+            // Oldest tokens first, so that queues that are returned are available to new requests.
             ready.sort_unstable();
-            // One thing of each, so that nobody keeps the others waiting.
+            // One event per client, so that no client delays the others.
             for token in ready {
                 if token == LISTENER {
                     self.accept_clients();
@@ -214,8 +215,8 @@ impl Lessor {
         Ok(())
     }
 
-    /// Tells the kernel of frames that nobody has told it of; whether something was sent since the
-    /// last time.
+    /// Notifies the kernel of frames that a lane has not; true if frames were sent since the last
+    /// call.
     fn kick_unsent(&mut self) -> bool {
         let mut any = false;
         for member in self.leases.iter_mut().flat_map(|lease| &mut lease.members) {
@@ -228,7 +229,7 @@ impl Lessor {
         any
     }
 
-    /// What has changed on the machine changes here, too.
+    /// Applies changes of the machine.
     fn resync(&mut self) {
         for leased in &self.devices {
             _ = leased.device.refresh();

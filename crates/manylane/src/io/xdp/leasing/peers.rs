@@ -1,9 +1,9 @@
-//! Next hops of the peers that the lanes of one lease send to: asked of the kernel, entered where
-//! those lanes read them. Each lease has a table of its own: what its program writes there, or asks
-//! for without need, is its own loss.
+//! Next hops of the peers that the lanes of one lease send to: queried from the kernel, and
+//! entered in a table that those lanes read. Each lease has its own table, so a program that fills
+//! it with garbage or needless requests harms only itself.
 //!
-//! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few
-//! questions, however many there are and whatever it answers.
+//! Senders control the number of peers. So a tick checks a limited number of peers, and sends a
+//! limited number of queries to the kernel, whatever their results.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -17,17 +17,17 @@ use manylane_sys::shared::{self, Shared};
 
 use crate::io::xdp::route::Reader;
 
-/// A next hop that nobody used for so long is forgotten, and a question is not answered any more.
+/// Time without use after which a next hop is removed, and a request is no longer answered.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A source address is asked for again after this, whether the kernel had one or not.
+/// Interval after which a source address is queried again, whether the kernel had one or not.
 const SOURCE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// Peers that one tick looks at; all, where there are no more. The next ticks look at the others.
+/// Maximum number of peers that one tick checks. Later ticks check the others.
 const PEERS_PER_TICK_MAX: usize = 512;
-/// Source addresses that one tick asks the kernel for: enough for all peers within
+/// Maximum number of source addresses that one tick queries: enough for all peers within
 /// `SOURCE_REFRESH_INTERVAL`.
 const QUERIES_PER_TICK_MAX: usize = 32;
 
-/// The table of a lease, and what is in it.
+/// The table of a lease, and its contents.
 pub(super) struct LeaseNextHops {
     table: Shared<NextHops>,
     file: OwnedFd,
@@ -38,9 +38,9 @@ pub(super) struct LeaseNextHops {
 #[derive(Default)]
 struct Peers {
     all: HashMap<[IpAddr; 2], Peer>,
-    /// In the order in which they are looked at.
+    /// The order in which they are checked.
     schedule: VecDeque<[IpAddr; 2]>,
-    /// Counts what was entered: which of several has to go.
+    /// Counts insertions, to select an entry to replace.
     inserts: usize,
 }
 
@@ -48,7 +48,7 @@ struct Peer {
     pair: AddrPair,
     next_hop: Option<NextHop>,
     last_used: Instant,
-    /// The address that the kernel would send from, if any, and when it was asked.
+    /// The kernel's source address, if it has one, and when it was queried.
     source: Option<IpAddr>,
     last_query: Option<Instant>,
 }
@@ -61,12 +61,12 @@ impl LeaseNextHops {
         Ok(Self { table: next_hops, file, peers: Peers::default() })
     }
 
-    /// Their memory, for the program.
+    /// The memory of the table, for the program.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Enters what lanes ask for, and what has changed of it.
+    /// Enters requested next hops, and updates changed ones.
     pub(super) fn update(&mut self, reader: &mut Reader) {
         let Self { table: next_hops, peers, .. } = self;
         next_hops.heartbeat();
@@ -80,14 +80,14 @@ impl LeaseNextHops {
 
 impl Drop for LeaseNextHops {
     fn drop(&mut self) {
-        // Who had them may keep the memory, but not at our expense.
+        // The program may keep the memory mapped, so free its pages.
         shared::discard(self.file.as_fd(), size_of::<NextHops>());
     }
 }
 
 impl Peers {
-    /// Takes questions, and looks at peers in turn. `choose` asks the kernel for the address to
-    /// send from, `find` has the way from there.
+    /// Takes requests, and checks peers in turn. `choose` queries the kernel for the source
+    /// address, `find` the next hop from there.
     fn tick(
         &mut self,
         next_hops: &NextHops,
@@ -127,7 +127,7 @@ impl Peers {
             match (&hop, &peer.next_hop) {
                 (Some(found), known) if known.as_ref() != Some(found) => {
                     *entered = entered.wrapping_add(1);
-                    // One that had to go is asked for again by its next datagram.
+                    // A replaced entry is requested again by its next datagram.
                     _ = next_hops.insert(&peer.pair, found, *entered);
                 }
                 (None, Some(_)) => next_hops.remove(&peer.pair),
@@ -144,7 +144,7 @@ impl Peers {
 }
 
 impl Peer {
-    /// The address to send from: the socket's own, or the kernel's choice.
+    /// The source address: the socket's own, or the kernel's choice.
     fn source(
         &mut self,
         [local, remote]: [IpAddr; 2],
@@ -165,9 +165,9 @@ impl Peer {
     }
 }
 
-/// The address that the kernel would send from.
+/// The source address that the kernel would choose.
 fn kernel_source(local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
-    // No datagram is sent: a socket that is connected has chosen.
+    // Sends no datagram: connecting a socket selects the source.
     let socket = UdpSocket::bind((local, 0)).ok()?;
     socket.connect((remote, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
@@ -203,7 +203,7 @@ mod tests {
             let choose = |_, remote| {
                 questions += 1;
                 let before = asked.insert(remote, now);
-                // No route, which is remembered as an answer is.
+                // No route, which is remembered like any other result.
                 assert!(
                     before.is_none_or(|at| now.duration_since(at) >= SOURCE_REFRESH_INTERVAL),
                     "{remote}"
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(lookups, 0, "nothing is found without a source");
             questions
         };
-        // A flood from ever other addresses.
+        // A flood from many addresses.
         for _ in 0..1000 {
             for _ in 0..200 {
                 next_hops.request(&pair(next));
@@ -229,7 +229,7 @@ mod tests {
         }
         assert_eq!(peers.all.len(), next_hops::ENTRIES);
         assert_eq!(peers.schedule.len(), next_hops::ENTRIES);
-        // All of it is forgotten.
+        // All entries expire.
         now += IDLE_TIMEOUT + TICK;
         for _ in 0..next_hops::ENTRIES / PEERS_PER_TICK_MAX {
             assert_eq!(tick(&mut peers, now), 0);
@@ -248,12 +248,12 @@ mod tests {
         next_hops.request(&pair(1));
         tick(&mut peers, start, None);
         assert_eq!(next_hops.find(&pair(1)), None);
-        // The kernel is asked again after a while, and has a route now.
+        // The kernel is queried again after a while, and has a route then.
         tick(&mut peers, start + SOURCE_REFRESH_INTERVAL - TICK, Some(OURS));
         assert_eq!(next_hops.find(&pair(1)), None);
         tick(&mut peers, start + SOURCE_REFRESH_INTERVAL, Some(OURS));
         assert_eq!(next_hops.find(&pair(1)), Some(next_hop(OURS)));
-        // That counts as a use; then there is none any more.
+        // That counts as a use; after it there is none.
         tick(&mut peers, start + IDLE_TIMEOUT, Some(OURS));
         tick(&mut peers, start + IDLE_TIMEOUT + IDLE_TIMEOUT, Some(OURS));
         assert_eq!(peers.all.len(), 1);

@@ -1,4 +1,4 @@
-//! How full the rings are that were leased.
+//! Fill levels of leased rings.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use super::Lessor;
 use super::devices::Member;
 use super::lease::Lease;
 
-/// How full the receive ring of a queue is that was leased, and what that cost so far.
+/// Fill level and drops of the receive ring of a leased queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeasedRing {
@@ -15,22 +15,22 @@ pub struct LeasedRing {
     pub socket: SocketAddr,
     /// The device.
     pub device: String,
-    /// The queue of it.
+    /// Number of the queue.
     pub queue: u32,
-    /// Frames that wait for the program, and for how many there is room.
+    /// Frames that wait for the program.
     pub waiting: u32,
     /// Entries of the ring.
     pub entries: u32,
-    /// Frames that found no room.
+    /// Frames dropped because the ring was full.
     pub dropped: u64,
 }
 
-/// The receive rings that are leased, as they were a moment ago (50 ms at most).
+/// The leased receive rings, as of the last update (at most 50 ms ago).
 #[derive(Clone, Debug, Default)]
 pub struct LeasedRings(Arc<Mutex<Vec<LeasedRing>>>);
 
 impl LeasedRings {
-    /// All of them.
+    /// All leased rings.
     #[must_use]
     pub fn snapshot(&self) -> Vec<LeasedRing> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -44,7 +44,7 @@ impl LeasedRings {
 }
 
 impl Lessor {
-    /// Notes how full the rings are, for whoever asks.
+    /// Records the fill levels of the rings for [`LeasedRings`].
     pub(super) fn sample_rings(&self) {
         let ring = |lease: &Lease, member: &Member| {
             let leased = self.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;

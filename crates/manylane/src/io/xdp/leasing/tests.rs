@@ -1,4 +1,4 @@
-//! The lessor, message by message, with the test in place of a program.
+//! Tests of the lessor, message by message, with the test in place of a program.
 
 use std::fmt::Write as _;
 use std::net::UdpSocket;
@@ -22,7 +22,8 @@ fn create_device() -> NetNs {
     ours
 }
 
-/// Asks for queues for a socket that is bound to this port: its end of the lease, and the socket.
+/// Requests queues for a socket bound to this port; returns the client's end of the lease, and the
+/// socket.
 fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     let end = unix_socket::socket().unwrap();
@@ -45,7 +46,7 @@ fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     (end, socket)
 }
 
-/// Whether the lessor does what the holder of the lease at that place says.
+/// Sends a command to the lease at that index; true if the lessor accepts it.
 fn send_command(lessor: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
     order.send(end.as_fd(), &[]).unwrap();
     lessor.handle_request(at);
@@ -56,7 +57,7 @@ fn send_command(lessor: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -
     }
 }
 
-/// Addresses that lead to the lease at that place.
+/// Number of addresses that lead to the lease at that index.
 fn bound_count(lessor: &Lessor, at: usize) -> usize {
     let [(_, number)] = lessor.leases[at].socket_indexes[..] else { panic!("one device") };
     lessor.devices[0].device.bound_count(number)
@@ -64,8 +65,8 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 
 #[test]
 fn netns_no_port_leads_to_a_loan_that_is_not_open() {
-    /// Two sockets with so many addresses each are more than the map of ports has room for; so many
-    /// once more are more than that of addresses has.
+    /// With this many addresses, two sockets exceed the map of ports. Twice as many addresses
+    /// exceed the map of addresses.
     const ADDRESSES: usize = 2500;
     if !can_make_namespaces("netns_no_port_leads_to_a_loan_that_is_not_open") {
         return;
@@ -88,7 +89,7 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
         assert!(led > ADDRESSES, "{led}");
         assert!(!send_command(&mut lessor, 1, &second, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (led, 0));
-        // An order is given once. What the map has room for again is the next one's.
+        // A command is sent once. Room that becomes free in the map is for the next one.
         drop((second, other));
         lessor.handle_request(1);
         let (second, _other) = request_lease(&mut lessor, 7002);
@@ -98,7 +99,7 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
         add(ADDRESSES);
         wait_until(|| lessor.routes.local_addresses().len() > 2 * ADDRESSES);
         assert!(send_command(&mut lessor, 1, &second, Message::Close));
-        // The first one ends, and its place is the second one's.
+        // The first lease ends, and the second one moves to its index.
         drop(first);
         lessor.handle_request(0);
         let (third, _third) = request_lease(&mut lessor, 7003);

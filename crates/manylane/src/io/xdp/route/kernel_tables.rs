@@ -1,4 +1,4 @@
-//! What is known of the kernel's tables: devices, neighbours, addresses. No sockets and no clock.
+//! A copy of the kernel's tables: devices, neighbours, addresses. No I/O and no clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,29 +8,29 @@ use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
 use super::table::{Entry, NeighbourKey, RouteKey, Writer};
 use super::{Change, LocalState, NextHop};
 
-/// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting
+/// Maximum number of neighbours. The kernel keeps 1,024 by default (`gc_thresh3`), not counting
 /// permanent ones.
 const NEIGHBOURS_MAX: usize = 65_536;
-/// Neighbours at most that somebody waits for; who waits for more is told when the clock turns.
+/// Maximum number of neighbours that are awaited. Lanes that wait for more retry at the next
+/// epoch.
 const AWAITED_MAX: usize = 4096;
 
-/// Changed routes at one time for which the table is looked through.
+/// Route changes at one time up to which the table is searched for each.
 const ROUTE_CHANGES_MAX: usize = 32;
 
-/// What facts led to, besides the entries of the table that they changed.
+/// Effects of updates, besides those on the entries of the table.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// All entries are to be forgotten.
+    /// Remove all entries.
     pub(super) flush: bool,
-    /// There may be better ways than those of the entries, which stay good until they were asked
-    /// for again.
+    /// Better routes may exist. The entries stay in force until they were queried again.
     pub(super) revalidate: bool,
-    /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be
-    /// sent to that somebody waits for, or routes, a device or an address have changed.
+    /// Pairs that had no result or were removed may be queried again: an awaited neighbour became
+    /// reachable, or routes, a device or an address have changed.
     pub(super) requery: bool,
-    /// For those who watch.
+    /// Changes to report to watchers.
     pub(super) changes: Vec<Change>,
-    /// Changed routes.
+    /// Number of changed routes.
     route_changes: usize,
 }
 
@@ -45,7 +45,7 @@ struct Link {
     master: Option<u32>,
 }
 
-/// A neighbour that can be sent to, and whether entries of the table may go through it.
+/// A reachable neighbour, and whether entries of the table may use it.
 #[derive(Clone, Copy, Debug)]
 struct NeighbourEntry {
     neighbour: Neighbour,
@@ -57,14 +57,14 @@ struct NeighbourEntry {
 pub(super) struct KernelTables {
     links: HashMap<u32, Link>,
     neighbours: HashMap<NeighbourKey, NeighbourEntry>,
-    /// Each with the addresses that are for all of its network.
+    /// Each with the broadcast addresses of its network.
     addresses: BTreeMap<(u32, IpAddr), [Option<Ipv4Addr>; 2]>,
     awaited: HashSet<NeighbourKey>,
 }
 
 impl KernelTables {
-    /// What is local: the addresses that are delivered, which are those of devices that are up, and
-    /// what goes with them.
+    /// The local state: the addresses of devices that are up, their broadcast addresses, and the
+    /// masters of devices.
     pub(super) fn local_state(&self) -> LocalState {
         let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
         let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
@@ -78,7 +78,7 @@ impl KernelTables {
         }
     }
 
-    /// Takes note of a fact, and changes the table as far as entries can be told apart.
+    /// Applies an update, and changes the affected entries of the table.
     pub(super) fn apply(&mut self, fact: KernelUpdate, table: &mut Writer, effects: &mut Effects) {
         match fact {
             KernelUpdate::Link(ifindex, fact) => self.apply_link(ifindex, &fact, table, effects),
@@ -88,8 +88,8 @@ impl KernelTables {
                     effects.requery = true;
                     effects.changes.push(Change::Link { ifindex, up: false, gone: true });
                 }
-                // Its addresses and neighbours went before it, each with an event; this is for
-                // certainty.
+                // Its addresses and neighbours were removed before, each with an event; this makes
+                // sure.
                 self.neighbours.retain(|hop, _| hop.ifindex != ifindex);
                 let before = self.addresses.len();
                 self.addresses.retain(|(index, _), _| *index != ifindex);
@@ -103,10 +103,11 @@ impl KernelTables {
                     true => self.addresses.insert((ifindex, ip), broadcasts) != Some(broadcasts),
                     false => self.addresses.remove(&(ifindex, ip)).is_some(),
                 };
-                // Lifetimes, which come by the same message, matter to nobody.
+                // Changed lifetimes, which use the same message, do not matter.
                 if changed {
-                    // The routes that come with an address have events of their own. With one that
-                    // goes, routes go that prefer it as a source, of which only Linux 6.6 tells.
+                    // The routes of a new address have events of their own. With a removed address
+                    // the kernel also removes the routes that prefer it as a source, and reports
+                    // those only since Linux 6.6.
                     table.remove_address(ip);
                     effects.requery = true;
                     effects.revalidate |= !delivered;
@@ -114,8 +115,8 @@ impl KernelTables {
                 }
             }
             KernelUpdate::Routes(prefix) => {
-                // A routing daemon may bring a million routes: then it is cheaper to ask for all
-                // peers anew.
+                // A routing daemon may change a million routes: then it is cheaper to query all
+                // peers again.
                 effects.route_changes += 1;
                 effects.flush |= effects.route_changes > ROUTE_CHANGES_MAX;
                 if !effects.flush {
@@ -136,16 +137,17 @@ impl KernelTables {
             mac: fact.mac.or(before.and_then(|link| link.mac)),
             mtu: fact.mtu.or(before.map(|link| link.mtu)).unwrap_or(0),
             mtu6: fact.mtu6.or(before.map(|link| link.mtu6)).unwrap_or(u32::MAX),
-            // A message without its address is one that leaves out what has not changed.
+            // A message without the MAC address is a partial one, which omits what has not
+            // changed.
             master: fact.master.or(before.filter(|_| fact.mac.is_none()).and_then(|link| link.master)),
         };
-        // Devices also tell of themselves when nothing has changed that matters here.
+        // Devices also send events when nothing relevant has changed.
         if before == Some(link) {
             return;
         }
         self.links.insert(ifindex, link);
-        // What leaves by another device goes on to do so, also while it is asked whether this one
-        // is a better way now: of routes that come back with a carrier nobody tells.
+        // Entries by other devices stay in force while lanes query whether this device is a better
+        // way. The kernel sends no events for routes that return with a carrier.
         table.remove_device(ifindex);
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
@@ -171,8 +173,7 @@ impl KernelTables {
         let before = self.neighbours.get(&hop).copied();
         let mac = neighbour.map(|neighbour| neighbour.mac);
         let mut used = before.is_some_and(|before| before.used);
-        // To look through the table is not much, but a network can have many neighbours that come
-        // and go.
+        // Searching the table is cheap, but a network can have many neighbours that change.
         if used && before.is_some_and(|before| Some(before.neighbour.mac) != mac) {
             table.set_mac(&hop, mac);
             used = mac.is_some();
@@ -193,22 +194,22 @@ impl KernelTables {
         }
     }
 
-    /// How to ask the kernel about a pair; None if it cannot be asked.
+    /// The route query for a pair; None if the kernel cannot be asked.
     pub(super) fn query(&self, pair: &RouteKey) -> Option<RouteQuery> {
         let (local, peer) = (pair.local(), pair.peer());
         let link_local = |ip| matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip));
         if !link_local(local) && !link_local(peer) {
             return Some(RouteQuery { local, peer, device: None });
         }
-        // These are addresses of one device, and the local one has to say which. It may not:
-        // devices with the same MAC have the same one.
+        // Link-local addresses: the local one has to identify the device. Devices with the same
+        // MAC have the same one, and then it does not.
         let mut devices = self.addresses.keys().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
         let device = devices.next().filter(|_| link_local(local) && devices.next().is_none())?;
         Some(RouteQuery { local, peer, device: Some(device) })
     }
 
-    /// The next hop of a route to `peer`, if it is known and can be sent to. If it is only the
-    /// neighbour that is missing, it is waited for.
+    /// The next hop of a route to `peer`, if it is reachable. If only the neighbour is missing, it
+    /// is awaited.
     pub(super) fn resolve(
         &mut self,
         peer: IpAddr,
@@ -229,7 +230,7 @@ impl KernelTables {
         Some((hop, Entry { next, epoch, stale: known.neighbour.stale }))
     }
 
-    /// The clock has turned: everybody asks again, and who still waits is entered again.
+    /// A new epoch: lanes query again, and neighbours that are still missing are awaited again.
     pub(super) fn clear_awaited(&mut self) {
         self.awaited.clear();
     }
@@ -240,7 +241,7 @@ impl KernelTables {
         }
     }
 
-    /// Takes over what another picture of the same tables shows, and says what is different in it.
+    /// Replaces the tables by a new dump of them, and records the differences.
     pub(super) fn replace(&mut self, new: KernelTables, effects: &mut Effects) {
         let changes = &mut effects.changes;
         for ifindex in self.links.keys().filter(|ifindex| !new.links.contains_key(ifindex)) {
@@ -351,8 +352,8 @@ mod tests {
         assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.8"), None), None);
     }
 
-    /// However many neighbours there are and peers ask, what is kept of them has a bound, and goes
-    /// with them.
+    /// The state for neighbours and peers is bounded whatever their number, and is removed with
+    /// them.
     #[test]
     fn a_flood_of_neighbours_and_peers_is_bounded() {
         let near = |at: usize| NeighbourKey {
@@ -429,7 +430,7 @@ mod tests {
         let part = LinkUpdate { master: Some(4), ..device() };
         assert_eq!(world.apply(KernelUpdate::Link(3, part)).changes, [up]);
         assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
-        // What leaves out the address leaves out this as well.
+        // A message without the MAC address omits the master as well.
         assert_eq!(world.apply(KernelUpdate::Link(3, LinkUpdate { mac: None, ..device() })).changes, []);
         assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
         assert_eq!(world.apply(KernelUpdate::Link(3, device())).changes, [up]);
@@ -495,7 +496,7 @@ mod tests {
             );
             assert_eq!(entries(&world), [true, true], "{fact:?}");
         }
-        // A peer that is ourselves from now on, and one of our addresses on another device too.
+        // A peer that becomes a local address, and a local address that moves to another device.
         assert!(!world.apply(address(3, "192.0.2.1", true)).flush);
         assert_eq!(entries(&world), [false, true]);
         for fact in [
@@ -514,7 +515,7 @@ mod tests {
             );
             assert_eq!(entries(&world), [false, false], "{fact:?}");
         }
-        // One that goes may take any route along.
+        // A removed address may remove any route with it.
         world.apply(KernelUpdate::Link(3, device()));
         world.apply(KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)));
         world.apply(address(3, "10.0.0.50", true));

@@ -1,25 +1,24 @@
-//! Where a reply leaves: device, MAC addresses and MTU, as the kernel decides them.
+//! Next hops for replies: device, MAC addresses and MTU, as the kernel decides them.
 //!
-//! A lane looks up its local address and the peer in a table ([`table`]) that one background thread
-//! ([`worker`]) keeps. What is not there it asks for, without waiting ([`queries`]), and the reply
-//! meanwhile takes an ordinary socket, which also makes the kernel look for a neighbour that it
-//! does not know. The thread asks the kernel ([`netlink`]) for a route from the one address to the
-//! other, so that rules, weights and metrics are the kernel's business, and joins it with the
-//! device and the neighbour that it knows of ([`kernel_tables`]) from what the kernel tells
-//! ([`rtnetlink`]).
+//! A lane looks up its local address and the peer in a table ([`table`]) that one background
+//! thread ([`worker`]) maintains. If there is no entry, the lane queues a query without waiting
+//! ([`queries`]). The reply then takes an ordinary socket, which also makes the kernel resolve an
+//! unknown neighbour. The thread asks the kernel ([`netlink`]) for a route from the one address to
+//! the other, so that the kernel applies rules, weights and metrics. It combines the route with
+//! the device and the neighbour from its copy of the kernel's tables ([`kernel_tables`]), which
+//! netlink messages ([`rtnetlink`]) keep current.
 //!
-//! The table is kept current by the kernel's events: a neighbour that changes or goes changes its
-//! entries at once, a changed route those of its peers, a changed device those that leave by it, a
-//! changed address those with that address. A device that begins to carry frames may be a better
-//! way for any peer, and an address that goes may take routes along: then the entries stay in force
-//! until they were asked for again. Everything else that may matter empties the table. Where events
-//! were lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is
-//! seen because entries in use are asked for again every [`REFRESH_INTERVAL`]. And a neighbour that
-//! was last heard of long ago (stale) is only looked for again by a kernel that sends to it, so
-//! that one datagram per lane, entry and turn then takes the ordinary socket.
+//! Events of the kernel keep the table current. A neighbour that changes or is removed changes its
+//! entries at once. A changed route removes the entries of its peers, a changed device those that
+//! use it, a changed address those with it. A device that gets a carrier may be a better way to
+//! any peer, and a removed address may remove routes: the entries then stay in force until they
+//! were queried again. Any other relevant event empties the table. If events were lost, all tables
+//! are read anew. Two changes have no event. First, path MTUs that the kernel learns: entries in
+//! use are queried again every [`REFRESH_INTERVAL`]. Second, the kernel probes a stale neighbour
+//! only when it sends to it: so one datagram per lane, entry and epoch takes the ordinary socket.
 //!
-//! What the kernel would do to a packet after its route is chosen is not done to what a lane sends:
-//! netfilter, traffic control, IPsec. Rules that look at ports or marks are not asked about either.
+//! Processing that the kernel does after routing is not applied to what a lane sends: netfilter,
+//! traffic control, IPsec. Routing rules on ports or marks are not applied either.
 
 mod kernel_tables;
 mod netlink;
@@ -45,47 +44,47 @@ use self::table::{RouteKey, Table, Writer};
 use self::worker::{REFRESH_INTERVAL, Worker};
 use crate::error::{EAFNOSUPPORT, Error, ErrorKind, Result};
 
-/// How long the end of the thread is waited for. It ends at once unless a watcher holds it up.
+/// Time limit for the end of the thread. It ends at once unless a watcher blocks it.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a frame gets to a peer.
+/// The way of a frame to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NextHop {
-    /// The device that it leaves by.
+    /// The outgoing device.
     pub(crate) ifindex: u32,
     /// MAC of that device.
     pub(crate) source_mac: [u8; 6],
-    /// MAC of the peer or of the gateway to it.
+    /// MAC of the peer, or of the gateway to it.
     pub(crate) mac: [u8; 6],
-    /// Largest IP packet on the way, as far as the kernel knows.
+    /// Largest IP packet on the path, as far as the kernel knows.
     pub(crate) mtu: u32,
 }
 
-/// What has changed in the namespace.
+/// A change in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The local addresses are others.
+    /// The local addresses have changed.
     Addresses,
-    /// A device has come, carries frames or no longer does (`up`), or is gone.
+    /// A device was added, gained or lost its carrier (`up`), or is gone.
     Link { ifindex: u32, up: bool, gone: bool },
-    /// Some time has passed, or somebody has asked: what changes without a word may have changed.
+    /// An interval has passed, or a refresh was requested: state without events may have changed.
     Refresh,
 }
 
-/// What is local to the namespace.
+/// Local state of the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocalState {
-    /// Addresses that the kernel delivers, with their device: of devices that are up, and not
+    /// Addresses that the kernel delivers, with their device: on devices that are up, and not
     /// tentative.
     pub(crate) addresses: Vec<(u32, IpAddr)>,
-    /// Addresses that are for all of a network.
+    /// Broadcast addresses.
     pub(crate) broadcasts: Vec<Ipv4Addr>,
-    /// Devices that are part of another one, and that one: a bridge, bond, team or VRF.
+    /// Devices that are part of another one, with that one: a bridge, bond, team or VRF.
     pub(crate) masters: Vec<(u32, u32)>,
 }
 
-/// The number of the XDP program on a device of the calling thread's namespace, if there is one and
-/// the kernel says so.
+/// The id of the XDP program on a device of the calling thread's namespace, if there is one and
+/// the kernel reports it.
 pub(crate) fn xdp_program_id(ifindex: u32) -> Option<u32> {
     netlink::QuerySocket::open().and_then(|mut questions| questions.xdp_program_id(ifindex)).ok().flatten()
 }
@@ -98,30 +97,30 @@ pub(crate) struct Routes {
     thread: Thread,
 }
 
-/// What the thread shares with the lanes and with whoever has a [`Routes`].
+/// State shared between the thread, the lanes and the [`Routes`].
 struct Shared {
     table: Arc<Table>,
     clock: Clock,
     /// The thread sleeps, or is about to, until it is woken.
     is_asleep: AtomicBool,
     stop: AtomicBool,
-    /// The watchers shall be told of a turn at once.
+    /// The watchers are to be notified of a refresh at once.
     refresh_requested: AtomicBool,
-    /// A byte in here wakes the thread, which watches the other end.
+    /// A byte written here wakes the thread, which watches the other end.
     wake: UnixStream,
     woken: UnixStream,
     has_exited: Mutex<bool>,
     exited: Condvar,
-    /// Questions of the lanes. A lane that is gone has taken its queue along.
+    /// Query queues of the lanes. The queue of a closed lane is gone.
     queues: Mutex<Vec<Weak<QueryQueue>>>,
     local_state: Mutex<LocalState>,
     listeners: Mutex<Vec<ChangeListener>>,
 }
 
-/// Two counters in one word: above, the turns of the clock (16 bits), by which entries grow old;
-/// below, a stamp that moves whenever it makes sense to ask again.
+/// Two counters in one word. The upper half has the epoch (16 bits), by which entries age. The
+/// lower half has a stamp that changes whenever queries are worth repeating.
 ///
-/// The lanes read it once per batch, and it is written seldom: it has cache lines of its own.
+/// The lanes read it once per batch, and it is rarely written, so it has its own cache lines.
 #[repr(align(128))]
 struct Clock(AtomicU64);
 
@@ -134,8 +133,8 @@ fn stamp_of(clock: u64) -> u32 {
 }
 
 impl Routes {
-    /// Reads the tables of the calling thread's namespace and starts the thread that keeps them. No
-    /// privilege is needed, now or later.
+    /// Reads the tables of the calling thread's namespace, and starts the thread that maintains
+    /// them. Needs no privilege, then or later.
     pub(crate) fn start() -> Result<Arc<Self>> {
         Self::start_with_interval(REFRESH_INTERVAL)
     }
@@ -160,7 +159,7 @@ impl Routes {
         Ok(Arc::new(Self { shared, thread: thread.thread().clone() }))
     }
 
-    /// What a lane asks. It keeps the thread alive as well.
+    /// A lane's reader. It keeps the thread alive as well.
     pub(crate) fn reader(self: &Arc<Self>) -> Reader {
         let queue = Arc::new(QueryQueue::new());
         lock(&self.shared.queues).push(Arc::downgrade(&queue));
@@ -177,25 +176,25 @@ impl Routes {
         }
     }
 
-    /// All addresses that the kernel delivers locally, with their device: of devices that are up,
+    /// All addresses that the kernel delivers locally, with their device: on devices that are up,
     /// and not tentative.
     pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
         lock(&self.shared.local_state).addresses.clone()
     }
 
-    /// All that is local.
+    /// The local state.
     pub(crate) fn local_state(&self) -> LocalState {
         lock(&self.shared.local_state).clone()
     }
 
-    /// Calls `watcher` on the background thread for each change from now on; what it asks of `self`
-    /// is then of after the change. What changed before this call is not told again. It must not
-    /// call `on_change`, and must not keep an `Arc` of this `Routes`, which could then never end.
+    /// Calls `watcher` on the background thread for each later change. Queries of `self` in the
+    /// call return the state after the change. `watcher` must not call `on_change`. It must not
+    /// own an `Arc` of this `Routes` either, because the thread could then never end.
     pub(crate) fn on_change(&self, watcher: ChangeListener) {
         lock(&self.shared.listeners).push(watcher);
     }
 
-    /// Has the watchers told of a [turn](Change::Refresh) soon.
+    /// Makes the thread notify the watchers of a [refresh](Change::Refresh) soon.
     pub(crate) fn request_refresh(&self) {
         self.shared.refresh_requested.store(true, Ordering::Release);
         self.shared.wake();
@@ -206,7 +205,7 @@ impl Drop for Routes {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
-        // A watcher may have had the last reference: the thread cannot wait for itself.
+        // A watcher may have dropped the last reference: the thread cannot wait for itself.
         if thread::current().id() != self.thread.id() {
             let ended = lock(&self.shared.has_exited);
             let waited = self.shared.exited.wait_timeout_while(ended, EXIT_TIMEOUT, |ended| !*ended);
@@ -224,7 +223,7 @@ impl Shared {
         woken.set_nonblocking(true)?;
         Ok(Self {
             table: Arc::clone(table.table()),
-            // Not 0, at which nothing was asked yet.
+            // Not 0, the stamp of slots that were never used.
             clock: Clock(AtomicU64::new(1)),
             is_asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -239,7 +238,7 @@ impl Shared {
         })
     }
 
-    /// Wakes the thread. It does not matter if this fails: it is then full of wake-ups.
+    /// Wakes the thread. If the write fails, the pipe is full of wake-ups already.
     fn wake(&self) {
         let _ = (&self.wake).write(&[0]);
     }
@@ -252,12 +251,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A lane's view of the table.
 pub(crate) struct Reader {
     table: Arc<Table>,
-    /// As it was when the batch began.
+    /// The clock when the batch began.
     clock: u64,
-    /// That of the table, when the batch began.
+    /// The version of the table when the batch began.
     version: u64,
-    /// Between which addresses the last request was that is answered, and how: as long as neither
-    /// of these two changes.
+    /// The addresses and the next hop of the last reply; valid while neither of the two above
+    /// changes.
     last_reply: Option<(AddrPair, NextHop)>,
     recent: RecentQueries,
     queue: Arc<QueryQueue>,
@@ -265,10 +264,10 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// To be called once per batch.
+    /// Must be called once per batch.
     #[inline]
     pub(crate) fn refresh(&mut self) {
-        // Acquire: what is asked after the stamp moved is asked of what it moved for.
+        // Acquire: a query after the stamp has changed sees the changes that caused it.
         let clock = self.routes.shared.clock.0.load(Ordering::Acquire);
         let version = self.table.version();
         if (clock, version) != (self.clock, self.version) {
@@ -276,14 +275,15 @@ impl Reader {
         }
     }
 
-    /// How to get from a local address to a peer, if that is known; if not, it is asked for, and
-    /// this reply takes an ordinary socket. Does not wait, and does not allocate.
+    /// The next hop from a local address to a peer, if known. If not, it is queried, and this
+    /// reply takes an ordinary socket. Does not wait or allocate.
     #[inline]
     pub(crate) fn next_hop(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
         self.find(local, peer).map(|(next, _)| next)
     }
 
-    /// As [`next_hop`](Self::next_hop), for the reply to a request; kept for those that follow.
+    /// As [`next_hop`](Self::next_hop), for the reply to a request. The result is cached for the
+    /// next replies.
     #[inline]
     pub(crate) fn reply_next_hop(&mut self, request: &Datagram) -> Option<NextHop> {
         if let Some(next) = self.cached_next_hop(request) {
@@ -294,26 +294,26 @@ impl Reader {
         Some(next)
     }
 
-    /// The way back of the request before, if this one is between the same addresses and nothing
-    /// has changed since.
+    /// The next hop of the last reply, if this request has the same addresses and nothing has
+    /// changed.
     #[inline]
     pub(crate) fn cached_next_hop(&self, request: &Datagram) -> Option<&NextHop> {
         self.last_reply.as_ref().filter(|(ends, _)| ends == request.addr_pair()).map(|(_, next)| next)
     }
 
-    /// See [`next_hop`](Self::next_hop); and whether there is nothing to be asked for.
+    /// As [`next_hop`](Self::next_hop), with a flag that the entry is of the current epoch.
     #[inline]
     fn find(&mut self, local: IpAddr, peer: IpAddr) -> Option<(NextHop, bool)> {
         let pair = RouteKey::new(local, peer)?;
         let hash = self.table.hash(&pair);
         match self.table.find(&pair, hash) {
-            // Of this turn, or of one that this lane has not seen yet.
+            // Of this epoch, or of one that this lane has not seen yet.
             Some(found) if epoch_of(self.clock).wrapping_sub(found.epoch) as i16 <= 0 => {
                 Some((found.next, true))
             }
             Some(found) => {
-                // Still good, but to be asked for again. The datagram that does so makes the kernel
-                // look after a neighbour of which it has not heard for a while.
+                // Still valid, but to be queried again. If the neighbour is stale, the datagram
+                // that queries takes the ordinary socket, so that the kernel probes the neighbour.
                 let asked = self.query(&pair, hash);
                 (!(asked && found.stale)).then_some((found.next, false))
             }
@@ -324,16 +324,16 @@ impl Reader {
         }
     }
 
-    /// Asks for a pair, unless this lane has done so since the stamp moved. True if it was asked
-    /// now.
+    /// Queries a pair, unless this lane has done so since the stamp changed. True if it was
+    /// queried by this call.
     #[cold]
     fn query(&mut self, pair: &RouteKey, hash: u64) -> bool {
         let asked = self.recent.query_once(hash, stamp_of(self.clock), || self.queue.push(pair));
         if asked {
             let shared = &self.routes.shared;
-            // Either the thread sees the question when it looks for the last time before it sleeps,
-            // or this sees that it sleeps: both write, pass a fence of one total order, and then
-            // read what the other wrote (`Worker::sleep`).
+            // Either the thread sees the query in its last check before it sleeps, or this thread
+            // sees that it sleeps. Both write, pass a sequentially consistent fence, and then read
+            // what the other wrote (`Worker::sleep`).
             fence(Ordering::SeqCst);
             if shared.is_asleep.load(Ordering::Relaxed) && shared.is_asleep.swap(false, Ordering::Relaxed) {
                 shared.wake();

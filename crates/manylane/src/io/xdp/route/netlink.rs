@@ -1,4 +1,4 @@
-//! Talking to the kernel: the sockets on which it is asked and on which it tells what changes.
+//! Netlink sockets: one for queries, and one for events.
 //!
 //! Nothing here needs a privilege.
 
@@ -22,7 +22,7 @@ use netlink_sys::{Socket, SocketAddr};
 use super::rtnetlink::{KernelUpdate, Messages, Route, decode, parse_route_reply, parse_xdp_program};
 use crate::error::{EINTR, ENOBUFS};
 
-/// What events are subscribed to: groups of linux/rtnetlink.h.
+/// Subscribed event groups of linux/rtnetlink.h.
 const GROUPS: [u32; 8] = [
     1,  // RTNLGRP_LINK
     3,  // RTNLGRP_NEIGH
@@ -33,36 +33,33 @@ const GROUPS: [u32; 8] = [
     11, // RTNLGRP_IPV6_ROUTE
     19, // RTNLGRP_IPV6_RULE
 ];
-/// Next hops that routes share; Linux 5.3.
+/// Next hop objects, which routes share; Linux 5.3.
 const RTNLGRP_NEXTHOP: u32 = 32;
 
-/// Room for events that were not read yet: as many as the kernel lets us have. What does not fit is
-/// noticed.
+/// Requested size of the event buffer; the kernel may limit it. Lost events are detected.
 const EVENT_BUFFER: usize = 4 << 20;
-/// Larger than any datagram that the kernel makes (32 KiB in a dump).
+/// Larger than any datagram of the kernel (at most 32 KiB, in a dump).
 const DATAGRAM_SIZE_MAX: usize = 64 << 10;
-/// Datagrams of one dump at most: an end to what should have one of its own.
+/// Maximum number of datagrams of a dump, in case it has no end.
 const DUMP_DATAGRAMS_MAX: usize = 1 << 16;
-/// Questions that go to the kernel in one call. Their answers fit into a receive buffer of the
-/// default size.
+/// Maximum number of queries per call. Their answers fit into a receive buffer of the default
+/// size.
 pub(super) const QUERIES_MAX: usize = 16;
 
-/// MSG_TRUNC of linux/socket.h: a receive returns the true length, so that what was cut off is
-/// noticed.
+/// MSG_TRUNC of linux/socket.h: a receive returns the full length, so that truncation is detected.
 const MSG_TRUNC: i32 = 0x20;
 const IPPROTO_UDP: u8 = 17;
 
-/// A question for a route. The kernel chooses as it would for a datagram of ours: by tables, rules
-/// and weights.
+/// A route query. The kernel decides as for a datagram of this host: by tables, rules and weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouteQuery {
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
-    /// The device that the reply has to leave by; for addresses that mean nothing without one.
+    /// The outgoing device, for addresses that are valid only on one.
     pub(super) device: Option<u32>,
 }
 
-/// A netlink socket with a buffer for what comes.
+/// A netlink socket with a receive buffer.
 struct NetlinkSocket {
     socket: Socket,
     buffer: Vec<u8>,
@@ -77,13 +74,13 @@ impl NetlinkSocket {
         Ok(Self { socket, buffer: Vec::with_capacity(DATAGRAM_SIZE_MAX) })
     }
 
-    /// Takes the next datagram of the kernel; false if there is none.
+    /// Receives the next datagram of the kernel; false if there is none.
     fn receive(&mut self) -> io::Result<bool> {
         self.buffer.clear();
         match self.socket.recv_from(&mut self.buffer, MSG_TRUNC) {
             Ok((length, _)) if length > self.buffer.len() => Err(io::Error::from_raw_os_error(ENOBUFS)),
             Ok((_, from)) => {
-                // Processes with CAP_NET_ADMIN can write to this socket too: not to be listened to.
+                // Ignore processes with CAP_NET_ADMIN, which can write to this socket too.
                 if from.port_number() != 0 {
                     self.buffer.clear();
                 }
@@ -103,27 +100,25 @@ impl NetlinkSocket {
     }
 }
 
-/// The socket on which the kernel tells what changes.
+/// The socket for events.
 pub(super) struct EventSocket(NetlinkSocket);
 
 impl EventSocket {
-    /// Subscribes to the changes of the namespace of the calling thread.
+    /// Subscribes to events of the calling thread's namespace.
     pub(super) fn subscribe() -> io::Result<Self> {
         let line = NetlinkSocket::open()?;
-        // As much as a user may have without privileges; less only means that an overrun comes
-        // earlier.
+        // As large as allowed without privileges. If it is smaller, events are only lost earlier.
         let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER);
         for group in GROUPS {
             line.socket.add_membership(group)?;
         }
-        // Without these, users of next hop objects have routes that name them, which are told of
-        // anyway.
+        // Optional: the kernel reports routes that use next hop objects anyway.
         let _ = line.socket.add_membership(RTNLGRP_NEXTHOP);
         Ok(Self(line))
     }
 
-    /// Hands at most `most` datagrams of events to `each`; true if there may be more. `ENOBUFS`:
-    /// some are lost.
+    /// Reads at most `most` datagrams of events; true if there may be more. `ENOBUFS`: events were
+    /// lost.
     pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         for _ in 0..most {
             if !self.0.receive()? {
@@ -145,9 +140,9 @@ impl AsFd for EventSocket {
     }
 }
 
-/// The socket on which the kernel is asked.
+/// The socket for queries.
 ///
-/// The kernel answers within the call that asks, so that nothing here waits.
+/// The kernel answers within the call that sends, so nothing here waits.
 pub(super) struct QuerySocket {
     netlink: NetlinkSocket,
     seq: u32,
@@ -159,8 +154,8 @@ impl QuerySocket {
         Ok(Self { netlink: NetlinkSocket::open()?, seq: 0, request: Vec::new() })
     }
 
-    /// Hands all devices, then addresses, then neighbours of the namespace to `each`; false if some
-    /// changed meanwhile, so that the picture may be of no single moment.
+    /// Dumps all devices, then addresses, then neighbours of the namespace to `each`. False if
+    /// some changed meanwhile: the dump may then be inconsistent.
     pub(super) fn dump(&mut self, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         let mut whole = true;
         for what in [
@@ -184,7 +179,7 @@ impl QuerySocket {
         })
     }
 
-    /// The number of the XDP program on a device, if there is one.
+    /// The id of the XDP program on a device, if there is one.
     pub(super) fn xdp_program_id(&mut self, ifindex: u32) -> io::Result<Option<u32>> {
         let mut found = None;
         self.dump_raw(RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut |_, payload| {
@@ -217,9 +212,8 @@ impl QuerySocket {
         Err(io::Error::other("a dump of the kernel's tables did not come to its end"))
     }
 
-    /// Asks for routes, at most [`QUERIES_MAX`] in one go, and hands the index of each question
-    /// that has one to `each`, with the route. Any other way out of the kernel's decision is no
-    /// route.
+    /// Queries routes, at most [`QUERIES_MAX`] at a time. Calls `each` with the index of each
+    /// query that has a route, and the route. Any other decision of the kernel is no route.
     pub(super) fn routes<'a>(
         &mut self,
         questions: impl Iterator<Item = &'a RouteQuery>,
@@ -234,7 +228,7 @@ impl QuerySocket {
             return Ok(());
         }
         self.send()?;
-        // One answer each; as many again in case answers of an earlier call were left behind.
+        // One answer each, and as many again in case answers of an earlier call are left.
         for _ in 0..2 * asked {
             if !self.netlink.receive()? {
                 break;
@@ -251,7 +245,7 @@ impl QuerySocket {
         Ok(())
     }
 
-    /// Throws away what an earlier question left behind.
+    /// Discards answers of earlier queries.
     fn discard(&mut self) {
         for _ in 0..DUMP_DATAGRAMS_MAX {
             if matches!(self.netlink.receive(), Ok(false)) {
@@ -260,7 +254,7 @@ impl QuerySocket {
         }
     }
 
-    /// Adds a request to those that are sent next and returns its number.
+    /// Appends a request to those that are sent next; returns its number.
     fn write(&mut self, request: RouteNetlinkMessage, flags: u16) -> u32 {
         self.seq = self.seq.wrapping_add(1);
         let mut header = NetlinkHeader::default();

@@ -1,10 +1,10 @@
-//! Questions on their way from a lane to the thread that asks the kernel.
+//! Queries on their way from a lane to the thread that asks the kernel.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::table::RouteKey;
 
-/// Questions that may wait at one lane.
+/// Length of a lane's query queue.
 pub(super) const QUEUE_LEN: usize = 64;
 
 /// On a cache line of its own (two, because processors fetch them in pairs).
@@ -14,8 +14,8 @@ struct CachePadded(AtomicUsize);
 
 /// A queue with one writer, the lane, and one reader, the background thread.
 ///
-/// `taken` is written by the reader only and `put` by the writer only; both count up for ever.
-/// Between them lie the questions that wait.
+/// Only the reader writes `head`, and only the writer writes `tail`. Both always increase. The
+/// queries between them are pending.
 #[derive(Debug)]
 pub(super) struct QueryQueue {
     tail: CachePadded,
@@ -29,22 +29,22 @@ impl QueryQueue {
         Self { tail: CachePadded::default(), head: CachePadded::default(), slots }
     }
 
-    /// Leaves a question; false if the queue is full. Only the lane calls this.
+    /// Appends a query; false if the queue is full. Only the lane calls this.
     pub(super) fn push(&self, pair: &RouteKey) -> bool {
         let put = self.tail.0.load(Ordering::Relaxed);
-        // Acquire: the reader is done with the slots that it says it has taken.
+        // Acquire: the reader has finished reading the slots before `head`.
         if put.wrapping_sub(self.head.0.load(Ordering::Acquire)) >= QUEUE_LEN {
             return false;
         }
         for (slot, word) in self.slots[put % QUEUE_LEN].iter().zip(pair.0) {
             slot.store(word, Ordering::Relaxed);
         }
-        // Release: who sees the count sees the words.
+        // Release: a reader that sees the count sees the words.
         self.tail.0.store(put.wrapping_add(1), Ordering::Release);
         true
     }
 
-    /// Takes the question that has waited longest. Only the background thread calls this.
+    /// Removes and returns the oldest query. Only the background thread calls this.
     pub(super) fn pop(&self) -> Option<RouteKey> {
         let taken = self.head.0.load(Ordering::Relaxed);
         if taken == self.tail.0.load(Ordering::Acquire) {
@@ -52,7 +52,7 @@ impl QueryQueue {
         }
         let slot = &self.slots[taken % QUEUE_LEN];
         let pair = RouteKey(std::array::from_fn(|word| slot[word].load(Ordering::Relaxed)));
-        // Release: the words were read before the lane may write others in their place.
+        // Release: the words were read before the lane may overwrite them.
         self.head.0.store(taken.wrapping_add(1), Ordering::Release);
         Some(pair)
     }
@@ -62,10 +62,9 @@ impl QueryQueue {
     }
 }
 
-/// What a lane asked a short while ago, so that it does not ask again for every datagram.
+/// Recent queries of a lane, so that it does not repeat one for every datagram.
 ///
-/// Two pairs that share a place take it from each other; they are then asked for more often than
-/// needed.
+/// Two pairs with the same slot evict each other; they are queried more often than needed.
 #[derive(Debug)]
 pub(super) struct RecentQueries(Box<[u64]>);
 
@@ -76,13 +75,13 @@ impl RecentQueries {
         Self(vec![0; RECENT_SLOTS].into())
     }
 
-    /// Whether this hash was asked for since the stamp became what it is; if not, `ask` does it and
-    /// says whether it could. True if it was asked now.
+    /// Calls `ask` unless this hash was queried since the stamp changed; `ask` returns whether it
+    /// succeeded. True if it was queried by this call.
     #[inline]
     pub(super) fn query_once(&mut self, hash: u64, stamp: u32, ask: impl FnOnce() -> bool) -> bool {
         let place = &mut self.0[(hash >> 32) as usize % RECENT_SLOTS];
-        // The lower bits choose the set in the table, not the place here: together they tell more
-        // pairs apart.
+        // The slot uses the upper bits of the hash, and the mark the lower ones, which select the
+        // set in the table: together they distinguish more pairs.
         let mark = hash << 32 | u64::from(stamp);
         if *place == mark || !ask() {
             return false;

@@ -1,7 +1,7 @@
-//! What the kernel's messages say: devices, addresses, neighbours, routes.
+//! Parses the kernel's messages about devices, addresses, neighbours and routes.
 //!
-//! Nothing here trusts lengths or numbers. What cannot be read is left out or, for an event,
-//! reported as such, so that what depends on it is forgotten.
+//! No length or number is trusted. A malformed item is ignored; a malformed event is reported as
+//! such, so that everything that depends on it is invalidated.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -32,61 +32,61 @@ const RTM_DELRULE: u16 = 33;
 const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_DELNEXTHOP: u16 = 105;
 
-/// Something in the kernel's tables, as a dump or an event tells of it.
+/// One item of the kernel's tables, from a dump or an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KernelUpdate {
-    /// A device is there, with what the message says of it.
+    /// A device, with the attributes in the message.
     Link(u32, LinkUpdate),
     /// A device is gone, or has left for another namespace.
     LinkGone(u32),
-    /// A neighbour: how to reach it, or that it cannot be reached now.
+    /// A neighbour and how to reach it, or none if it is not reachable.
     Neighbour(NeighbourKey, Option<Neighbour>),
     /// An address of a device, and whether packets to it are delivered.
     Address(u32, LocalAddr, bool),
-    /// Routes to these peers may be others now.
+    /// Routes to these peers may have changed.
     Routes(Prefix),
-    /// Any route may be another now.
+    /// Any route may have changed.
     AllRoutes,
-    /// An event that could not be read.
+    /// A malformed event.
     Malformed,
 }
 
-/// An address, and the addresses that its network has for all: that of the prefix, and the one that
-/// was set with it.
+/// An address with the broadcast addresses of its network: that of the prefix, and the one that
+/// was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LocalAddr {
     pub(super) ip: IpAddr,
     pub(super) broadcasts: [Option<Ipv4Addr>; 2],
 }
 
-/// What a message says of a device. Some messages leave out what has not changed.
+/// The attributes of a device in a message. Some messages omit what has not changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LinkUpdate {
     pub(super) ethernet: bool,
     pub(super) up: bool,
-    /// Up, and frames can leave.
+    /// Up, and with a carrier.
     pub(super) running: bool,
     pub(super) mac: Option<[u8; 6]>,
     pub(super) mtu: Option<u32>,
-    /// Largest IPv6 packet, which routers announce and users set apart from the device's.
+    /// IPv6 MTU, which routers announce and users set independently of the device's.
     pub(super) mtu6: Option<u32>,
-    /// The bridge, bond, team or VRF that it is a part of.
+    /// The bridge, bond, team or VRF that it is part of.
     pub(super) master: Option<u32>,
 }
 
-/// A neighbour that can be sent to.
+/// A reachable neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbour {
     pub(super) mac: [u8; 6],
     pub(super) stale: bool,
 }
 
-/// A unicast route out of a device.
+/// A unicast route through a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) ifindex: u32,
     pub(super) gateway: Option<IpAddr>,
-    /// Of the route, or of the path as far as the kernel has learnt it.
+    /// MTU of the route, or of the path as far as the kernel has learnt it.
     pub(super) mtu: Option<u32>,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Message<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// The messages of a datagram. Ends at the first that makes no sense.
+/// The messages of a datagram. Ends at the first invalid one.
 pub(super) struct Messages<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
@@ -117,7 +117,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// What a message tells; None if it is nothing that is wanted here.
+/// Decodes a message; None if it is not relevant.
 pub(super) fn decode(kind: u16, payload: &[u8]) -> Option<KernelUpdate> {
     let fact = match kind {
         RTM_NEWLINK | RTM_DELLINK => parse_link(kind, payload),
@@ -130,7 +130,7 @@ pub(super) fn decode(kind: u16, payload: &[u8]) -> Option<KernelUpdate> {
     fact.unwrap_or(Some(KernelUpdate::Malformed))
 }
 
-/// A message is not what it says it is.
+/// A message that cannot be parsed.
 struct Malformed;
 
 impl From<netlink_packet_core::DecodeError> for Malformed {
@@ -149,8 +149,8 @@ fn find_attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     found.into_inner().get(HEADER..usize::from(found.length()))
 }
 
-/// Of a device's hundred attributes, some of them nested deeply, only four are looked at: one that
-/// is new or odd shall not keep us from the others.
+/// Reads only four of a device's hundred attributes, some of which are deeply nested, so that a
+/// new or odd one does not prevent reading the others.
 fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     const HEADER: usize = 16;
     const IFLA_ADDRESS: u16 = 1;
@@ -158,10 +158,10 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     const IFLA_MASTER: u16 = 10;
     const IFLA_AF_SPEC: u16 = 26;
     const IFLA_INET6_CONF: u16 = 2;
-    /// Index of the number in that array (DEVCONF_MTU6).
+    /// Index of the MTU in that array (DEVCONF_MTU6).
     const DEVCONF_MTU6: usize = 2;
     let header = LinkHeader::parse(payload)?;
-    // Bridges tell in their own family of ports that come and go, which are still devices.
+    // Bridges report ports in their own address family; a removed port is still a device.
     if header.interface_family != AddressFamily::Unspec {
         return Ok(None);
     }
@@ -189,13 +189,12 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     )))
 }
 
-/// The number of the XDP program that a message of `ifindex` tells of: of the driver's, else of
-/// any.
+/// The id of the XDP program in a message about `ifindex`: the driver's, else any other.
 pub(super) fn parse_xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
     const HEADER: usize = 16;
     const IFLA_XDP: u16 = 43;
-    /// IFLA_XDP_PROG_ID, and those of the driver, of generic XDP and of the hardware, where there
-    /// are several.
+    /// IFLA_XDP_PROG_ID and, where there are several programs, those of the driver, of generic XDP
+    /// and of the hardware.
     const PROG_ID_ATTRS: [u16; 4] = [4, 6, 5, 7];
     LinkHeader::parse(payload).ok().filter(|header| header.index == ifindex)?;
     let about = find_attribute(payload.get(HEADER..)?, IFLA_XDP)?;
@@ -209,7 +208,7 @@ fn parse_address(kind: u16, payload: &[u8]) -> Decoded {
     let (mut address, mut local, mut broadcast) = (None, None, None);
     for attribute in message.attributes {
         match attribute {
-            // On a device with a peer this is the peer's address, and the other is ours.
+            // On a device with a peer this is the peer's address, and the other is local.
             AddressAttribute::Address(ip) => address = Some(ip),
             AddressAttribute::Local(ip) => local = Some(ip),
             AddressAttribute::Broadcast(ip) => broadcast = Some(ip),
@@ -220,7 +219,7 @@ fn parse_address(kind: u16, payload: &[u8]) -> Decoded {
     let ip = local.or(address).ok_or(Malformed)?;
     let unsure = flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
     let delivered = kind == RTM_NEWADDR && !unsure && !flags.contains(AddressFlags::Dadfailed);
-    // The network is that of the peer, where there is one.
+    // On a device with a peer, the network is that of the peer.
     let prefix = match address.unwrap_or(ip) {
         IpAddr::V4(ip) => broadcast_of(ip, message.header.prefix_len),
         IpAddr::V6(_) => None,
@@ -229,7 +228,7 @@ fn parse_address(kind: u16, payload: &[u8]) -> Decoded {
     Ok(Some(KernelUpdate::Address(message.header.index, local, delivered)))
 }
 
-/// The last address of a network, unless that is too small to have one for all.
+/// The broadcast address of a network, unless it is too small to have one.
 fn broadcast_of(ip: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
     let hosts = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
     (prefix < 31).then(|| Ipv4Addr::from_bits(ip.to_bits() | hosts))
@@ -238,8 +237,8 @@ fn broadcast_of(ip: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
 fn parse_neighbour(kind: u16, payload: &[u8]) -> Decoded {
     let message = NeighbourMessage::parse(payload)?;
     let header = message.header;
-    // Forwarding entries of bridges come in the same group; what we answer for as a proxy is no
-    // neighbour.
+    // Forwarding entries of bridges arrive in the same group. Proxy entries are addresses that
+    // this host answers for, not neighbours.
     if header.flags.contains(NeighbourFlags::Proxy) {
         return Ok(None);
     }
@@ -268,7 +267,7 @@ fn parse_neighbour(kind: u16, payload: &[u8]) -> Decoded {
     Ok(Some(KernelUpdate::Neighbour(hop, mac.map(|mac| Neighbour { mac, stale }))))
 }
 
-/// Whose routes a change of a table touches. The rest of the message does not matter.
+/// The peers whose routes a message changes. The rest of the message does not matter.
 fn parse_route(payload: &[u8]) -> Decoded {
     const HEADER: usize = 12;
     const RTA_DST: u16 = 1;
@@ -286,7 +285,7 @@ fn parse_route(payload: &[u8]) -> Decoded {
     Ok(Some(KernelUpdate::Routes(Prefix::new(destination, header.destination_prefix_length))))
 }
 
-/// The route in an answer, if it is one that a frame can be sent by.
+/// The route in a reply, if frames can be sent by it.
 pub(super) fn parse_route_reply(kind: u16, payload: &[u8]) -> Option<Route> {
     if kind != RTM_NEWROUTE {
         return None;
@@ -311,8 +310,7 @@ pub(super) fn parse_route_reply(kind: u16, payload: &[u8]) -> Option<Route> {
                     _ => None,
                 });
             }
-            // The packet is to be wrapped into another, or the next hop is of a kind that is not
-            // known here.
+            // Encapsulated, or a next hop of an unknown kind.
             RouteAttribute::Encap(_)
             | RouteAttribute::EncapType(_)
             | RouteAttribute::Gateway(_)
@@ -492,7 +490,7 @@ mod tests {
             }
         }
 
-        /// Well formed on the outside, anything inside.
+        /// A well-formed header with arbitrary content.
         #[test]
         fn no_attributes_make_it_panic(
             kind in 16u16..34,

@@ -1,10 +1,9 @@
 //! The table of next hops: written by one thread, read by every lane without a lock.
 //!
-//! Its size is fixed: [`SETS`] sets of [`WAYS`] slots. What comes when a set is full takes the
-//! place of the slot that was asked for longest ago. A slot is one cache line, and a set has one
-//! byte per slot, a tag, that says whether it is worth looking at. Readers see a change as soon as
-//! it is made; there is nothing to publish, and however many peers come and go, nothing is
-//! allocated.
+//! It has a fixed size: [`SETS`] sets of [`WAYS`] slots. A new entry in a full set replaces the
+//! one that was queried longest ago. A slot is one cache line. A set has a tag of one byte per
+//! slot, which tells whether the slot is worth reading. Readers see a change as soon as it is
+//! made. Nothing is published separately, and nothing is allocated however many peers there are.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,19 +14,19 @@ use super::NextHop;
 
 const WAYS: usize = 16;
 const SETS: usize = 1024;
-/// Peers that the table knows at most.
+/// Maximum number of entries.
 pub(super) const ENTRIES_MAX: usize = WAYS * SETS;
 
-/// How many turns of the clock an answer is kept that no lane asks for again.
+/// Epochs after which an entry that no lane queries is removed.
 const ENTRY_EPOCHS_MAX: u16 = 4;
 
-/// A local address and the peer it talks to, as four words. IPv4 is written as IPv6 does it
-/// (`::ffff:1.2.3.4`), so that both spellings of an IPv4 address are one.
+/// A local address and a peer, as four words. IPv4 is stored as an IPv6-mapped address
+/// (`::ffff:1.2.3.4`), so both spellings of an IPv4 address are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RouteKey(pub(super) [u64; 4]);
 
 impl RouteKey {
-    /// None when the two are of different families: nothing can go from one to the other.
+    /// None if the two are of different families, which cannot reach each other.
     #[inline]
     pub(super) fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
         let (local, peer) = (bits(local), bits(peer));
@@ -62,7 +61,7 @@ fn address(high: u64, low: u64) -> IpAddr {
     if is_v4(bits) { Ipv4Addr::from(bits as u32).into() } else { Ipv6Addr::from(bits).into() }
 }
 
-/// Addresses with a common beginning.
+/// A prefix of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
     bits: u128,
@@ -80,36 +79,36 @@ impl Prefix {
     }
 }
 
-/// Whom a frame is handed to on a device: the peer itself, or a gateway.
+/// The neighbour that a frame is sent to: the peer itself, or a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NeighbourKey {
     pub(super) ifindex: u32,
     pub(super) address: IpAddr,
 }
 
-/// What a lane finds.
+/// A result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) next: NextHop,
-    /// When it was asked for.
+    /// Epoch in which it was queried.
     pub(super) epoch: u16,
-    /// The kernel has not heard of the neighbour for a while.
+    /// The neighbour is stale: the kernel has not heard of it for a while.
     pub(super) stale: bool,
 }
 
-/// One entry: words that a reader can tell to be of one piece.
+/// One entry: words whose consistency a reader can check.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot([AtomicU64; 8]);
 
-/// Odd while the slot is written, another even number after it.
+/// Odd while the slot is being written; incremented to the next even number after it.
 const SEQ: usize = 0;
 const PAIR: usize = 1;
-/// Device above, MTU below.
+/// Device in the upper half, MTU in the lower.
 const DEVICE: usize = 5;
-/// The neighbour's MAC; above it, whether it is stale.
+/// MAC of the neighbour, with the stale flag above it.
 const MAC: usize = 6;
-/// The device's MAC; above it, the epoch.
+/// MAC of the device, with the epoch above it.
 const SOURCE: usize = 7;
 const STALE: u64 = 1 << 63;
 
@@ -118,10 +117,10 @@ impl Slot {
         self.0[word].load(Ordering::Relaxed)
     }
 
-    /// What the slot says about `pair`, unless it is about another or is being written just now.
+    /// The entry of `pair`, unless the slot has another one or is being written.
     #[inline]
     fn read(&self, pair: &RouteKey) -> Option<Entry> {
-        // Acquire: if this is the number of a finished write, its words are seen below.
+        // Acquire: if this is the number of a completed write, its words are visible below.
         let before = self.0[SEQ].load(Ordering::Acquire);
         let other = (self.load(PAIR) ^ pair.0[0])
             | (self.load(PAIR + 1) ^ pair.0[1])
@@ -131,7 +130,7 @@ impl Slot {
             return None;
         }
         let (device, mac, source) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE));
-        // If one of these words is of a later write, then the fence after its odd number (in
+        // If one of these words is from a later write, then the fence after its odd number (in
         // `write`) pairs with this one, and the load below sees that number or a later one: the
         // comparison fails.
         fence(Ordering::Acquire);
@@ -147,12 +146,12 @@ impl Slot {
         Some(Entry { next, epoch: (source >> 48) as u16, stale: mac & STALE != 0 })
     }
 
-    /// Only the writer calls this, so that the sequence cannot move under it.
+    /// Only the writer calls this, so the sequence number cannot change meanwhile.
     fn write(&self, pair: &RouteKey, found: &Entry) {
         let next = &found.next;
         let sequence = self.load(SEQ);
         self.0[SEQ].store(sequence.wrapping_add(1), Ordering::Relaxed);
-        // The odd number is seen by whoever sees one of the words below.
+        // A reader that sees one of the words below also sees the odd number.
         fence(Ordering::Release);
         for (word, value) in pair.0.iter().enumerate() {
             self.0[PAIR + word].store(*value, Ordering::Relaxed);
@@ -162,7 +161,7 @@ impl Slot {
         self.0[MAC].store(mac_word(next.mac) | if found.stale { STALE } else { 0 }, Ordering::Relaxed);
         let source = mac_word(next.source_mac) | u64::from(found.epoch) << 48;
         self.0[SOURCE].store(source, Ordering::Relaxed);
-        // Release: the words are seen by whoever sees this number.
+        // Release: a reader that sees this number sees the words.
         self.0[SEQ].store(sequence.wrapping_add(2), Ordering::Release);
     }
 
@@ -180,10 +179,10 @@ fn mac_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// What the lanes see of the table.
+/// The part of the table that lanes read.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Peers choose their addresses: without these numbers they cannot choose the set as well.
+    /// Random seeds: peers choose their addresses, but must not be able to choose the set.
     seeds: [u64; 2],
     /// One byte per slot of a set; 0 is an empty slot.
     tags: Box<[[AtomicU64; WAYS / 8]]>,
@@ -191,8 +190,8 @@ pub(super) struct Table {
     version: Version,
 }
 
-/// Grows after each change of what a reader may have found. Every lane reads it once per batch, so
-/// it has cache lines of its own.
+/// Incremented after each change of what a reader may have found. Every lane reads it once per
+/// batch, so it has its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Version(AtomicU64);
@@ -207,16 +206,14 @@ impl Table {
         }
     }
 
-    /// What was found is still what would be found, as long as this is the same number that it was
-    /// before.
+    /// While this number is unchanged, earlier results are still valid.
     #[inline]
     pub(super) fn version(&self) -> u64 {
-        // Acquire: who sees the number sees the changes that it counts.
+        // Acquire: a reader that sees the number sees the changes that it counts.
         self.version.0.load(Ordering::Acquire)
     }
 
-    /// Something that was to be found is no more, or is another. Only the writer calls this, after
-    /// it has changed it.
+    /// An entry was changed or removed. Only the writer calls this, after the change.
     fn bump_version(&self) {
         let next = self.version.0.load(Ordering::Relaxed).wrapping_add(1);
         self.version.0.store(next, Ordering::Release);
@@ -224,12 +221,12 @@ impl Table {
 
     #[inline]
     pub(super) fn hash(&self, pair: &RouteKey) -> u64 {
-        // A prime, so that a local address and a peer do not cancel each other out.
+        // An odd constant, so that a local address and a peer do not cancel each other out.
         const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c55;
         let [local_high, local_low, peer_high, peer_low] = pair.0;
         let high = local_high.wrapping_mul(HASH_MULTIPLIER) ^ peer_high ^ self.seeds[0];
         let low = local_low.wrapping_mul(HASH_MULTIPLIER) ^ peer_low ^ self.seeds[1];
-        // One round is not enough: with some seeds, peers in a row would come to few sets only.
+        // One round is not enough: with some seeds, consecutive peers would map to few sets only.
         fold(fold(high, low) ^ self.seeds[0], HASH_MULTIPLIER)
     }
 
@@ -260,12 +257,12 @@ impl Table {
         let way = slot % WAYS;
         let (word, shift) = (&self.tags[slot / WAYS][way / 8], way % 8 * 8);
         let others = word.load(Ordering::Relaxed) & !(0xff << shift);
-        // Release: who sees the tag sees the slot that was written before it.
+        // Release: a reader that sees the tag sees the slot that was written before it.
         word.store(others | u64::from(tag) << shift, Ordering::Release);
     }
 }
 
-/// Both halves of a product, of which each depends on every bit of the factors.
+/// Combines both halves of a product; each depends on every bit of the factors.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product >> 64) as u64 ^ product as u64
@@ -279,24 +276,25 @@ fn tag_of(hash: u64) -> u8 {
     ((hash >> 56) as u8).max(1)
 }
 
-/// The top bit of each byte of `word` that is `byte`; now and then also of one above such a byte.
+/// Sets the top bit of each byte of `word` that equals `byte`, and now and then of one above such
+/// a byte.
 fn equal_bytes(word: u64, byte: u8) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let zero_if_equal = word ^ (ONES * u64::from(byte));
     zero_if_equal.wrapping_sub(ONES) & !zero_if_equal & (ONES << 7)
 }
 
-/// What only the writer knows of a slot.
+/// The writer's data about a slot.
 #[derive(Clone, Copy, Debug)]
 struct SlotMeta {
     neighbour: NeighbourKey,
     epoch: u16,
-    /// Counts up with every answer: the smallest is the oldest.
+    /// Increases with every insertion: the smallest is the oldest.
     order: u64,
 }
 
-/// The one that writes. What it wrote goes when it goes: lanes then find nothing and use ordinary
-/// sockets.
+/// The writer. Its entries are removed when it is dropped: lanes then find nothing and use
+/// ordinary sockets.
 #[derive(Debug)]
 pub(super) struct Writer {
     table: Arc<Table>,
@@ -319,7 +317,7 @@ impl Writer {
         self.used
     }
 
-    /// Enters what was found out about a pair, in place of what was known.
+    /// Inserts the result for a pair, or replaces the old one.
     pub(super) fn insert(&mut self, pair: &RouteKey, hop: NeighbourKey, found: &Entry) {
         let hash = self.table.hash(pair);
         let set = set_of(hash) * WAYS..(set_of(hash) + 1) * WAYS;
@@ -338,7 +336,7 @@ impl Writer {
         }
     }
 
-    /// Forgets a pair.
+    /// Removes a pair.
     pub(super) fn remove_pair(&mut self, pair: &RouteKey) {
         let set = set_of(self.table.hash(pair)) * WAYS;
         let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
@@ -347,7 +345,7 @@ impl Writer {
         }
     }
 
-    /// The neighbour has another MAC now, or none: so have all entries that go through it.
+    /// Changes the MAC of all entries that use a neighbour, or removes them if it has none.
     pub(super) fn set_mac(&mut self, hop: &NeighbourKey, mac: Option<[u8; 6]>) {
         for slot in 0..ENTRIES_MAX {
             if self.slot_meta[slot].is_none_or(|note| note.neighbour != *hop) {
@@ -365,7 +363,7 @@ impl Writer {
         }
     }
 
-    /// Forgets the peers within a prefix.
+    /// Removes the peers within a prefix.
     pub(super) fn remove_prefix(&mut self, prefix: &Prefix) {
         self.remove_if(|_, pair| {
             let [.., high, low] = pair.0;
@@ -373,12 +371,12 @@ impl Writer {
         });
     }
 
-    /// Forgets the pairs that an address is one of.
+    /// Removes the pairs that contain an address.
     pub(super) fn remove_address(&mut self, ip: IpAddr) {
         self.remove_if(|_, pair| pair.local() == ip || pair.peer() == ip);
     }
 
-    /// Forgets what leaves by a device.
+    /// Removes the entries that use a device.
     pub(super) fn remove_device(&mut self, ifindex: u32) {
         self.remove_if(|hop, _| hop.ifindex == ifindex);
     }
@@ -395,7 +393,7 @@ impl Writer {
         }
     }
 
-    /// Forgets what no lane has asked for since some turns of the clock.
+    /// Removes the entries that no lane has queried for some epochs.
     pub(super) fn expire(&mut self, epoch: u16) {
         for slot in 0..ENTRIES_MAX {
             if self.slot_meta[slot].is_some_and(|note| epoch.wrapping_sub(note.epoch) > ENTRY_EPOCHS_MAX) {
@@ -404,7 +402,7 @@ impl Writer {
         }
     }
 
-    /// Forgets all.
+    /// Removes all entries.
     pub(super) fn clear(&mut self) {
         if self.used == 0 {
             return;

@@ -1,4 +1,4 @@
-//! Against the kernel: what it decides, changes and forgets while lanes ask.
+//! Tests against the kernel: routes, neighbours and addresses that change while lanes query.
 
 use std::net::{IpAddr, UdpSocket};
 use std::sync::mpsc;
@@ -10,16 +10,16 @@ use manylane_sys::process::run_isolated;
 
 use super::*;
 
-/// Far longer than anything takes, on a machine that is busy with other tests.
+/// Far longer than any step takes on a machine that is busy with other tests.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Turns of the clock for tests that wait for some.
+/// Epoch length for tests that wait for several.
 const TEST_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// As `manylane_testbed::skip` tells it, which the library's own tests cannot use.
+/// As `manylane_testbed::skip`, which the library's own tests cannot use.
 pub(in crate::io::xdp) fn can_make_namespaces(name: &str) -> bool {
     let Err(err) = NetNs::create() else { return true };
     let line = format!("SKIP {name}: no network namespace can be made, run as root: {err}\n");
@@ -46,7 +46,7 @@ pub(in crate::io::xdp) fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() ->
     })
 }
 
-/// Runs lines of `ip -batch` in a namespace; whether it took them.
+/// Runs lines of `ip -batch` in a namespace; true if they succeed.
 pub(in crate::io::xdp) fn try_ip(namespace: &NetNs, lines: &str) -> bool {
     let done = run_isolated(Some(namespace), "ip", &["-batch", "-"], lines.as_bytes());
     done.expect("the program ip: apt-get install iproute2").status.success()
@@ -56,8 +56,8 @@ fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
     run(namespace, || fs::write(format!("/proc/sys/net/{name}"), value).unwrap());
 }
 
-/// Ours and a neighbour, joined by `near` (10.9.0.0/24, fd09::/64) and `far` (10.8.0.0/24): we are
-/// 1, it is 2.
+/// Two namespaces, joined by `near` (10.9.0.0/24, fd09::/64) and `far` (10.8.0.0/24): local is 1,
+/// peer is 2.
 struct Testbed {
     local: NetNs,
     peer: NetNs,
@@ -67,8 +67,8 @@ impl Testbed {
     fn new() -> Self {
         let world = Self { local: NetNs::create().unwrap(), peer: NetNs::create().unwrap() };
         let peer = world.peer.path();
-        // The second device of ours has another number than the first of theirs: mixing them up is
-        // noticed.
+        // The local second device has another index than the peer's first, so that confusing them
+        // is noticed.
         world.ip(&format!(
             "link set lo up\n\
              link add near address 02:00:00:00:00:01 type veth peer near address 02:00:00:00:00:02 netns {peer}\n\
@@ -119,13 +119,13 @@ impl Testbed {
     }
 }
 
-/// Neighbours known for good, for tests that are not about them.
+/// Permanent neighbours, for tests that are not about them.
 const PERMANENT_NEIGHBOURS: &str = "neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace fd09::2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace fe80::2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace 10.8.0.2 lladdr 02:00:00:00:01:02 dev far nud permanent\n";
 
-/// A change that is waited for, with the addresses after it.
+/// Matches an expected change, with the addresses after it.
 type ChangePredicate<'a> = dyn Fn(&Change, &[(u32, IpAddr)]) -> bool + 'a;
 
 pub(in crate::io::xdp) fn wait_until(mut condition: impl FnMut() -> bool) {
@@ -142,7 +142,7 @@ impl Reader {
         self.next_hop(ip(local), ip(peer))
     }
 
-    /// Asks until the answer is `expected`.
+    /// Queries until the result is `expected`.
     #[track_caller]
     fn expect(&mut self, local: &str, peer: &str, expected: Option<NextHop>) {
         let start = Instant::now();
@@ -156,12 +156,11 @@ impl Reader {
         }
     }
 
-    /// Asks until the kernel has been asked and another answer, to a question asked later, is
-    /// there.
+    /// Queries until the kernel has answered a later query, and checks that there is no result.
     #[track_caller]
     fn expect_none(&mut self, local: &str, peer: &str, known: (&str, &str, NextHop)) {
         assert_eq!(self.query_now(local, peer), None, "{local} to {peer}");
-        // Questions of a lane are answered in their order, and each is new to the table.
+        // Queries of a lane are answered in order, and each is new to the table.
         self.expect(known.0, known.1, Some(known.2));
         assert_eq!(self.query_now(local, peer), None, "{local} to {peer}");
     }
@@ -188,7 +187,7 @@ fn a_watcher_may_have_the_last_reference() {
     let (shared, last) = (Arc::downgrade(&routes.shared), Mutex::new(Some(Arc::clone(&routes))));
     routes.on_change(Box::new(move |_| drop(lock(&last).take())));
     {
-        // As the thread would on a change.
+        // As the thread does on a change.
         let shared = Arc::clone(&routes.shared);
         drop(routes);
         for watcher in lock(&shared.listeners).iter() {
@@ -251,14 +250,14 @@ fn netns_what_is_no_neighbour_has_no_next_hop() {
         ("10.9.0.1", "203.0.113.1"),
         ("fd09::1", "2001:db8::2"),
         ("fd09::1", "2001:db8::3"),
-        // Not an address of ours: the kernel does not let it be a source.
+        // Not a local address: the kernel rejects it as a source.
         ("10.9.0.77", "10.9.0.2"),
         ("fd09::1", "10.9.0.2"),
-        // It could be either device.
+        // Either device is possible.
         ("fe80::1", "fe80::2"),
         ("fd09::1", "fe80::2"),
     ];
-    // Where the kernel has tunnels of this kind.
+    // If the kernel supports tunnels of this kind.
     if try_ip(&world.local, "route add 198.51.100.1 encap ip id 7 dst 10.9.0.2 via 10.9.0.2 dev near\n") {
         nowhere.push(("10.9.0.1", "198.51.100.1"));
     }
@@ -334,7 +333,7 @@ fn netns_routes_and_rules_change() {
     reader.expect("10.9.0.1", "192.0.2.1", Some(NextHop { mtu: 1280, ..near }));
     world.ip("route del 192.0.2.1/32\n");
     reader.expect("10.9.0.1", "192.0.2.1", Some(far));
-    // By source: two local addresses, two ways.
+    // By source: two local addresses, two routes.
     world.ip("route add 192.0.2.0/24 via 10.9.0.2 table 100\nrule add from 10.9.0.1 lookup 100\n");
     reader.expect("10.9.0.1", "192.0.2.1", Some(near));
     reader.expect("10.8.0.1", "192.0.2.1", Some(far));
@@ -355,11 +354,11 @@ fn netns_routes_by_next_hop_objects_change() {
     }
     let world = Testbed::new();
     world.ip(PERMANENT_NEIGHBOURS);
-    // Where the kernel has them (Linux 5.3).
+    // If the kernel supports them (Linux 5.3).
     if !try_ip(&world.local, "nexthop add id 1 via 10.9.0.2 dev near\nroute add 192.0.2.0/24 nhid 1\n") {
         return;
     }
-    // Without this the kernel tells of each route as well.
+    // Otherwise the kernel reports each route as well.
     set_sysctl(&world.local, "ipv4/nexthop_compat_mode", "0");
     let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
@@ -399,8 +398,7 @@ fn netns_devices_and_addresses_change() {
     world.ip("address add 10.9.0.50/32 peer 10.9.0.60 dev near\n");
     wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "10.9.0.50"));
     assert!(!has(&routes.local_addresses(), &near, "10.9.0.60"));
-    // Duplicates are looked for first: it is not there before that is done, and then there is a
-    // change.
+    // Only after duplicate address detection the address exists, with a change.
     world.ip("address add fd09::50/64 dev near\n");
     wait_for(&|change, all| *change == Change::Addresses && has(all, &near, "fd09::50"));
     world.ip("address del 10.9.0.50/32 peer 10.9.0.60 dev near\n");
@@ -414,7 +412,7 @@ fn netns_devices_and_addresses_change() {
     reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER_MAC, ..near }));
 
     let link = |up, gone| Change::Link { ifindex: near.ifindex, up, gone };
-    // The other side takes the carrier away.
+    // The peer takes the carrier down.
     assert!(try_ip(&world.peer, "link set near down\n"));
     wait_for(&|change, _| *change == link(false, false));
     reader.expect("10.9.0.1", "10.9.0.2", None);
@@ -453,7 +451,7 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
     let is_up = |change| matches!(change, Change::Link { up: true, .. });
     let is_gone = |change| matches!(change, Change::Link { gone: true, .. });
     let is_of_addresses = |change| change == Change::Addresses;
-    // The second address is not there before the kernel has looked for duplicates.
+    // The second address exists only after duplicate address detection.
     for (lines, wanted) in [
         ("address add 10.9.0.50/24 dev near\n", &is_of_addresses as &dyn Fn(Change) -> bool),
         ("address add fd09::50/64 dev near\n", &is_of_addresses),
@@ -467,7 +465,7 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
         world.ip(lines);
         let start = Instant::now();
         loop {
-            // What was told before is of before, too.
+            // Changes reported earlier belong to the previous step.
             let is_there = told.try_iter().any(wanted);
             for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
                 assert_eq!(reader.query_now(local, peer), Some(near), "{lines}");
@@ -479,7 +477,7 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
             thread::sleep(Duration::from_millis(1));
         }
     }
-    // In doubt, the kernel was asked again all the same.
+    // The kernel was queried again all the same, to be sure.
     reader.refresh();
     let (pair, epoch) = (RouteKey::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap(), epoch_of(reader.clock));
     let table = Arc::clone(&routes.shared.table);
@@ -497,14 +495,14 @@ fn netns_the_mtu_of_the_path_is_learnt_while_running() {
     let world = Testbed::new();
     world.ip(PERMANENT_NEIGHBOURS);
     world.ip("route add 192.0.2.0/24 via 10.9.0.2\n");
-    // Behind their host the way is narrower.
+    // Behind the peer's host the path has a smaller MTU.
     set_sysctl(&world.peer, "ipv4/ip_forward", "1");
     let narrow = "link add narrow type veth peer name behind\nlink set narrow mtu 1300 up\n\
                   link set behind up\naddress add 192.0.2.254/24 dev narrow\n";
     assert!(try_ip(&world.peer, narrow));
     let (_routes, mut reader) = world.start(TEST_REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
-    // Too large for it: their host says so, and our kernel remembers.
+    // Too large for the path: the host reports that, and the local kernel remembers it.
     world.send("10.9.0.1", "192.0.2.1", 1400);
     reader.expect("10.9.0.1", "192.0.2.1", Some(NextHop { mtu: 1300, ..world.near() }));
     reader.expect("10.9.0.1", "192.0.2.2", Some(world.near()));
@@ -518,15 +516,15 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
     let world = Testbed::new();
     world.ip(PERMANENT_NEIGHBOURS);
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud stale\n");
-    // Not so quick that an entry could grow old while another test has the processor.
+    // Long enough that no entry expires while another test has the processor.
     let (_routes, mut reader) = world.start(4 * TEST_REFRESH_INTERVAL);
     let ask = |reader: &mut Reader| reader.query_now("10.9.0.1", "10.9.0.2");
-    // Once in a turn a datagram takes the socket; then the entry is used again.
+    // Once per epoch a datagram takes the socket; then the entry is used again.
     for _ in 0..3 {
         reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
         reader.expect("10.9.0.1", "10.9.0.2", None);
     }
-    // One that is known well is used all the time, as soon as that is known.
+    // A reachable neighbour is used all the time, as soon as that is known.
     world.ip(PERMANENT_NEIGHBOURS);
     let turns = |reader: &mut Reader, number: u16, check: &dyn Fn(Option<NextHop>)| {
         let start = epoch_of(reader.clock);
@@ -564,7 +562,7 @@ fn netns_events_that_were_lost_are_made_up_for() {
     world.ip(PERMANENT_NEIGHBOURS);
     let (routes, mut reader) = world.start(REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
-    // The thread is held up while more happens than there is room for.
+    // The thread is blocked while more events occur than the buffer holds.
     let (held, hold) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let once = Mutex::new(Some((held, released)));

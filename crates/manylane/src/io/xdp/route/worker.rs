@@ -1,4 +1,5 @@
-//! The background thread: listens to the kernel, answers the lanes, keeps the table.
+//! The background thread: reads the kernel's events, answers the lanes' queries, maintains the
+//! table.
 
 use std::io::{self, Read};
 use std::sync::atomic::{Ordering, fence};
@@ -14,20 +15,20 @@ use super::table::{RouteKey, Writer};
 use super::{Change, Shared, epoch_of, lock, stamp_of};
 use crate::error::ENOBUFS;
 
-/// How often entries that are in use are asked for again.
+/// Interval after which entries in use are queried again.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(4);
 
-/// Questions that are answered in one go, and the pause after it. Together they bound what a flood
-/// of new peers costs: 16,000 questions a second, some microseconds each. What finds its queue full
-/// is asked for by a later datagram, if there is one.
+/// Queries per round, and the interval between rounds. Together they limit the cost of a flood of
+/// new peers: 16,000 queries a second, at some microseconds each. A query that finds its queue
+/// full is repeated by a later datagram, if there is one.
 pub(super) const QUERIES_PER_ROUND: usize = QUERIES_MAX;
 pub(super) const ROUND_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Datagrams of events between two looks at anything else.
+/// Datagrams of events that are read before anything else is done.
 const EVENT_DATAGRAMS_MAX: usize = 256;
-/// Two readings of everything are at least so far apart, however many events are lost.
+/// Minimum interval between two reloads, however many events are lost.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(200);
-/// A dump that something changed under is done again at most so often; then events put it right.
+/// Maximum number of attempts at a dump that changes meanwhile; after that, events correct it.
 const DUMP_ATTEMPTS_MAX: usize = 3;
 
 const WOKEN: u64 = 0;
@@ -40,33 +41,33 @@ pub(super) struct Worker {
     events: EventSocket,
     query_socket: QuerySocket,
     epoll: Epoll,
-    /// What was asked, in the order of asking.
+    /// Queries in the order in which they were made.
     queries: Vec<(RouteKey, RouteQuery)>,
-    /// The queue that comes first when the next round begins, so that none is left out.
+    /// The queue that the next round starts with, for fairness.
     first_queue: usize,
-    /// Something was asked since the clock turned.
+    /// There were queries in this epoch.
     is_busy: bool,
     refresh_interval: Duration,
-    /// When the clock turns next, unless nobody asks.
+    /// Start of the next epoch, unless there are no queries.
     next_epoch: Instant,
     next_round: Instant,
-    /// When the watchers are told of a turn next: also if nobody asks.
+    /// Time of the next refresh of the watchers; also without queries.
     next_refresh: Instant,
-    /// Events were lost: everything is to be read anew, at this time at the earliest.
+    /// Events were lost: the earliest time of the reload.
     reload_at: Option<Instant>,
-    /// When all was read last.
+    /// Time of the last reload.
     last_reload: Instant,
     /// Dropped last, after the sockets.
     #[expect(dead_code, reason = "kept for its drop")]
     exit_guard: ExitGuard,
 }
 
-/// Tells whoever waits for it that the thread is at its end, however it got there.
+/// Signals that the thread has ended, in whichever way.
 struct ExitGuard(Arc<Shared>);
 
 impl Drop for ExitGuard {
     fn drop(&mut self) {
-        // Nobody is to wake us any more.
+        // No more wake-ups are needed.
         self.0.is_asleep.store(false, Ordering::Relaxed);
         *lock(&self.0.has_exited) = true;
         self.0.exited.notify_all();
@@ -74,10 +75,10 @@ impl Drop for ExitGuard {
 }
 
 impl Worker {
-    /// Opens the sockets in the namespace of the calling thread and reads its tables. The clock
-    /// turns every `period`.
+    /// Opens the sockets in the namespace of the calling thread and reads its tables. Epochs last
+    /// `period`.
     pub(super) fn open(period: Duration) -> io::Result<Self> {
-        // Events first: what changes during the dump comes after it.
+        // Subscribe first, so that changes during the dump are seen as events after it.
         let events = EventSocket::subscribe()?;
         let mut questions = QuerySocket::open()?;
         let mut table = Writer::new();
@@ -124,7 +125,7 @@ impl Worker {
     fn step(&mut self) -> io::Result<()> {
         let more = self.read_events()?;
         let now = Instant::now();
-        // Not before all events are taken: only then does the kernel tell again if it loses some.
+        // Only after all events were read: until then the kernel does not report further losses.
         if !more && self.reload_at.is_some_and(|at| at <= now) {
             self.reload();
         }
@@ -135,7 +136,7 @@ impl Worker {
             self.next_refresh = now + self.refresh_interval;
             lock(&self.shared.listeners).iter().for_each(|watcher| watcher(&Change::Refresh));
         }
-        // Without a picture of the tables nothing can be answered.
+        // Queries cannot be answered without valid tables.
         if self.reload_at.is_none() && now >= self.next_round && self.answer_queries() {
             self.next_round = now + ROUND_INTERVAL;
         }
@@ -143,11 +144,11 @@ impl Worker {
         self.sleep(timeout)
     }
 
-    /// Takes note of what the kernel has told; true if it may have told more.
+    /// Applies events; true if there may be more.
     fn read_events(&mut self) -> io::Result<bool> {
         let mut effects = Effects::default();
         let (kernel, table) = (&mut self.kernel, &mut self.table);
-        // Until everything is read anew, events only add to a picture that is wrong.
+        // Until the reload, events only change tables that are wrong.
         let lost = self.reload_at.is_some();
         let heard = self.events.read(EVENT_DATAGRAMS_MAX, |fact| {
             if !lost {
@@ -167,7 +168,7 @@ impl Worker {
         Ok(more)
     }
 
-    /// Reads everything anew.
+    /// Reads all tables anew.
     fn reload(&mut self) {
         log::debug!("the kernel had more to tell than there was room for: reading its tables anew");
         let mut effects = Effects::default();
@@ -186,15 +187,14 @@ impl Worker {
         self.publish(&effects);
     }
 
-    /// Carries out what came of facts.
+    /// Applies the effects of updates.
     fn publish(&mut self, effects: &Effects) {
         if effects.flush {
             self.table.clear();
         }
         if effects.flush || effects.revalidate || effects.requery {
             let clock = self.shared.clock.0.load(Ordering::Relaxed);
-            // An entry of an epoch that is over is good until the answer to the next question is
-            // there.
+            // An entry of a past epoch stays valid until its next query is answered.
             let epoch = epoch_of(clock).wrapping_add(u16::from(effects.revalidate));
             self.set_clock(epoch, stamp_of(clock).wrapping_add(1));
         }
@@ -222,12 +222,12 @@ impl Worker {
         self.shared.clock.0.store(u64::from(epoch) << 32 | u64::from(stamp.max(1)), Ordering::Release);
     }
 
-    /// Answers a round of questions; false if there were none.
+    /// Answers a round of queries; false if there were none.
     fn answer_queries(&mut self) -> bool {
         let epoch = epoch_of(self.shared.clock.0.load(Ordering::Relaxed));
         self.queries.clear();
         let queues = self.queues();
-        // One from each in turn: a lane in a flood does not keep the others from theirs.
+        // One from each queue in turn, so that a flood in one lane does not delay the others.
         self.first_queue = self.first_queue.wrapping_add(1);
         let (mut taken, mut empty) = (0, 0);
         let in_turn = queues.iter().cycle().skip(self.first_queue % queues.len().max(1));
@@ -240,7 +240,7 @@ impl Worker {
                 continue;
             };
             (taken, empty) = (taken + 1, 0);
-            // Another lane may have asked the same.
+            // Another lane may have queried the same pair.
             let known = self.shared.table.find(&pair, self.shared.table.hash(&pair));
             if known.is_none_or(|found| found.epoch != epoch) {
                 self.queries.extend(self.kernel.query(&pair).map(|question| (pair, question)));
@@ -251,7 +251,7 @@ impl Worker {
         }
         let any = taken > 0;
         if any && !self.is_busy {
-            // The clock stood still while nobody asked.
+            // Epochs did not advance while there were no queries.
             self.is_busy = true;
             self.next_epoch = self.next_epoch.max(Instant::now() + self.refresh_interval);
         }
@@ -269,25 +269,24 @@ impl Worker {
                 answered[index] = true;
             }
         });
-        // What was known and cannot be reached so any more: an earlier answer must not outlive this
-        // one.
+        // The pair is no longer reachable this way: an older result must not outlive this one.
         for ((pair, _), _) in asked.iter().zip(answered).filter(|(_, answered)| !answered) {
             table.remove_pair(pair);
         }
         if let Err(err) = outcome {
-            // Asked again when the clock turns.
+            // Queried again in the next epoch.
             log::debug!("the kernel does not answer questions for routes: {err}");
         }
     }
 
-    /// The queues of the lanes there are.
+    /// The query queues of the open lanes.
     fn queues(&self) -> Vec<Arc<QueryQueue>> {
         let mut queues = lock(&self.shared.queues);
         queues.retain(|queue| queue.strong_count() > 0);
         queues.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// How long there is nothing to do; None: until something comes.
+    /// Time until there is work to do; None: until an event.
     fn timeout(&self, more: bool) -> Option<Duration> {
         if more {
             return Some(Duration::ZERO);
@@ -300,12 +299,12 @@ impl Worker {
     }
 
     fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        // In the pause after a round, questions wait for its end: nobody has to wake us for them.
+        // Between rounds, queries wait for the next one, so lanes need not wake this thread.
         let pausing = self.reload_at.is_some() || Instant::now() < self.next_round;
         let mut timeout = timeout.unwrap_or(Duration::MAX);
         if !pausing {
             self.shared.is_asleep.store(true, Ordering::Relaxed);
-            // See `Reader::ask`, which does the same the other way round.
+            // See `Reader::query`, which does the same in the opposite order.
             fence(Ordering::SeqCst);
             if self.queues().iter().any(|queue| !queue.is_empty()) {
                 timeout = Duration::ZERO;
@@ -314,15 +313,14 @@ impl Worker {
         let woken = self.epoll.wait(timeout.min(Duration::from_secs(3600)))?.any(|token| token == WOKEN);
         self.shared.is_asleep.store(false, Ordering::Relaxed);
         if woken {
-            // One read takes all the wake-ups there are, or nearly.
+            // One read consumes nearly all pending wake-ups.
             let _ = (&self.shared.woken).read(&mut [0; 64]);
         }
         Ok(())
     }
 }
 
-/// A picture of the tables. The table of next hops is only there for form's sake: no neighbour is
-/// used yet.
+/// Loads the tables. `table` is needed only for the signature: no neighbour is in use yet.
 fn load(questions: &mut QuerySocket, table: &mut Writer) -> io::Result<KernelTables> {
     let mut tries = 0;
     loop {

@@ -62,7 +62,7 @@ fn the_table_is_bounded_and_forgets_the_oldest() {
     assert_eq!(writer.len(), ENTRIES_MAX);
     let known: Vec<u32> = (0..peers).filter(|n| find(&writer, &nth(*n)).is_some()).collect();
     assert_eq!(known.len(), ENTRIES_MAX);
-    // Sets fill unevenly; still, what is known is by and large what came last.
+    // Sets fill unevenly, but most known entries are recent ones.
     let recent = known.iter().filter(|n| **n >= peers - 2 * ENTRIES_MAX as u32).count();
     assert!(recent * 10 > ENTRIES_MAX * 9, "{recent} of {ENTRIES_MAX}");
 }
