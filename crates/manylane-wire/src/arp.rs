@@ -6,19 +6,19 @@ use crate::bytes::{split, split_mut};
 use crate::error::{Error, Layer, Result};
 use crate::ethernet::Mac;
 
-/// Bytes of a packet.
+/// Length of a packet in bytes.
 pub const PACKET_LEN: usize = 28;
 /// Hardware Ethernet, protocol IPv4, and the sizes of their addresses.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
-/// What is asked or told.
+/// ARP operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Who has the target address?
+    /// A request: which station has the target address?
     Request,
-    /// The sender has its address.
+    /// A reply: the sender has its address.
     Reply,
-    /// Something else.
+    /// Any other operation.
     Other(u16),
 }
 
@@ -45,23 +45,23 @@ impl From<Operation> for u16 {
 /// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// What is asked or told.
+    /// The operation.
     pub operation: Operation,
     /// Hardware address of the sender.
     pub sender_mac: Mac,
     /// Address of the sender.
     pub sender: Ipv4Addr,
-    /// Hardware address of the target; zeroes in a request.
+    /// Hardware address of the target; zero in a request.
     pub target_mac: Mac,
-    /// Address asked for.
+    /// The requested address.
     pub target: Ipv4Addr,
 }
 
 impl Arp {
-    /// The packet at the start of `bytes`; padding may follow.
+    /// Parses the packet at the start of `bytes`; padding may follow.
     ///
     /// # Errors
-    /// When it is too short, or not for IPv4 over Ethernet.
+    /// If it is too short, or not for IPv4 over Ethernet.
     pub fn parse(bytes: &[u8]) -> Result<Arp> {
         let (packet, _) = split::<PACKET_LEN>(bytes, Layer::Arp)?;
         let &[k0, k1, k2, k3, k4, k5, o0, o1, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, ref target @ ..] =
@@ -79,10 +79,10 @@ impl Arp {
         })
     }
 
-    /// Writes the packet, and returns what is behind it.
+    /// Writes the packet, and returns the bytes behind it.
     ///
     /// # Errors
-    /// When `bytes` is too short.
+    /// If `bytes` is too short.
     pub fn write<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
         let (packet, rest) = split_mut::<PACKET_LEN>(bytes, Layer::Arp)?;
         packet[..6].copy_from_slice(&ETHERNET_IPV4);
@@ -94,7 +94,7 @@ impl Arp {
         Ok(rest)
     }
 
-    /// The reply that says `mac` has the address asked for; `None` if this is not a request.
+    /// The reply that `mac` has the requested address; `None` if this is not a request.
     #[must_use]
     pub fn reply(&self, mac: Mac) -> Option<Arp> {
         (self.operation == Operation::Request).then_some(Arp {

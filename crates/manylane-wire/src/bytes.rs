@@ -1,4 +1,4 @@
-//! Reading and writing at fixed offsets of slices whose length was checked.
+//! Access to slices at fixed offsets, after a check of their length.
 
 use crate::error::{Error, Layer, Result};
 
@@ -7,7 +7,7 @@ pub(crate) fn split<const N: usize>(bytes: &[u8], layer: Layer) -> Result<(&[u8;
     bytes.split_first_chunk().ok_or(Error::Truncated { layer, needed: N, there: bytes.len() })
 }
 
-/// The first `N` bytes and the rest, to be written.
+/// As [`split`], mutable.
 pub(crate) fn split_mut<const N: usize>(bytes: &mut [u8], layer: Layer) -> Result<(&mut [u8; N], &mut [u8])> {
     let there = bytes.len();
     bytes.split_first_chunk_mut().ok_or(Error::Truncated { layer, needed: N, there })

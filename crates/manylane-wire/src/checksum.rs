@@ -1,18 +1,19 @@
-//! The Internet checksum (RFC 1071), pseudo headers, and the update of a checksum (RFC 1624).
+//! The Internet checksum (RFC 1071), pseudo headers, and incremental updates (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A sum in ones' complement that can be continued. It is kept in the byte order of the machine,
-/// which the arithmetic allows (RFC 1071, 2.B), and in 64 bits: they are a multiple of 16, so that
-/// what is carried out of them goes back in at the bottom all the same (2.C).
+/// A ones' complement sum that can be continued. It is kept in the byte order of the machine,
+/// which the arithmetic allows (RFC 1071, 2.B). It has 64 bits: a multiple of 16, so a carry out
+/// of the top can be added at the bottom (2.C).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
-/// From so many bytes on words are summed by halves, which processors do several at a time.
+/// Length from which words are summed by halves, several at a time.
 const WIDE_SUM_BYTES_MIN: usize = 128;
 
 impl Sum {
-    /// Adds `bytes`. Only the last piece of a sum may have an odd length: it is padded with a zero.
+    /// Adds `bytes`. Only the last slice of a sum may have an odd length: it is padded with a
+    /// zero.
     #[must_use]
     #[inline]
     pub fn add_bytes(self, bytes: &[u8]) -> Sum {
@@ -29,20 +30,21 @@ impl Sum {
                 sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
-        // Three more words at most, each behind a comparison: most datagrams are short, and what a
-        // compiler does for a loop that may be long costs them more than their sum.
+        // At most three more words, each behind a comparison. Most datagrams are short, and the
+        // code that a compiler generates for a possibly long loop would cost them more than their
+        // sum.
         for at in [0, 8, 16] {
             if let Some(word) = rest.get(at..at + 8) {
                 sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
-        // What is behind the last whole word is the end of the last eight bytes; of these, what was
-        // added goes. (In two steps: all of it may have to go.)
+        // The bytes behind the last whole word are the end of the last eight bytes; shift out
+        // those that were added already. (In two steps, because it may be all 64 bits.)
         let end = (u64::from_le_bytes(*last) >> 1) >> (63 - bytes.len() % 8 * 8);
         sum.add_u64(u64::from_ne_bytes(end.to_le_bytes()))
     }
 
-    /// Adds fewer bytes than eight.
+    /// Adds fewer than eight bytes.
     #[inline]
     fn add_short(self, bytes: &[u8]) -> Sum {
         let mut word = [0; 8];
@@ -52,15 +54,15 @@ impl Sum {
         self.add_u64(u64::from_ne_bytes(word))
     }
 
-    /// Adds four words of 16 bits, in the byte order of the machine.
+    /// Adds four 16-bit words, in the byte order of the machine.
     #[inline]
     pub(crate) fn add_u64(self, words: u64) -> Sum {
         let (sum, carry) = self.0.overflowing_add(words);
-        // With a carry the sum is below its highest value.
+        // Cannot overflow: with a carry the sum is below the maximum.
         Sum(sum + u64::from(carry))
     }
 
-    /// Adds a number of 16 bits, as it is in a header.
+    /// Adds a 16-bit header field.
     #[must_use]
     pub fn add_u16(self, word: u16) -> Sum {
         self.add_bytes(&word.to_be_bytes())
@@ -86,12 +88,12 @@ impl Sum {
             .add_u16(next_header.into())
     }
 
-    /// The sum itself, folded to 16 bits. Over bytes that include a right checksum it is `0xffff`.
+    /// The sum, folded to 16 bits. Over bytes that include a valid checksum it is `0xffff`.
     #[must_use]
     #[inline]
     pub fn value(self) -> u16 {
-        // How often there is something to fold depends on the bytes, so it is done as often as ever
-        // needed: a branch that is taken now and then costs more.
+        // Always folds as often as may ever be needed: how often depends on the bytes, and an
+        // unpredictable branch costs more.
         let sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
         let sum = (sum >> 16) + (sum & 0xffff);
         let sum = (sum >> 16) + (sum & 0xffff);
@@ -106,21 +108,20 @@ impl Sum {
         !self.value()
     }
 
-    /// Whether the bytes summed, which include their checksum, are as they were sent.
+    /// True if the summed bytes, which include their checksum, are valid.
     #[must_use]
     #[inline]
     pub fn is_valid(self) -> bool {
-        // Folding is the remainder by 0xffff, but for zero, which nothing but zeroes has for a sum.
-        // A number is a multiple if the product with the inverse is its quotient, and so no higher
-        // than quotients can be.
+        // Folding is the remainder by 0xffff, except for zero, which only zeros sum to. A number
+        // is a multiple if its product with the inverse is the quotient, and so no higher than a
+        // quotient can be.
         const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
         const { assert!(INVERSE.wrapping_mul(0xffff) == 1) };
         self.0.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
     }
 }
 
-/// The sum of the words of 32 bits in whole words of 64: they would have to be many gigabytes to
-/// overflow it.
+/// The sum of the 32-bit words in whole 64-bit words. It would overflow only after many gigabytes.
 fn sum_halves(bytes: &[u8]) -> u64 {
     bytes.chunks_exact(8).fold(0, |sum, word| {
         let word = u64::from_ne_bytes(word_bytes(word));
@@ -128,7 +129,7 @@ fn sum_halves(bytes: &[u8]) -> u64 {
     })
 }
 
-/// `chunks_exact(8)` gives nothing else.
+/// Cannot fail: `chunks_exact(8)` returns no other length.
 #[inline]
 fn word_bytes(bytes: &[u8]) -> [u8; 8] {
     bytes.try_into().unwrap_or_default()
@@ -140,7 +141,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::default().add_bytes(bytes).finish()
 }
 
-/// The checksum after one 16-bit word of what it covers changed (RFC 1624, equation 3).
+/// The checksum after a 16-bit word that it covers has changed (RFC 1624, equation 3).
 #[must_use]
 pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
@@ -149,7 +150,8 @@ pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
     !(sum as u16)
 }
 
-/// The checksum after bytes at an even offset were replaced by as many others: an address, say.
+/// The checksum after bytes at an even offset, such as an address, were replaced by as many
+/// others.
 #[must_use]
 pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     let removed = !Sum::default().add_bytes(old).value();
@@ -207,7 +209,7 @@ mod tests {
                 let pieces = Sum::default().add_bytes(&bytes[..cut]).add_bytes(&bytes[cut..]);
                 assert_eq!(pieces.value(), expected, "{length}, cut at {cut}");
             }
-            // With its checksum behind it, and a word of padding where it is odd.
+            // With its checksum appended, and zero padding if the length is odd.
             let mut whole = bytes.to_vec();
             whole.resize(length.next_multiple_of(2), 0);
             whole.extend((!expected).to_be_bytes());

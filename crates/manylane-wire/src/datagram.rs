@@ -1,11 +1,12 @@
-//! A received frame as one UDP datagram: where its payload is, from whom, and whether it may be
-//! believed.
+//! Parses a received frame as one UDP datagram: the position of its payload, its addresses, and
+//! its checksums.
 //!
-//! For a receiver that gets whole frames (AF_XDP). What it refuses, a kernel would drop as well;
-//! what is no plain UDP datagram (fragments, options, extension headers) does not belong here.
+//! For a receiver of whole frames (AF_XDP). A frame that it refuses would be dropped by the kernel
+//! as well, or is no plain UDP datagram (fragments, options, extension headers).
 //!
-//! The common frame has no tags, no options and no lie in it: it is read in one go (`parse_fast`).
-//! Every other one is read layer by layer, as the rest of this crate does it, with the same result.
+//! The common frame has no tags, no options and consistent lengths: it is parsed in one step
+//! (`parse_fast`). Any other frame is parsed layer by layer, as in the rest of this crate, with
+//! the same result.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,34 +19,34 @@ use crate::ipv6::{self, Ipv6};
 pub use crate::udp::Checksum;
 use crate::udp::{self, Udp};
 
-/// What a frame carries. It is small, and its addresses are as they are in the header: most
-/// receivers look at few of them.
+/// The UDP datagram of a frame. The struct is small, with the addresses as in the header, because
+/// most receivers read few of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
     pub(crate) addr_pair: AddrPair,
-    /// The header of UDP, as received.
+    /// The UDP header, as received.
     pub(crate) udp: [u8; udp::HEADER_LEN],
-    /// Where the payload starts in the frame.
+    /// Offset of the payload in the frame.
     pub payload_offset: u16,
-    /// Bytes of payload. Padding behind it belongs to nobody.
+    /// Length of the payload in bytes, without padding.
     pub len: u16,
     /// Differentiated services (six bits) and ECN (two bits).
     pub traffic_class: u8,
-    /// What the checksums say.
+    /// Result of the checksum verification.
     pub checksum: Checksum,
-    /// Where IP starts in the frame; zero if its header has options.
+    /// Offset of the IP header in the frame; zero if it has options.
     pub(crate) ip_offset: u8,
 }
 
-/// Between which addresses a datagram is.
+/// Source and destination address of a datagram.
 #[derive(Clone, Copy, Default)]
 pub struct AddrPair {
-    /// Source and destination, one behind the other; what IPv4 does not fill may be anything.
+    /// Source and destination, in this order; bytes that IPv4 does not use are arbitrary.
     pub(crate) addresses: [u8; 32],
     pub(crate) is_v6: bool,
 }
 
-/// Bytes of both addresses of IPv4.
+/// Length of both IPv4 addresses.
 const ADDRS_V4_LEN: usize = 8;
 
 impl PartialEq for AddrPair {
@@ -59,24 +60,24 @@ impl PartialEq for AddrPair {
 
 impl Eq for AddrPair {}
 
-/// Where IP starts in a frame without tags, and UDP behind either IP.
+/// Offset of IP in a frame without tags, and of UDP behind either IP.
 const IP_OFFSET: usize = ethernet::HEADER_LEN;
 const UDP_V4_OFFSET: usize = IP_OFFSET + ipv4::HEADER_LEN;
 const UDP_V6_OFFSET: usize = IP_OFFSET + ipv6::HEADER_LEN;
 
 impl Datagram {
-    /// The datagram in `frame`.
+    /// Parses the datagram in `frame`.
     ///
     /// # Errors
-    /// When a header is broken, lies about lengths, or the frame is not a plain UDP datagram.
+    /// If a header is malformed or its lengths are inconsistent, or if the frame is not a plain
+    /// UDP datagram.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self> {
         let mut datagram = Self::default();
         datagram.read(frame).map(|()| datagram)
     }
 
-    /// As [`parse`](Self::parse), into a place that is there already. What is in it after an error
-    /// is of no use.
+    /// As [`parse`](Self::parse), into an existing value, which is undefined after an error.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse).
@@ -88,44 +89,44 @@ impl Datagram {
         Ok(())
     }
 
-    /// The sender.
+    /// Source address and port.
     #[must_use]
     #[inline]
     pub fn source(&self) -> SocketAddr {
         SocketAddr::new(self.addr_pair.address(0), self.ports().0)
     }
 
-    /// Where it was sent to.
+    /// Destination address and port.
     #[must_use]
     #[inline]
     pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.addr_pair.address(1), self.ports().1)
     }
 
-    /// The ports of sender and receiver.
+    /// Source and destination port.
     #[must_use]
     #[inline]
     pub fn ports(&self) -> (u16, u16) {
         (be16(&self.udp, 0), be16(&self.udp, 2))
     }
 
-    /// The checksum of UDP, as received.
+    /// The UDP checksum, as received.
     #[inline]
     pub(crate) fn udp_checksum(&self) -> u16 {
         be16(&self.udp, udp::CHECKSUM_OFFSET)
     }
 
-    /// The addresses of both, to be compared.
+    /// Both addresses, for comparisons.
     #[must_use]
     #[inline]
     pub fn addr_pair(&self) -> &AddrPair {
         &self.addr_pair
     }
 
-    /// Reads a frame in which nothing is out of the ordinary. False if anything is.
+    /// Parses a common frame; false if the frame is not one.
     #[inline]
     fn parse_fast(&mut self, frame: &[u8]) -> bool {
-        /// EtherType, and the version of IP with the length of its header.
+        /// EtherType, and the IP version with the header length.
         const ETHERTYPE_VERSION_V4: MaskedWord =
             MaskedWord::new([0x08, 0x00, 0x45, 0], [0xff, 0xff, 0xff, 0]);
         const ETHERTYPE_VERSION_V6: MaskedWord =
@@ -141,7 +142,7 @@ impl Datagram {
 
     #[inline]
     fn parse_fast_v4(&mut self, frame: &[u8], head: &[u8; UDP_V4_OFFSET + udp::HEADER_LEN]) -> bool {
-        /// No fragment; the flag that forbids to make some may be set. The time to live may be any.
+        /// No fragment; the flag "don't fragment" and the time to live are ignored.
         const UNFRAGMENTED_UDP: MaskedWord = MaskedWord::new([0, 0, 0, udp::PROTOCOL], [0x3f, 0xff, 0, 0xff]);
         let (total, length) =
             (usize::from(be16(head, IP_OFFSET + 2)), usize::from(be16(head, UDP_V4_OFFSET + 4)));
@@ -161,7 +162,7 @@ impl Datagram {
         } else if field == 0 {
             Checksum::Valid
         } else {
-            // Their own words of 16 bits, where they are in no other word that is summed.
+            // The 16-bit words that are in no other word that is summed.
             let protocol = ne32(&[0, udp::PROTOCOL, head[UDP_V4_OFFSET + 4], head[UDP_V4_OFFSET + 5]], 0);
             Checksum::verify(addresses.add_u64(protocol.into()), datagram, field)
         };
@@ -193,7 +194,7 @@ impl Datagram {
         true
     }
 
-    /// All but the checksum of a plain frame of IPv4, with `length` bytes of UDP.
+    /// Sets everything but the checksum of a plain IPv4 frame with `length` bytes of UDP.
     #[inline]
     pub(crate) fn set_headers_v4(&mut self, head: &[u8; UDP_V4_OFFSET + udp::HEADER_LEN], length: usize) {
         self.addr_pair.addresses[..ADDRS_V4_LEN]
@@ -203,7 +204,7 @@ impl Datagram {
         self.set_udp_header(head, UDP_V4_OFFSET, length);
     }
 
-    /// The same of IPv6.
+    /// As above, for IPv6.
     #[inline]
     pub(crate) fn set_headers_v6(&mut self, head: &[u8; UDP_V6_OFFSET + udp::HEADER_LEN], length: usize) {
         self.addr_pair = AddrPair { addresses: chunk(head, IP_OFFSET + 8), is_v6: true };
@@ -211,16 +212,16 @@ impl Datagram {
         self.set_udp_header(head, UDP_V6_OFFSET, length);
     }
 
-    /// What is behind IP: `length` bytes of UDP from `at` on.
+    /// Sets the fields behind IP: `length` bytes of UDP at offset `at`.
     #[inline]
     fn set_udp_header<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
         self.udp = chunk(head, at);
         self.ip_offset = IP_OFFSET as u8;
-        // Both come from fields of 16 bits, and frames are checked to have that many bytes.
+        // Both come from 16-bit fields, and the frame was checked to have that many bytes.
         (self.payload_offset, self.len) = ((at + udp::HEADER_LEN) as u16, (length - udp::HEADER_LEN) as u16);
     }
 
-    /// Any frame, layer by layer.
+    /// Parses any frame, layer by layer.
     #[cold]
     fn parse_layers(frame: &[u8]) -> Result<Self> {
         let (ethernet, packet) = Ethernet::parse(frame)?;
@@ -239,7 +240,7 @@ impl Datagram {
                 if ip.next_header != udp::PROTOCOL {
                     return Err(Error::BadVersion(Layer::Udp));
                 }
-                // On a wire nothing has an address of this form, and Linux takes none.
+                // No address on a wire has this form, and Linux accepts none.
                 if is_v4_mapped(Some(&ip.source.octets())) || is_v4_mapped(Some(&ip.destination.octets())) {
                     return Err(Error::BadVersion(Layer::Ipv6));
                 }
@@ -281,7 +282,7 @@ impl Datagram {
 }
 
 impl AddrPair {
-    /// Whether they are of IPv6.
+    /// True if they are IPv6 addresses.
     #[must_use]
     #[inline]
     pub fn is_ipv6(&self) -> bool {
@@ -318,7 +319,7 @@ impl fmt::Debug for Datagram {
     }
 }
 
-/// Four bytes of a header of which some bits matter, as one number.
+/// Four bytes of a header with a mask, as one number.
 struct MaskedWord {
     value: u32,
     mask: u32,
@@ -350,17 +351,17 @@ pub(crate) fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
     u64::from_ne_bytes(chunk(head, at))
 }
 
-/// Some bytes of a header that has them: one load, if there are eight of them or fewer.
+/// Bytes of a header at a fixed offset: one load, if they are eight or fewer.
 ///
 /// # Panics
-/// If it does not have them; where they are is known when this is compiled, so that nothing is left
-/// of that.
+/// If the header is too short; length and offset are known at compile time, so the check is
+/// removed.
 #[inline]
 pub(crate) fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
     head[at..at + M].try_into().unwrap_or([0; M])
 }
 
-/// Whether these are the bytes of an IPv4 address that is mapped to IPv6 (`::ffff:a.b.c.d`).
+/// True for an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`).
 #[inline]
 fn is_v4_mapped(ip: Option<&[u8; 16]>) -> bool {
     ip.is_some_and(|ip| u128::from_be_bytes(*ip) >> 32 == 0xffff)
@@ -406,7 +407,7 @@ mod tests {
         for v6 in [false, true] {
             let mut bytes = [0; 90];
             let length = plan(b"payload", v6).write(&mut bytes).unwrap();
-            // From the IP header on. IPv6 protects its class, label and hop limit by nothing.
+            // From the IP header on. No checksum covers the class, label and hop limit of IPv6.
             for bit in 14 * 8..length * 8 {
                 if v6 && matches!(bit / 8, 14..=17 | 21) {
                     continue;
@@ -448,9 +449,9 @@ mod tests {
         assert_eq!(Datagram::parse(&bytes[..length]).unwrap().checksum, Checksum::Invalid);
     }
 
-    /// The short way says nothing that the long way does not say.
+    /// True if `parse_fast` accepts the frame, which then has to agree with the layers.
     fn agree(frame: &[u8]) -> bool {
-        // What was in its place before must not show.
+        // Old content must not show through.
         let mut found = Datagram {
             addr_pair: AddrPair { addresses: [0xaa; 32], is_v6: true },
             udp: [0xbb; udp::HEADER_LEN],
@@ -484,7 +485,7 @@ mod tests {
                     agree(&twice[..length]);
                 }
             }
-            // Most flips leave a frame that is plain in form.
+            // Most flips leave a frame in the common form.
             assert!(short > 250, "{short}");
         }
     }

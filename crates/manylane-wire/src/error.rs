@@ -1,37 +1,37 @@
-//! What can be wrong with a header.
+//! Errors of parsing and writing headers.
 
 use std::fmt;
 
 /// The result of parsing or writing a header.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why bytes are not the header that they should be, or a header cannot be written.
+/// Why a header cannot be parsed or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// There are fewer bytes than the header has, or than it says follow.
+    /// Fewer bytes than the header has, or than its length field says.
     Truncated {
-        /// Where.
+        /// The layer.
         layer: Layer,
         /// Bytes needed.
         needed: usize,
-        /// Bytes there.
+        /// Bytes available.
         there: usize,
     },
-    /// A length in the header is less than the header itself.
+    /// The length in the header is less than the header.
     BadLength(Layer),
-    /// The version or type is another one.
+    /// The version or type is not the expected one.
     BadVersion(Layer),
-    /// What shall be written does not fit the length fields of the header.
+    /// The content does not fit the length fields of the header.
     TooLong(Layer),
-    /// Source and destination are not of the same family.
+    /// Source and destination have different families.
     MixedFamilies,
 }
 
 /// A layer of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// Ethernet, VLAN tags included.
+    /// Ethernet, including VLAN tags.
     Ethernet,
     /// ARP.
     Arp,

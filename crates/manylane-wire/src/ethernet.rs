@@ -5,9 +5,9 @@ use std::fmt;
 use crate::bytes::{split, split_mut};
 use crate::error::{Layer, Result};
 
-/// Bytes of a header without tags.
+/// Length of a header without tags.
 pub const HEADER_LEN: usize = 14;
-/// Bytes of a tag.
+/// Length of a tag.
 pub const TAG_LEN: usize = 4;
 
 /// Values of the type field.
@@ -18,21 +18,21 @@ pub mod ether_type {
     pub const ARP: u16 = 0x0806;
     /// A VLAN tag (802.1Q).
     pub const VLAN: u16 = 0x8100;
-    /// The outer one of two VLAN tags (802.1ad).
+    /// The outer of two VLAN tags (802.1ad).
     pub const SERVICE_VLAN: u16 = 0x88a8;
     /// IPv6.
     pub const IPV6: u16 = 0x86dd;
 }
 
-/// A hardware address.
+/// A MAC address.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All stations.
+    /// The broadcast address.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// Whether it is a group of stations, broadcast included.
+    /// True for a group address, broadcast included.
     #[must_use]
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
@@ -55,14 +55,14 @@ impl fmt::Debug for Mac {
 /// A VLAN tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vlan {
-    /// The type that announced it: [`ether_type::VLAN`] or [`ether_type::SERVICE_VLAN`].
+    /// The type field of the tag: [`ether_type::VLAN`] or [`ether_type::SERVICE_VLAN`].
     pub ether_type: u16,
-    /// Priority, drop eligibility and number, as on the wire.
+    /// Priority, drop eligibility and VLAN id, as on the wire.
     pub tci: u16,
 }
 
 impl Vlan {
-    /// Number of the VLAN.
+    /// The VLAN id.
     #[must_use]
     pub fn id(self) -> u16 {
         self.tci & 0x0fff
@@ -72,21 +72,21 @@ impl Vlan {
 /// An Ethernet header with its tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ethernet {
-    /// To whom.
+    /// Destination.
     pub destination: Mac,
-    /// From whom.
+    /// Source.
     pub source: Mac,
-    /// The tags, the outer one first; a second one never without a first one.
+    /// The tags, outer first; the second one is set only if the first one is.
     pub vlans: [Option<Vlan>; 2],
-    /// What follows the tags. A third tag shows here.
+    /// Type of the payload. With three tags, the type of the third one.
     pub ether_type: u16,
 }
 
 impl Ethernet {
-    /// The header at the start of `frame`, and what follows it.
+    /// Parses the header at the start of `frame`; also returns the bytes behind it.
     ///
     /// # Errors
-    /// When the frame ends within the header or a tag.
+    /// If the frame ends within the header or a tag.
     pub fn parse(frame: &[u8]) -> Result<(Ethernet, &[u8])> {
         let (&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1], mut rest) =
             split::<HEADER_LEN>(frame, Layer::Ethernet)?;
@@ -105,22 +105,22 @@ impl Ethernet {
         Ok((Ethernet { destination, source: Mac([s0, s1, s2, s3, s4, s5]), vlans, ether_type }, rest))
     }
 
-    /// Bytes of the header, tags included.
+    /// Length of the header, tags included.
     #[must_use]
     pub fn len(&self) -> usize {
         HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count()
     }
 
-    /// Never: a header has bytes.
+    /// Always false.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Writes the header, and returns what is behind it.
+    /// Writes the header, and returns the bytes behind it.
     ///
     /// # Errors
-    /// When `frame` is too short.
+    /// If `frame` is too short.
     pub fn write<'a>(&self, frame: &'a mut [u8]) -> Result<&'a mut [u8]> {
         let (head, mut rest) = split_mut::<HEADER_LEN>(frame, Layer::Ethernet)?;
         head[..6].copy_from_slice(&self.destination.0);

@@ -1,4 +1,4 @@
-//! A frame as a whole: each layer as far as it is understood.
+//! A whole frame, parsed layer by layer as far as the layers are known.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,11 +14,11 @@ use crate::udp::{self, Udp};
 pub struct Frame<'a> {
     /// The link layer.
     pub ethernet: Ethernet,
-    /// What the frame carries.
+    /// The network layer.
     pub network: Network<'a>,
 }
 
-/// What a frame carries.
+/// The network layer of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network<'a> {
     /// ARP.
@@ -27,26 +27,26 @@ pub enum Network<'a> {
     Ipv4(Ipv4<'a>, Transport<'a>),
     /// IPv6.
     Ipv6(Ipv6<'a>, Transport<'a>),
-    /// Something else.
+    /// Any other type.
     Other(&'a [u8]),
 }
 
-/// What an IP packet carries.
+/// The transport layer of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport<'a> {
     /// A whole UDP datagram.
     Udp(Udp<'a>),
-    /// A part of something.
+    /// A fragment.
     Fragment(&'a [u8]),
-    /// Something else, also IPv6 with extension headers.
+    /// Any other protocol, or IPv6 with extension headers.
     Other(&'a [u8]),
 }
 
 impl<'a> Frame<'a> {
-    /// The layers of `bytes`.
+    /// Parses the layers of `bytes`.
     ///
     /// # Errors
-    /// When a layer that it claims to have is broken.
+    /// If one of its layers is malformed.
     pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>> {
         let (ethernet, rest) = Ethernet::parse(bytes)?;
         let network = match ethernet.ether_type {
@@ -65,7 +65,7 @@ impl<'a> Frame<'a> {
         Ok(Frame { ethernet, network })
     }
 
-    /// The UDP datagram, if it is one and whole.
+    /// The UDP datagram, if it is a whole one.
     #[must_use]
     pub fn udp(&self) -> Option<Udp<'a>> {
         match self.network {
@@ -74,7 +74,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// From where the UDP datagram comes and where it goes to.
+    /// Source and destination of the UDP datagram.
     #[must_use]
     pub fn endpoints(&self) -> Option<(SocketAddr, SocketAddr)> {
         let udp = self.udp()?;
@@ -82,7 +82,7 @@ impl<'a> Frame<'a> {
         Some(((source, udp.source).into(), (destination, udp.destination).into()))
     }
 
-    /// The IP addresses of source and destination.
+    /// Source and destination IP address.
     #[must_use]
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         match self.network {
@@ -92,7 +92,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether the checksums of IPv4 and UDP, as far as there are any, are right.
+    /// True if the checksums of IPv4 and UDP are valid, as far as there are any.
     #[must_use]
     pub fn has_valid_checksums(&self) -> bool {
         let network = match self.network {
@@ -119,29 +119,29 @@ impl<'a> Transport<'a> {
     }
 }
 
-/// A frame with a UDP datagram, to be written.
+/// A frame with a UDP datagram, for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpFrame<'a> {
-    /// From which station.
+    /// Source MAC address.
     pub source_mac: Mac,
-    /// To which station.
+    /// Destination MAC address.
     pub destination_mac: Mac,
-    /// VLAN tags, the outer one first.
+    /// VLAN tags, outer first.
     pub vlans: [Option<Vlan>; 2],
-    /// From where; of the same family as `destination`.
+    /// Source; of the same family as `destination`.
     pub source: SocketAddr,
-    /// Where to.
+    /// Destination.
     pub destination: SocketAddr,
     /// Differentiated services (six bits) and ECN (two bits).
     pub traffic_class: u8,
-    /// Hops that it may make.
+    /// Time to live, or hop limit.
     pub ttl: u8,
     /// The payload.
     pub payload: &'a [u8],
 }
 
 impl UdpFrame<'_> {
-    /// An empty datagram, without a tag, of 64 hops.
+    /// An empty datagram, untagged, with a TTL of 64.
     #[must_use]
     pub fn new(
         source_mac: Mac,
@@ -161,7 +161,7 @@ impl UdpFrame<'_> {
         }
     }
 
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
@@ -169,17 +169,17 @@ impl UdpFrame<'_> {
         HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count() + ip + udp::HEADER_LEN + self.payload.len()
     }
 
-    /// Writes the frame, with right checksums, and returns its length.
+    /// Writes the frame with valid checksums, and returns its length.
     ///
     /// # Errors
-    /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold
-    /// parts.
+    /// If it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then be
+    /// partly written.
     pub fn write(&self, bytes: &mut [u8]) -> Result<usize> {
         self.write_headers(self.write_payload(bytes)?)?;
         Ok(self.len())
     }
 
-    /// As [`write`](Self::write), but leaves the checksum of UDP to a device:
+    /// As [`write`](Self::write), but leaves the UDP checksum to a device: see
     /// [`write_headers_partial_checksum`](Self::write_headers_partial_checksum).
     ///
     /// # Errors
@@ -188,7 +188,7 @@ impl UdpFrame<'_> {
         self.write_headers_partial_checksum(self.write_payload(bytes)?)
     }
 
-    /// Writes the payload, and returns what is before it.
+    /// Writes the payload, and returns the bytes in front of it.
     fn write_payload<'b>(&self, bytes: &'b mut [u8]) -> Result<&'b mut [u8]> {
         let (length, there) = (self.len(), bytes.len());
         let needs = Error::Truncated { layer: Layer::Ethernet, needed: length, there };
@@ -198,8 +198,8 @@ impl UdpFrame<'_> {
         Ok(head)
     }
 
-    /// Writes everything but the payload, which is elsewhere already, and right behind `head` in
-    /// the end: `head` is as long as the headers.
+    /// Writes everything but the payload, which is, or will be, right behind `head`. `head` has
+    /// the length of the headers.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -208,8 +208,9 @@ impl UdpFrame<'_> {
         udp::write_header(datagram, self.source, self.destination, self.payload)
     }
 
-    /// As [`write_headers`](Self::write_headers), but leaves the checksum of UDP to a device: where
-    /// it is to start adding, and where, counted from there, the result belongs.
+    /// As [`write_headers`](Self::write_headers), but leaves the UDP checksum to a device. Returns
+    /// the offset at which the device starts to sum, and the offset of the result relative to
+    /// that.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
@@ -220,7 +221,7 @@ impl UdpFrame<'_> {
         Ok((start as u16, udp::CHECKSUM_OFFSET as u16))
     }
 
-    /// Writes what is before UDP, and returns the rest.
+    /// Writes the headers in front of UDP, and returns the rest.
     fn write_network<'h>(&self, head: &'h mut [u8]) -> Result<&'h mut [u8]> {
         let ethernet = Ethernet {
             destination: self.destination_mac,

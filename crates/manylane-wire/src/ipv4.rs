@@ -6,7 +6,7 @@ use crate::bytes::{split, split_mut, take};
 use crate::checksum::{Sum, checksum};
 use crate::error::{Error, Layer, Result};
 
-/// Bytes of a header without options.
+/// Length of a header without options.
 pub const HEADER_LEN: usize = 20;
 
 /// An IPv4 packet.
@@ -14,36 +14,36 @@ pub const HEADER_LEN: usize = 20;
 pub struct Ipv4<'a> {
     /// Differentiated services (six bits) and ECN (two bits).
     pub traffic_class: u8,
-    /// Identification, for fragments.
+    /// Identification of the fragments of one packet.
     pub id: u16,
-    /// May not be fragmented.
+    /// The flag "don't fragment".
     pub dont_fragment: bool,
-    /// Further fragments follow.
+    /// The flag "more fragments".
     pub more_fragments: bool,
-    /// Where this fragment belongs, in units of eight bytes; 13 bits.
+    /// Offset of the fragment, in units of eight bytes; 13 bits.
     pub fragment_offset: u16,
-    /// Hops left.
+    /// Time to live.
     pub ttl: u8,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// The checksum of the header, as received.
+    /// The header checksum, as received.
     pub checksum: u16,
-    /// From whom.
+    /// Source.
     pub source: Ipv4Addr,
-    /// To whom.
+    /// Destination.
     pub destination: Ipv4Addr,
     /// The header with its options.
     pub header: &'a [u8],
-    /// The payload: as long as the header says, without padding.
+    /// The payload, with the length in the header, without padding.
     pub payload: &'a [u8],
 }
 
 impl<'a> Ipv4<'a> {
-    /// The packet at the start of `bytes`. The checksum is not looked at: see
+    /// Parses the packet at the start of `bytes`. Does not verify the checksum: see
     /// [`has_valid_checksum`](Self::has_valid_checksum).
     ///
     /// # Errors
-    /// When it is not IPv4, or its lengths do not agree with each other or with the bytes there.
+    /// If it is not IPv4, or its lengths are inconsistent with each other or with `bytes`.
     pub fn parse(bytes: &'a [u8]) -> Result<Ipv4<'a>> {
         let (&[v, class, l0, l1, i0, i1, f0, f1, ttl, protocol, c0, c1, ref addresses @ ..], _) =
             split::<HEADER_LEN>(bytes, Layer::Ipv4)?;
@@ -75,43 +75,44 @@ impl<'a> Ipv4<'a> {
         })
     }
 
-    /// Whether the packet is a part of a larger one.
+    /// True if the packet is a fragment.
     #[must_use]
     pub fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
     }
 
-    /// Whether the checksum of the header is right.
+    /// True if the header checksum is valid.
     #[must_use]
     pub fn has_valid_checksum(&self) -> bool {
         Sum::default().add_bytes(self.header).is_valid()
     }
 }
 
-/// What a header without options says, to be written.
+/// The fields of a header without options, for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv4Header {
     /// Differentiated services (six bits) and ECN (two bits).
     pub traffic_class: u8,
-    /// Identification; of no meaning for a packet that may not be fragmented.
+    /// Identification; ignored for a packet that may not be fragmented.
     pub id: u16,
-    /// May not be fragmented.
+    /// The flag "don't fragment".
     pub dont_fragment: bool,
-    /// Hops left.
+    /// Time to live.
     pub ttl: u8,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub protocol: u8,
-    /// From whom.
+    /// Source.
     pub source: Ipv4Addr,
-    /// To whom.
+    /// Destination.
     pub destination: Ipv4Addr,
 }
 
 impl Ipv4Header {
-    /// Writes the header of a packet with `payload` bytes behind it, and returns what is behind it.
+    /// Writes the header of a packet with `payload` bytes of payload, and returns the bytes behind
+    /// it.
     ///
     /// # Errors
-    /// When `bytes` is too short, or the packet would be longer than its length field can say.
+    /// If `bytes` is too short, or the packet is too long for its length field.
     pub fn write<'a>(&self, bytes: &'a mut [u8], payload: usize) -> Result<&'a mut [u8]> {
         let total = u16::try_from(HEADER_LEN + payload).map_err(|_| Error::TooLong(Layer::Ipv4))?;
         let (header, rest) = split_mut::<HEADER_LEN>(bytes, Layer::Ipv4)?;

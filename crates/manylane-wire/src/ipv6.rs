@@ -1,4 +1,4 @@
-//! IPv6 headers (RFC 8200). Extension headers are not followed: packets with them are for the
+//! IPv6 headers (RFC 8200). Extension headers are not parsed: packets with them are left to the
 //! kernel.
 
 use std::net::Ipv6Addr;
@@ -6,10 +6,10 @@ use std::net::Ipv6Addr;
 use crate::bytes::{split, split_mut, take};
 use crate::error::{Error, Layer, Result};
 
-/// Bytes of a header.
+/// Length of a header.
 pub const HEADER_LEN: usize = 40;
 
-/// The next header of a fragment.
+/// Next header value of a fragment.
 pub const FRAGMENT: u8 = 44;
 
 /// An IPv6 packet.
@@ -19,23 +19,23 @@ pub struct Ipv6<'a> {
     pub traffic_class: u8,
     /// The flow label; 20 bits.
     pub flow_label: u32,
-    /// What the payload is, or the first extension header.
+    /// Protocol of the payload, or the first extension header.
     pub next_header: u8,
-    /// Hops left.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// From whom.
+    /// Source.
     pub source: Ipv6Addr,
-    /// To whom.
+    /// Destination.
     pub destination: Ipv6Addr,
-    /// The payload: as long as the header says, without padding.
+    /// The payload, with the length in the header, without padding.
     pub payload: &'a [u8],
 }
 
 impl<'a> Ipv6<'a> {
-    /// The packet at the start of `bytes`.
+    /// Parses the packet at the start of `bytes`.
     ///
     /// # Errors
-    /// When it is not IPv6, or longer than the bytes there.
+    /// If it is not IPv6, or longer than `bytes`.
     pub fn parse(bytes: &'a [u8]) -> Result<Ipv6<'a>> {
         let (&[v0, v1, v2, v3, l0, l1, next_header, hop_limit, ref addresses @ ..], rest) =
             split::<HEADER_LEN>(bytes, Layer::Ipv6)?;
@@ -59,28 +59,29 @@ impl<'a> Ipv6<'a> {
     }
 }
 
-/// What a header says, to be written.
+/// The fields of a header, for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipv6Header {
     /// Differentiated services (six bits) and ECN (two bits).
     pub traffic_class: u8,
-    /// The flow label; 20 bits, further ones are cut off.
+    /// The flow label; only the lower 20 bits are used.
     pub flow_label: u32,
-    /// What the payload is.
+    /// Protocol of the payload.
     pub next_header: u8,
-    /// Hops left.
+    /// Hop limit.
     pub hop_limit: u8,
-    /// From whom.
+    /// Source.
     pub source: Ipv6Addr,
-    /// To whom.
+    /// Destination.
     pub destination: Ipv6Addr,
 }
 
 impl Ipv6Header {
-    /// Writes the header of a packet with `payload` bytes behind it, and returns what is behind it.
+    /// Writes the header of a packet with `payload` bytes of payload, and returns the bytes behind
+    /// it.
     ///
     /// # Errors
-    /// When `bytes` is too short, or the packet would be longer than its length field can say.
+    /// If `bytes` is too short, or the packet is too long for its length field.
     pub fn write<'a>(&self, bytes: &'a mut [u8], payload: usize) -> Result<&'a mut [u8]> {
         let length = u16::try_from(payload).map_err(|_| Error::TooLong(Layer::Ipv6))?;
         let (header, rest) = split_mut::<HEADER_LEN>(bytes, Layer::Ipv6)?;

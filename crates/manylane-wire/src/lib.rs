@@ -1,20 +1,19 @@
 //! Headers of Ethernet, ARP, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
 //!
-//! Nothing here does I/O, allocates, or panics on what came from a network. What is parsed is a
-//! small value that borrows the bytes it does not interpret; lengths in headers are checked against
-//! the bytes that are there, and padding behind a packet is cut off. Builders write into a slice of
-//! the caller.
+//! Nothing here does I/O, allocates, or panics on untrusted input. Parsing returns small values
+//! that borrow the bytes they do not interpret. Lengths in headers are checked against the bytes
+//! available, and padding behind a packet is removed. Builders write into a slice of the caller.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`ethernet`] | addresses, VLAN tags, Ethernet headers |
 //! | [`arp`] | ARP for IPv4 over Ethernet |
 //! | [`ipv4`], [`ipv6`] | the network layer |
-//! | [`udp`] | UDP, checksum included |
-//! | [`checksum`] | the Internet checksum, and its update |
-//! | [`frame`] | a frame as a whole, layer by layer |
-//! | [`datagram`] | a received frame as one UDP datagram, checksums judged, and the headers of a reply to it |
-//! | [`rx_hint`] | what the XDP program says of a frame, so that it need not be found out |
+//! | [`udp`] | UDP with its checksum |
+//! | [`checksum`] | the Internet checksum, and incremental updates |
+//! | [`frame`] | a whole frame, layer by layer |
+//! | [`datagram`] | a received frame as one UDP datagram, checksums verified, and the headers of a reply to it |
+//! | [`rx_hint`] | the rx hint: results of the XDP program about a frame, which save parsing it |
 //!
 //! ```
 //! use manylane_wire::ethernet::Mac;

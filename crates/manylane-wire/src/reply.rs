@@ -1,40 +1,40 @@
-//! The headers of a reply, from what was read of its request.
+//! Writes the headers of a reply from the parsed request.
 //!
-//! Most replies go back to where their request came from, in its own frame. All that their headers
-//! say is known then: both ends change places, lengths are those of the reply, and the rest is what
-//! any datagram of ours has ([`UdpFrame`](crate::frame::UdpFrame) writes the same bytes). So they
-//! are written in one go. Nothing is read from the headers of the request again, which may have
-//! been written over by an earlier reply; only what is between the MAC addresses and IP stays as it
-//! is: the tags, and the type.
+//! Most replies go back to the source of their request, in its own frame. Then all header fields
+//! are known: the addresses are swapped, the lengths are those of the reply, and the rest is
+//! constant ([`UdpFrame`](crate::frame::UdpFrame) writes the same bytes). So they are written in
+//! one step. The request's headers are not read again, because an earlier reply may have
+//! overwritten them. Only the bytes between the MAC addresses and IP are kept: the tags, and the
+//! type.
 
 use crate::checksum::Sum;
 use crate::datagram::{Checksum, Datagram, chunk, ne32, ne64};
 use crate::ethernet::Mac;
 use crate::{ipv4, ipv6, udp};
 
-/// Hops that a datagram of ours may make.
+/// Time to live of our datagrams.
 const TTL: u8 = 64;
-/// May not be fragmented.
+/// The flag "don't fragment".
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// Bytes of the headers of IP and UDP.
+/// Length of the IP and UDP headers.
 const IP_UDP_LEN_V4: usize = ipv4::HEADER_LEN + udp::HEADER_LEN;
 const IP_UDP_LEN_V6: usize = ipv6::HEADER_LEN + udp::HEADER_LEN;
 
 impl Datagram {
-    /// Whether a reply that consists of the whole payload of this request needs no checksum of its
-    /// own: what is summed is the same, in another order.
+    /// True if a reply with the whole payload of this request has the same checksum: the summed
+    /// words are the same, in another order.
     #[must_use]
     #[inline]
     pub fn can_reuse_checksum(&self) -> bool {
         self.checksum == Checksum::Valid && self.udp_checksum() != 0
     }
 
-    /// Writes the headers of a reply into `head`, all that is before its payload: there the MAC
-    /// addresses, IP and UDP are written, and between them is what the frame of the request has,
-    /// the tags and the type. `is_whole` says that `payload` is that of the request, all of it.
-    /// False, and nothing is written, if the request had options, the length is another one, or
-    /// that of the payload does not fit its fields.
+    /// Writes the headers of a reply into `head`, the bytes in front of its payload: MAC
+    /// addresses, IP and UDP. The bytes between them, tags and type, stay as in the frame of the
+    /// request. `is_whole` is true if `payload` is the whole payload of the request. Returns
+    /// false, and writes nothing, if the request had options, `head` has another length, or the
+    /// payload does not fit the length fields.
     #[must_use]
     #[inline]
     pub fn write_reply_headers(
@@ -62,7 +62,7 @@ impl Datagram {
         written
     }
 
-    /// IPv4 and UDP, with a checksum that is known, or zero.
+    /// Writes IPv4 and UDP, with the checksum `field`; it is computed if zero.
     #[inline]
     fn write_reply_v4(&self, to: &mut [u8; IP_UDP_LEN_V4], payload: &[u8], field: u16) -> bool {
         let Ok(total) = u16::try_from(IP_UDP_LEN_V4 + payload.len()) else { return false };
@@ -83,7 +83,7 @@ impl Datagram {
         true
     }
 
-    /// IPv6 and UDP, as above.
+    /// Writes IPv6 and UDP, as above.
     #[inline]
     fn write_reply_v6(&self, to: &mut [u8; IP_UDP_LEN_V6], payload: &[u8], field: u16) -> bool {
         let Ok(length) = u16::try_from(udp::HEADER_LEN + payload.len()) else { return false };
@@ -102,18 +102,18 @@ impl Datagram {
         true
     }
 
-    /// The header of UDP but for its checksum.
+    /// Writes the UDP header without its checksum.
     #[inline]
     fn write_ports<const N: usize>(&self, head: &mut [u8; N], at: usize, payload: &[u8]) {
         let [a, b, c, d, ..] = self.udp;
         head[at..at + 4].copy_from_slice(&[c, d, a, b]);
-        // It fits: the callers have looked.
+        // The callers have checked that it fits.
         head[at + 4..at + 6].copy_from_slice(&((udp::HEADER_LEN + payload.len()) as u16).to_be_bytes());
     }
 }
 
-/// Writes the checksum of UDP: `field` if it is known, else that of the header at `at`, and of what
-/// is summed with it.
+/// Writes the UDP checksum: `field` if not zero, else one computed over the header at `at`, and
+/// what is summed with it.
 #[inline]
 fn write_udp_checksum<const N: usize>(
     head: &mut [u8; N],
@@ -174,7 +174,7 @@ mod tests {
             1 => [tag(ether_type::VLAN, 0x6005), None],
             _ => [tag(ether_type::SERVICE_VLAN, 7), tag(ether_type::VLAN, 0xe123)],
         };
-        // Everything that a reply does not take over.
+        // All fields that a reply does not copy.
         UdpFrame {
             vlans,
             traffic_class: 0xb9,
@@ -190,7 +190,7 @@ mod tests {
         bytes
     }
 
-    /// What the layers would write.
+    /// The bytes that the layers write.
     fn expected(request: &UdpFrame<'_>, payload: &[u8]) -> Vec<u8> {
         let back = UdpFrame::new(LOCAL_MAC, NEXT_HOP_MAC, request.destination, request.source);
         written(&UdpFrame { vlans: request.vlans, payload, ..back })
@@ -206,8 +206,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 20 } else { 2000 }, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever the reply is, its bytes are those that the layers write, and a second reply to
-        /// the same request has the right ones, too.
+        /// The bytes of any reply are those that the layers write, also of a second reply to the
+        /// same request.
         #[test]
         fn a_turned_frame_is_what_the_layers_write(
             v6: bool,
@@ -226,13 +226,13 @@ mod tests {
             for (payload, is_whole) in [(part, false), (&other[..], false), (&payload[..], false), (&payload[..], true)] {
                 let reply = reply_frame(&frame, &read, payload, is_whole);
                 prop_assert_eq!(&reply, &expected(&request, payload));
-                // The next one finds the headers of this one.
+                // The next reply finds the headers of this one.
                 frame[..read.payload_offset.into()].copy_from_slice(&reply[..read.payload_offset.into()]);
             }
         }
     }
 
-    /// A request whose sum is zero, and so is written the other way round (0xffff): its reply, too.
+    /// A request with the sum zero, which is sent as 0xffff: the reply has the same.
     #[test]
     fn a_checksum_of_zero_is_never_sent() {
         for v6 in [false, true] {
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// A request without a checksum, and one with a sum that is not finished: the reply has one of
+    /// A request without a checksum, and one with an unfinished sum: the reply has a checksum of
     /// its own.
     #[test]
     fn a_checksum_that_is_none_is_not_taken_over() {
@@ -282,7 +282,7 @@ mod tests {
         let mut short = frame[..41].to_vec();
         assert!(!read.write_reply_headers(&mut short, LOCAL_MAC, NEXT_HOP_MAC, b"payload", false));
         assert_eq!(short, frame[..41]);
-        // Options: four bytes of padding behind the header, where a tag would be as long.
+        // Options: four bytes of padding behind the header, as long as a tag.
         let mut with_options = frame.clone();
         with_options.splice(34..34, [1, 1, 1, 0]);
         with_options[14] = 0x46;

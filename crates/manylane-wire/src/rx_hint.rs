@@ -1,48 +1,48 @@
-//! What the XDP program of a device has found out about a frame on its way to a lane
-//! (`bpf/rx_hint.h`), and has written into its first four bytes: that it is a plain UDP datagram,
-//! how long it is, and what its checksums say.
+//! The rx hint: results of the XDP program about a frame (`bpf/rx_hint.h`), written into its first
+//! four bytes. It says that the frame is a plain UDP datagram, how long it is, and what its
+//! checksums say.
 //!
-//! Those bytes were the first of the destination's address, which the program had compared with
-//! that of the device. Such an address has no group bit; a note has that bit set. So a frame that
-//! came through the program tells by itself whether there is a note on it, and no sender can forge
-//! one. A frame that came another way must not be read like this.
+//! Those bytes were the first ones of the destination MAC address, which the program had compared
+//! with the device's. Such an address has no group bit; a hint has that bit set. So a frame that
+//! came through the program shows by itself whether it has a hint, and no sender can forge one. A
+//! frame that did not come through the program must not be parsed like this.
 
 use crate::datagram::{Checksum, Datagram, chunk};
 use crate::error::Result;
 use crate::ethernet::{self, Mac};
 use crate::{ipv4, ipv6, udp};
 
-/// There is a note: IP without tags or options, all lengths right, the checksum of IPv4 too.
+/// The frame has a hint: IP without tags or options, all lengths and the IPv4 checksum valid.
 pub const HINT: u8 = 1;
-/// The bits of the number of bytes before the payload, which is [`HEADERS_LEN_V4`] or
-/// [`HEADERS_LEN_V6`].
+/// Mask of the number of bytes before the payload: [`HEADERS_LEN_V4`] or [`HEADERS_LEN_V6`].
 pub const HEADERS_LEN_MASK: u8 = 0x3e;
-/// The checksum of UDP is that of the pseudo header alone ([`Checksum::Partial`]); else it is
-/// right.
+/// The UDP checksum is that of the pseudo header alone ([`Checksum::Partial`]); otherwise it is
+/// valid.
 pub const PARTIAL: u8 = 0x40;
-/// The longest UDP datagram, with its header, that gets a note.
+/// Length of the longest UDP datagram, with its header, that gets a hint.
 pub const UDP_LEN_MAX: u16 = 72;
-/// Bytes of a note: kind, one that is left as it was, and the bytes of payload in the byte order of
+/// Length of a hint: kind, one unchanged byte, and the length of the payload in the byte order of
 /// the machine.
 pub const HINT_LEN: usize = 4;
 
-/// Bytes before the payload in a frame with a note: of IPv4, and of IPv6.
+/// Bytes before the payload in a frame with a hint, for IPv4.
 pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
-/// See [`HEADERS_LEN_V4`].
+/// As [`HEADERS_LEN_V4`], for IPv6.
 pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
 const _: () = assert!(
     (HEADERS_LEN_V4 | HEADERS_LEN_V6) & !(HEADERS_LEN_MASK as usize) == 0
         && HEADERS_LEN_MASK & (HINT | PARTIAL) == 0
 );
 
-/// Whether there is a note on the frame.
+/// True if the frame has a hint.
 #[must_use]
 #[inline]
 pub fn has_hint(frame: &[u8]) -> bool {
     frame.first().is_some_and(|kind| kind & HINT != 0)
 }
 
-/// Makes a frame with a note what it was: one to the device with this address.
+/// Restores the first bytes of a frame with a hint, which was sent to the device with this
+/// address.
 pub fn restore(frame: &mut [u8], device: Mac) {
     if has_hint(frame)
         && let Some(note) = frame.first_chunk_mut::<HINT_LEN>()
@@ -51,20 +51,20 @@ pub fn restore(frame: &mut [u8], device: Mac) {
     }
 }
 
-/// Where the payload of a frame with a note is: what a receiver has to know of each frame. What the
-/// headers say besides is read of those that it asks about ([`Datagram::from_hint_v4`],
+/// The payload of a frame with a hint, which is what a receiver needs of every frame. The other
+/// header fields are parsed only on demand ([`Datagram::from_hint_v4`],
 /// [`Datagram::from_hint_v6`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxHint {
-    /// Where the payload starts in the frame.
+    /// Offset of the payload in the frame.
     pub payload_offset: u16,
-    /// Bytes of payload.
+    /// Length of the payload.
     pub len: u16,
 }
 
-/// What the note on a frame says that came through the XDP program. None if there is no note on it,
-/// or it is not as long as that says, or its checksum is unfinished and that is not `taken`: then
-/// [`Datagram::read`] finds out what it is.
+/// Parses the hint of a frame that came through the XDP program. None if there is no hint, if the
+/// frame is shorter than it says, or if the checksum is unfinished and `taken` rejects that. Then
+/// [`Datagram::read`] has to parse the frame.
 #[must_use]
 #[inline]
 pub fn parse(frame: &[u8], taken: PartialChecksum) -> Option<RxHint> {
@@ -75,19 +75,19 @@ pub fn parse(frame: &[u8], taken: PartialChecksum) -> Option<RxHint> {
         .then_some(RxHint { payload_offset: at, len })
 }
 
-/// Whether checksums may be unfinished.
+/// Whether unfinished checksums are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PartialChecksum {
-    /// They are as wrong as any other.
+    /// They are invalid.
     Rejected = 0,
-    /// The frame has not been on a wire.
+    /// They are valid: the frame has not been on a wire.
     Accepted = PARTIAL,
 }
 
 impl Datagram {
-    /// As [`read`](Self::read), of a frame that came through the XDP program: what a note on it
-    /// says is believed and not found out again.
+    /// As [`read`](Self::read), for a frame that came through the XDP program: a hint is trusted,
+    /// and not verified.
     ///
     /// # Errors
     /// As for [`parse`](Self::parse).
@@ -106,9 +106,9 @@ impl Datagram {
         Ok(())
     }
 
-    /// What the headers of a frame with a note say, if that says that they are those of IPv4; of
-    /// one that [`parse`] has found, with so many bytes before its payload. Once this is compiled
-    /// into where it is called, nothing is read that nobody looks at.
+    /// Parses the headers of a frame with a hint, if the hint is for IPv4. [`parse`] must have
+    /// accepted the frame, with this number of bytes before its payload. Inlined into the caller,
+    /// it reads only the fields that are used.
     #[must_use]
     #[inline]
     pub fn from_hint_v4(head: &[u8; HEADERS_LEN_V4]) -> Option<Self> {
@@ -118,7 +118,7 @@ impl Datagram {
         Some(found)
     }
 
-    /// The same of IPv6.
+    /// As above, for IPv6.
     #[must_use]
     #[inline]
     pub fn from_hint_v6(head: &[u8; HEADERS_LEN_V6]) -> Option<Self> {
@@ -128,8 +128,8 @@ impl Datagram {
         Some(found)
     }
 
-    /// What a note says of the checksum, if it says that so many bytes are before the payload; the
-    /// bytes of UDP.
+    /// Sets the checksum from a hint, if that says that `head` bytes are before the payload;
+    /// returns the length of UDP.
     #[inline]
     fn trust(&mut self, note: [u8; HINT_LEN], head: usize) -> Option<usize> {
         let [kind, _, low, high] = note;
@@ -148,7 +148,7 @@ mod tests {
 
     const DEVICE: Mac = Mac([2, 4, 6, 8, 10, 12]);
 
-    /// A frame, and the same with the note that the program puts on it.
+    /// A frame, and the same with the hint that the program writes.
     fn pair(payload: &[u8], v6: bool, kind: u8) -> (Vec<u8>, Vec<u8>) {
         let (from, to): (SocketAddr, SocketAddr) = if v6 {
             ("[fd00::1]:7".parse().unwrap(), "[fd00::2]:53".parse().unwrap())
@@ -170,7 +170,7 @@ mod tests {
         for v6 in [false, true] {
             for length in 0..=usize::from(UDP_LEN_MAX) - udp::HEADER_LEN {
                 let (frame, mut noted) = pair(&vec![0xa5; length], v6, HINT);
-                // What was in its place before must not show.
+                // Old content must not show through.
                 let mut found = Datagram::parse(&pair(b"something else", !v6, 0).0).unwrap();
                 for padding in [0, 18] {
                     noted.resize(frame.len() + padding, 0xee);
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// The program does not write such notes; who reads them does not fall over them.
+    /// The program does not write such hints, but a reader must handle them.
     #[test]
     fn a_note_that_cannot_be_is_not_believed() {
         for v6 in [false, true] {
@@ -233,7 +233,7 @@ mod tests {
             {
                 as_if_none(&|noted| noted[0] = HINT | head);
             }
-            // A bit that says nothing.
+            // A bit without a meaning.
             as_if_none(&|noted| noted[0] |= 0x80);
             for cut in 0..noted.len() {
                 assert_eq!(parse(&noted[..cut], PartialChecksum::Accepted), None);

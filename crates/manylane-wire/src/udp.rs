@@ -6,30 +6,29 @@ use crate::bytes::{split, split_mut, take};
 use crate::checksum::Sum;
 use crate::error::{Error, Layer, Result};
 
-/// Bytes of a header.
+/// Length of a header.
 pub const HEADER_LEN: usize = 8;
-/// Where the checksum is in the header.
+/// Offset of the checksum in the header.
 pub const CHECKSUM_OFFSET: usize = 6;
-/// UDP's number in IP headers.
+/// Protocol number of UDP in IP headers.
 pub const PROTOCOL: u8 = 17;
 
-/// What the checksums of a frame say.
+/// Result of a checksum verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC
-    /// 768).
+    /// Valid. IPv4 without a UDP checksum counts as valid (RFC 768).
     Valid,
-    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest
-    /// to a device (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as
-    /// wrong as any other.
+    /// The sum of the pseudo header alone, not complemented: a sender on this machine left the
+    /// rest to a device (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. In a frame
+    /// from a wire it is invalid.
     Partial,
-    /// Wrong.
+    /// Invalid.
     #[default]
     Invalid,
 }
 
 impl Checksum {
-    /// What the checksum of a UDP datagram says, header included, if its field is not zero.
+    /// Verifies a UDP datagram, header included, whose checksum `field` is not zero.
     #[inline]
     pub(crate) fn verify(pseudo: Sum, datagram: &[u8], field: u16) -> Self {
         if pseudo.add_bytes(datagram).is_valid() {
@@ -45,24 +44,24 @@ impl Checksum {
 /// A UDP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Udp<'a> {
-    /// Port of the sender.
+    /// Source port.
     pub source: u16,
-    /// Port of the receiver.
+    /// Destination port.
     pub destination: u16,
-    /// The checksum, as received; zero is none.
+    /// The checksum, as received; zero if there is none.
     pub checksum: u16,
     /// The header and the payload.
     pub datagram: &'a [u8],
-    /// The payload: as long as the header says.
+    /// The payload, with the length in the header.
     pub payload: &'a [u8],
 }
 
 impl<'a> Udp<'a> {
-    /// The datagram at the start of the payload of an IP packet. As in the kernel, bytes behind the
-    /// datagram are cut off.
+    /// Parses the datagram at the start of the payload of an IP packet. As in the kernel, bytes
+    /// behind the datagram are ignored.
     ///
     /// # Errors
-    /// When the length in the header is less than the header, or more than the bytes there.
+    /// If the length in the header is less than the header, or more than `bytes`.
     pub fn parse(bytes: &'a [u8]) -> Result<Udp<'a>> {
         let (&[s0, s1, d0, d1, l0, l1, c0, c1], _) = split::<HEADER_LEN>(bytes, Layer::Udp)?;
         let length = usize::from(u16::from_be_bytes([l0, l1]));
@@ -79,14 +78,14 @@ impl<'a> Udp<'a> {
         })
     }
 
-    /// Whether the checksum is right for a packet between these addresses. None at all is right
-    /// with IPv4 and wrong with IPv6, where nothing else protects the addresses.
+    /// True if the checksum is valid for these addresses. A missing checksum is valid with IPv4,
+    /// and invalid with IPv6, where nothing else protects the addresses.
     #[must_use]
     pub fn has_valid_checksum(&self, source: IpAddr, destination: IpAddr) -> bool {
         self.checksum_state(source, destination) == Checksum::Valid
     }
 
-    /// What the checksum says for a packet between these addresses; see [`Checksum`].
+    /// Verifies the checksum for these addresses; see [`Checksum`].
     #[must_use]
     #[inline]
     pub fn checksum_state(&self, source: IpAddr, destination: IpAddr) -> Checksum {
@@ -101,11 +100,11 @@ impl<'a> Udp<'a> {
     }
 }
 
-/// Writes the header of a datagram, with the checksum over `payload`, which is elsewhere.
+/// Writes the header of a datagram, with the checksum over `payload`, which is stored elsewhere.
 ///
 /// # Errors
-/// When there is no room for the header, the families differ, or the payload is longer than a
-/// datagram can say.
+/// If there is no room for the header, the families differ, or the payload is too long for a
+/// datagram.
 pub fn write_header(
     bytes: &mut [u8],
     source: SocketAddr,
@@ -124,8 +123,8 @@ pub fn write_header(
     Ok(())
 }
 
-/// Writes a header in front of a payload of `payload` bytes, with the sum of the pseudo header for
-/// a checksum: a device adds the rest.
+/// Writes the header for `payload` bytes of payload, with the sum of the pseudo header as the
+/// checksum; a device adds the rest.
 ///
 /// # Errors
 /// As for [`write_header`].
@@ -144,7 +143,7 @@ pub fn write_header_partial_checksum(
     Ok(())
 }
 
-/// A checksum as UDP sends it: zero would say that there is none, so its other form is used.
+/// The checksum as UDP sends it: zero means none, so `0xffff` is sent instead.
 #[must_use]
 #[inline]
 pub fn nonzero_checksum(checksum: u16) -> u16 {

@@ -182,7 +182,7 @@ impl FilterHandle {
         Ok(())
     }
 
-    /// Removes a device; no address leads to the number any more.
+    /// Removes a device, once no address leads to the number.
     pub(super) fn detach(&self, device: &Arc<Device>, number: SocketIndex) {
         let mut state = self.state();
         let is_it = |(other, at): &(Arc<Device>, SocketIndex)| Arc::ptr_eq(other, device) && *at == number;
