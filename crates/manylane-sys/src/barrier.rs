@@ -1,4 +1,4 @@
-//! Waiting until no packet is between two states of steering.
+//! Waits for packets that are being steered.
 
 use std::io;
 
@@ -9,12 +9,12 @@ const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 ///
 /// The kernel picks a socket of a reuseport group and queues the datagram on it within one RCU
 /// read-side section. `membarrier(MEMBARRIER_CMD_GLOBAL)` returns after an RCU grace period, so a
-/// lane that was taken out of steering before the call gets nothing more after it. Takes some
+/// lane that was taken out of steering before the call gets no more datagrams after it. Takes some
 /// milliseconds, up to tens.
 ///
 /// # Errors
-/// `ENOSYS` or `EPERM` where the kernel or a seccomp filter does not have the call, `EINVAL` with
-/// `nohz_full`. [`synchronize`] copes with these.
+/// `ENOSYS` or `EPERM` where the kernel lacks the call or a seccomp filter forbids it, `EINVAL`
+/// with `nohz_full`. [`synchronize`] handles these.
 pub fn grace_period() -> io::Result<()> {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
     let ret = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
@@ -25,16 +25,16 @@ pub fn grace_period() -> io::Result<()> {
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
-/// Makes [`fence_all_threads`] fast, if the kernel can. In a process with one thread it costs next
-/// to nothing; with several, as long as a grace period.
+/// Makes [`fence_all_threads`] fast, if the kernel supports it. Costs next to nothing in a process
+/// with one thread, and as long as a grace period with several.
 pub fn register() {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };
 }
 
-/// Makes every thread of the process pass a memory barrier: what others stored before, this one
-/// sees after, and the other way round. Some microseconds after [`register`], otherwise as long as
-/// [`synchronize`].
+/// Makes every thread of the process pass a memory barrier: this thread then sees what others
+/// stored before, and they see what it stored before. Takes some microseconds after [`register`],
+/// otherwise as long as [`synchronize`].
 pub fn fence_all_threads() {
     // SAFETY: as above.
     if unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) } < 0 {
@@ -42,8 +42,8 @@ pub fn fence_all_threads() {
     }
 }
 
-/// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet
-/// takes microseconds, so that the pause is far longer than any section it has to outlast.
+/// Waits for a [`grace_period`], or 50 ms if the call is not available. Softirq work on one packet
+/// takes microseconds, so the delay is far longer than any section that it has to outlast.
 pub fn synchronize() {
     if grace_period().is_err() {
         std::thread::sleep(std::time::Duration::from_millis(50));

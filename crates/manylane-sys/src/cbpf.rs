@@ -1,14 +1,14 @@
-//! Classic BPF programs for sockets: an assembler, and the hash of a flow.
+//! Classic BPF programs for sockets: an assembler, and a flow hash.
 //!
-//! A program is put together in memory of the caller's, without the heap: the preload library does
-//! so while a thread ends or a signal is handled. A program sees the payload of the datagram, and
-//! the network header at negative offsets; a load from outside the packet ends it with 0
+//! A program is assembled in the caller's memory, without the heap, because the preload library
+//! does so while a thread ends or a signal is handled. A program sees the payload of the datagram,
+//! and the network header at negative offsets. A load outside the packet ends it with 0
 //! (Documentation/networking/filter.rst).
 
 /// One instruction (`struct sock_filter`).
 pub type Insn = libc::sock_filter;
 
-/// Longest program that the kernel takes (`BPF_MAXINSNS`).
+/// Maximum length of a program (`BPF_MAXINSNS`).
 pub const INSNS_MAX: usize = 4096;
 
 // Operation codes of linux/bpf_common.h.
@@ -52,14 +52,14 @@ pub const JA: u16 = 0x05;
 pub const JEQ_K: u16 = 0x15;
 /// Skips jt instructions if A >= k, else jf.
 pub const JGE_K: u16 = 0x35;
-/// Ends with k.
+/// Returns k.
 pub const RET_K: u16 = 0x06;
 /// X = A.
 pub const TAX: u16 = 0x07;
 
 // Negative offsets of linux/filter.h.
 const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
-/// Type of the packet, as its device or the loopback gave it (`PACKET_HOST` is 0).
+/// Type of the packet, as set by its device or the loopback (`PACKET_HOST` is 0).
 pub const AD_PKTTYPE: u32 = SKF_AD_OFF + 4;
 /// Number of the CPU that the program runs on.
 pub const AD_CPU: u32 = SKF_AD_OFF + 36;
@@ -68,7 +68,7 @@ pub const AD_RANDOM: u32 = SKF_AD_OFF + 56;
 /// Start of the network header.
 pub const NET: u32 = -0x10_0000_i32 as u32;
 
-/// Odd constants that spread bits: of the golden ratio, and of murmur3's last steps.
+/// Odd constants that mix bits: from the golden ratio, and from murmur3's finaliser.
 const MIX: u32 = 0x9e37_79b1;
 const MIX_LAST: u32 = 0x85eb_ca6b;
 
@@ -78,8 +78,8 @@ pub const fn insn(code: u16, k: u32) -> Insn {
     Insn { code, jt: 0, jf: 0, k }
 }
 
-/// Writes a program from its first instruction to its last. Jumps are forward: a branch is written
-/// first and told later where it lands.
+/// Assembles a program from the first instruction to the last. Jumps are forward: a branch is
+/// appended first, and its target is set later.
 pub struct Assembler<'a> {
     code: &'a mut [Insn],
     len: usize,
@@ -92,7 +92,7 @@ impl<'a> Assembler<'a> {
         Self { code, len: 0, fits: true }
     }
 
-    /// The program, unless the memory or the reach of a jump did not suffice for it.
+    /// The program, unless the memory was too small or a jump too far.
     #[must_use]
     pub fn finish(self) -> Option<&'a [Insn]> {
         let Self { code, len, fits } = self;
@@ -113,26 +113,25 @@ impl<'a> Assembler<'a> {
         insns.into_iter().for_each(|(code, k)| self.push(code, k));
     }
 
-    /// Appends a jump, of which both ways lead to the next instruction until they are told to land
-    /// elsewhere.
+    /// Appends a jump. Both of its targets are the next instruction until they are set.
     pub fn branch(&mut self, code: u16, k: u32) -> Branch {
         self.push(code, k);
         Branch(self.len - 1)
     }
 
-    /// Where A meets the condition of the branch, it goes on here: 255 instructions behind it at
-    /// most.
+    /// Sets the target if A meets the branch's condition to the next instruction, at most 255
+    /// after it.
     pub fn land_if(&mut self, branch: &Branch) {
         self.land(branch, |insn, distance| u8::try_from(distance).map(|short| insn.jt = short).is_ok());
     }
 
-    /// Where A does not meet the condition of the branch, it goes on here: 255 instructions behind
-    /// it at most.
+    /// Sets the target if A does not meet the branch's condition to the next instruction, at most
+    /// 255 after it.
     pub fn land_else(&mut self, branch: &Branch) {
         self.land(branch, |insn, distance| u8::try_from(distance).map(|short| insn.jf = short).is_ok());
     }
 
-    /// A [`JA`] goes on here.
+    /// Sets the target of a [`JA`] to the next instruction.
     pub fn land_always(&mut self, branch: &Branch) {
         self.land(branch, |insn, distance| u32::try_from(distance).map(|k| insn.k = k).is_ok());
     }
@@ -142,10 +141,10 @@ impl<'a> Assembler<'a> {
         self.fits &= self.code.get_mut(at).is_some_and(|insn| set(insn, distance));
     }
 
-    /// Leaves a hash of addresses and ports in A, which spreads best into its upper half; behind an
-    /// IPv6 extension header, a hash of the addresses. X and scratch word 0 are overwritten.
+    /// Leaves a hash of addresses and ports in A, best mixed in its upper half; behind an IPv6
+    /// extension header, a hash of the addresses. Overwrites X and scratch word 0.
     ///
-    /// It is our own, because the kernel's hash is not to be had from here.
+    /// Classic BPF has no access to the kernel's flow hash.
     pub fn flow_hash(&mut self) {
         self.extend([(LD_IMM, MIX), (ST, 0), (LD_B_ABS, NET), (RSH_K, 4)]);
         let version = self.branch(JEQ_K, 4);
@@ -167,25 +166,24 @@ impl<'a> Assembler<'a> {
         self.mix();
         self.land_else(&is_udp);
         self.land_always(&end_of_ipv4);
-        // Once more for the last word, whose upper half has met few bits so far.
+        // Mix the last word once more: its upper half has met few bits so far.
         self.extend([(LD_MEM, 0), (MUL_K, MIX_LAST), (TAX, 0), (RSH_K, 13), (XOR_X, 0), (MUL_K, MIX)]);
     }
 
-    /// Scratch word 0 = mixed with A.
+    /// Mixes A into scratch word 0.
     fn mix(&mut self) {
         self.extend([(LDX_MEM, 0), (XOR_X, 0), (MUL_K, MIX), (TAX, 0), (RSH_K, 15), (XOR_X, 0), (ST, 0)]);
     }
 }
 
-/// A jump that was written and waits to be told where it lands.
+/// A jump without a target yet.
 #[must_use]
 pub struct Branch(usize);
 
-/// Runs a program over an IP packet, with `ancillary` for what the ancillary loads bring: for tests
-/// of programs. The packet has to have what the program loads.
+/// Runs a program on an IP packet, for tests; ancillary loads return `ancillary`.
 ///
 /// # Panics
-/// On an operation that this module does not name, or a load from outside the packet.
+/// On an operation that this module does not name, or a load outside the packet.
 #[must_use]
 pub fn interpret(code: &[Insn], packet: &[u8], ancillary: u32) -> u32 {
     let (mut a, mut x, mut mem, mut at) = (0_u32, 0_u32, [0_u32; 16], 0);
@@ -266,7 +264,7 @@ mod tests {
         let mut to = Assembler::new(&mut code);
         to.flow_hash();
         let mut code = to.finish().unwrap().to_vec();
-        // What is in A is what tells: one bit of it at a time.
+        // A is not returned directly: test one bit at a time.
         let hash = |code: &mut Vec<Insn>, packet: &[u8]| {
             (0..32).fold(0_u32, |hash, bit| {
                 code.extend([insn(RSH_K, bit), insn(AND_K, 1)]);

@@ -10,14 +10,14 @@ use rustix::thread::{self, CpuSet, Pid};
 /// The CPUs that the calling thread may run on, ascending.
 ///
 /// # Errors
-/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs.
+/// Those of `sched_getaffinity(2)`; `EINVAL` on machines with more than 1024 CPUs.
 pub fn affinity() -> io::Result<Vec<usize>> {
     let set = thread::sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// Parses a set of CPUs in the kernel's form, such as `0,2,4-7`; spaces around it do not matter.
-/// None for anything else, an empty set too, and for numbers above 65,536.
+/// Parses a CPU set in the kernel's format, such as `0,2,4-7`; surrounding spaces are ignored.
+/// None for invalid text, an empty set, and numbers above 65,536.
 #[must_use]
 pub fn parse_list(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
@@ -40,7 +40,7 @@ pub fn set_affinity(cpus: &[usize]) -> io::Result<()> {
     set_thread_affinity(None, cpus)
 }
 
-/// The same of another thread, or of the calling one.
+/// The same for another thread, or the calling one if none.
 fn set_thread_affinity(thread: Option<Pid>, cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
@@ -60,10 +60,10 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     set_affinity(&[cpu])
 }
 
-/// Pins a thread to one CPU by its id, also one of the kernel.
+/// Pins a thread to one CPU by its id, which may be a kernel thread's.
 ///
 /// # Errors
-/// As for [`pin`]; `ESRCH` when there is no such thread, `EPERM` for one of somebody else.
+/// As for [`pin`]; `ESRCH` if there is no such thread, `EPERM` for a thread of another user.
 pub fn pin_thread(thread: i32, cpu: usize) -> io::Result<()> {
     let thread = Pid::from_raw(thread).ok_or(Errno::SRCH)?;
     set_thread_affinity(Some(thread), &[cpu])
@@ -83,29 +83,29 @@ struct SchedAttr {
     period: u64,
 }
 
-/// The shortest time slice that the scheduler takes (`sched_setattr(2)`).
+/// The shortest time slice that the scheduler accepts (`sched_setattr(2)`).
 const SLICE_MIN: Duration = Duration::from_micros(100);
 
-/// Has the calling thread run as soon as it wakes up, also where another runs on its processor that
-/// takes longer slices of time: its own become the shortest that there are, and its share stays
-/// what it was (Linux 6.12; before that nothing changes). True if it is so. Threads of other
-/// classes than the usual one are left alone.
+/// Sets the calling thread's time slice to the minimum, so that it preempts threads with longer
+/// slices when it wakes up. Its share of the processor does not change. Linux 6.12; no effect
+/// before that. Returns true if it is in effect. Threads of other scheduling classes than the
+/// default are left alone.
 ///
 /// # Errors
-/// What `sched_getattr(2)` and `sched_setattr(2)` report.
+/// Those of `sched_getattr(2)` and `sched_setattr(2)`.
 pub fn set_short_slice() -> io::Result<bool> {
     let mut attr = sched_attr()?;
     if attr.policy != libc::SCHED_OTHER as u32 {
         return Ok(false);
     }
     let slice = SLICE_MIN.as_nanos() as u64;
-    // The kernel tells slices since it lets them be chosen.
+    // The kernel reports slices since they can be set.
     if attr.runtime == 0 || attr.runtime <= slice {
         return Ok(attr.runtime == slice);
     }
     (attr.runtime, attr.deadline, attr.period) = (slice, 0, 0);
-    // SAFETY: the kernel reads `size` bytes of `attr`, which is what it is, and which lives across
-    // the call.
+    // SAFETY: the kernel reads `size` bytes of `attr`; `sched_attr` has set `size` to its length,
+    // and it lives across the call.
     crate::check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) } as i32)?;
     Ok(true)
 }
@@ -113,8 +113,8 @@ pub fn set_short_slice() -> io::Result<bool> {
 fn sched_attr() -> io::Result<SchedAttr> {
     let mut attr = SchedAttr::default();
     let size = size_of::<SchedAttr>() as u32;
-    // SAFETY: the kernel writes at most `size` bytes to `attr`, which is as large and lives across
-    // the call.
+    // SAFETY: the kernel writes at most `size` bytes to `attr`, which has that size and lives
+    // across the call.
     crate::check(unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) } as i32)?;
     attr.size = size;
     Ok(attr)
@@ -126,16 +126,16 @@ pub fn thread_id() -> i32 {
     thread::gettid().as_raw_nonzero().get()
 }
 
-/// Words of a mask of CPUs: 1024 of them.
+/// Words of a CPU mask: 1024 CPUs.
 pub const MASK_WORDS: usize = 16;
-/// A bit for each CPU.
+/// One bit per CPU.
 pub type CpuMask = [u64; MASK_WORDS];
 
-/// The CPUs that a thread may run on, a bit for each, without the heap. It may be one of another
-/// process.
+/// The CPUs that a thread, which may belong to another process, may run on, as a mask. Does not
+/// use the heap.
 ///
 /// # Errors
-/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` when
+/// Those of `sched_getaffinity(2)`; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` if
 /// there is no such thread.
 pub fn affinity_mask(thread: i32) -> io::Result<CpuMask> {
     let mut words: CpuMask = [0; MASK_WORDS];
@@ -145,19 +145,19 @@ pub fn affinity_mask(thread: i32) -> io::Result<CpuMask> {
     Ok(words)
 }
 
-/// What the calling thread has done so far.
+/// Resource usage of a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadUsage {
-    /// How often it gave its CPU away to wait for something.
+    /// Voluntary context switches: how often it gave up its CPU to wait.
     pub voluntary_switches: u64,
     /// Microseconds of CPU time, user and system.
     pub cpu_micros: u64,
 }
 
-/// Sleeps and CPU time of the calling thread, with one system call.
+/// Sleeps and CPU time of the calling thread, by one system call.
 #[must_use]
 pub fn thread_usage() -> ThreadUsage {
-    // SAFETY: zeroes are a rusage.
+    // SAFETY: rusage is a C struct of integers, for which all zeros are valid.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes `usage`, which lives across the call; it cannot fail with these
     // arguments.

@@ -1,5 +1,4 @@
-//! Network devices: what the kernel tells about them by ioctl, in the namespace of the calling
-//! thread.
+//! Network devices: their properties by ioctl, in the namespace of the calling thread.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,11 +8,11 @@ use crate::netns::{ifreq, ioctl};
 /// Name of the device with this index.
 ///
 /// # Errors
-/// `ENXIO` when there is none.
+/// `ENXIO` if there is none.
 pub fn name(index: u32) -> io::Result<String> {
     let mut name = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the kernel's limit for names is the size of the array, and if_indextoname(3)
-    // terminates it.
+    // SAFETY: the array has the kernel's maximum length of names, and if_indextoname(3) terminates
+    // the name.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) }.is_null() {
         return Err(io::Error::last_os_error());
     }
@@ -21,10 +20,10 @@ pub fn name(index: u32) -> io::Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Hardware address of an Ethernet device.
+/// MAC address of an Ethernet device.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device; `ENOTSUP` when it is not Ethernet.
+/// `ENODEV` if there is no such device; `ENOTSUP` if it is not Ethernet.
 pub fn mac(name: &str) -> io::Result<[u8; 6]> {
     let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFHWADDR, &mut request)?;
@@ -43,7 +42,7 @@ pub fn mac(name: &str) -> io::Result<[u8; 6]> {
 /// Largest IP packet that the device sends, in bytes.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn mtu(name: &str) -> io::Result<u32> {
     let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFMTU, &mut request)?;
@@ -52,10 +51,10 @@ pub fn mtu(name: &str) -> io::Result<u32> {
     u32::try_from(mtu).map_err(io::Error::other)
 }
 
-/// Whether the device is up.
+/// True if the device is up.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn is_up(name: &str) -> io::Result<bool> {
     let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFFLAGS, &mut request)?;
@@ -83,27 +82,26 @@ impl Channels {
     fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
         self.cmd = cmd;
         let mut request = ifreq(name)?;
-        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives
-        // it.
+        // The kernel uses this pointer only during the ioctl; `self` outlives it.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
     }
 }
 
-/// Queues that a device has in use.
+/// Numbers of queues in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queues {
-    /// By which it receives.
+    /// Receive queues.
     pub receive: u32,
-    /// By which it sends; often the same ones.
+    /// Send queues; often the same ones.
     pub send: u32,
 }
 
-/// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction where the driver
-/// does not say.
+/// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction if the driver
+/// does not report them.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn queues(name: &str) -> io::Result<Queues> {
     let mut channels = Channels::default();
     match channels.ethtool_ioctl(name, Channels::GET) {
@@ -115,7 +113,7 @@ pub fn queues(name: &str) -> io::Result<Queues> {
     }
 }
 
-/// Receive queues among them.
+/// Receive queues in use.
 ///
 /// # Errors
 /// As [`queues`].
@@ -123,12 +121,12 @@ pub fn receive_queues(name: &str) -> io::Result<u32> {
     Ok(queues(name)?.receive)
 }
 
-/// Sets how many queues the device uses in each direction (`ETHTOOL_SCHANNELS`), of a driver that
-/// counts them apart, as veth does (Linux 5.15).
+/// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`). For drivers that count them
+/// separately, such as veth (Linux 5.15).
 ///
 /// # Errors
-/// `EINVAL` beyond what the device was made with, or if an XDP program or an XSK is in the way;
-/// `EPERM` without CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
+/// `EINVAL` above the maximum of the device, or if an XDP program or an XSK prevents it; `EPERM`
+/// without CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
 pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
     let mut channels = Channels::default();
     channels.ethtool_ioctl(name, Channels::GET)?;
@@ -136,10 +134,10 @@ pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
     channels.ethtool_ioctl(name, Channels::SET)
 }
 
-/// Name of the driver (`ETHTOOL_GDRVINFO`); empty where there is none.
+/// Name of the driver (`ETHTOOL_GDRVINFO`); empty if there is none.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn driver(name: &str) -> io::Result<String> {
     /// `struct ethtool_drvinfo` of linux/ethtool.h.
     #[repr(C)]
@@ -151,8 +149,8 @@ pub fn driver(name: &str) -> io::Result<String> {
     const ETHTOOL_GDRVINFO: u32 = 3;
     let mut info = Info { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
     let mut request = ifreq(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `info` outlives it
-    // and is as long as the kernel's struct (196 bytes).
+    // The kernel uses this pointer only during the ioctl; `info` outlives it and has the size of
+    // the kernel's struct (196 bytes).
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(info).cast();
     match ioctl(libc::SIOCETHTOOL, &mut request) {
         Ok(()) => {
@@ -164,12 +162,11 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
 }
 
-/// Whether the driver takes VLAN tags off received frames (`ETHTOOL_GFLAGS`; ethtool's `rxvlan`):
-/// who looks at frames before the kernel's stack then sees none. False where the driver does not
-/// say.
+/// True if the driver strips VLAN tags from received frames (`ETHTOOL_GFLAGS`; ethtool's
+/// `rxvlan`): XDP programs then see no tags. False if the driver does not report it.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
@@ -181,8 +178,8 @@ pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
     let mut value = Value { cmd: ETHTOOL_GFLAGS, data: 0 };
     let mut request = ifreq(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it
-    // and is as long as the kernel's struct.
+    // The kernel uses this pointer only during the ioctl; `value` outlives it and has the size of
+    // the kernel's struct.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
     match ioctl(libc::SIOCETHTOOL, &mut request) {
         Ok(()) => Ok(value.data & ETH_FLAG_RXVLAN != 0),
@@ -191,7 +188,7 @@ pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
     }
 }
 
-/// Kinds of flows whose receive hash can be asked for and set.
+/// Flow types with a configurable receive hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowType {
     /// UDP over IPv4.
@@ -206,7 +203,7 @@ struct Rxnfc {
     cmd: u32,
     flow_type: u32,
     data: u64,
-    /// `struct ethtool_rx_flow_spec` and what follows; zero for what is asked here.
+    /// `struct ethtool_rx_flow_spec` and the rest; zero for these requests.
     rest: [u64; 22],
 }
 
@@ -216,8 +213,8 @@ const _: () = assert!(size_of::<Rxnfc>() == 192);
 impl Rxnfc {
     fn ethtool_ioctl(&mut self, name: &str) -> io::Result<()> {
         let mut request = ifreq(name)?;
-        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives
-        // it and is as long as the kernel's struct.
+        // The kernel uses this pointer only during the ioctl; `self` outlives it and has the size
+        // of the kernel's struct.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
     }
@@ -231,19 +228,18 @@ impl Rxnfc {
     }
 }
 
-/// Source and destination address in the receive hash, as bits of what [`flow_hash`] returns
-/// (`RXH_IP_SRC`, `RXH_IP_DST`).
+/// Source and destination address in the receive hash, as bits of [`flow_hash`] (`RXH_IP_SRC`,
+/// `RXH_IP_DST`).
 pub const HASH_ADDRESSES: u64 = 1 << 4 | 1 << 5;
 
-/// Source and destination port in the receive hash, as bits of what [`flow_hash`] returns
-/// (`RXH_L4_B_0_1`, `RXH_L4_B_2_3`).
+/// Source and destination port in the receive hash, as bits of [`flow_hash`] (`RXH_L4_B_0_1`,
+/// `RXH_L4_B_2_3`).
 pub const HASH_PORTS: u64 = 1 << 6 | 1 << 7;
 
-/// Fields of datagrams that the device's receive hash is made of, bits of `RXH_*`
-/// (`ETHTOOL_GRXFH`).
+/// Header fields that the device's receive hash covers, as bits `RXH_*` (`ETHTOOL_GRXFH`).
 ///
 /// # Errors
-/// `EOPNOTSUPP` when the driver does not say; `ENODEV`.
+/// `EOPNOTSUPP` if the driver does not report them; `ENODEV`.
 pub fn flow_hash(name: &str, flow: FlowType) -> io::Result<u64> {
     const ETHTOOL_GRXFH: u32 = 0x29;
     let mut question = Rxnfc::new(ETHTOOL_GRXFH, flow, 0);
@@ -251,10 +247,11 @@ pub fn flow_hash(name: &str, flow: FlowType) -> io::Result<u64> {
     Ok(question.data)
 }
 
-/// Sets the fields of the receive hash (`ETHTOOL_SRXFH`).
+/// Sets the header fields of the receive hash (`ETHTOOL_SRXFH`).
 ///
 /// # Errors
-/// `EOPNOTSUPP` or `EINVAL` when the device cannot; `EPERM` without CAP_NET_ADMIN; `ENODEV`.
+/// `EOPNOTSUPP` or `EINVAL` if the device does not support it; `EPERM` without CAP_NET_ADMIN;
+/// `ENODEV`.
 pub fn set_flow_hash(name: &str, flow: FlowType, fields: u64) -> io::Result<()> {
     const ETHTOOL_SRXFH: u32 = 0x2a;
     Rxnfc::new(ETHTOOL_SRXFH, flow, fields).ethtool_ioctl(name)

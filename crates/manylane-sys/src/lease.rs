@@ -26,32 +26,32 @@ use std::time::Duration;
 
 use crate::unix_socket;
 
-/// The variable that has the lessor's [`LeaseToken`].
+/// The environment variable with the lessor's [`LeaseToken`].
 pub const TOKEN_ENV_VAR: &str = "MANYLANE_LEASE_SOCKET";
-/// Queues that one lease has at most.
+/// Maximum number of queues of a lease.
 pub const QUEUES_MAX: usize = 32;
 /// Words of a message.
 const MESSAGE_WORDS: usize = 9;
 const MESSAGE_BYTES: usize = MESSAGE_WORDS * 4;
-/// First word of each: another version of the library is not understood.
+/// First word of each message; another version of the library has another one.
 const MAGIC: u32 = 0x324e_4c4d;
 
-/// By what a program finds the lessor, and the lessor knows the programs that were started by it.
+/// Identifies the lessor to programs, and programs started by the lessor to it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseToken {
     name: String,
-    /// What is said with [`Message::Request`].
+    /// Sent with [`Message::Request`].
     pub secret: Secret,
-    /// A user's number that says nothing of who listens. Asked for ahead: when this is used, there
-    /// may be no `/proc` any more.
+    /// The uid that does not identify a peer for certain. Read ahead, because `/proc` may not be
+    /// available when this is used.
     ambiguous_uid: Option<u32>,
 }
 
-/// A number that nobody guesses.
+/// A random number that cannot be guessed.
 pub type Secret = [u32; 4];
 
 impl LeaseToken {
-    /// A new one.
+    /// Makes a new token.
     ///
     /// # Errors
     /// If there are no random numbers.
@@ -62,7 +62,7 @@ impl LeaseToken {
         Self::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Reads what [`Display`](fmt::Display) writes.
+    /// Parses the output of [`Display`](fmt::Display).
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (name, secret) = text.split_at_checked(16)?;
@@ -73,20 +73,20 @@ impl LeaseToken {
         Some(Self { name: format!("manylane.lease.{name}"), secret, ambiguous_uid })
     }
 
-    /// Listens for those who have it.
+    /// Listens for clients that have the token.
     ///
     /// # Errors
-    /// As of [`unix_socket::listen`].
+    /// As for [`unix_socket::listen`].
     pub fn listen(&self) -> io::Result<OwnedFd> {
         unix_socket::listen(&self.name)
     }
 
-    /// Connects a local socket of the caller's ([`socket`](unix_socket::socket)) to the lessor.
-    /// Every operation waits for `patience` at most. Without the heap.
+    /// Connects `socket` of the caller ([`socket`](unix_socket::socket)) to the lessor. Every
+    /// operation waits for at most `patience`. Does not use the heap.
     ///
     /// # Errors
-    /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor, for certain, the
-    /// user of this process: the lessor is gone, and somebody has taken its name.
+    /// As for [`unix_socket::connect`]; `EPERM` if the listener is neither root nor, for certain,
+    /// the user of this process: then the lessor is gone, and another process uses its name.
     pub fn connect(&self, socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
         unix_socket::connect_socket(socket, &self.name, patience)?;
         let uid = unix_socket::peer_cred(socket)?.uid;
@@ -112,40 +112,40 @@ impl fmt::Debug for LeaseToken {
     }
 }
 
-/// What a message says.
+/// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Lend queues for the socket that comes with this, to a program that has the [`LeaseToken`].
+    /// Requests queues for the attached socket. Proves that the program has the [`LeaseToken`].
     Request(Secret),
-    /// Frames of the bound address shall come to the queues.
+    /// Start to redirect frames of the bound address to the queues.
     Open,
-    /// None shall come any more.
+    /// Stop redirecting.
     Close,
-    /// It is so; of [`Request`](Self::Request): so many queues follow, and the memory of next hops
-    /// is with this.
+    /// Done. In reply to [`Request`](Self::Request): the number of queues that follow, with the
+    /// memory of next hops attached.
     Ack(u32),
-    /// It is not, by this number of an error.
+    /// Refused, with this error number.
     Refused(i32),
-    /// A queue, with its socket and its memory.
+    /// A queue, with its socket and its memory attached.
     Queue(QueueParams),
 }
 
-/// What a queue that is leased is like.
+/// Parameters of a leased queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueParams {
-    /// Index of its device.
+    /// Index of the device.
     pub ifindex: u32,
-    /// Its number there.
+    /// Number of the queue.
     pub queue: u32,
-    /// Frames of its memory.
+    /// Frames in its memory.
     pub frames: u32,
-    /// Entries of its fill and its completion ring.
+    /// Entries of the fill and of the completion ring.
     pub umem_ring_size: u32,
-    /// Entries of the receive and of the send ring.
+    /// Entries of the RX and of the TX ring.
     pub ring_size: u32,
-    /// Frames may come with unfinished checksums: the device is one end of a pair.
+    /// Frames may have unfinished checksums, because the device is a veth.
     pub is_veth: bool,
-    /// Number of the lease, which no other lease has while this one lasts; never 0.
+    /// Number of the lease, unique while it lasts; never 0.
     pub lease_id: u16,
 }
 
@@ -208,10 +208,10 @@ impl Message {
         })
     }
 
-    /// Sends it with `fds`.
+    /// Sends the message with `fds`.
     ///
     /// # Errors
-    /// As of [`unix_socket::send`].
+    /// As for [`unix_socket::send`].
     pub fn send(self, to: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut bytes = [0; MESSAGE_BYTES];
         for (to, word) in bytes.chunks_exact_mut(4).zip(self.encode()) {
@@ -220,33 +220,33 @@ impl Message {
         unix_socket::send(to, &bytes, fds)
     }
 
-    /// Receives one into `fds`, and how many descriptors came with it; none when the other end is
-    /// closed. Without the heap.
+    /// Receives a message, and its descriptors into `fds`; none if the other end is closed. Does
+    /// not use the heap.
     ///
     /// # Errors
-    /// As of [`unix_socket::recv`]; `InvalidData` for what is no message.
+    /// As for [`unix_socket::recv`]; `InvalidData` for an invalid message.
     pub fn receive(from: BorrowedFd<'_>, fds: &mut Fds) -> io::Result<Option<Self>> {
         let mut bytes = [0; MESSAGE_BYTES];
         let len = unix_socket::recv_into(from, &mut bytes, fds)?;
         if len == 0 { Ok(None) } else { Self::from_bytes(&bytes, len).map(Some) }
     }
 
-    /// The next message, which stays queued, and whether descriptors come with it; none at the end
-    /// of the connection. Never blocks ([`unix_socket::peek`]).
+    /// Peeks at the next message, which stays queued, and whether it carries descriptors. None at
+    /// the end of the connection. Never blocks ([`unix_socket::peek`]).
     ///
     /// # Errors
-    /// As of [`unix_socket::peek`]; `EPROTO` for what is no message.
+    /// As for [`unix_socket::peek`]; `EPROTO` for an invalid message.
     pub fn peek(from: BorrowedFd<'_>) -> io::Result<Option<(Self, bool)>> {
         let mut bytes = [0; MESSAGE_BYTES];
         let Some(peeked) = unix_socket::peek(from, &mut bytes)? else { return Ok(None) };
         Self::from_bytes(&bytes, peeked.len).map(|message| Some((message, peeked.has_fds)))
     }
 
-    /// Receives one without descriptors; none at the end of the connection. Never blocks: a message
-    /// with descriptors stays queued.
+    /// Receives a message without descriptors; none at the end of the connection. Never blocks: a
+    /// message with descriptors stays queued.
     ///
     /// # Errors
-    /// As of [`peek`](Self::peek); `EPROTO` if descriptors come with the message.
+    /// As for [`peek`](Self::peek); `EPROTO` if the message carries descriptors.
     pub fn receive_without_fds(from: BorrowedFd<'_>) -> io::Result<Option<Self>> {
         match Self::peek(from)? {
             Some((message, false)) => unix_socket::discard(from).map(|()| Some(message)),
@@ -255,7 +255,7 @@ impl Message {
         }
     }
 
-    /// The message in `bytes`, of which it takes `len`.
+    /// Parses a message of `len` bytes.
     fn from_bytes(bytes: &[u8; MESSAGE_BYTES], len: usize) -> io::Result<Self> {
         let mut words = [0; MESSAGE_WORDS];
         for (word, from) in words.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -266,10 +266,11 @@ impl Message {
     }
 }
 
-/// Descriptors that came with a message.
+/// Descriptors of a message.
 pub type Fds = [Option<OwnedFd>; unix_socket::FDS_MAX];
 
-/// Lets programs that are started inherit a descriptor, under a number that few programs look at.
+/// Duplicates a descriptor so that started programs inherit it, with a number that few programs
+/// use.
 ///
 /// # Errors
 /// `EMFILE`.
@@ -279,7 +280,7 @@ pub fn dup_inheritable(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         // SAFETY: takes no pointer.
         let raw = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, least) };
         if raw >= 0 {
-            // SAFETY: the descriptor is new and belongs to nobody else.
+            // SAFETY: the descriptor is new, and this value is its only owner.
             return Ok(unsafe { OwnedFd::from_raw_fd(raw) });
         }
     }

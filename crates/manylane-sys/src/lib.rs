@@ -1,40 +1,40 @@
 //! System calls of Manylane behind safe types.
 //!
-//! All `unsafe` of the project but the preload library's is in this crate. The rule for what is
-//! here: memory that the kernel reads or writes becomes a checked view once, at the edge; what
-//! leaves the crate is slices, addresses and numbers. Nothing here decides anything, but for
-//! [`rx_coalesce`], which two libraries share: policy, counters and fallbacks are theirs.
+//! All `unsafe` code of the project is in this crate, except that of the preload library. Memory
+//! that the kernel reads or writes becomes a checked view once, at the edge; only slices,
+//! addresses and numbers leave the crate. It makes no decisions, except in [`rx_coalesce`], which
+//! two libraries share: policy, counters and fallbacks are theirs.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`mmsg`] | rings of message headers for `recvmmsg(2)` and `sendmmsg(2)`, built once |
 //! | [`addr`] | socket addresses as the kernel writes them |
-//! | [`control`] | control messages: what came with a datagram, where a reply leaves from |
+//! | [`control`] | control messages: ancillary data of a datagram, source address of a reply |
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cbpf`] | classic BPF programs for sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
-//! | [`bpf_link`] | taking eBPF programs of others off, for tests |
+//! | [`bpf_link`] | detaching eBPF programs of other processes, for tests |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
-//! | [`numa`] | on which nodes memory is |
+//! | [`numa`] | NUMA nodes of memory |
 //! | [`netns`] | network namespaces and devices, for tests |
-//! | [`rx_coalesce`] | whether a lane pauses for a larger batch, and for how long |
+//! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
 //! | [`tick`] | sleeping to a common beat |
 //! | [`packet`] | sending whole frames, for tests |
-//! | [`process`] | standing for a child: its signals, its end |
-//! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, to measure against |
+//! | [`process`] | running in place of a child: its signals, its end |
+//! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, as a baseline |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`send_burst`] | sending one datagram many times, for tests |
-//! | [`barrier`] | waiting until no packet is between two states of steering |
+//! | [`barrier`] | waiting for packets that are being steered |
 //! | [`bound_sockets`] | the UDP sockets that are bound to a port |
 //! | [`udp_table`] | the kernel's tables of bound UDP sockets |
-//! | [`uring`] | io_uring: a receive that is armed once, buffers that are registered once |
+//! | [`uring`] | io_uring: multishot receives into registered buffers |
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
-//! | [`capture`] | rings of frames in memory that another process looks at |
-//! | [`lease`] | what is said of queues that one process leases others |
+//! | [`capture`] | rings of frames in memory shared with another process |
+//! | [`lease`] | messages by which a process leases queues to others |
 //! | [`next_hops`] | next hops in memory that processes share |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
@@ -80,12 +80,12 @@ pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
     if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
 }
 
-/// Says that a test cannot run here, past the harness and in the list of skips.
+/// Reports that a test cannot run here, bypassing the harness, and in the list of skips.
 #[cfg(test)]
 pub(crate) fn skip(name: &str, why: &dyn std::fmt::Display) {
     use std::io::Write as _;
     let line = format!("SKIP {name}: {why}\n");
-    // A skip that cannot be told is not worth a failure.
+    // A skip that cannot be reported is not worth a failure.
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);

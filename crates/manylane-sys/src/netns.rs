@@ -1,8 +1,8 @@
-//! Network namespaces without a name, and the few ioctls that a test network needs.
+//! Unnamed network namespaces, and the few ioctls that a test network needs.
 //!
 //! A namespace lives as long as something refers to it: a thread inside, a descriptor, a socket.
-//! Ours are held by a descriptor and never mounted anywhere, so the kernel takes them away, with
-//! every device in them, when the process ends, however it ends.
+//! These are held by a descriptor and never mounted. So the kernel removes them, with all their
+//! devices, when the process ends in any way.
 
 use std::fs::File;
 use std::io;
@@ -22,17 +22,17 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes an empty namespace; it has a loopback device that is down.
+    /// Makes an empty namespace; its loopback device is down.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` at the limit of `user.max_net_namespaces`.
     pub fn create() -> io::Result<NetNs> {
-        // On a thread of its own: unsharing moves the calling thread, and the caller shall stay
-        // where it is.
+        // On a thread of its own: unsharing moves the calling thread, and the caller must stay in
+        // its namespace.
         thread::scope(|scope| {
             let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
-                // SAFETY: takes no pointer; it changes the namespace of this thread, which ends
-                // here.
+                // SAFETY: takes no pointer; it changes the namespace of this thread only, which
+                // ends here.
                 if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -43,10 +43,10 @@ impl NetNs {
         })
     }
 
-    /// The namespace that `path` names, such as `/proc/PID/ns/net`.
+    /// Opens the namespace at `path`, such as `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, `EACCES` if this process may not look at it.
+    /// `ENOENT` if there is none, `EACCES` without permission.
     pub fn open(path: &str) -> io::Result<NetNs> {
         Ok(NetNs { fd: File::open(path)?.into() })
     }
@@ -54,13 +54,12 @@ impl NetNs {
     /// The namespace of the calling thread.
     ///
     /// # Errors
-    /// When /proc is not mounted.
+    /// If /proc is not mounted.
     pub fn current() -> io::Result<NetNs> {
         Ok(NetNs { fd: File::open("/proc/thread-self/ns/net")?.into() })
     }
 
-    /// Moves the calling thread into this namespace. Threads that it starts from then on begin
-    /// there too.
+    /// Moves the calling thread into this namespace. Threads that it starts later are in it too.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN.
@@ -68,10 +67,10 @@ impl NetNs {
         enter(self.fd.as_fd())
     }
 
-    /// Makes `command` run inside this namespace.
+    /// Makes `command` run in this namespace.
     ///
     /// # Errors
-    /// When the descriptor cannot be duplicated.
+    /// If the descriptor cannot be duplicated.
     pub fn enter_in_child(&self, command: &mut Command) -> io::Result<()> {
         let fd = self.fd.try_clone()?;
         // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
@@ -81,7 +80,8 @@ impl NetNs {
         Ok(())
     }
 
-    /// A path by which another process of the same user can open this namespace while we live.
+    /// A path by which another process of the same user can open this namespace while this process
+    /// lives.
     #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
@@ -101,15 +101,15 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Index of the device `name` in the namespace of the calling thread.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn device_index(name: &str) -> io::Result<u32> {
     Ok(name_to_index(udp_socket()?, name)?)
 }
 
-/// Whether the device is up and has a carrier, so that a frame sent now is not lost.
+/// True if the device is up and has a carrier, so that a frame sent now is not lost.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device.
+/// `ENODEV` if there is no such device.
 pub fn is_device_running(name: &str) -> io::Result<bool> {
     let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFFLAGS, &mut request)?;
@@ -127,20 +127,20 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
 }
 
 /// Switches generic receive offload of a device. A veth device with GRO runs NAPI (Linux 5.13),
-/// without which it takes no frames that XDP sends to it.
+/// which it needs to receive frames that XDP sends to it.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+/// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_SGRO: u32 = 0x2c;
     ethtool_value(name, ETHTOOL_SGRO, on.into())
 }
 
-/// Switches whether a device finishes checksums of what it sends. A veth device that does not gets
-/// what a wire would: single frames with checksums.
+/// Switches checksum offload for sending. Without it, the peer of a veth device receives what a
+/// wire would deliver: single frames with checksums.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+/// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_STXCSUM: u32 = 0x17;
     ethtool_value(name, ETHTOOL_STXCSUM, on.into())
@@ -155,21 +155,20 @@ fn ethtool_value(name: &str, cmd: u32, data: u32) -> io::Result<()> {
     }
     let mut value = EthtoolValue { cmd, data };
     let mut request = ifreq(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it.
+    // The kernel uses this pointer only during the ioctl; `value` outlives it.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
     ioctl(libc::SIOCETHTOOL, &mut request)
 }
 
-/// A socket to ask about devices by.
+/// A socket for device requests.
 fn udp_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 pub(crate) fn ifreq(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of
-    // it.
+    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One byte stays zero: the kernel wants the name terminated.
+    // The last byte stays zero: the kernel requires a terminated name.
     if name.len() >= request.ifr_name.len() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("device name too long: {name}")));
     }

@@ -1,13 +1,13 @@
 //! The report of the preload library: the Rust side of `abi/manylane_shim.h`, and the file behind
 //! it.
 //!
-//! The launcher makes the file ([`ReportFile::create`]) and reads it; the library maps it in its
-//! constructor ([`ReportFile::find`]). A slot is claimed by compare-and-exchange; after that its
-//! owner alone writes it.
+//! The launcher makes the file ([`ReportFile::create`]) and reads it. The library maps it in its
+//! constructor ([`ReportFile::find`]). A slot is claimed by compare-and-exchange; after that only
+//! its owner writes it.
 //!
-//! The file is in memory, without a name, and sealed: its size is the same for good, so that no
-//! access to the mapping fails in any of the processes. What is in it is the word of whoever has it
-//! mapped.
+//! The file is in memory, unnamed, and sealed: its size is fixed, so that no access to the mapping
+//! fails in any of the processes. Its content is untrusted: any process that has mapped it can
+//! write it.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -24,11 +24,11 @@ use crate::shared::{Atomics, Shared};
 pub const MAGIC: u32 = 0x4853_4c4d;
 /// Version of the layout.
 pub const VERSION: u32 = 1;
-/// Slots of receivers.
+/// Number of receiver slots.
 pub const RECEIVERS: usize = 1024;
-/// Slots of reasons.
+/// Number of reason slots.
 pub const REASONS: usize = 32;
-/// In place of a lane's number: the receiver shares the program's own socket.
+/// Instead of a lane's number: the receiver uses the program's own socket.
 pub const NO_LANE: u32 = u32::MAX;
 
 /// State of a slot: free.
@@ -37,11 +37,10 @@ pub const FREE: u32 = 0;
 pub const CLAIMED: u32 = 1;
 /// State of a slot: in use.
 pub const OPEN: u32 = 2;
-/// State of a slot: its receiver ended; the counts stay until the slot is needed again.
+/// State of a slot: its receiver ended; the counts stay until the slot is reused.
 pub const ENDED: u32 = 3;
 
-/// Why a socket stays, or became again, a plain one. The numbers are indices of
-/// [`Report::reasons`].
+/// Why a socket is, or became again, a plain one. The numbers are indices of [`Report::reasons`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs, reason = "name() and why() say it")]
@@ -113,13 +112,13 @@ impl Reason {
         Self::Seccomp,
     ];
 
-    /// One word, for tables and documents.
+    /// One word, for tables and documentation.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.texts().0
     }
 
-    /// What it means, for people.
+    /// The description for users.
     #[must_use]
     pub fn description(self) -> &'static str {
         self.texts().1
@@ -241,7 +240,7 @@ impl Addr {
     }
 }
 
-/// What is said once (`struct mls_header`).
+/// Global fields (`struct mls_header`).
 #[repr(C)]
 pub struct Header {
     /// [`MAGIC`].
@@ -254,16 +253,16 @@ pub struct Header {
     pub reasons: AtomicU32,
     /// Processes that loaded the library, or were forked by one that had.
     pub processes: AtomicU32,
-    /// The last of those.
+    /// The last of these processes.
     pub last_pid: AtomicU32,
     /// Receivers that found no slot.
     pub full: AtomicU32,
-    /// UDP sockets bound to a port that is taken.
+    /// UDP sockets that were taken over when they were bound.
     pub sockets: AtomicU32,
     pad: [AtomicU64; 4],
 }
 
-/// A thread that receives on a socket (`struct mls_receiver`). Written by that thread alone.
+/// A thread that receives on a socket (`struct mls_receiver`). Only that thread writes it.
 #[repr(C)]
 pub struct Receiver {
     /// [`FREE`], [`CLAIMED`], [`OPEN`] or [`ENDED`].
@@ -272,43 +271,43 @@ pub struct Receiver {
     pub pid: AtomicU32,
     /// Its thread.
     pub tid: AtomicU32,
-    /// Its lane now; [`NO_LANE`] if none.
+    /// Its current lane; [`NO_LANE`] if none.
     pub lane: AtomicU32,
     /// The address that the socket is bound to.
     pub addr: Addr,
-    /// Datagrams handed to the program.
+    /// Datagrams returned to the program.
     pub rx_datagrams: AtomicU64,
     /// Their bytes.
     pub rx_bytes: AtomicU64,
-    /// Calls of the program that brought something.
+    /// Calls of the program that returned datagrams.
     pub rx_batches: AtomicU64,
     /// Datagrams sent.
     pub tx_datagrams: AtomicU64,
     /// Their bytes.
     pub tx_bytes: AtomicU64,
-    /// Calls of the program that sent something.
+    /// Calls of the program that sent datagrams.
     pub tx_batches: AtomicU64,
-    /// Of `rx_datagrams`, those from a lane that was not its own.
+    /// Of `rx_datagrams`, those from another thread's lane.
     pub rx_stolen: AtomicU64,
-    /// Of `rx_datagrams`, those that came as frames (engine `xdp`).
+    /// Of `rx_datagrams`, those received as frames (engine `xdp`).
     pub rx_frames: AtomicU64,
-    /// Of `tx_datagrams`, those that left as frames.
+    /// Of `tx_datagrams`, those sent as frames.
     pub tx_frames: AtomicU64,
-    /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if
-    /// it is not known.
+    /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is not
+    /// known.
     pub inode: AtomicU64,
     pad: AtomicU64,
 }
 
-/// How often a reason sent a socket back to plain (`struct mls_reason`).
+/// Count of a reason for which sockets became plain ones (`struct mls_reason`).
 #[repr(C)]
 pub struct ReasonSlot {
-    /// How often.
+    /// The count.
     pub count: AtomicU64,
-    /// In which process last.
+    /// The last process.
     pub last_pid: AtomicU32,
     pad: AtomicU32,
-    /// For which socket last.
+    /// The last socket's address.
     pub last_addr: Addr,
     pad1: [AtomicU64; 3],
 }
@@ -316,11 +315,11 @@ pub struct ReasonSlot {
 /// The whole file (`struct mls_report`).
 #[repr(C)]
 pub struct Report {
-    /// What is said once.
+    /// Global fields.
     pub header: Header,
-    /// By [`Reason`].
+    /// Indexed by [`Reason`].
     pub reasons: [ReasonSlot; REASONS],
-    /// Receivers, in the order in which they came.
+    /// Receivers, in the order in which they started.
     pub receivers: [Receiver; RECEIVERS],
 }
 
@@ -348,11 +347,11 @@ pub struct ReportFile {
 }
 
 impl ReportFile {
-    /// Makes one in memory, and the descriptor by which others [`find`](Self::find) it, which
-    /// closes on exec.
+    /// Makes a report in memory. Also returns the descriptor, with close-on-exec, by which others
+    /// [`find`](Self::find) it.
     ///
     /// # Errors
-    /// What making and mapping it report.
+    /// Those of making and mapping the file.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let (report, fd) = Shared::<Report>::create(c"manylane-report")?;
         let header = &report.header;
@@ -363,16 +362,16 @@ impl ReportFile {
         Ok((Self { report: report.leak() }, fd))
     }
 
-    /// Where other processes find what `fd` refers to, as long as this one has it open under this
-    /// number.
+    /// The path by which other processes can open `fd`, as long as this process has it open under
+    /// its number.
     #[must_use]
     pub fn path(fd: BorrowedFd<'_>) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into()
     }
 
-    /// Finds the report that has this [`path`](Self::path): by the descriptor of that number if
-    /// this process has inherited it, which takes neither `/proc` nor permission, and else by the
-    /// path. The second value is that descriptor. To be called while no other thread opens or
+    /// Finds the report with this [`path`](Self::path). Uses the descriptor of that number if this
+    /// process has inherited it, which needs neither `/proc` nor permission; otherwise opens the
+    /// path. The second value is that descriptor. Must be called while no other thread opens or
     /// closes files.
     ///
     /// # Errors
@@ -381,11 +380,12 @@ impl ReportFile {
         let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
         // SAFETY: takes no pointer.
         let inherited = number.filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0);
-        // SAFETY: it is open (asked just now), and stays so: the caller sees to that.
+        // SAFETY: the descriptor is open (checked just now), and the caller ensures that no thread
+        // closes it.
         let report = inherited.and_then(|fd| Self::map(unsafe { BorrowedFd::borrow_raw(fd) }).ok());
         match report {
             Some(report) => Ok((report, inherited)),
-            // It may have another number here, or something else may have this one.
+            // It has another number here, or another file has this number.
             None => Self::open(path).map(|report| (report, None)),
         }
     }
@@ -393,10 +393,10 @@ impl ReportFile {
     /// Maps the report at `path`.
     ///
     /// # Errors
-    /// What opening and mapping report; `InvalidData` if it is no report of this version, or could
-    /// become shorter.
+    /// Those of opening and mapping the file; `InvalidData` if it is no report of this version, or
+    /// could shrink.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Whatever the path leads to by now: opening it waits for nobody.
+        // Never blocks, whatever file the path refers to now.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
         Self::map(file.as_fd())
@@ -412,7 +412,7 @@ impl ReportFile {
         Ok(Self { report: report.leak() })
     }
 
-    /// The report, which changes as others write it.
+    /// The report, which changes as other processes write it.
     #[must_use]
     pub fn report(&self) -> &'static Report {
         self.report
@@ -443,11 +443,11 @@ mod tests {
         ours.report().header.last_pid.store(77, Ordering::Relaxed);
         let is_ours = |found: ReportFile| found.report().header.last_pid.load(Ordering::Relaxed) == 77;
         let number = fd.as_raw_fd();
-        // The process that made it cannot be looked into.
+        // The process that made it is not accessible.
         let (found, inherited) = ReportFile::find(&PathBuf::from(format!("/nowhere/fd/{number}"))).unwrap();
         assert_eq!((is_ours(found), inherited), (true, Some(number)));
-        // The number is closed, or something else; the path says the number in the process that
-        // made it.
+        // The number is closed, or another file; the path has the number in the process that made
+        // it.
         let path = ReportFile::path(fd.as_fd());
         let link = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
         std::os::unix::fs::symlink(&path, &link).unwrap();
@@ -479,7 +479,7 @@ mod tests {
         // SAFETY: the name is terminated and lives across the call.
         let raw =
             unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let loose = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
         loose.write_all_at(&bytes, 0).unwrap();
         let opened = ReportFile::open(&ReportFile::path(loose.as_fd()));

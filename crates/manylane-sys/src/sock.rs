@@ -1,4 +1,4 @@
-//! UDP sockets: opening, binding, options, what the kernel says about them.
+//! UDP sockets: opening, binding, options, state.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,23 +10,22 @@ use crate::addr::SockAddr;
 use crate::cbpf::{self, Insn};
 use crate::check;
 
-/// Opens a UDP socket of the family of `addr`, closed on exec.
+/// Opens a UDP socket of the family of `addr`, with close-on-exec.
 ///
 /// # Errors
-/// What `socket(2)` reports: `EMFILE` and `ENFILE` without descriptors, `EAFNOSUPPORT` without
-/// IPv6.
+/// Those of `socket(2)`: `EMFILE` and `ENFILE` without descriptors, `EAFNOSUPPORT` without IPv6.
 pub fn open(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: socket(2) takes plain integers.
     let fd = check(unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new, and this value is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Binds the socket.
 ///
 /// # Errors
-/// What `bind(2)` reports: `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES` for a port below 1024.
+/// Those of `bind(2)`: `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES` for a port below 1024.
 pub fn bind(fd: BorrowedFd<'_>, addr: &SocketAddr) -> io::Result<()> {
     let raw = SockAddr::from(*addr);
     let bytes = raw.as_bytes();
@@ -35,35 +34,35 @@ pub fn bind(fd: BorrowedFd<'_>, addr: &SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// The address the socket is bound to.
+/// The address that the socket is bound to.
 ///
 /// # Errors
-/// What `getsockname(2)` reports, or `InvalidData` for a socket that is not IP.
+/// Those of `getsockname(2)`, or `InvalidData` for a socket that is not IP.
 pub fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     let mut raw = SockAddr::EMPTY;
     let mut len = SockAddr::CAPACITY as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is what a SockAddr has room for.
+    // SAFETY: the kernel writes at most `len` bytes, the capacity of a SockAddr.
     check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
     raw.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// What a lessor has to know of a socket that a program handed over.
+/// Properties of a socket that a program handed over to a lessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketInfo {
-    /// It is a UDP socket.
+    /// True for a UDP socket.
     pub is_udp: bool,
-    /// It takes no IPv4, or could not anyway.
+    /// True if it accepts no IPv4.
     pub only_v6: bool,
-    /// Its network namespace, as a number (Linux 5.14).
+    /// Cookie of its network namespace (Linux 5.14).
     pub namespace: u64,
-    /// A number that no other socket has, as long as the machine runs (Linux 4.12).
+    /// Cookie of the socket, unique until the machine restarts (Linux 4.12).
     pub cookie: u64,
 }
 
-/// Looks at a socket of somebody else's.
+/// Reads the properties of a socket from another process.
 ///
 /// # Errors
-/// What `getsockopt(2)` reports: `ENOTSOCK`; `ENOPROTOOPT` before Linux 5.14.
+/// Those of `getsockopt(2)`: `ENOTSOCK`; `ENOPROTOOPT` before Linux 5.14.
 pub fn socket_info(fd: BorrowedFd<'_>) -> io::Result<SocketInfo> {
     /// Of asm-generic/socket.h.
     const SO_NETNS_COOKIE: i32 = 71;
@@ -102,44 +101,43 @@ fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     Ok(value)
 }
 
-/// Of linux/in6.h; the libc crate does not have it.
+/// Defined in linux/in6.h; missing in the libc crate.
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
 /// An option of a lane's socket that is on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// `SO_REUSEPORT` (Linux 3.9). Set on a bound socket, it lets later ones join it in a new
-    /// group.
+    /// `SO_REUSEPORT` (Linux 3.9). Set on a bound socket, it starts a new group that later sockets
+    /// can join.
     ReusePort,
-    /// `IPV6_V6ONLY`: an IPv6 wildcard socket takes no IPv4.
+    /// `IPV6_V6ONLY`: an IPv6 wildcard socket accepts no IPv4.
     OnlyV6,
-    /// `IP_PKTINFO`: say to which address each datagram was sent.
+    /// `IP_PKTINFO`: report the destination address of each datagram.
     PktInfoV4,
-    /// `IPV6_RECVPKTINFO`: the same over IPv6.
+    /// `IPV6_RECVPKTINFO`: the same for IPv6.
     PktInfoV6,
-    /// `IP_RECVTOS`: say the type of service.
+    /// `IP_RECVTOS`: report the type of service.
     TosV4,
-    /// `IPV6_RECVTCLASS`: say the traffic class.
+    /// `IPV6_RECVTCLASS`: report the traffic class.
     TosV6,
-    /// `UDP_GRO` (Linux 5.0): hand trains of datagrams over as one message.
+    /// `UDP_GRO` (Linux 5.0): deliver several datagrams as one message.
     Gro,
-    /// `SO_TIMESTAMPNS`: say when the kernel took the packet.
+    /// `SO_TIMESTAMPNS`: report when the kernel received the packet.
     Timestamp,
-    /// `IP_MULTICAST_ALL`: take multicast of groups that other sockets joined.
+    /// `IP_MULTICAST_ALL`: deliver multicast of groups that other sockets joined.
     MulticastAllV4,
-    /// `IPV6_MULTICAST_ALL` (Linux 4.20): the same over IPv6.
+    /// `IPV6_MULTICAST_ALL` (Linux 4.20): the same for IPv6.
     MulticastAllV6,
-    /// `IP_RECVERR`: tell of ICMP errors by calls that follow. No lane asks for them; an
-    /// application may.
+    /// `IP_RECVERR`: report ICMP errors in later calls. Lanes do not set it; an application may.
     ErrorsV4,
-    /// `IPV6_RECVERR`: the same over IPv6.
+    /// `IPV6_RECVERR`: the same for IPv6.
     ErrorsV6,
 }
 
 /// Turns an option on or off.
 ///
 /// # Errors
-/// What `setsockopt(2)` reports; `ENOPROTOOPT` where the kernel does not have the option.
+/// Those of `setsockopt(2)`; `ENOPROTOOPT` where the kernel does not have the option.
 pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
     let (level, name) = match flag {
         Flag::ReusePort => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
@@ -158,12 +156,12 @@ pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
     set(fd, level, name, i32::from(on))
 }
 
-/// Whether an error may be one that an earlier datagram has left on the socket: what the kernel
-/// makes of ICMP messages (`icmp_err_convert` in net/ipv4/icmp.c, `icmpv6_err_convert` in
+/// True if an error may come from an earlier datagram of the socket: the errors that the kernel
+/// derives from ICMP messages (`icmp_err_convert` in net/ipv4/icmp.c, `icmpv6_err_convert` in
 /// net/ipv6/icmp.c).
 ///
-/// A socket that is not connected has them if somebody has asked for them (`IP_RECVERR`). Each is
-/// told once, by whatever call comes next, which then does nothing else.
+/// A socket that is not connected gets them only with `IP_RECVERR`. Each is reported once, by the
+/// next call of any kind, which then does nothing else.
 #[must_use]
 pub fn is_icmp_error(code: i32) -> bool {
     matches!(
@@ -181,29 +179,29 @@ pub fn is_icmp_error(code: i32) -> bool {
     )
 }
 
-/// Whether the kernel takes `UDP_SEGMENT` (GSO, Linux 4.18) on this socket.
+/// True if the kernel supports `UDP_SEGMENT` (GSO, Linux 4.18) on this socket.
 #[must_use]
 pub fn supports_gso(fd: BorrowedFd<'_>) -> bool {
     get_int(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
-/// Which of the two buffers of a socket.
+/// A buffer of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// What has arrived and was not taken yet.
+    /// Datagrams received and not read yet.
     Receive,
-    /// What was sent and has not left yet.
+    /// Datagrams sent that have not left yet.
     Send,
 }
 
-/// Asks for a buffer of `bytes` and returns the size that the kernel gave (it books twice what is
-/// asked for, for its own overhead; here both are the payload's side).
+/// Sets a buffer to `bytes`, and returns the size that the kernel granted. (The kernel doubles the
+/// value for its own overhead; both values here are without it.)
 ///
-/// Tries `SO_RCVBUFFORCE`/`SO_SNDBUFFORCE` first, which `CAP_NET_ADMIN` may, then the plain option,
-/// which the kernel silently caps at `net.core.rmem_max`/`wmem_max`.
+/// Tries `SO_RCVBUFFORCE`/`SO_SNDBUFFORCE` first, which needs `CAP_NET_ADMIN`, then the plain
+/// option, which the kernel silently caps at `net.core.rmem_max`/`wmem_max`.
 ///
 /// # Errors
-/// What `setsockopt(2)` reports.
+/// Those of `setsockopt(2)`.
 pub fn set_buffer(fd: BorrowedFd<'_>, which: Buffer, bytes: usize) -> io::Result<usize> {
     let (force, plain) = match which {
         Buffer::Receive => (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
@@ -216,10 +214,10 @@ pub fn set_buffer(fd: BorrowedFd<'_>, which: Buffer, bytes: usize) -> io::Result
     Ok(get_int(fd, libc::SOL_SOCKET, plain)?.unsigned_abs() as usize / 2)
 }
 
-/// Bounds how long a receive may sleep; zero means for ever.
+/// Limits the time that a receive sleeps; zero means no limit.
 ///
 /// # Errors
-/// What `setsockopt(2)` reports.
+/// Those of `setsockopt(2)`.
 pub fn set_recv_timeout(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
     let value = libc::timeval {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
@@ -231,10 +229,10 @@ pub fn set_recv_timeout(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<()>
 /// State of a socket's receive queue (`SO_MEMINFO`, Linux 4.12).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueState {
-    /// Memory that queued datagrams hold, in bytes with the kernel's overhead.
+    /// Memory of queued datagrams in bytes, including the kernel's overhead.
     pub queued_bytes: u32,
-    /// Memory at which the kernel drops what arrives: the size of the receive buffer, its overhead
-    /// included.
+    /// Memory at which the kernel drops datagrams: the size of the receive buffer, including its
+    /// overhead.
     pub limit_bytes: u32,
     /// Datagrams that the kernel dropped at this socket since it was opened: queue full, out of
     /// memory, wrong checksum. Wraps at 2^32.
@@ -258,8 +256,8 @@ pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
     Ok(QueueState { queued_bytes: words[0], limit_bytes: words[1], drops: words[8] })
 }
 
-/// Gives the socket's reuseport group a classic BPF program that returns the index of a socket
-/// (Linux 4.5). It needs no privilege.
+/// Attaches a classic BPF program that returns the index of a socket to the socket's reuseport
+/// group (Linux 4.5). Unprivileged.
 ///
 /// # Errors
 /// `EINVAL` for a program that the kernel's check refuses, or a socket without `SO_REUSEPORT`.
@@ -271,11 +269,11 @@ pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[Insn]) -> io::Result
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, fprog)
 }
 
-/// Makes the kernel drop, and count as dropped, everything that would still be queued on the
-/// socket: what is in the queue can be taken in peace.
+/// Makes the kernel drop, and count as dropped, all further datagrams to the socket. Those in the
+/// queue can still be received.
 ///
 /// # Errors
-/// What `setsockopt(2)` reports.
+/// Those of `setsockopt(2)`.
 pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
     // Keep nothing of the packet.
     let program = [cbpf::insn(cbpf::RET_K, 0)];
@@ -283,26 +281,26 @@ pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, fprog)
 }
 
-/// Wakes whoever sleeps in a receive on the socket, for good: later receives do not sleep any more.
-/// What is queued can still be taken.
+/// Wakes all receives that sleep on the socket, for good: later receives do not sleep either.
+/// Queued datagrams can still be received.
 pub fn wake(fd: BorrowedFd<'_>) {
-    // On a socket that is not connected this reports ENOTCONN, after it has done its work
+    // Reports ENOTCONN on a socket that is not connected, after it has done its work
     // (inet_shutdown in net/ipv4/af_inet.c).
     // SAFETY: shutdown(2) takes plain integers.
     unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
 }
 
-/// The number under which `/proc/net/udp` lists the socket.
+/// The inode under which `/proc/net/udp` lists the socket.
 ///
 /// # Errors
-/// What `fstat(2)` reports.
+/// Those of `fstat(2)`.
 pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let file = std::fs::File::from(fd.try_clone_to_owned()?);
     Ok(file.metadata()?.ino())
 }
 
-/// Sleeps until there is something to receive, or the socket is shut down, or for `timeout`, to the
+/// Sleeps until a datagram is queued, the socket is shut down, or `timeout` expires, with the
 /// precision of the calling thread's timer slack (ppoll(2)). A signal ends it early.
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -310,8 +308,9 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
         tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
     };
+    // Errors are ignored: they mean invalid arguments.
     // SAFETY: the kernel reads and writes one pollfd and reads `time`, which live across the call;
-    // a null signal mask leaves the mask alone. Its errors are those of arguments that are wrong.
+    // a null signal mask leaves the mask alone.
     unsafe { libc::ppoll(&raw mut poll, 1, &raw const time, ptr::null()) };
 }
 
