@@ -1,4 +1,4 @@
-//! Socket addresses in the form in which the kernel reads and writes them.
+//! Socket addresses in the kernel's format.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -10,25 +10,25 @@ const LEN_V6: usize = 28;
 
 /// A `sockaddr_in` or `sockaddr_in6`, byte for byte.
 ///
-/// The kernel fills it on receive, and a reply hands it back as it is, so that the hot path never
+/// The kernel fills it on receive, and a reply passes it back unchanged, so the hot path never
 /// converts an address. The length follows from the family, the first two bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct SockAddr([u8; 32]);
 
 impl SockAddr {
-    /// An address of no family: what a slot holds before the kernel has written to it.
+    /// An address without a family: the value before the kernel has written to it.
     pub const EMPTY: Self = Self([0; 32]);
 
     /// Space that the kernel may fill, in bytes.
     pub const CAPACITY: usize = LEN_V6;
 
-    /// The address that the kernel wrote to the start of `bytes`, where it stays; none if they are
-    /// too few or not aligned.
+    /// The address that the kernel wrote to the start of `bytes`, by reference; none if `bytes` is
+    /// too short or not aligned.
     pub(crate) fn from_prefix(bytes: &[u8]) -> Option<&Self> {
         let is_fit = bytes.len() >= size_of::<Self>() && bytes.as_ptr().cast::<Self>().is_aligned();
-        // SAFETY: as many initialised bytes, aligned, are borrowed as long as the result; every
-        // value of them is an address.
+        // SAFETY: that many initialised bytes, aligned, are borrowed as long as the result; any
+        // bytes are a valid address.
         is_fit.then(|| unsafe { &*bytes.as_ptr().cast() })
     }
 
@@ -48,14 +48,13 @@ impl SockAddr {
         }
     }
 
-    /// True if this is an IPv6 address (also a mapped IPv4 one).
+    /// True if this is an IPv6 address (including a mapped IPv4 one).
     #[must_use]
     pub fn is_v6(&self) -> bool {
         self.family() == libc::AF_INET6
     }
 
-    /// True if this is an IPv4 address in the form that sockets of IPv6 have for it,
-    /// `::ffff:0:0/96` (RFC 4291, section 2.5.5.2).
+    /// True if this is an IPv4-mapped IPv6 address, `::ffff:0:0/96` (RFC 4291, section 2.5.5.2).
     #[must_use]
     pub fn is_v4_mapped(&self) -> bool {
         self.is_v6() && self.0[8..20] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
@@ -103,8 +102,8 @@ impl From<SocketAddr> for SockAddr {
 }
 
 impl PartialEq for SockAddr {
-    /// Equal family, address, port, flow label and scope. Bytes behind the address do not count:
-    /// the kernel leaves there what an earlier, longer address wrote.
+    /// Compares family, address, port, flow label and scope. Ignores bytes behind the address,
+    /// where the kernel leaves parts of an earlier, longer one.
     fn eq(&self, other: &Self) -> bool {
         self.as_bytes() == other.as_bytes()
     }
@@ -121,10 +120,10 @@ impl fmt::Debug for SockAddr {
     }
 }
 
-/// Where a reply leaves from: the address that the request was sent to.
+/// Source of a reply: the address that the request was sent to.
 ///
-/// The interface is zero unless the address is link-local, which means nothing without one; the
-/// routing table picks it otherwise.
+/// The interface is zero unless the address is link-local, which needs one; otherwise the routing
+/// table selects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// Local address.

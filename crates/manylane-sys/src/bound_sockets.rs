@@ -1,43 +1,42 @@
-//! The UDP sockets that are bound to a port, asked of the kernel by netlink (Linux 3.3,
-//! `CONFIG_INET_UDP_DIAG`).
+//! The UDP sockets that are bound to a port, by netlink (Linux 3.3, `CONFIG_INET_UDP_DIAG`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::diag::{attribute, dump, read_u32};
 
-/// Of linux/inet_diag.h.
+/// Defined in linux/inet_diag.h.
 const INET_DIAG_SKV6ONLY: u16 = 11;
-/// Bytes of `struct inet_diag_req_v2`, of `struct inet_diag_msg`.
+/// Sizes of `struct inet_diag_req_v2` and `struct inet_diag_msg`.
 const REQUEST_LEN: usize = 56;
 const MESSAGE_LEN: usize = 72;
 
-/// A UDP socket of some process.
+/// A UDP socket of any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundSocket {
-    /// What it alone has, for as long as the machine runs
+    /// Its cookie, unique until the machine restarts
     /// ([`sock::SocketInfo`](crate::sock::SocketInfo)).
     pub cookie: u64,
     /// The address that it is bound to.
     pub ip: IpAddr,
-    /// It takes no IPv4, or could not anyway.
+    /// True if it accepts no IPv4.
     pub only_v6: bool,
-    /// The device that it is bound to; 0 if it is not.
+    /// The device that it is bound to; 0 if none.
     pub device: u32,
-    /// It is connected to a peer.
+    /// True if it is connected to a peer.
     pub is_connected: bool,
-    /// User of who opened it.
+    /// User that opened it.
     pub uid: u32,
 }
 
 impl BoundSocket {
-    /// Whether datagrams to `ip` may be for it.
+    /// True if datagrams to `ip` may be for it.
     #[must_use]
     pub fn matches(&self, ip: IpAddr) -> bool {
         matches(self.ip, self.only_v6, ip)
     }
 
-    /// Whether there are datagrams that may be for either.
+    /// True if some datagrams may be for either.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let any = |ip: IpAddr| ip.to_canonical().is_unspecified();
@@ -53,7 +52,7 @@ impl BoundSocket {
     }
 }
 
-/// Whether datagrams to `ip` may be for a socket that is bound to `bound`.
+/// True if datagrams to `ip` may be for a socket that is bound to `bound`.
 #[must_use]
 pub fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
     match bound.to_canonical() {
@@ -63,11 +62,11 @@ pub fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
     }
 }
 
-/// All UDP sockets of the calling thread's network namespace that are bound to `port`, whatever
-/// their address.
+/// All UDP sockets of the calling thread's network namespace that are bound to `port`, with any
+/// address.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read.
+/// `ENOENT` if the kernel does not support it; errors of opening and reading the socket.
 pub fn find_by_port(port: u16) -> io::Result<Vec<BoundSocket>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -91,8 +90,7 @@ fn request(family: libc::c_int, port: u16) -> [u8; REQUEST_LEN] {
 
 fn parse(message: &[u8]) -> Option<BoundSocket> {
     let bytes: &[u8; MESSAGE_LEN] = message.first_chunk()?;
-    // Of `struct inet_diag_sockid`, which begins at 4: two ports, two addresses, a device, a
-    // cookie.
+    // `struct inet_diag_sockid`, which begins at 4: two ports, two addresses, a device, a cookie.
     let (at, to) = (8, 24);
     let is_v6 = libc::c_int::from(bytes[0]) == libc::AF_INET6;
     let peer: [u8; 16] = bytes[to..to + 16].try_into().ok()?;

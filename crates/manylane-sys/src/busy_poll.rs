@@ -1,5 +1,5 @@
-//! Busy polling by the kernel: a call that would sleep looks at the device first, instead of
-//! waiting for its interrupt.
+//! Busy polling by the kernel: a call that would sleep polls the device first, instead of waiting
+//! for its interrupt.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,17 +9,18 @@ use crate::sock;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 const SO_BUSY_POLL_BUDGET: libc::c_int = 70;
 
-/// Packets that the kernel takes at a time: more needs a privilege with epoll (`NAPI_POLL_WEIGHT`).
+/// Packets that the kernel processes per poll; more needs a privilege with epoll
+/// (`NAPI_POLL_WEIGHT`).
 pub const BUDGET: u16 = 64;
 
-/// Lets calls on `socket` look at its device for so many microseconds before they sleep
-/// (`SO_BUSY_POLL`, Linux 3.11), the device work in such calls rather than in interrupts, and take
-/// so many packets at a time (`SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the
-/// kernel has them; 0 leaves the budget as it is). 0 microseconds ends it.
+/// Makes calls on `socket` poll its device for `micros` microseconds before they sleep
+/// (`SO_BUSY_POLL`, Linux 3.11). The device then works in such calls rather than in interrupts,
+/// with `budget` packets per poll (`SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, Linux 5.11, if
+/// the kernel has them; 0 leaves the budget unchanged). 0 microseconds ends it.
 ///
 /// # Errors
-/// `EPERM` without CAP_NET_ADMIN (below the sysctl `net.core.busy_read` none is needed for the
-/// first alone); `ENOPROTOOPT` in a kernel without busy polling.
+/// `EPERM` without CAP_NET_ADMIN (not needed for `SO_BUSY_POLL` alone, up to the sysctl
+/// `net.core.busy_read`); `ENOPROTOOPT` in a kernel without busy polling.
 pub fn set(socket: BorrowedFd<'_>, micros: u32, budget: u16) -> io::Result<()> {
     let set = |name, value: u32| sock::set(socket, libc::SOL_SOCKET, name, value);
     let optional = |name, value| match set(name, value) {
@@ -34,7 +35,7 @@ pub fn set(socket: BorrowedFd<'_>, micros: u32, budget: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether [`set`] would do on a socket of this process.
+/// Checks whether [`set`] works on a socket of this process.
 ///
 /// # Errors
 /// As there.
@@ -52,11 +53,11 @@ struct EpollParams {
     pad: u8,
 }
 
-/// The same for waits on an epoll (`EPIOCSPARAMS`, Linux 6.9), which looks at the device that the
-/// last event was of. Where that device has an `irq-suspend-timeout` (Linux 6.13), it raises no
-/// interrupt while such waits find something.
+/// The same for waits on an epoll (`EPIOCSPARAMS`, Linux 6.9), which poll the device of the last
+/// event. If that device has an `irq-suspend-timeout` (Linux 6.13), it raises no interrupts while
+/// such waits find packets.
 pub(crate) fn set_epoll(epoll: BorrowedFd<'_>, usecs: u32, budget: u16) -> io::Result<()> {
-    /// `_IOW(0x8A, 1, struct epoll_params)`, on all architectures but MIPS, PowerPC and SPARC.
+    /// `_IOW(0x8A, 1, struct epoll_params)`, on all architectures except MIPS, PowerPC and SPARC.
     const EPIOCSPARAMS: u32 = 1 << 30 | 8 << 16 | 0x8a << 8 | 1;
     const { assert!(size_of::<EpollParams>() == 8) };
     let params = EpollParams { usecs, budget, prefer: 1, pad: 0 };
@@ -76,7 +77,7 @@ mod tests {
             Err(err) => assert!(matches!(err.raw_os_error(), Some(libc::EPERM | libc::ENOPROTOOPT)), "{err}"),
         }
         let fd = sock::open(&([127, 0, 0, 1], 0).into()).unwrap();
-        // Less than what there is needs no privilege.
+        // A lower value than the current one needs no privilege.
         if set(fd.as_fd(), 0, 0).is_err() {
             assert!(probe().is_err());
         }

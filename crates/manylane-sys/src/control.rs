@@ -1,6 +1,6 @@
-//! Control messages: what the kernel says about a datagram, and what a send says to the kernel.
+//! Control messages: ancillary data of received datagrams, and options of sends.
 //!
-//! Parsing is over plain bytes, with every length checked, so that it needs no `unsafe` and can be
+//! Parsing works on plain bytes, with every length checked, so it needs no `unsafe` and can be
 //! fuzzed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,29 +13,29 @@ const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
 /// Control messages start at multiples of this.
 const ALIGN: usize = size_of::<usize>();
 
-/// Space that a control message with `len` bytes of data takes (`CMSG_SPACE`).
+/// Space of a control message with `len` bytes of data (`CMSG_SPACE`).
 pub(crate) const fn space(len: usize) -> usize {
     HEADER_LEN + len.next_multiple_of(ALIGN)
 }
 
-/// Room for everything that a lane may ask for: destination address, ECN, GRO segment size, time
-/// stamp, and what other options of the socket could add.
+/// Room for everything that a lane may enable (destination address, ECN, GRO segment size, time
+/// stamp), and for other options of the socket.
 pub(crate) const RECV_CAPACITY: usize = 192;
 
-/// What the kernel said about one message.
+/// Ancillary data of one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ancillary {
-    /// Local address to answer from, if asked for (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    /// Local address to reply from, if enabled (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
     pub local: Option<Source>,
-    /// Type of service or traffic class, if asked for; the two low bits are ECN (RFC 3168).
+    /// Type of service or traffic class, if enabled; the two low bits are ECN (RFC 3168).
     pub tos: Option<u8>,
-    /// Bytes of each datagram in a GRO train (`UDP_GRO`, since Linux 5.0), 0 for a single datagram.
+    /// Bytes of each datagram in a GRO message (`UDP_GRO`, Linux 5.0), 0 for a single datagram.
     pub segment_size: u16,
-    /// When the kernel took the packet, if asked for (`SO_TIMESTAMPNS`).
+    /// Time at which the kernel received the packet, if enabled (`SO_TIMESTAMPNS`).
     pub timestamp: Option<SystemTime>,
 }
 
-/// Reads the control messages of one received message; what is unknown or malformed is passed over.
+/// Parses the control messages of one received message; skips unknown and malformed ones.
 #[must_use]
 pub fn parse(mut bytes: &[u8]) -> Ancillary {
     let mut found = Ancillary::default();
@@ -55,7 +55,7 @@ pub fn parse(mut bytes: &[u8]) -> Ancillary {
     found
 }
 
-/// Splits the first control message off: level, type, data.
+/// Splits off the first control message: level, type, data.
 fn next<'a>(bytes: &mut &'a [u8]) -> Option<(i32, i32, &'a [u8])> {
     let len = usize::from_ne_bytes(bytes.get(..size_of::<usize>())?.try_into().ok()?);
     let level = read_u32(bytes, HEADER_LEN - 8)? as i32;
@@ -69,7 +69,7 @@ fn read_u32(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// `struct in_pktinfo`: the second word is the address to answer from, also for a broadcast.
+/// `struct in_pktinfo`: the second word is the address to reply from, even for a broadcast.
 fn pktinfo_v4(data: &[u8]) -> Option<Source> {
     let ip: [u8; 4] = data.get(4..8)?.try_into().ok()?;
     Some(Source { ip: IpAddr::V4(Ipv4Addr::from(ip)), interface: 0 })
@@ -90,14 +90,14 @@ fn timestamp(data: &[u8]) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(since)
 }
 
-/// Where the segment size stands in a [`SendControl`]; the source address ends there.
+/// Offset of the segment size in a [`SendControl`]; the source address ends there.
 const SEGMENT_OFFSET: usize = space(size_of::<libc::in6_pktinfo>());
 const SEND_LEN: usize = SEGMENT_OFFSET + space(2);
 
 /// Control messages of one send, in a fixed place: the source address, then the GSO segment size.
 ///
-/// The headers are written once. A send points at the part of it that applies, so that nothing is
-/// built per datagram but the address and the size.
+/// The headers are written once. A send points at the part of it that applies, so only the address
+/// and the size are written per datagram.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(crate) struct SendControl([u8; SEND_LEN]);
@@ -110,7 +110,7 @@ impl SendControl {
         Self(bytes)
     }
 
-    /// Writes the parts that apply and returns where they are: offset and length, (0, 0) for none.
+    /// Writes the parts that apply; returns their offset and length, (0, 0) for none.
     pub(crate) fn fill(&mut self, source: Option<&Source>, segment: Option<u16>) -> (usize, usize) {
         let start = source.map_or(SEGMENT_OFFSET, |source| self.write_source(source));
         let end = match segment {
@@ -123,8 +123,8 @@ impl SendControl {
         if start == end { (0, 0) } else { (start, end - start) }
     }
 
-    /// Writes the source address so that it ends where the segment size starts; returns where it
-    /// starts.
+    /// Writes the source address so that it ends where the segment size starts; returns its
+    /// offset.
     fn write_source(&mut self, source: &Source) -> usize {
         match source.ip {
             IpAddr::V4(ip) => {

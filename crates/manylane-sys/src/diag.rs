@@ -1,4 +1,4 @@
-//! Sockets of the calling thread's network namespace, asked for by netlink (`sock_diag(7)`, Linux
+//! Lists the sockets of the calling thread's network namespace by netlink (`sock_diag(7)`, Linux
 //! 3.3).
 
 use std::io;
@@ -6,26 +6,26 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::check;
 
-/// Of linux/sock_diag.h.
+/// Defined in linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// Bytes of `struct nlmsghdr`.
+/// Size of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
-/// Messages of one answer: far more than there are sockets in any namespace.
+/// Maximum number of messages of an answer: far more than any namespace has sockets.
 const READS_MAX: usize = 4096;
 
-/// Asks for all sockets that `request` describes, a structure of the family's that begins with its
-/// number; `each` is given what the kernel says of one of them.
+/// Queries all sockets that match `request`, a struct of the family that begins with its number;
+/// calls `each` with the message of each socket.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read;
-/// `InvalidData` if `each` has no use for something.
+/// `ENOENT` if the kernel does not support it; errors of opening and reading the socket;
+/// `InvalidData` if `each` rejects a message.
 pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointer.
     let raw = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) })?;
-    // SAFETY: the descriptor was made just above and nobody else has it.
+    // SAFETY: the descriptor is new, and this value is its only owner.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    // The kernel answers at once; should it not, nobody waits for ever.
+    // The kernel answers at once; this only bounds the wait.
     let bound = libc::timeval { tv_sec: 1, tv_usec: 0 };
     let len = size_of_val(&bound) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
@@ -39,8 +39,8 @@ pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) ->
     }
     let mut bytes = vec![0; 1 << 15];
     for _ in 0..READS_MAX {
-        // SAFETY: the kernel writes at most as many bytes as `bytes` has, which is borrowed for the
-        // call.
+        // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which is borrowed for
+        // the call.
         let len = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         if parse(&bytes[..len], &mut each)? {
@@ -57,7 +57,7 @@ fn message(request: &[u8]) -> Vec<u8> {
     [&len.to_ne_bytes()[..], &kind, &flags.to_ne_bytes(), &[0; 8], request].concat()
 }
 
-/// Reads one part of the answer; true if it was the last.
+/// Parses one part of the answer; true if it was the last.
 fn parse(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message that is cut short");
     let mut rest = bytes;
@@ -79,7 +79,7 @@ fn parse(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result
     Ok(false)
 }
 
-/// The value of the first attribute of that kind.
+/// The value of the first attribute of this type.
 pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while attributes.len() >= 4 {
         let len = usize::from(read_u16(attributes, 0)?);
@@ -110,7 +110,7 @@ pub(crate) mod tests {
         [&head[..], body].concat()
     }
 
-    /// An attribute as the kernel writes it.
+    /// An attribute in the kernel's format.
     pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
         let len = (4 + value.len()) as u16;
         let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
@@ -144,7 +144,7 @@ pub(crate) mod tests {
             assert!(parse(&whole[..len], &mut none).is_err());
         }
         assert!(parse(&whole, &mut |_: &[u8]| None).is_err());
-        // Lengths that lie: shorter than what they count, or nothing.
+        // Wrong lengths: shorter than their content, or zero.
         for lie in 0..whole.len() as u32 {
             let mut bytes = whole.clone();
             bytes[..4].copy_from_slice(&lie.to_ne_bytes());

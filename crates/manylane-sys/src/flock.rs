@@ -1,24 +1,24 @@
-//! Locks on files that others respect (`flock(2)`).
+//! Advisory locks on files (`flock(2)`).
 
 use std::fs::File;
 use std::io;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Locks a file for this open description alone, without waiting. It ends with [`unlock`], or when
-/// all descriptors of it are closed, also by a crash; a child that another thread is starting has
-/// one until it executes its program.
+/// Locks a file exclusively for this open file description, without waiting. The lock ends with
+/// [`unlock`], or when all descriptors of the description are closed, even by a crash. A child
+/// that another thread is starting has one until its exec.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if somebody else has it.
+/// `EWOULDBLOCK` if the file is locked already.
 pub fn try_lock(file: &File) -> io::Result<()> {
     Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Unlocks what [`try_lock`] has locked, whoever else has a descriptor of it.
+/// Releases the lock of [`try_lock`], even if other descriptors are open.
 ///
 /// # Errors
-/// None that a locked file can cause.
+/// None for a locked file.
 pub fn unlock(file: &File) -> io::Result<()> {
     Ok(flock(file, FlockOperation::Unlock)?)
 }

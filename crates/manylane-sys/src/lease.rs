@@ -3,20 +3,20 @@
 //!
 //! ```text
 //!   the library                                          the lessor
-//!   connects, by the name in the environment ──►  asks the kernel for its peer; the connection is the lease from now on
+//!   connects, by the name in the environment ──►  asks the kernel for its peer; the connection is the lease
 //!   Request: the secret in the environment, the program's UDP socket ──►  asks the kernel where the socket is bound
 //!                                     ◄── Ack, memory of next hops; or Refused
 //!                                     ◄── Queue for each queue, with its descriptors
-//!   Open, when a thread receives ──►  the port goes into the XDP programs
+//!   Open, when a thread receives ──►  the port is entered in the XDP programs
 //!                                     ◄── Ack, or Refused
-//!   Close, before the socket is plain ──►  the port goes out; no frame is on its way any more
+//!   Close, before the socket is plain ──►  the port is removed; no frame is in flight
 //!                                     ◄── Ack
 //! ```
 //!
-//! Each message is sent at most once. Every process that a fork gave the socket to has the lease's
-//! end, too. When the last end is closed, or its process dead, the lessor sees the end of the
-//! connection and takes the queues back. The lessor's end is its own: the other side cannot change
-//! how it waits.
+//! Each message is sent at most once. Every process that inherited the socket by a fork has the
+//! client's end of the lease, too. When the last of these ends is closed, or its process dies, the
+//! lessor sees the end of the connection and takes the queues back. The lessor's end is its own:
+//! the other side cannot make it blocking.
 
 use std::fmt;
 use std::fs::File;

@@ -5,35 +5,34 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Size from which a mapping asks for huge pages: one of them.
+/// Minimum size of a mapping that requests huge pages: one of them.
 const HUGE_PAGE_SIZE: usize = 2 << 20;
 
-/// Anonymous memory straight from the kernel: zeroed, page aligned, only paid for when touched.
+/// Anonymous memory from the kernel: zeroed, page aligned, allocated when touched.
 ///
-/// Unlike the allocator it fails with an error where a memory limit is in the way.
+/// Unlike the allocator it fails with an error at a memory limit.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// What was mapped: `base` and `len` lie within.
+    /// The whole mapping; `base` and `len` are within it.
     map: NonNull<u8>,
     map_len: usize,
 }
 
-// SAFETY: a mapping is plain memory that belongs to this value alone.
+// SAFETY: a mapping is plain memory that this value alone owns.
 unsafe impl Send for Mapping {}
 // SAFETY: shared access goes through `&self` methods that only hand out pointers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes (at least one), with huge pages where that is worth it and the system
-    /// allows.
+    /// Maps `len` bytes (at least one), with huge pages if that is worth it and the system allows.
     ///
     /// # Errors
-    /// `ENOMEM` if the address space limit (`RLIMIT_AS`) or the overcommit policy is in the way.
+    /// `ENOMEM` at the address space limit (`RLIMIT_AS`), or because of the overcommit policy.
     pub fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1);
-        // A huge page starts at a multiple of its size only: room to start there.
+        // A huge page starts at a multiple of its size, so leave room to align.
         let mapped = if len >= HUGE_PAGE_SIZE { len + HUGE_PAGE_SIZE } else { len };
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
         // memory of ours.
@@ -53,8 +52,8 @@ impl Mapping {
         let mut base = map.cast::<u8>();
         if len >= HUGE_PAGE_SIZE {
             base = base.wrapping_add(base.align_offset(HUGE_PAGE_SIZE));
-            // SAFETY: advice on a part of the mapping made above; it changes no contents. Failure
-            // only costs speed.
+            // SAFETY: advice on a part of the mapping made above; it changes no contents. A
+            // failure only costs speed.
             unsafe { libc::madvise(base.cast(), len, libc::MADV_HUGEPAGE) };
         }
         let (Some(map), Some(base)) = (NonNull::new(map.cast()), NonNull::new(base)) else {
@@ -84,17 +83,17 @@ impl Drop for Mapping {
     }
 }
 
-/// A slice of fixed address whose elements the kernel reads and writes through raw pointers.
+/// A slice at a fixed address whose elements the kernel reads and writes through raw pointers.
 ///
-/// A `Box<[T]>` would assert on every move that nobody else points into it, which the message
-/// headers do.
+/// A `Box<[T]>` would assert on every move that no other pointers into it exist, but the message
+/// headers are such.
 #[derive(Debug)]
 pub(crate) struct PinnedSlice<T> {
     base: NonNull<T>,
     len: usize,
 }
 
-// SAFETY: the elements belong to this value alone, and T may cross threads.
+// SAFETY: this value alone owns the elements, and T may cross threads.
 unsafe impl<T: Send> Send for PinnedSlice<T> {}
 
 impl<T: Copy + 'static> PinnedSlice<T> {
@@ -123,23 +122,23 @@ impl<T> Drop for PinnedSlice<T> {
     }
 }
 
-/// The start of a file that others may have mapped, too: shared, and written back.
+/// The start of a file, mapped shared; others may have mapped it, too.
 #[derive(Debug)]
 pub(crate) struct FileMapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory, of which this value hands out nothing but its address.
+// SAFETY: a mapping is plain memory, of which this value hands out only the address.
 unsafe impl Send for FileMapping {}
 // SAFETY: as above.
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of `fd`; at least one.
+    /// Maps the first `len` bytes of `fd`, at least one.
     ///
     /// # Errors
-    /// What `mmap(2)` reports.
+    /// Those of `mmap(2)`.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
         // ours.
@@ -160,7 +159,7 @@ impl FileMapping {
         Ok(Self { base, len })
     }
 
-    /// Start of the memory, at a page.
+    /// Start of the memory, page aligned.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -178,7 +177,7 @@ impl Drop for FileMapping {
     }
 }
 
-/// An eBPF array of 64-bit words mapped into this process: loads and stores without a system call.
+/// An eBPF array of 64-bit words mapped into this process: loads and stores need no system call.
 #[derive(Debug)]
 pub struct SharedWords {
     memory: FileMapping,
@@ -186,12 +185,10 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux
-    /// 5.5).
+    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, Linux 5.5).
     ///
     /// # Errors
-    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too
-    /// short.
+    /// Those of `mmap(2)`: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
     pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
         let words = words.max(1);
         Ok(Self { memory: FileMapping::new(fd, words * size_of::<u64>())?, words })
@@ -200,7 +197,7 @@ impl SharedWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words);
         // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`;
-        // every writer, here and in eBPF, uses accesses of one aligned word.
+        // every writer, here and in eBPF, accesses one aligned word at a time.
         unsafe { &*self.memory.as_ptr().cast::<AtomicU64>().add(index) }
     }
 
@@ -210,7 +207,7 @@ impl SharedWords {
         self.word(index).load(Ordering::Relaxed)
     }
 
-    /// Writes word `index`. One thread at most may write a word.
+    /// Writes word `index`. At most one thread may write a word.
     pub fn store(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Relaxed);
     }

@@ -1,5 +1,4 @@
-//! What measuring needs beside the lanes: CPU time of other threads, sleeps that end in time, and
-//! which of many sockets have something to read.
+//! Measurement support: CPU time of other threads, precise sleeps, readiness of many sockets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,16 +8,16 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::addr::SockAddr;
 
-/// CPU time that thread `tid` of this process has used, up to now.
+/// CPU time used by thread `tid` of this process.
 ///
-/// The clock of the thread counts what runs at this moment too, unlike
-/// `/proc/self/task/TID/schedstat`, which is up to a tick behind.
+/// Unlike `/proc/self/task/TID/schedstat`, which is up to a tick behind, the thread's clock
+/// includes what runs at this moment.
 ///
 /// # Errors
-/// `EINVAL` when there is no such thread in this process (any more).
+/// `EINVAL` if there is no such thread in this process.
 pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
-    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the number that `pthread_getcpuclockid(3)`
-    /// forms, part of the kernel's ABI since 2.6.12.
+    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the clock id that `pthread_getcpuclockid(3)`
+    /// builds, part of the kernel's ABI since 2.6.12.
     const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
     let clock = (!tid << 3) | PER_THREAD_SCHED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -27,18 +26,19 @@ pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
     Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
 }
 
-/// Receives one datagram by `recvfrom(2)`, waiting for it: its length and, in `peer`, its sender.
+/// Receives one datagram by `recvfrom(2)` and waits for it. Returns its length, and its source in
+/// `peer`.
 ///
-/// As the standard library's `recv_from`, but for a socket that was shut down for reading, which
-/// that one cannot take: it yields 0 and leaves `peer` without a family.
+/// Unlike the standard library's `recv_from`, it works on a socket that was shut down for reading:
+/// it returns 0 and leaves `peer` without a family.
 ///
 /// # Errors
-/// What `recvfrom(2)` reports.
+/// Those of `recvfrom(2)`.
 #[inline]
 pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> io::Result<usize> {
     let mut len = SockAddr::CAPACITY as libc::socklen_t;
     // SAFETY: the kernel writes at most `buffer.len()` bytes into the buffer and at most `len`
-    // bytes, for which a SockAddr has room, into `peer`; all of them live across the call.
+    // bytes, the capacity of a SockAddr, into `peer`; all of them live across the call.
     let got = unsafe {
         libc::recvfrom(
             fd.as_raw_fd(),
@@ -54,11 +54,10 @@ pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> 
 
 /// Sends one datagram to `peer` by `sendto(2)`, waiting for room in the send buffer.
 ///
-/// As the standard library's `send_to`, but for an address in the form in which [`recv_from`]
-/// yields it.
+/// As the standard library's `send_to`, for an address in the form that [`recv_from`] returns.
 ///
 /// # Errors
-/// What `sendto(2)` reports.
+/// Those of `sendto(2)`.
 #[inline]
 pub fn send_to(fd: BorrowedFd<'_>, payload: &[u8], peer: &SockAddr) -> io::Result<usize> {
     let address = peer.as_bytes();
@@ -77,21 +76,21 @@ pub fn send_to(fd: BorrowedFd<'_>, payload: &[u8], peer: &SockAddr) -> io::Resul
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
-/// Lets the calling thread's sleeps end within a microsecond of their time instead of 50.
+/// Reduces the calling thread's timer slack from 50 µs to 1 µs.
 pub fn reduce_timer_slack() {
     // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
 }
 
-/// Which of many sockets have something to read.
+/// Readiness of many sockets (epoll).
 #[derive(Debug)]
 pub struct Epoll {
     epoll: OwnedFd,
     events: Vec<libc::epoll_event>,
 }
 
-/// Adds sockets to an [`Epoll`] that another thread waits with, and removes them; a wait that has
-/// begun takes note of it.
+/// Adds sockets to an [`Epoll`] that another thread waits on, and removes them, even during a
+/// wait.
 #[derive(Debug)]
 pub struct EpollHandle(OwnedFd);
 
@@ -118,72 +117,71 @@ fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
 }
 
 impl AsFd for Epoll {
-    /// Readable while a watched socket is: a watch can be watched.
+    /// Readable while a watched socket is: an epoll can be nested.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl Epoll {
-    /// A watch that reports at most `most` sockets at one time.
+    /// An epoll that reports at most `most` sockets at a time.
     ///
     /// # Errors
-    /// `EMFILE` when the process has no descriptor left.
+    /// `EMFILE` if the process has no descriptor left.
     pub fn new(most: usize) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         Ok(Self { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)] })
     }
 
-    /// Watches `socket` too and reports it as `token`. It leaves the watch when it is closed.
+    /// Watches `socket` and reports it as `token`. Closing the socket removes it.
     ///
     /// # Errors
-    /// `EEXIST` when it is watched already, `ENOSPC` at the limit `fs.epoll.max_user_watches`.
+    /// `EEXIST` if it is watched already, `ENOSPC` at the limit `fs.epoll.max_user_watches`.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         add(&self.epoll, socket, token)
     }
 
-    /// From now on `socket`, which is watched as `token`, is reported when there is room to send,
-    /// and not when it can be read.
+    /// Reports `socket`, which is watched as `token`, when there is room to send instead of when
+    /// it is readable.
     ///
     /// # Errors
-    /// `ENOENT` when it is not watched.
+    /// `ENOENT` if it is not watched.
     pub fn set_writable_interest(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(token), EventFlags::OUT)?)
     }
 
-    /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of
-    /// it.
+    /// Stops watching `socket`. Closing it does the same, unless it has other descriptors.
     ///
     /// # Errors
-    /// `ENOENT` when it is not watched.
+    /// `ENOENT` if it is not watched.
     pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, socket)?)
     }
 
-    /// Lets waits look at the device of the watched sockets for `time` before they sleep:
+    /// Makes waits poll the device of the watched sockets for `time` before they sleep:
     /// `EPIOCSPARAMS`, Linux 6.9; see [`busy_poll`](crate::busy_poll).
     ///
     /// # Errors
-    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy_poll::BUDGET)
-    /// without CAP_NET_ADMIN.
+    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above
+    /// [`BUDGET`](crate::busy_poll::BUDGET) without CAP_NET_ADMIN.
     pub fn busy_poll(&self, time: Duration, budget: u16) -> io::Result<()> {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         crate::busy_poll::set_epoll(self.epoll.as_fd(), micros, budget)
     }
 
-    /// For other threads, to add and remove sockets.
+    /// A handle with which other threads add and remove sockets.
     ///
     /// # Errors
-    /// `EMFILE` when the process has no descriptor left.
+    /// `EMFILE` if the process has no descriptor left.
     pub fn handle(&self) -> io::Result<EpollHandle> {
         self.epoll.try_clone().map(EpollHandle)
     }
 
-    /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal
-    /// ends the wait with none.
+    /// Waits for at most `timeout` and returns the tokens of the readable sockets. A signal ends
+    /// the wait with none.
     ///
     /// # Errors
-    /// What `epoll_wait(2)` reports.
+    /// Those of `epoll_wait(2)`.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<impl Iterator<Item = u64> + '_> {
         let ready = match self.wait_raw(timeout) {
             Ok(ready) => ready,
@@ -219,7 +217,8 @@ impl Epoll {
         if err.raw_os_error() != Some(libc::ENOSYS) {
             return Err(err);
         }
-        // Before Linux 5.11: whole milliseconds, rounded up so that a short wait is no busy loop.
+        // Before Linux 5.11: whole milliseconds, rounded up so that a short wait is not a busy
+        // loop.
         let millis = timeout.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
         // SAFETY: as above.
         let ready = crate::check(unsafe {
@@ -236,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_clock_of_another_thread_advances_with_its_work() {
-        /// The most that `kernel.pid_max` can be.
+        /// The maximum of `kernel.pid_max`.
         const PID_MAX: i32 = 1 << 22;
         let (told, tid) = std::sync::mpsc::channel();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -1,34 +1,35 @@
-//! Next hops in memory that processes share: one process writes what the kernel told it, lanes of
-//! others read it.
+//! Next hops in memory shared by processes: one process writes what the kernel told it, and lanes
+//! of others read it.
 //!
-//! | who | does |
+//! | side | does |
 //! |---|---|
-//! | a lane | [`find`](NextHops::find)s the way from its address to a peer; what is not there it [`request`](NextHops::request)s for, and sends that datagram by its kernel socket |
-//! | the writer | takes questions ([`drain_requests`](NextHops::drain_requests)), asks the kernel, [`insert`](NextHops::insert)s and [`remove`](NextHops::remove)s; says with each [`heartbeat`](NextHops::heartbeat) that it is there |
+//! | a lane | looks up the next hop from its address to a peer ([`find`](NextHops::find)); if there is none, it [`request`](NextHops::request)s it, and sends that datagram by its kernel socket |
+//! | the writer | takes requests ([`drain_requests`](NextHops::drain_requests)), asks the kernel, [`insert`](NextHops::insert)s and [`remove`](NextHops::remove)s; each [`heartbeat`](NextHops::heartbeat) shows that it is alive |
 //!
-//! A place is two cache lines that a reader can tell to be of one piece (a sequence number, odd
-//! while it is written). A pair has eight places next to each other; when all are taken, the oldest
-//! goes. A question has one place for its pair: what finds it taken is asked for by the next
-//! datagram. Where the writer is gone the beat stands still, and nothing is believed any more.
+//! An entry is two cache lines whose consistency a reader can check (a sequence number, odd during
+//! a write). A pair has eight adjacent entries; if all are in use, the oldest is replaced. A
+//! request has one slot for its pair; if that is in use, the next datagram requests again. Without
+//! a writer the heartbeat stops, and all entries become invalid.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::shared::Atomics;
 
-/// Places of the table, a power of two.
+/// Entries of the table, a power of two.
 pub const ENTRIES: usize = 8192;
-/// Places that one pair may have.
+/// Entries that one pair may use.
 const WAYS: usize = 8;
-/// Questions that may wait.
+/// Request slots.
 const REQUESTS: usize = 256;
 
-/// A local address, which may be unspecified, and a peer. IPv4 is written as IPv6 does it.
+/// A local address, which may be unspecified, and a peer. IPv4 is stored as an IPv6-mapped
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddrPair([u64; 4]);
 
 impl AddrPair {
-    /// None for two families: nothing gets from one to the other.
+    /// None for two families, which cannot reach each other.
     #[must_use]
     #[inline]
     pub fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
@@ -70,36 +71,36 @@ fn words_to_addr(high: u64, low: u64) -> IpAddr {
     Ipv6Addr::from(u128::from(high) << 64 | u128::from(low)).into()
 }
 
-/// How a frame gets to a peer.
+/// The way of a frame to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The address that it comes from.
+    /// The source address.
     pub source: IpAddr,
-    /// The device that it leaves by.
+    /// The outgoing device.
     pub ifindex: u32,
-    /// Largest IP packet on the way.
+    /// Largest IP packet on the path.
     pub mtu: u32,
     /// MAC of the device.
     pub source_mac: [u8; 6],
-    /// MAC of the peer or of the gateway to it.
+    /// MAC of the peer, or of the gateway to it.
     pub mac: [u8; 6],
 }
 
-/// Odd while the place is written.
+/// Odd during a write.
 const SEQ: usize = 0;
 const PAIR: usize = 1;
 const DEVICE: usize = 5;
 const MAC: usize = 6;
 const SOURCE_MAC: usize = 7;
 const SOURCE: usize = 8;
-/// 1 if something was sent this way since the writer looked last.
+/// 1 if a datagram was sent this way since the writer's last check.
 const USED: usize = 10;
 const ENTRY_WORDS: usize = 16;
 
 #[repr(C, align(128))]
 struct Entry([AtomicU64; ENTRY_WORDS]);
 
-/// Free, being written by a lane, to be read by the writer.
+/// States of a request: free, being written by a lane, ready for the writer.
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const REQUESTED: u32 = 2;
@@ -110,14 +111,14 @@ struct Request {
     pair: [AtomicU64; 4],
 }
 
-/// The table and the questions.
+/// The table and the requests.
 #[repr(C)]
 pub struct NextHops {
-    /// Milliseconds of a clock that all processes have, when the writer was here last; never 0
-    /// then.
+    /// Time of the writer's last heartbeat, in milliseconds of a clock common to all processes;
+    /// never 0 after the first.
     heartbeat: AtomicU32,
     pad: AtomicU32,
-    /// Peers choose their addresses; without it they cannot choose the place as well.
+    /// Random seed: peers choose their addresses, but must not be able to choose the entry.
     seed: AtomicU64,
     requests: [Request; REQUESTS],
     entries: [Entry; ENTRIES],
@@ -137,15 +138,15 @@ impl Entry {
 
     #[inline]
     fn read(&self, pair: &AddrPair) -> Option<NextHop> {
-        // Acquire: if this is the number of a finished write, its words are seen below.
+        // Acquire: if this is the number of a completed write, its words are visible below.
         let before = self.0[SEQ].load(Ordering::Acquire);
         if before & 1 == 1 || before == 0 || self.pair() != *pair {
             return None;
         }
         let (device, mac, source_mac) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE_MAC));
         let source = (self.load(SOURCE), self.load(SOURCE + 1));
-        // Pairs with the fence after the odd number in `write`: if one of these words is of a later
-        // write, the load below sees that number or a later one.
+        // Pairs with the fence after the odd number in `write`: if one of these words is from a
+        // later write, the load below sees that number or a later one.
         fence(Ordering::Acquire);
         if self.load(SEQ) != before || device == 0 {
             return None;
@@ -162,11 +163,11 @@ impl Entry {
         })
     }
 
-    /// Only the writer calls this. Without a hop the place is free.
+    /// Only the writer calls this. Without a next hop the entry becomes free.
     fn write(&self, pair: &AddrPair, hop: Option<&NextHop>) {
         let sequence = self.load(SEQ);
         self.0[SEQ].store(sequence.wrapping_add(1) | 1, Ordering::Relaxed);
-        // The odd number is seen by whoever sees one of the words below.
+        // A reader that sees one of the words below also sees the odd number.
         fence(Ordering::Release);
         for (word, value) in pair.0.iter().enumerate() {
             self.0[PAIR + word].store(*value, Ordering::Relaxed);
@@ -181,7 +182,7 @@ impl Entry {
         } else {
             self.0[DEVICE].store(0, Ordering::Relaxed);
         }
-        // Release: the words are seen by whoever sees this number.
+        // Release: a reader that sees this number sees the words.
         self.0[SEQ].store((sequence.wrapping_add(1) | 1).wrapping_add(1), Ordering::Release);
     }
 
@@ -199,28 +200,28 @@ fn mac_to_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// Milliseconds of the clock of the kernel's ticks, which costs no system call; never 0.
+/// Milliseconds of the coarse monotonic clock, which costs no system call; never 0.
 #[must_use]
 pub fn now_ms() -> u32 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be
-    // there.
+    // SAFETY: the kernel writes `time`, which lives across the call; it stays zero if the clock
+    // does not exist.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
     (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
 }
 
 impl NextHops {
-    /// A number that nobody outside knows; once, by the writer.
+    /// Sets the secret seed; called once, by the writer.
     pub fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
     }
 
-    /// The writer is there.
+    /// Shows that the writer is alive.
     pub fn heartbeat(&self) {
         self.heartbeat.store(now_ms(), Ordering::Relaxed);
     }
 
-    /// Whether the writer was there within `ms` milliseconds. Once a batch.
+    /// True if the last heartbeat was within `ms` milliseconds. Call it once a batch.
     #[must_use]
     pub fn is_alive(&self, ms: u32) -> bool {
         let beat = self.heartbeat.load(Ordering::Relaxed);
@@ -241,18 +242,18 @@ impl NextHops {
         &self.entries[first..first + WAYS]
     }
 
-    /// The way from a local address to a peer.
+    /// The next hop from a local address to a peer.
     #[must_use]
     #[inline]
     pub fn find(&self, pair: &AddrPair) -> Option<NextHop> {
         self.bucket(self.hash(pair)).iter().find_map(|place| place.read(pair))
     }
 
-    /// Asks for a pair; the answer is found later, or not.
+    /// Requests a pair. The result can be found later, or never.
     #[cold]
     pub fn request(&self, pair: &AddrPair) {
         let question = &self.requests[(self.hash(pair) >> 32) as usize % REQUESTS];
-        // Acquire: the writer is done with the words of the question before.
+        // Acquire: the writer has finished reading the words of the previous request.
         let claimed =
             question.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if !claimed {
@@ -261,11 +262,11 @@ impl NextHops {
         for (to, word) in question.pair.iter().zip(pair.0) {
             to.store(word, Ordering::Relaxed);
         }
-        // Release: who sees the state sees the words.
+        // Release: a writer that sees the state sees the words.
         question.state.store(REQUESTED, Ordering::Release);
     }
 
-    /// Takes the questions that there are. Only the writer calls this.
+    /// Takes the pending requests. Only the writer calls this.
     pub fn drain_requests(&self, mut each: impl FnMut(AddrPair)) {
         for question in &self.requests {
             if question.state.load(Ordering::Acquire) == REQUESTED {
@@ -275,7 +276,7 @@ impl NextHops {
         }
     }
 
-    /// Enters what is known of a pair. Another one that has to go for it is the answer. Only the
+    /// Inserts the next hop of a pair, and returns the pair that it replaced, if any. Only the
     /// writer calls this.
     pub fn insert(&self, pair: &AddrPair, hop: &NextHop, turn: usize) -> Option<AddrPair> {
         let places = self.bucket(self.hash(pair));
@@ -290,7 +291,7 @@ impl NextHops {
         Some(gone)
     }
 
-    /// Forgets a pair. Only the writer calls this.
+    /// Removes a pair. Only the writer calls this.
     pub fn remove(&self, pair: &AddrPair) {
         let places = self.bucket(self.hash(pair));
         if let Some(place) = places.iter().find(|place| !place.is_free() && place.pair() == *pair) {
@@ -298,7 +299,7 @@ impl NextHops {
         }
     }
 
-    /// Whether something was sent this way since this was asked last. Only the writer calls this.
+    /// True if a datagram was sent this way since the last call. Only the writer calls this.
     pub fn test_and_clear_used(&self, pair: &AddrPair) -> bool {
         let places = self.bucket(self.hash(pair));
         let place = places.iter().find(|place| !place.is_free() && place.pair() == *pair);
@@ -306,7 +307,7 @@ impl NextHops {
     }
 }
 
-/// Both halves of a product, of which each depends on every bit of the factors.
+/// Combines both halves of a product; each depends on every bit of the factors.
 fn folded_multiply(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product >> 64) as u64 ^ product as u64

@@ -1,20 +1,19 @@
-//! Memory of NUMA nodes: on which ones the pages are that a thread touches first.
+//! NUMA memory: selects the nodes of pages that a thread touches first.
 
 use std::io;
 
-/// Nodes that a mask has room for: as many as Linux can have.
+/// Size of a node mask: the maximum of Linux.
 const NODES_MAX: usize = 1024;
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 type NodeMask = [libc::c_ulong; NODES_MAX / WORD_BITS];
-/// The kernel takes one off the number of bits that it is told.
+/// One more, because the kernel subtracts one from the number of bits.
 const MASK_BITS: libc::c_ulong = NODES_MAX as libc::c_ulong + 1;
 
-/// Has all memory that the calling thread touches first from now on come from `nodes`, and from
-/// nowhere else; threads that it starts do as it does. Pages that are there stay where they are.
-/// Linux 2.6.7, CONFIG_NUMA.
+/// Binds all memory that the calling thread touches first to `nodes`; inherited by threads that it
+/// starts. Existing pages are not moved. Linux 2.6.7, CONFIG_NUMA.
 ///
 /// # Errors
-/// `EINVAL` for a node that is not there or without memory, `ENOSYS` of a kernel without NUMA,
+/// `EINVAL` for a node that does not exist or has no memory, `ENOSYS` in a kernel without NUMA,
 /// `EPERM` in some containers.
 pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
     let mut mask: NodeMask = [0; NODES_MAX / WORD_BITS];
@@ -23,20 +22,21 @@ pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
             mask.get_mut(node / WORD_BITS).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         *word |= 1 << (node % WORD_BITS);
     }
-    // SAFETY: the kernel reads NODES bits of `mask`, which has so many and lives across the call.
+    // SAFETY: the kernel reads NODES_MAX bits of `mask`, which has that many and lives across the
+    // call.
     let ret = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), MASK_BITS) };
     crate::check(ret as libc::c_int)?;
     Ok(())
 }
 
-/// The nodes that the calling thread's memory is bound to; none where it is not.
+/// The nodes that the calling thread's memory is bound to; none if it is not bound.
 ///
 /// # Errors
 /// As for [`bind_memory`].
 pub fn bound_nodes() -> io::Result<Vec<usize>> {
     let (mut mode, mut mask): (libc::c_int, NodeMask) = (0, [0; NODES_MAX / WORD_BITS]);
     let nowhere = std::ptr::null::<libc::c_void>();
-    // SAFETY: the kernel writes an int to `mode` and NODES bits to `mask`, both of which live
+    // SAFETY: the kernel writes an int to `mode` and NODES_MAX bits to `mask`, both of which live
     // across the call; without flags it takes no address.
     let ret = unsafe {
         libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), MASK_BITS, nowhere, 0)
@@ -63,7 +63,7 @@ mod tests {
         });
         if let Some(seen) = seen.join().unwrap() {
             assert_eq!(seen, (vec![0], vec![0]));
-            // Whoever started that thread is as it was.
+            // The thread that started it is unaffected.
             assert_eq!(bound_nodes().unwrap(), Vec::<usize>::new());
         }
     }

@@ -1,5 +1,4 @@
-//! Sending and hearing whole frames at a device (`AF_PACKET`), for tests: what no UDP socket would
-//! send or tell.
+//! Sends and receives whole frames on a device (`AF_PACKET`), for tests that no UDP socket can do.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,17 +10,17 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// A socket on the device with this index, in the namespace of the calling thread. It receives
-    /// nothing.
+    /// Opens a socket on the device with this index, in the namespace of the calling thread. It
+    /// receives nothing.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_RAW, `ENODEV` when there is no such device.
+    /// `EPERM` without CAP_NET_RAW, `ENODEV` if there is no such device.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         // Protocol 0: nothing is received.
         Self::bind(ifindex, 0)
     }
 
-    /// A socket that also hears every frame of that device, those that leave it, too.
+    /// Opens a socket that also receives every frame of the device, including those that it sends.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -45,9 +44,9 @@ impl PacketSocket {
         // SAFETY: takes no pointer.
         let raw =
             crate::check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor was made just above and nobody else has it.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        // SAFETY: sockaddr_ll is a C struct of integers, for which all zeroes is a value.
+        // SAFETY: sockaddr_ll is a C struct of integers, for which all zeros are valid.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;
         addr.sll_protocol = protocol;
@@ -61,34 +60,34 @@ impl PacketSocket {
     /// Sends one frame.
     ///
     /// # Errors
-    /// What `send(2)` reports: `ENETDOWN`, `ENOBUFS`, `EMSGSIZE`.
+    /// Those of `send(2)`: `ENETDOWN`, `ENOBUFS`, `EMSGSIZE`.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: the kernel reads the bytes of `frame`, which is borrowed for the call.
         let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Waits for a frame, as long as the receive timeout of the socket says. The tag that the
-    /// kernel takes off is back in its place.
+    /// Waits for a frame, up to the receive timeout of the socket. Reinserts a VLAN tag that the
+    /// kernel stripped.
     ///
     /// # Errors
-    /// What `recvmsg(2)` reports: `EAGAIN` when none came in time, `ENETDOWN`.
+    /// Those of `recvmsg(2)`: `EAGAIN` after a timeout, `ENETDOWN`.
     pub fn receive(&self) -> io::Result<Vec<u8>> {
         const MAC_ADDRESSES_LEN: usize = 12;
         const FRAME_LEN_MAX: usize = 65_536;
         let mut frame = vec![0_u8; FRAME_LEN_MAX];
-        // As large as the kernel's message is, and aligned for its header.
+        // At least the size of the kernel's message, and aligned for its header.
         let mut control = [0_u64; 8];
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
-        // SAFETY: msghdr is a C struct of integers and pointers that may be null: all zeroes is a
-        // value of it.
+        // SAFETY: msghdr is a C struct of integers and pointers that may be null: all zeros are
+        // valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control) as _;
-        // SAFETY: `message` and all that it points to live across the call, with the lengths that
-        // it says.
+        // SAFETY: `message` and all that it points to live across the call, with the lengths in
+        // it.
         let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
         if got < 0 {
             return Err(io::Error::last_os_error());
@@ -105,21 +104,21 @@ impl PacketSocket {
     }
 }
 
-/// Type and content of the tag that the kernel has taken off the frame that `message` was filled
-/// with.
+/// Type and content of the tag that the kernel stripped from the frame in `message`.
 fn stripped_vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     // SAFETY: the kernel filled `message`, and set the length of the control data that it wrote.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
     if header.is_null() {
         return None;
     }
-    // SAFETY: CMSG_FIRSTHDR gives a header within the control data, or null, which was ruled out.
+    // SAFETY: CMSG_FIRSTHDR returns a header within the control data, or null, which was ruled
+    // out.
     let kind = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
     if kind != (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
         return None;
     }
     // SAFETY: a message of this type holds a tpacket_auxdata, for which the caller's control data
-    // has room; it is plain integers and may be anywhere.
+    // has room. It is plain integers, and is read unaligned.
     let about: libc::tpacket_auxdata =
         unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() };
     let is_there = about.tp_status & libc::TP_STATUS_VLAN_VALID != 0;

@@ -1,5 +1,5 @@
-//! A process that stands for another one, its child: signals that are waited for instead of
-//! handled, what became of the child, and ending as it ended.
+//! A process that runs in place of its child: waits for signals instead of handling them, observes
+//! the child, and ends as the child ended.
 
 mod isolated;
 
@@ -14,30 +14,30 @@ use std::time::Duration;
 use crate::check;
 pub use isolated::{IsolatedChild, StdinGuard, run_isolated, spawn_isolated};
 
-/// A signal that came to this process.
+/// A signal that this process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalInfo {
-    /// Its number.
+    /// Number of the signal.
     pub signal: i32,
-    /// The process that sent it; `None` for the kernel, which does so for a terminal.
+    /// The process that sent it; `None` if it was the kernel, for example for a terminal.
     pub sender: Option<i32>,
 }
 
-/// What became of a child.
+/// A state change of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitStatus {
-    /// It ended with this exit code.
+    /// It exited with this code.
     Exited(i32),
-    /// A signal ended it.
+    /// A signal killed it.
     Killed(i32),
     /// A signal stopped it.
     Stopped(i32),
-    /// It goes on after it was stopped.
+    /// It was continued.
     Continued,
 }
 
-/// Signals that are left as they are: those that cannot be waited for, and those that a mistake of
-/// this process raises.
+/// Signals that stay unblocked: those that cannot be waited for, and those that a fault of this
+/// process raises.
 const UNBLOCKED_SIGNALS: [i32; 12] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -61,16 +61,16 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks all signals but those that a mistake of this process raises, in the calling thread
-    /// and in those that it starts later. So it is called before there is another thread.
+    /// Blocks all signals except those that a fault of this process raises, in the calling thread
+    /// and in threads that it starts later. Must be called before other threads exist.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn block() -> io::Result<Self> {
         // SAFETY: an all-zero sigset_t is an empty set.
         let mut signals: Self = unsafe { std::mem::zeroed() };
-        // SAFETY: each call writes one of the two sets, which live across it; the numbers are those
-        // of signals.
+        // SAFETY: each call writes one of the two sets, which live across it; the numbers are
+        // valid signals.
         unsafe {
             libc::sigfillset(&raw mut signals.blocked);
             for signal in UNBLOCKED_SIGNALS {
@@ -88,16 +88,16 @@ impl Signals {
         Ok(signals)
     }
 
-    /// The next signal, waited for at most so long.
+    /// Waits for the next signal, for at most `timeout`.
     ///
     /// # Errors
-    /// None that is known.
+    /// No error is known.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<SignalInfo>> {
         let time = libc::timespec {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
         };
-        // SAFETY: plain integers, of which all zeroes is a value.
+        // SAFETY: a C struct of plain integers, for which all zeros are valid.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel reads the set and the time and writes `info`; all of them live across
         // the call.
@@ -110,23 +110,23 @@ impl Signals {
             };
         }
         let is_sent = matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
-        // SAFETY: signals of these codes have the number of the process that sent them.
+        // SAFETY: signals of these codes have the pid of the sender.
         let sender = is_sent.then(|| unsafe { info.si_pid() });
         Ok(Some(SignalInfo { signal, sender }))
     }
 
-    /// Has `command` start with the signals that this process was started with, and die when this
-    /// thread does: who kills the one that stands for it means it.
+    /// Makes `command` start with the signal mask that this process was started with, and be
+    /// killed when the calling thread ends: killing this process is meant for the child.
     pub fn restore_mask_in(&self, command: &mut Command) {
         let before = self.previous_mask;
         let parent = std::process::id() as libc::pid_t;
-        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
-        // calls are allowed: it sets a signal mask, a disposition and a setting of the process, and
-        // allocates nothing. The set is its own.
+        // SAFETY: the closure runs in the child between fork and exec, where only
+        // async-signal-safe calls are allowed. It sets a signal mask, a disposition and a process
+        // attribute, and allocates nothing. It owns the set.
         unsafe {
             command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
-                // Killed before that: there is no later.
+                // The parent died before the call above: there will be no signal.
                 if libc::getppid() != parent {
                     libc::_exit(125);
                 }
@@ -136,7 +136,7 @@ impl Signals {
         }
     }
 
-    /// Unblocks what was not blocked before.
+    /// Restores the signal mask from before [`block`](Self::block).
     pub fn unblock(&self) {
         // SAFETY: the call reads the set, which lives across it.
         unsafe {
@@ -145,8 +145,8 @@ impl Signals {
     }
 }
 
-/// Has `command` be killed when the calling thread ends, however that happens; what it starts
-/// itself, not.
+/// Makes `command` be killed when the calling thread ends in any way; does not apply to processes
+/// that it starts.
 pub fn kill_on_parent_exit(command: &mut Command) {
     // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
     // calls are allowed: it makes one system call without pointers.
@@ -157,8 +157,8 @@ pub fn kill_on_parent_exit(command: &mut Command) {
     }
 }
 
-/// What became of the child `pid` since the last time, or of any child if that is -1, without
-/// waiting: the child, and what happened to it.
+/// The last state change of the child `pid`, or of any child if that is -1, without waiting: the
+/// child, and the change.
 ///
 /// # Errors
 /// `ECHILD` if there is none.
@@ -182,35 +182,35 @@ pub fn try_wait(pid: i32) -> io::Result<Option<(i32, WaitStatus)>> {
     Ok(Some((pid, change)))
 }
 
-/// Sends a signal to a process; 0 only asks whether that could be done.
+/// Sends a signal to a process; 0 only checks whether that is possible.
 ///
 /// # Errors
-/// `ESRCH` if there is no such process, `EPERM` if this one may not.
+/// `ESRCH` if there is no such process, `EPERM` without permission.
 pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes no pointer.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
-/// Whether there is a process, whoever's it is; also one that has ended and was not waited for.
-/// `/proc` does not tell: it may hide those of others (`hidepid`).
+/// True if the process exists, whichever user it belongs to, including a zombie. `/proc` cannot
+/// tell: it may hide processes of other users (`hidepid`).
 #[must_use]
 pub fn exists(pid: u32) -> bool {
     let Ok(pid @ 1..) = i32::try_from(pid) else { return false };
     send_signal(pid, 0).err().is_none_or(|err| err.raw_os_error() != Some(libc::ESRCH))
 }
 
-/// Whether a process is in the process group of this one: then a terminal's signals reach it, too.
+/// True if a process is in this process's group: then signals of a terminal reach it, too.
 #[must_use]
 pub fn is_in_own_group(pid: i32) -> bool {
     // SAFETY: neither takes a pointer.
     unsafe { libc::getpgid(pid) == libc::getpgrp() }
 }
 
-/// Stops this process until somebody continues it, as Ctrl-Z does: not at all where no shell is
-/// there to do so (the kernel does not let such a process group be stopped that way).
+/// Stops this process until it is continued, as Ctrl-Z does. Has no effect if there is no shell to
+/// continue it (the kernel does not stop such a process group that way).
 pub fn stop() {
     // SAFETY: an all-zero sigset_t is an empty set; each call reads and writes sets that live
-    // across it. The signal is handled as always while it is unblocked, which is here only.
+    // across it. The signal has its default action while it is unblocked, which is only here.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut set, libc::SIGTSTP);
@@ -221,19 +221,19 @@ pub fn stop() {
     }
 }
 
-/// Makes this process the parent of those that its children leave behind (Linux 3.4).
+/// Makes this process the parent of the orphans of its children (Linux 3.4).
 ///
 /// # Errors
-/// None that is known.
+/// No error is known.
 pub fn become_subreaper() -> io::Result<()> {
     let on: libc::c_ulong = 1;
     // SAFETY: takes a number and no pointer.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, a copy of that of the process: what
-/// it opens and closes from now on, others do not see, and threads that it starts share the table
-/// with it. For measuring what sharing costs.
+/// Gives the calling thread a copy of the process's descriptor table as its own. Descriptors that
+/// it opens and closes later are invisible to other threads, except those that it starts, which
+/// share the table. For measuring the cost of sharing.
 ///
 /// Descriptors of the copy that belong to values of other threads stay open until the calling
 /// thread ends.
@@ -246,13 +246,13 @@ pub fn unshare_fd_table() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
 }
 
-/// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a
-/// child ended. Returns if the signal does not end processes.
+/// Ends this process by `signal`, without a core file, so that its parent sees how the child
+/// ended. Returns if the signal does not end processes.
 pub fn exit_by_signal(signal: i32) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it;
-    // nothing of this process depends on how the signal is handled, as nothing follows if it is not
-    // ignored.
+    // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it.
+    // Changing the disposition affects no other code, because nothing runs after the signal unless
+    // it is ignored.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(signal, libc::SIG_DFL);
@@ -263,17 +263,17 @@ pub fn exit_by_signal(signal: i32) {
     }
 }
 
-/// What a thread waits for in a system call.
+/// The descriptor that a thread waits for in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockedOn {
-    /// It receives from, or reads, this descriptor.
+    /// It receives from or reads this descriptor.
     Receive(i32),
     /// It waits on this epoll instance.
     Epoll(i32),
 }
 
-/// What `/proc/PID/task/TID/syscall` says of a thread of a program for this machine: number of the
-/// call, then its arguments in hexadecimal. `None` while it runs, or waits for something else.
+/// Parses `/proc/PID/task/TID/syscall` of a program for this machine: number of the call, then its
+/// arguments in hexadecimal. `None` while the thread runs, or waits for anything else.
 #[must_use]
 pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
     const RECEIVE_SYSCALLS: [libc::c_long; 4] =
@@ -282,7 +282,7 @@ pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
     let mut words = syscall.split_whitespace();
     let number: libc::c_long = words.next()?.parse().ok()?;
     let first = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
-    // Of a descriptor, the lower half of the register counts.
+    // Only the lower half of the register holds the descriptor.
     let fd = first as u32 as i32;
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_epoll_wait {
@@ -297,38 +297,38 @@ pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
     }
 }
 
-/// Whether a file has capabilities (`setcap(8)`).
+/// True if a file has capabilities (`setcap(8)`).
 #[must_use]
 pub fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
         return false;
     };
-    // SAFETY: the names are terminated and live across the call; of length 0, it writes nothing.
+    // SAFETY: the names are terminated and live across the call; with length 0, it writes nothing.
     let len =
         unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
     len > 0
 }
 
 /// Gives this process, with all its threads, the user and the group `id`, and no supplementary
-/// groups. The kernel takes all capabilities from who was root and is no more.
+/// groups. The kernel removes all capabilities from a process that gives up root.
 ///
 /// # Errors
-/// `EPERM` without CAP_SETUID and CAP_SETGID. A process that goes on after an error may be half of
-/// each.
+/// `EPERM` without CAP_SETUID and CAP_SETGID. A process that continues after an error may have
+/// changed only in part.
 pub fn become_user(id: u32) -> io::Result<()> {
     // SAFETY: setgroups(2) reads no address when the number of groups is zero.
     check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: setresgid(2) takes numbers only. The C library sees to it that all threads do it.
+    // SAFETY: setresgid(2) takes numbers only. The C library applies it to all threads.
     check(unsafe { libc::setresgid(id, id, id) })?;
     // SAFETY: as above.
     check(unsafe { libc::setresuid(id, id, id) })?;
     Ok(())
 }
 
-/// The user and the group that this process was started by: the real ones.
+/// The user and the group that started this process: the real ones.
 #[must_use]
 pub fn real_user() -> (u32, u32) {
-    // SAFETY: they take nothing and cannot fail.
+    // SAFETY: these calls take no arguments and cannot fail.
     unsafe { (libc::getuid(), libc::getgid()) }
 }
 
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// What happens to a child next, waited for.
+    /// Waits for the next state change of a child.
     fn next_status(signals: &Signals, pid: i32) -> WaitStatus {
         for _ in 0..600 {
             if let Some((_, change)) = try_wait(pid).unwrap() {
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn children_stop_go_on_and_end() {
-        // On a thread of its own: the mask of this one is the test harness's.
+        // On a thread of its own: the mask of this one belongs to the test harness.
         thread::spawn(|| {
             let signals = Signals::block().unwrap();
             let mut command = Command::new("sleep");

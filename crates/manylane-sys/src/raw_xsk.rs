@@ -1,9 +1,8 @@
-//! A minimal receiver on raw AF_XDP rings: what a good engineer writes by hand, to measure ours
-//! against.
+//! A minimal hand-written receiver on raw AF_XDP rings, as a baseline for measurements.
 //!
-//! One socket on one queue, in copy mode or as the driver likes; frames of 2 KiB; each batch is
-//! looked at and given back at once, or sent back in its own frames. No frame that is held, no
-//! check of anything. It shares no code with [`xsk`](crate::xsk).
+//! One socket on one queue, in copy mode or in the driver's mode, with frames of 2 KiB. Each batch
+//! is read and returned at once, or sent back in its own frames. It keeps no frames and checks
+//! nothing. It shares no code with [`xsk`](crate::xsk).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -13,17 +12,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::map::Mapping;
 
 const FRAME_SIZE: u64 = 2048;
-/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before. The
-/// libc crate does not have it.
+/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before.
+/// Missing in the libc crate.
 const MAX_TX_SKB_BUDGET: libc::c_int = 9;
-/// Calls that may bring nothing before sending is left for later.
+/// Calls without progress after which sending is deferred.
 const IDLE_KICKS_MAX: u32 = 2;
 
 /// The receiver.
 pub struct RawXsk {
     rx: Ring,
     fill: Ring,
-    /// The way out, for what answers.
+    /// The send side, for a receiver that replies.
     tx_rings: Option<TxRings>,
     umem: Mapping,
     fd: OwnedFd,
@@ -33,13 +32,13 @@ pub struct RawXsk {
 // SAFETY: the rings point into mappings that the value owns and that move with it.
 unsafe impl Send for RawXsk {}
 
-/// The rings of sending.
+/// The rings for sending.
 struct TxRings {
     tx: Ring,
     completion: Ring,
 }
 
-/// One ring: where the kernel has mapped its parts.
+/// One ring: addresses of its mapped parts.
 struct Ring {
     producer: *const AtomicU32,
     consumer: *const AtomicU32,
@@ -52,27 +51,26 @@ struct Ring {
 }
 
 impl Ring {
-    /// The kernel's index of a ring that it produces into.
+    /// The kernel's index, in a ring that it produces into.
     fn produced(&self) -> u32 {
         // SAFETY: the word lies in the mapping, which lives as long as the value.
         unsafe { (*self.producer).load(Ordering::Acquire) }
     }
 
-    /// The kernel's index of a ring that it consumes from.
+    /// The kernel's index, in a ring that it consumes from.
     fn consumed(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (*self.consumer).load(Ordering::Acquire) }
     }
 
-    /// Says that what is before our index is the kernel's. Release: our writes of the entries come
-    /// before.
+    /// Publishes the entries before our index to the kernel. Release: our writes of the entries
+    /// come before.
     fn produce(&self) {
         // SAFETY: as above.
         unsafe { (*self.producer).store(self.index, Ordering::Release) };
     }
 
-    /// Says that the entries before our index can be used again. Release: our reads of them come
-    /// before.
+    /// Returns the entries before our index. Release: our reads of them come before.
     fn consume(&self) {
         // SAFETY: as above.
         unsafe { (*self.consumer).store(self.index, Ordering::Release) };
@@ -81,23 +79,23 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map_ring`, and the pointers go with
-        // this value.
+        // SAFETY: base and length are those of the mmap in `map_ring`; the pointers are dropped
+        // with this value.
         unsafe { libc::munmap(self.base, self.len) };
     }
 }
 
 impl RawXsk {
     /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two; with a
-    /// way out if it `answers`.
+    /// send side if it `answers`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Those of the kernel.
     pub fn open(ifindex: u32, queue: u32, entries: u32, answers: bool) -> io::Result<Self> {
         // SAFETY: takes no pointer.
         let raw =
             crate::check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor was made just above and nobody else has it.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let umem = Mapping::new(entries as usize * FRAME_SIZE as usize)?;
         let register = libc::xdp_umem_reg {
@@ -114,10 +112,10 @@ impl RawXsk {
         set(&fd, libc::XDP_RX_RING, entries)?;
         if answers {
             set(&fd, libc::XDP_TX_RING, entries)?;
-            // An older kernel sends in smaller pieces, and is called more often.
+            // An older kernel sends in smaller portions, and is called more often.
             let _ = set(&fd, MAX_TX_SKB_BUDGET, entries);
         }
-        // SAFETY: a C struct of integers, for which all zeroes is a value.
+        // SAFETY: a C struct of integers, for which all zeros are valid.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
         let mut len = size_of_val(&offsets) as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes into `offsets`, which lives across the
@@ -135,8 +133,8 @@ impl RawXsk {
         let fill_page = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
         let mut fill = map_ring(&fd, fill_page, &offsets.fr, entries as usize * 8)?;
         for index in 0..entries {
-            // SAFETY: `index` is below the entries that the mapping was made for, and nobody else
-            // writes them.
+            // SAFETY: `index` is below the entries that the mapping was made for, and only this
+            // thread writes them.
             unsafe { fill.descs.cast::<u64>().add(index as usize).write(u64::from(index) * FRAME_SIZE) };
         }
         fill.index = entries;
@@ -155,8 +153,8 @@ impl RawXsk {
         Ok(Self { rx, fill, tx_rings: out, umem, fd, entries })
     }
 
-    /// Shows each of up to `most` received frames to `each`, gives them back, and returns how many
-    /// there were.
+    /// Calls `each` with up to `most` received frames, returns the frames to the kernel, and
+    /// returns their number.
     #[inline]
     pub fn receive(&mut self, most: u32, mut each: impl FnMut(&[u8])) -> u32 {
         let there = self.rx.produced().wrapping_sub(self.rx.index);
@@ -167,10 +165,10 @@ impl RawXsk {
         let mask = self.entries - 1;
         for _ in 0..taken {
             let (from, to) = ((self.rx.index & mask) as usize, (self.fill.index & mask) as usize);
-            // SAFETY: masked indices lie in the rings. The kernel has published this descriptor
-            // (acquire above), and its frame is ours until it is in the fill ring; there is always
-            // room there, since there are no more frames than entries. The kernel's addresses and
-            // lengths lie in the UMEM.
+            // SAFETY: masked indices are within the rings. The kernel has published this
+            // descriptor (acquire above), and its frame is ours until it is in the fill ring.
+            // There is always room there, because there are no more frames than entries. The
+            // kernel's addresses and lengths are within the UMEM.
             unsafe {
                 let desc = &*self.rx.descs.cast::<libc::xdp_desc>().add(from);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
@@ -185,12 +183,13 @@ impl RawXsk {
         taken
     }
 
-    /// As [`receive`](Self::receive), but each frame for which `each` says so goes back out of the
-    /// queue, as `each` left it, without being copied. The kernel is told once for all of them.
+    /// As [`receive`](Self::receive), but sends each frame for which `each` returns true back out
+    /// of the queue, as `each` left it, without a copy. The kernel is notified once for all of
+    /// them.
     ///
     /// # Errors
-    /// What `sendto(2)` reports when the device is gone, or if the receiver was opened without a
-    /// way out.
+    /// Those of `sendto(2)` if the device is gone, or if the receiver was opened without a send
+    /// side.
     #[inline]
     pub fn reply(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
         self.reap();
@@ -200,8 +199,8 @@ impl RawXsk {
         let before = self.fill.index;
         for _ in 0..taken {
             // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more
-            // frames than a ring has entries: the TX ring has room, too. Nobody else has the frame,
-            // so that the slice may be a mutable one.
+            // frames than a ring has entries, so the TX ring has room, too. The frame is in no
+            // ring now, so the slice may be mutable.
             unsafe {
                 let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.index & mask) as usize);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
@@ -232,13 +231,13 @@ impl RawXsk {
         Ok(taken)
     }
 
-    /// Whether frames wait for the kernel to send them: the device was busy.
+    /// True if frames wait for the kernel to send them, because the device was busy.
     #[must_use]
     pub fn is_sending(&self) -> bool {
         self.tx_rings.as_ref().is_some_and(|out| out.tx.consumed() != out.tx.index)
     }
 
-    /// Gives frames that were sent to the kernel to receive into.
+    /// Returns sent frames to the fill ring.
     fn reap(&mut self) {
         let Some(out) = &mut self.tx_rings else { return };
         let sent = out.completion.produced().wrapping_sub(out.completion.index);
@@ -248,9 +247,9 @@ impl RawXsk {
         let mask = self.entries - 1;
         for _ in 0..sent {
             let (from, to) = ((out.completion.index & mask) as usize, (self.fill.index & mask) as usize);
-            // SAFETY: masked indices lie in the rings; the kernel has published the entry (acquire
-            // in `produced`), and the fill ring has room, since there are no more frames than
-            // entries.
+            // SAFETY: masked indices are within the rings; the kernel has published the entry
+            // (acquire in `produced`), and the fill ring has room, because there are no more
+            // frames than entries.
             unsafe {
                 let addr = *out.completion.descs.cast::<u64>().add(from);
                 self.fill.descs.cast::<u64>().add(to).write(addr & !(FRAME_SIZE - 1));
@@ -262,15 +261,15 @@ impl RawXsk {
         self.fill.produce();
     }
 
-    /// Tells the kernel of frames to send, if it wants to be told. In copy mode it sends in this
-    /// call, and may need more than one; what it does not get to stays in the ring for the next
+    /// Notifies the kernel of frames to send, if it needs that. In copy mode it sends in this
+    /// call, and may need several. Frames that it does not send stay in the ring for the next
     /// call.
     fn kick(&mut self) -> io::Result<()> {
         let mut idle = 0;
         while idle < IDLE_KICKS_MAX {
             let Some(out) = &self.tx_rings else { return Ok(()) };
             let before = out.tx.consumed();
-            // SAFETY: the word lies in the mapping, which lives.
+            // SAFETY: the word is in the mapping, which lives as long as the value.
             let flags = unsafe { (*out.tx.flags).load(Ordering::Relaxed) };
             if before == out.tx.index || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
                 return Ok(());
@@ -288,7 +287,7 @@ impl RawXsk {
                 }
             }
             if out.tx.consumed() == before {
-                // A completion ring that is full holds the kernel up.
+                // A full completion ring stops the kernel from sending.
                 self.reap();
                 idle += 1;
             }

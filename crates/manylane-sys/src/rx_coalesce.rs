@@ -2,7 +2,7 @@
 //!
 //! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread.
 //! Like a network card that moderates its interrupts, such a lane may delay after a batch, so that
-//! the next batch is larger. Delays end at a common beat, so that a core wakes once for all lanes
+//! the next batch is larger. Delays end at common ticks, so that a core wakes once for all lanes
 //! that share it. The first datagram after silence is handled at once. A datagram right behind it
 //! waits, for the delay at most.
 //!
@@ -24,22 +24,22 @@ use std::time::Duration;
 
 use crate::{cpu, tick};
 
-/// A pause is tried after so many batches without one.
+/// Batches without a delay after which one is tried.
 const PROBE_BATCHES: u32 = 16;
-/// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
+/// Minimum messages of a batch after a delay for the delay to be worth its own wake-up.
 const MESSAGES_MIN: usize = 2;
-/// The same on the average, where every message costs system calls of its own: two or three then
+/// The same for the average, where every message costs system calls of its own: two or three then
 /// save nothing.
 const AVERAGE_MESSAGES_MIN: usize = 3;
-/// What averages are counted in.
+/// Fixed-point scale of averages.
 const AVERAGE_SCALE: usize = 8;
-/// Below this a pause costs more than it saves.
+/// A shorter delay costs more than it saves.
 const DELAY_MIN: Duration = Duration::from_micros(25);
-/// A pause may let this share of the receive buffer fill; the rest is for bursts.
+/// A delay may let this share of the receive buffer fill; the remainder is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes
-/// about every 100 µs, however many lanes share it, but each lane at least every millisecond.
+/// Default delay if `lanes` share `cores`: each core wakes about every 100 µs, however many lanes
+/// share it, but each lane at least every millisecond.
 #[must_use]
 pub fn default_delay(lanes: usize, cores: usize) -> Duration {
     match lanes.div_ceil(cores.max(1)) {
@@ -48,16 +48,16 @@ pub fn default_delay(lanes: usize, cores: usize) -> Duration {
     }
 }
 
-/// Lanes of the engine `xdp` pause for so many times what a wake-up costs: it then costs a
-/// twentieth of a core at most.
+/// The minimum delay of engine `xdp`, in wake-up costs: wake-ups then take at most a twentieth of
+/// a core.
 const WAKEUP_COST_FACTOR: u32 = 20;
-/// But at least and at most so long.
+/// Range of that minimum.
 const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
 
-/// How long lanes of the engine `xdp` pause at least, if the user does not say. To take a frame
-/// costs so little that waking up for each would be most of the work, and what a wake-up costs is
-/// not the same everywhere: about a microsecond on bare metal, and ten or more in a virtual
-/// machine. So it is measured, once a process, in about a millisecond.
+/// Default minimum delay of engine `xdp`. Receiving a frame costs so little that a wake-up for
+/// each would be most of the work. The cost of a wake-up depends on the machine: about a
+/// microsecond on bare metal, and ten or more in a virtual machine. So it is measured once per
+/// process, in about a millisecond.
 #[must_use]
 pub fn xdp_delay() -> Duration {
     static DELAY: OnceLock<Duration> = OnceLock::new();
@@ -69,7 +69,7 @@ fn delay_for_cost(cost: Duration) -> Duration {
     (cost * WAKEUP_COST_FACTOR).clamp(shortest, longest)
 }
 
-/// CPU time of one sleep and the wake-up from it.
+/// CPU time of a sleep and its wake-up.
 fn wakeup_cost() -> Duration {
     const SLEEPS: u32 = 16;
     let before = cpu::thread_cpu_time();
@@ -77,26 +77,26 @@ fn wakeup_cost() -> Duration {
     cpu::thread_cpu_time().saturating_sub(before) / SLEEPS
 }
 
-/// The decision of one lane.
+/// The coalescing decision of one lane.
 #[derive(Clone, Copy, Debug)]
 pub struct RxCoalesce {
     max_delay: Duration,
     delay: Duration,
     batch: usize,
-    /// Messages that a pause may let queue up.
+    /// Messages that may be queued during a delay.
     queued_max: usize,
-    /// Messages of full batches since the last pause.
+    /// Messages of full batches since the last delay.
     pending: usize,
     active: bool,
     since_probe: u32,
-    /// Messages of a batch on the average, in [`AVERAGE_SCALE`]; 0 before the first. None: the last
-    /// batch alone decides.
+    /// Average messages of a batch, times [`AVERAGE_SCALE`]; 0 before the first. None: only the
+    /// last batch decides.
     average: Option<usize>,
 }
 
 impl RxCoalesce {
-    /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for
-    /// never), and has room for `room` messages in its receive buffer.
+    /// A lane that receives at most `batch` messages at a time, delays for at most `longest` (zero
+    /// for never), and has room for `room` messages in its receive buffer.
     #[must_use]
     pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
         let most = (room / RCVBUF_DIVISOR).max(MESSAGES_MIN);
@@ -112,42 +112,41 @@ impl RxCoalesce {
         }
     }
 
-    /// Decides by the average of the last batches from now on: traffic that comes by chance brings
-    /// a small one now and then.
+    /// Decides by the average of the last batches: random traffic has small ones now and then.
     #[must_use]
     pub fn with_average(mut self) -> Self {
         self.average = Some(0);
         self
     }
 
-    /// Whether the last batch was full, or another queue has something: the next receive shall not
-    /// sleep, since a pause may be due.
+    /// True if the last batch was full, or another queue has frames: the next receive must not
+    /// sleep, because a delay may be due.
     #[inline]
     #[must_use]
     pub fn is_pending(&self) -> bool {
         self.pending > 0
     }
 
-    /// Whether the next [`next_delay`](Self::next_delay) may be answered by a pause.
+    /// True if the next [`next_delay`](Self::next_delay) may return a delay.
     #[inline]
     #[must_use]
     pub fn can_delay(&self) -> bool {
         !self.max_delay.is_zero() && (self.active || self.since_probe + 1 >= PROBE_BATCHES)
     }
 
-    /// The longest pause.
+    /// The longest delay.
     #[must_use]
     pub fn max_delay(&self) -> Duration {
         self.max_delay
     }
 
-    /// Another longest pause, which is the next one, too.
+    /// Sets the longest delay, and the next one to the same.
     pub fn set_max_delay(&mut self, longest: Duration) {
         (self.max_delay, self.delay) = (longest, longest);
     }
 
-    /// A receive brought `messages`, and what came meanwhile to another queue of the lane waits,
-    /// too: no pause before that is taken.
+    /// Records a receive of `messages` while another queue of the lane has frames from before: no
+    /// delay until they are received.
     #[inline]
     pub fn accumulate(&mut self, messages: usize) {
         if !self.max_delay.is_zero() {
@@ -155,7 +154,7 @@ impl RxCoalesce {
         }
     }
 
-    /// What to do after a receive that brought `messages`: how long to pause, if at all.
+    /// Records a receive of `messages`, and returns the delay to make, if any.
     #[inline]
     pub fn next_delay(&mut self, messages: usize) -> Option<Duration> {
         if self.max_delay.is_zero() {
@@ -234,7 +233,7 @@ mod tests {
         let mut coalesce = coalescing(ROOM);
         (0..3).for_each(|_| coalesce.accumulate(1));
         assert!(coalesce.is_pending());
-        // Four messages since the last pause, in batches of one.
+        // Four messages since the last delay, in batches of one.
         assert_eq!(coalesce.next_delay(1), Some(DELAY));
         assert!(!coalesce.is_pending());
         assert_eq!(coalesce.next_delay(1), None, "one message is not worth a pause");
@@ -250,12 +249,12 @@ mod tests {
             while coalesce.next_delay(1).is_none() {}
             coalesce
         };
-        // One at a time is not worth the first pause.
+        // One message at a time is not worth the first delay.
         assert_eq!(start().next_delay(1), None);
         let mut steady = start();
         assert!([5, 1, 4, 0, 6, 3].into_iter().all(|messages| steady.next_delay(messages) == Some(DELAY)));
         assert!((0..4).any(|_| steady.next_delay(0).is_none()));
-        // However large a batch was, silence ends it soon.
+        // However large a batch was, idle traffic ends the delays soon.
         let mut burst = RxCoalesce::new(DELAY, usize::MAX, 400).with_average();
         while burst.next_delay(1).is_none() {}
         burst.next_delay(1_000_000);
@@ -298,7 +297,7 @@ mod tests {
         };
         assert!((1..PROBE_BATCHES).all(|_| after_full().is_none()));
         assert!((0..5).all(|_| after_full() == Some(DELAY)));
-        // Silence ends it.
+        // Idle traffic ends the delays.
         assert_eq!(coalesce.next_delay(0), None);
         let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
         assert_eq!((never.next_delay(64), never.is_pending()), (None, false));

@@ -1,19 +1,18 @@
-//! Forbidding system calls to the calling thread, as a container would: for tests of what happens
-//! then.
+//! Forbids system calls to the calling thread, as a container would, for tests.
 
 use std::io;
 use std::os::fd::RawFd;
 
-/// What can be forbidden.
+/// A system call to forbid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syscall {
-    /// Making a ring: what container engines forbid.
+    /// Making a ring, which container engines forbid.
     UringSetup,
-    /// Using one.
+    /// Using a ring.
     UringEnter,
-    /// Registering something with one: the operation, such as 22 for a ring of buffers.
+    /// Registering with a ring: the operation, such as 22 for a ring of buffers.
     UringRegister(u32),
-    /// Asking something of a descriptor by `ioctl(2)`: the request.
+    /// `ioctl(2)` with this request.
     Ioctl(u32),
     /// `recvmmsg(2)` from this descriptor.
     ReceiveFrom(RawFd),
@@ -30,12 +29,12 @@ impl Syscall {
         }
     }
 
-    /// What has to be looked at besides the number: where in `struct seccomp_data`, and what is
-    /// there.
+    /// The argument to check besides the number: its offset in `struct seccomp_data`, and its
+    /// value.
     fn argument(self) -> (u32, u32) {
         let low = if cfg!(target_endian = "big") { 4 } else { 0 };
         match self {
-            // The first argument, as far as an `int` goes, and the second.
+            // The first argument, as an `int`, and the second.
             Self::ReceiveFrom(fd) => (16 + low, fd as u32),
             Self::UringRegister(what) | Self::Ioctl(what) => (24 + low, what),
             Self::UringSetup | Self::UringEnter => (0, self.number() as u32),
@@ -43,17 +42,15 @@ impl Syscall {
     }
 }
 
-/// Lets `call` fail with `EPERM` from now on, in the calling thread and in those that it starts,
-/// for good.
+/// Makes `call` fail with `EPERM`, for good, in the calling thread and in those that it starts.
 ///
 /// # Errors
-/// What `prctl(2)` reports: `EINVAL` without `CONFIG_SECCOMP_FILTER`.
+/// Those of `prctl(2)`: `EINVAL` without `CONFIG_SECCOMP_FILTER`.
 pub fn forbid(call: Syscall) -> io::Result<()> {
     forbid_with_errno(call, libc::EPERM)
 }
 
-/// The same with the error `code`: `ENOSYS` or `EINVAL` is what a kernel says that does not have
-/// it.
+/// The same with the error `code`: a kernel without the call returns `ENOSYS` or `EINVAL`.
 ///
 /// # Errors
 /// As for [`forbid`].

@@ -1,16 +1,15 @@
-//! Sending the same datagram again and again over a connected socket: the hot path of the portable
-//! traffic generator. It shares nothing with the rings of the library, which it is there to
-//! measure.
+//! Sends the same datagram repeatedly over a connected socket: the hot path of the portable
+//! traffic generator. It shares no code with the library's rings, which it measures.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Datagrams in one train at most: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
+/// Maximum datagrams of a GSO message: the kernel's UDP_MAX_SEGMENTS before Linux 6.9.
 const MAX_SEGMENTS: usize = 64;
-/// Bytes in one train at most: what fits one UDP datagram over IPv4.
+/// Maximum bytes of a GSO message: the payload of one UDP datagram over IPv4.
 const MAX_GSO_BYTES: usize = 65_507;
 
-/// Headers for one `sendmmsg(2)`, all of which point to the same bytes.
+/// Headers for one `sendmmsg(2)` that all point to the same bytes.
 #[derive(Debug)]
 pub struct SendBurst {
     /// As many copies of the datagram as one message carries.
@@ -21,13 +20,13 @@ pub struct SendBurst {
 }
 
 impl SendBurst {
-    /// Prepares to send `datagram`, in `messages` messages a call. With `segment`, each message is
-    /// a train of as many datagrams as fit, which the kernel cuts (UDP GSO, Linux 4.18); the socket
-    /// must have been told so by [`set_segment_size`].
+    /// Prepares to send `datagram`, in `messages` messages per call. With `segment`, each message
+    /// carries as many datagrams as fit, which the kernel splits (UDP GSO, Linux 4.18); the socket
+    /// must have been set up by [`set_segment_size`].
     #[must_use]
     pub fn new(datagram: &[u8], messages: usize, segment: bool) -> SendBurst {
         let fit = (MAX_GSO_BYTES / datagram.len().max(1)).clamp(1, MAX_SEGMENTS);
-        // An empty datagram cannot be cut from a train: it is sent alone.
+        // An empty datagram cannot be a segment: it is sent alone.
         let per_message = if segment && !datagram.is_empty() { fit } else { 1 };
         SendBurst {
             bytes: datagram.repeat(per_message).into(),
@@ -37,23 +36,23 @@ impl SendBurst {
         }
     }
 
-    /// Datagrams that one call sends at most.
+    /// Maximum number of datagrams per call.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.messages * self.per_message
     }
 
-    /// Datagrams of one message.
+    /// Datagrams per message.
     #[must_use]
     pub fn datagrams_per_message(&self) -> usize {
         self.per_message
     }
 
     /// Sends `count` datagrams (at most [`capacity`](Self::capacity)) in one system call, and
-    /// returns how many of them left.
+    /// returns the number sent.
     ///
     /// # Errors
-    /// That of the first message; when a later one fails, the number before it is returned instead.
+    /// That of the first message; if a later one fails, the number before it is returned instead.
     pub fn send(&self, socket: BorrowedFd<'_>, count: usize) -> io::Result<usize> {
         let count = count.min(self.capacity());
         let whole = count / self.per_message;
@@ -70,33 +69,33 @@ impl SendBurst {
         let mut headers: Vec<libc::mmsghdr> = parts
             .iter_mut()
             .map(|part| {
-                // SAFETY: `mmsghdr` is integers and pointers that may be null: all zeroes is a
-                // value of it.
+                // SAFETY: `mmsghdr` is integers and pointers that may be null: all zeros are
+                // valid.
                 let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
                 header.msg_hdr.msg_iov = part;
                 header.msg_hdr.msg_iovlen = 1;
                 header
             })
             .collect();
-        // SAFETY: the headers and the parts they point to live until the end of this function; each
-        // part spans at most `bytes`, which the kernel only reads; no message has a name or control
-        // data.
+        // SAFETY: the headers and the parts they point to live until the end of this function;
+        // each part spans at most `bytes`, which the kernel only reads; no message has a name or
+        // control data.
         let sent =
             unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), messages as libc::c_uint, 0) };
-        // A negative number is an error; everything else was counted by the kernel.
+        // Negative: an error. Otherwise the kernel has counted the messages.
         let Ok(sent) = usize::try_from(sent) else { return Err(io::Error::last_os_error()) };
         Ok((sent * self.per_message).min(count))
     }
 }
 
-/// Lets the kernel cut what this socket sends into datagrams of `size` bytes (UDP_SEGMENT, Linux
-/// 4.18).
+/// Makes the kernel split what this socket sends into datagrams of `size` bytes (UDP_SEGMENT,
+/// Linux 4.18).
 ///
 /// # Errors
 /// `ENOPROTOOPT` on an older kernel.
 pub fn set_segment_size(socket: BorrowedFd<'_>, size: u16) -> io::Result<()> {
     let size = libc::c_int::from(size);
-    // SAFETY: the option takes an int, which is borrowed for the call, and its size is told.
+    // SAFETY: the option takes an int, which is borrowed for the call with its size.
     let done = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

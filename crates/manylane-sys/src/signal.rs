@@ -1,12 +1,12 @@
-//! Interrupting a thread that is in a long system call.
+//! Interrupts a thread in a long system call.
 
 use std::io;
 
-/// Sends `signal` to the thread `tid` of this process, as [`crate::cpu::thread_id`] gives it.
-/// Whoever calls it has a handler installed, or the process ends.
+/// Sends `signal` to thread `tid` of this process (see [`crate::cpu::thread_id`]). A handler must
+/// be installed, or the process ends.
 ///
 /// # Errors
-/// `ESRCH` when there is no such thread any more, `EINVAL` when there is no such signal.
+/// `ESRCH` if there is no such thread, `EINVAL` if there is no such signal.
 pub fn interrupt_thread(tid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes no pointer; the kernel checks both numbers, and that the thread is one of ours.
     let done = unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), tid, signal) };
@@ -19,7 +19,7 @@ mod tests {
 
     #[test]
     fn only_threads_of_this_process_can_be_interrupted() {
-        // Signal 0 only asks.
+        // Signal 0 only checks.
         assert!(interrupt_thread(crate::cpu::thread_id(), 0).is_ok());
         assert_eq!(interrupt_thread(1, 0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         assert_eq!(

@@ -1,13 +1,13 @@
-//! Sleeping to a common beat.
+//! Sleeping until a common tick.
 
 use std::ptr;
 use std::time::Duration;
 
-/// Sleeps until the monotonic clock next stands at a multiple of `period`; a signal ends it early.
+/// Sleeps until the monotonic clock is next at a multiple of `period`; a signal ends it early.
 ///
-/// Threads that sleep this way for the same period wake together: a CPU that several of them share
-/// programs and takes one timer interrupt for all, and wakes from idle once. The kernel's timer
-/// slack (50 µs unless the process changed it) is added, alike for all.
+/// Threads that sleep this way for the same period wake together: a CPU shared by several of them
+/// needs one timer interrupt for all, and leaves its idle state once. The kernel's timer slack (50
+/// µs unless the process changed it) is added equally for all.
 pub fn sleep(period: Duration) {
     let (now, left) = time_to_tick(period);
     let next = now.saturating_add(left);
@@ -18,13 +18,13 @@ pub fn sleep(period: Duration) {
     };
 }
 
-/// How long [`sleep`] would sleep, for who sleeps by other means.
+/// The time that [`sleep`] would sleep, for callers that sleep by other means.
 #[must_use]
 pub fn remaining(period: Duration) -> Duration {
     Duration::from_nanos(time_to_tick(period).1.unsigned_abs())
 }
 
-/// The time, and what is left until the next multiple of `period`, in nanoseconds.
+/// The current time, and the time until the next multiple of `period`, in nanoseconds.
 fn time_to_tick(period: Duration) -> (i64, i64) {
     let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -35,7 +35,6 @@ fn time_to_tick(period: Duration) -> (i64, i64) {
     (elapsed, period - elapsed % period)
 }
 
-/// Nanoseconds.
 const NANOS_PER_SEC: i64 = 1_000_000_000;
 
 #[cfg(test)]
@@ -59,7 +58,7 @@ mod tests {
         let period = Duration::from_millis(2);
         sleep(period);
         let start = Instant::now();
-        // From one beat to the next but two is at least two whole periods.
+        // From one tick to the third after it is at least two whole periods.
         for _ in 0..3 {
             sleep(period);
         }

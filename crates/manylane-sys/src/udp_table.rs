@@ -3,25 +3,25 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A line of the tables.
+/// A row of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is bound to.
+    /// Bound address.
     pub local: SocketAddr,
-    /// What it is connected to; port 0 if it is not.
+    /// Connected peer; port 0 if there is none.
     pub peer: SocketAddr,
-    /// Bytes in its receive queue, with what the kernel adds to each datagram.
+    /// Bytes in its receive queue, including the kernel's overhead per datagram.
     pub queued: u64,
-    /// User of its owner.
+    /// Uid of its owner.
     pub uid: u32,
-    /// Number under which `/proc/PID/fd` knows it ([`sock::inode`](crate::sock::inode)).
+    /// Its inode, as in `/proc/PID/fd` ([`sock::inode`](crate::sock::inode)).
     pub inode: u64,
-    /// Datagrams that it had no room for, or whose checksum was wrong, since it was opened.
+    /// Datagrams dropped since it was opened, for lack of room or because of a wrong checksum.
     pub drops: u64,
 }
 
 impl Entry {
-    /// Reads a line; `None` for the heading and for what is cut short.
+    /// Parses a row; `None` for the heading, and for truncated rows.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -37,14 +37,14 @@ impl Entry {
     }
 }
 
-/// An address and a port as these tables, and that of TCP, print them.
+/// Parses an address and a port as printed in these tables and those of TCP.
 #[must_use]
 pub fn parse_addr(field: &str) -> Option<SocketAddr> {
     let (ip, port) = field.split_once(':')?;
     Some(SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Words in the byte order of the machine, in hexadecimal.
+/// Hexadecimal words in the byte order of the machine.
 fn parse_ip(hex: &str) -> Option<IpAddr> {
     let mut bytes = Vec::with_capacity(16);
     for at in (0..hex.len()).step_by(8) {

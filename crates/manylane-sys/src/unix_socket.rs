@@ -1,5 +1,5 @@
 //! Local sockets that carry messages and descriptors (`AF_UNIX`, `SOCK_SEQPACKET`, Linux 2.6.4),
-//! under names that belong to the network namespace and to no file system (abstract names).
+//! under abstract names, which belong to the network namespace and not to a file system.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::mem::{self, MaybeUninit};
@@ -19,37 +19,34 @@ use crate::check;
 /// Descriptors that one message can carry.
 pub const FDS_MAX: usize = 4;
 
-/// Connections that may wait to be accepted.
+/// Backlog of connections to accept.
 const BACKLOG: libc::c_int = 16;
 
-/// Who is on the other end of a connection, by the kernel's word: as it was when it connected or
-/// listened.
+/// Credentials of the peer of a connection, from the kernel, as of its connect or listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCred {
-    /// Number of the process as this process sees it; 0 if it does not.
+    /// Process id as this process sees it; 0 if it is not visible.
     pub pid: u32,
     /// Effective user as this process sees it.
     pub uid: u32,
 }
 
 impl PeerCred {
-    /// Whether it is of the user `uid`, and certainly so. In a user namespace that leaves out users
-    /// of the machine, those share one number (`kernel.overflowuid`): who has that number may be
-    /// anybody.
+    /// True if the peer certainly belongs to the user `uid`. All users that a user namespace does
+    /// not map share one number (`kernel.overflowuid`), so that number identifies no user.
     #[must_use]
     pub fn is_user(&self, uid: u32) -> bool {
         self.uid == uid && overflow_uid() != Some(uid)
     }
 }
 
-/// The number of all users that the user namespace of this process leaves out; none if it leaves
-/// out nobody.
+/// The number of all users that this process's user namespace does not map; none if it maps all.
 fn overflow_uid() -> Option<u32> {
     (!maps_all(&read_text("/proc/thread-self/uid_map"))).then(overflow_number)
 }
 
-/// The number by which this process can tell nobody, now or later: that of users whom its user
-/// namespace leaves out, or one that it enters. None if it is this process's own, for certain.
+/// A number that never identifies a user to this process: the number of users that are not mapped
+/// in its user namespace, or in one that it may enter. None if it is certainly this process's own.
 pub(crate) fn ambiguous_uid() -> Option<u32> {
     let number = overflow_number();
     let is_own = effective_uid() == number && overflow_uid().is_none();
@@ -57,7 +54,7 @@ pub(crate) fn ambiguous_uid() -> Option<u32> {
 }
 
 fn overflow_number() -> u32 {
-    /// Where `/proc` does not tell.
+    /// The kernel's default, if `/proc` is not readable.
     const DEFAULT: u32 = 65534;
     read_text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT)
 }
@@ -66,14 +63,14 @@ fn read_text(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Whether a map of users (first number within, first number outside, how many) has all of them but
-/// -1, which is nobody.
+/// True if a uid map (first number inside, first number outside, count) has all users except -1,
+/// which is no user.
 fn maps_all(map: &str) -> bool {
     let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
     counts.fold(0, u64::saturating_add) >= u64::from(u32::MAX)
 }
 
-/// A socket that is not connected yet.
+/// An unconnected socket.
 ///
 /// # Errors
 /// `EMFILE` without descriptors.
@@ -82,13 +79,13 @@ pub fn socket() -> io::Result<OwnedFd> {
 }
 
 fn open(flags: SocketFlags) -> io::Result<OwnedFd> {
-    // Past the C library, here and below: the preload library stands before that, and asks for
-    // queues in the midst of a call of the program.
+    // Bypasses the C library, here and below: the preload library overrides its functions, and
+    // requests queues within calls of the program.
     Ok(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)?)
 }
 
 /// Listens under an abstract `name`, in the network namespace of the calling thread; [`accept`]
-/// does not wait.
+/// does not block.
 ///
 /// # Errors
 /// `EADDRINUSE` if the name is taken, `ENAMETOOLONG`, `EMFILE` without descriptors.
@@ -99,22 +96,22 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// As [`listen`], for connections by which no descriptors come: a message with some fails at its
-/// sender (`SO_PASSRIGHTS`, Linux 6.16). Before that it comes, and to receive it, or to close the
-/// connection with it unread, may block: for as long as its sender likes, if the descriptor blocks
-/// when it is closed.
+/// As [`listen`], for connections that cannot carry descriptors: sending some fails
+/// (`SO_PASSRIGHTS`, Linux 6.16). Before that they arrive, and receiving them, or closing a
+/// connection with unread ones, may block for as long as the sender likes, if closing the
+/// descriptor blocks.
 ///
 /// # Errors
 /// As for [`listen`].
 pub fn listen_without_fds(name: &str) -> io::Result<OwnedFd> {
-    /// Of asm-generic/socket.h.
+    /// Defined in asm-generic/socket.h.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let socket = listen(name)?;
     _ = crate::sock::set(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0_i32);
     Ok(socket)
 }
 
-/// Takes a connection, whose operations do not wait either.
+/// Accepts a connection, whose operations do not block either.
 ///
 /// # Errors
 /// `WouldBlock` if there is none, `EMFILE` without descriptors.
@@ -122,18 +119,18 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
 
-/// Connects to an abstract `name` in the network namespace of the calling thread. Every operation
-/// on the connection, and the connecting, waits for `patience` at most.
+/// Connects to an abstract `name` in the network namespace of the calling thread. Connecting, and
+/// every operation on the connection, waits for at most `patience`.
 ///
 /// # Errors
-/// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
+/// `ECONNREFUSED` if there is no listener, `WouldBlock` after a timeout.
 pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     let socket = socket()?;
     connect_socket(socket.as_fd(), name, patience)?;
     Ok(socket)
 }
 
-/// As [`connect`], with a socket of the caller's.
+/// As [`connect`], with a socket of the caller.
 ///
 /// # Errors
 /// As for [`connect`].
@@ -142,21 +139,21 @@ pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) ->
     Ok(net::connect(socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?)
 }
 
-/// Bounds how long each operation on a connection waits.
+/// Limits the time that each operation on a connection waits.
 ///
 /// # Errors
-/// What `setsockopt(2)` reports.
+/// Those of `setsockopt(2)`.
 pub fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
-    // The kernel takes no more seconds than a signed number has.
+    // The kernel takes a signed number of seconds.
     let limit = Some(patience.min(Duration::from_secs(1 << 30)));
     sockopt::set_socket_timeout(fd, Timeout::Recv, limit)?;
     Ok(sockopt::set_socket_timeout(fd, Timeout::Send, limit)?)
 }
 
-/// Who is on the other end (`SO_PEERCRED`).
+/// The credentials of the peer (`SO_PEERCRED`).
 ///
 /// # Errors
-/// What `getsockopt(2)` reports.
+/// Those of `getsockopt(2)`.
 pub fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of_val(&who) as libc::socklen_t;
@@ -175,21 +172,21 @@ pub fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
     Ok(PeerCred { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid })
 }
 
-/// A process that has connected, which no other one is ever taken for.
+/// A connected process, which cannot be confused with any other.
 #[derive(Debug)]
 pub struct PeerProcess {
-    /// As it was when it connected.
+    /// Its credentials when it connected.
     pub cred: PeerCred,
     pidfd: OwnedFd,
 }
 
 impl PeerProcess {
-    /// Who is on the other end of a connection that was accepted.
+    /// The peer of an accepted connection.
     ///
     /// # Errors
-    /// `ESRCH` if it has ended, or cannot be seen from here.
+    /// `ESRCH` if it has ended, or is not visible.
     pub fn from_socket(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        /// Of asm-generic/socket.h, since Linux 6.5.
+        /// Defined in asm-generic/socket.h, since Linux 6.5.
         const SO_PEERPIDFD: libc::c_int = 77;
         let peer = peer_cred(fd)?;
         let mut raw: libc::c_int = -1;
@@ -201,30 +198,29 @@ impl PeerProcess {
         });
         match asked {
             Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                // By its number, which another process could have by now: who lets a connection
-                // wait until then can have no other one taken for itself that does not connect,
-                // too.
+                // By pid, which another process could have by now. A peer that delays until its
+                // pid is reused can only be mistaken for a process that connects, too.
                 // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
                 raw = unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int;
                 check(raw)?;
             }
             asked => _ = asked?,
         }
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         Ok(Self { cred: peer, pidfd: unsafe { OwnedFd::from_raw_fd(raw) } })
     }
 
-    /// Whether it has not ended.
+    /// True if it has not ended.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)) == Ok(0)
     }
 
-    /// Whether both are one that lives, and has not become another user.
+    /// True if both are the same living process, and its user is unchanged.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        // A number is given to another process only after the end of the one that has it.
+        // A pid is reused only after its process has ended.
         self.cred == other.cred && self.is_alive() && other.is_alive()
     }
 }
@@ -235,18 +231,18 @@ pub fn effective_uid() -> u32 {
     process::geteuid().as_raw()
 }
 
-/// Control messages as the kernel aligns them, with room for the descriptors of one message, and
-/// for who sent it.
+/// Aligned buffer for control messages, with room for the descriptors of one message, and for its
+/// credentials.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Bytes of a control message that says who has sent a message.
+/// Size of a control message with credentials.
 const CREDENTIALS_SPACE: usize = 16 + size_of::<libc::ucred>().next_multiple_of(8);
 
-// Room for the descriptors and the header of their message.
+// Room for the descriptors and the header of their control message.
 const _: () = assert!(CREDENTIALS_SPACE + 16 + FDS_MAX * size_of::<libc::c_int>() <= size_of::<Control>());
 
-/// Sends one message with `fds` ([`FDS_MAX`] at most), whole or not at all.
+/// Sends one message with `fds` (at most [`FDS_MAX`]), whole or not at all.
 ///
 /// # Errors
 /// `EPIPE` if the other end is closed; `WouldBlock` if there is no room.
@@ -264,19 +260,19 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     Ok(())
 }
 
-/// Receives one message into `buffer`, and what descriptors it has; no bytes mean that the other
-/// end is closed.
+/// Receives one message into `buffer`, and its descriptors. Zero bytes mean that the other end is
+/// closed.
 ///
 /// # Errors
-/// `WouldBlock` if nothing came; `InvalidData` for a message that is longer than the buffer or has
-/// too many descriptors.
+/// `WouldBlock` if there is no message; `InvalidData` for a message that is longer than the buffer
+/// or has too many descriptors.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut fds = [const { None }; FDS_MAX];
     let len = recv_into(fd, buffer, &mut fds)?;
     Ok((len, fds.into_iter().flatten().collect()))
 }
 
-/// As [`recv`], without the heap: descriptors go into `fds`.
+/// As [`recv`], but puts the descriptors into `fds` and does not use the heap.
 ///
 /// # Errors
 /// As for [`recv`].
@@ -287,13 +283,14 @@ pub fn recv_into(
 ) -> io::Result<usize> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: integers and pointers that may be null: all zeroes is a value.
+    // SAFETY: integers and pointers that may be null: all zeros are valid.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: the kernel writes at most as much as the buffers have, which live across the call.
+    // SAFETY: the kernel writes at most as many bytes as the buffers have, which live across the
+    // call.
     let len =
         unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     if len < 0 {
@@ -301,9 +298,9 @@ pub fn recv_into(
     }
     let mut places = fds.iter_mut();
     let mut too_many = false;
-    // SAFETY: the header is the one that the kernel filled in; it wrote whole messages, whose
-    // lengths say how many descriptors follow. Each of those is new and belongs to nobody else, so
-    // that it is closed once, here or later.
+    // SAFETY: the header is the one that the kernel filled in. It wrote whole messages, whose
+    // lengths tell how many descriptors follow. Each of those is new and has no other owner, so it
+    // is closed once, here or later.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&raw const header);
         while !message.is_null() {
@@ -322,8 +319,7 @@ pub fn recv_into(
         }
     }
     if too_many || header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-        // Without a text: the preload library is here before a fork, where the heap is not to be
-        // touched.
+        // No text: the preload library calls this before a fork, where it must not use the heap.
         return Err(ErrorKind::InvalidData.into());
     }
     Ok(len as usize)
@@ -332,38 +328,40 @@ pub fn recv_into(
 /// A message that is still queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peeked {
-    /// Its length, of which the buffer may hold less.
+    /// Its length; the buffer may hold less.
     pub len: usize,
     /// It carries descriptors.
     pub has_fds: bool,
 }
 
-/// Lets [`peek`] and [`drain`] tell an empty message from the end of a connection (`SO_PASSCRED`).
+/// Lets [`peek`] and [`drain`] distinguish an empty message from the end of a connection
+/// (`SO_PASSCRED`).
 ///
 /// # Errors
-/// What `setsockopt(2)` reports.
+/// Those of `setsockopt(2)`.
 pub fn enable_peek(fd: BorrowedFd<'_>) -> io::Result<()> {
     crate::sock::set(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1_i32)
 }
 
 /// Copies the next message into `buffer` and leaves it queued; none at the end of the connection.
-/// No descriptor is received or closed, so that this does not block.
+/// Receives and closes no descriptor, so it does not block.
 ///
 /// # Errors
 /// `WouldBlock` if no message is queued.
 pub fn peek(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Peeked>> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: integers and pointers that may be null: all zeroes is a value.
+    // SAFETY: integers and pointers that may be null: all zeros are valid.
     let mut header: libc::msghdr = unsafe { mem::zeroed() };
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
     header.msg_control = control.0.as_mut_ptr().cast();
     // Each message has its sender's credentials, for which there is room. There is none for
-    // descriptors: the kernel makes none, and says that something is missing.
+    // descriptors: the kernel installs none, and reports truncation.
     header.msg_controllen = CREDENTIALS_SPACE as _;
     let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most as much as the buffers have, which live across the call.
+    // SAFETY: the kernel writes at most as many bytes as the buffers have, which live across the
+    // call.
     let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
     if len < 0 {
         return Err(io::Error::last_os_error());
@@ -381,7 +379,7 @@ pub fn wait_for_message(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the next message off the queue. Its descriptors are closed, which can block.
+/// Removes the next message from the queue. Its descriptors are closed, which can block.
 ///
 /// # Errors
 /// `WouldBlock` if no message is queued.
@@ -394,13 +392,13 @@ pub fn discard(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// True if none does: closing the connection does not block then. Needs [`enable_peek`].
 #[must_use]
 pub fn drain(fd: BorrowedFd<'_>) -> bool {
-    // It cannot fail for a connection, nor for one that has ended.
+    // Cannot fail for a connection, even one that has ended.
     _ = net::shutdown(fd, Shutdown::Read);
     loop {
         match peek(fd, &mut []) {
             Ok(None) => return true,
             Ok(Some(Peeked { has_fds: false, .. })) if discard(fd).is_ok() => {}
-            // The other end was closed with messages unread: reported once.
+            // The other end was closed with unread messages: reported once.
             Err(err) if err.kind() == ErrorKind::ConnectionReset => {}
             _ => return false,
         }
@@ -472,7 +470,7 @@ mod tests {
         }
         send(client.as_fd(), b"more", &[]).unwrap();
         assert_eq!(recv(server.as_fd(), &mut [0; 8]).unwrap().0, 4);
-        // The other way they come as ever.
+        // In the other direction they arrive as usual.
         send(server.as_fd(), b"back", &[server.as_fd()]).unwrap();
         assert_eq!(recv(client.as_fd(), &mut [0; 8]).unwrap().1.len(), 1);
     }

@@ -1,8 +1,9 @@
-//! Programs that never have descriptors of this process but the first three.
+//! Programs that never have descriptors of this process beyond the first three.
 //!
-//! That is more than close-on-exec: a child has copies of all descriptors until its exec is over,
-//! which takes a busy machine some tenths of a second. Whatever another thread closes meanwhile
-//! stays open for so long, and the port of a socket taken. Before Linux 5.9 it has them here, too.
+//! Close-on-exec is not enough: a child has copies of all descriptors until its exec completes,
+//! which takes some tenths of a second on a busy machine. Descriptors that another thread closes
+//! meanwhile stay open that long, and the port of a socket stays taken. Before Linux 5.9 that
+//! happens here, too.
 //!
 //! ```text
 //! thread of the caller ─► thread with a table of its own (0, 1, 2) ─► the program
@@ -18,15 +19,14 @@ use std::thread;
 
 use crate::netns::NetNs;
 
-/// A program that was started by [`spawn_isolated`]. Its pipes are not in here, but with threads of
-/// their own.
+/// A program started by [`spawn_isolated`]. Threads of their own have its pipes, not this value.
 #[derive(Debug)]
 pub struct IsolatedChild {
     /// The process.
     pub process: Child,
-    /// The lines that it writes to its standard output, as they come, without their ends.
+    /// Lines of its standard output, without their ends.
     pub lines: Receiver<String>,
-    /// As long as this lives, its standard input has no end.
+    /// Its standard input stays open as long as this lives.
     pub stdin_guard: StdinGuard,
 }
 
@@ -34,17 +34,17 @@ pub struct IsolatedChild {
 #[derive(Debug)]
 pub struct StdinGuard(#[expect(dead_code, reason = "lives: that is all")] Sender<std::convert::Infallible>);
 
-/// ThreadSanitizer knows one table of descriptors in a process. With a second one it takes what two
-/// threads open under the same number for one thing, and writes its report of that to a descriptor
-/// which is something else in this thread.
+/// ThreadSanitizer knows only one descriptor table per process. With a second one it treats the
+/// same number in two tables as one object, and writes its report to a descriptor that is another
+/// file in this thread.
 const SINGLE_FD_TABLE: bool = cfg!(manylane_tsan);
 
-/// Does `work` in `namespace` if there is one, by a thread that has no descriptors but the first
-/// three.
+/// Runs `work`, in `namespace` if there is one, on a thread that has only the first three
+/// descriptors.
 ///
 /// # Safety
-/// Neither the work nor what it gives back may own a descriptor, or use one, that it has not opened
-/// itself: under that number there is nothing, or something else.
+/// Neither `work` nor its result may own or use a descriptor that it has not opened itself: the
+/// number is invalid, or another file.
 unsafe fn run_on_isolated_thread<T: Send>(
     namespace: Option<&NetNs>,
     work: impl FnOnce() -> io::Result<T> + Send,
@@ -53,9 +53,9 @@ unsafe fn run_on_isolated_thread<T: Send>(
         namespace.map_or(Ok(()), NetNs::enter)?;
         if !SINGLE_FD_TABLE {
             let [first, last] = [3, libc::c_uint::MAX];
-            // SAFETY: takes numbers and no pointer. The thread gets a table of its own, into which
-            // only the descriptors below `first` are copied: those of the process stay open. That
-            // no value here owns one, the caller sees to.
+            // SAFETY: takes numbers and no pointer. The thread gets a table of its own, with
+            // copies of only the descriptors below `first`; those of the process stay open. The
+            // caller ensures that no value here owns one.
             unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
         }
         work()
@@ -66,11 +66,11 @@ unsafe fn run_on_isolated_thread<T: Send>(
     })
 }
 
-/// Runs `program` to its end, with `input` to read, in `namespace` if there is one, and returns
-/// what it printed. The child never has any descriptor of this process but the first three.
+/// Runs `program` to its end, with `input` as standard input, in `namespace` if there is one, and
+/// returns its output. The child never has descriptors of this process beyond the first three.
 ///
 /// # Errors
-/// When there is no such program, no thread or no descriptor, or this process may not enter the
+/// If there is no such program, no thread or no descriptor, or this process may not enter the
 /// namespace.
 pub fn run_isolated(
     namespace: Option<&NetNs>,
@@ -83,17 +83,17 @@ pub fn run_isolated(
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         if let Some(mut pipe) = child.stdin.take() {
-            // Should it end early, its own message is the better one.
+            // If the program ended early, its own message is more useful.
             _ = pipe.write_all(input);
         }
         child.wait_with_output()
     };
-    // SAFETY: words, bytes, and the pipes that it opens, which it closes.
+    // SAFETY: `work` owns strings, bytes, and the pipes that it opens and closes.
     unsafe { run_on_isolated_thread(namespace, work) }
 }
 
-/// Starts `program` in `namespace` if there is one, with `variables` added to the environment, and
-/// as `user` if there is one. The child never has any descriptor of this process but the first
+/// Starts `program`, in `namespace` if there is one, with `variables` added to the environment,
+/// and as `user` if there is one. The child never has descriptors of this process beyond the first
 /// three.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ pub fn spawn_isolated(
         let mut process = command.spawn()?;
         let (input, output) = (process.stdin.take(), process.stdout.take());
         let ((keep, end), (sender, lines)) = (channel(), channel());
-        // Threads that are started here share the table, and their values are dropped here.
+        // Threads started here share the table, and drop their values in it.
         let named = |name: &str| thread::Builder::new().name(name.into());
         named("manylane-stdin").spawn(move || {
             _ = end.recv();
@@ -126,8 +126,8 @@ pub fn spawn_isolated(
         })?;
         Ok(IsolatedChild { process, lines, stdin_guard: StdinGuard(keep) })
     };
-    // SAFETY: words, and the pipes that it opens, which stay in threads of that table; without them
-    // a `Child` is a number.
+    // SAFETY: `work` owns strings, and the pipes that it opens, which stay in threads with that
+    // table; without them a `Child` is only a number.
     unsafe { run_on_isolated_thread(namespace, work) }
 }
 
@@ -135,7 +135,7 @@ pub fn spawn_isolated(
 mod tests {
     use super::*;
 
-    /// Whether the test `name` can run.
+    /// True if the test `name` can run.
     fn can_unshare_fds(name: &str) -> bool {
         if SINGLE_FD_TABLE {
             crate::skip(name, &"ThreadSanitizer knows one table of descriptors in a process");
@@ -143,12 +143,13 @@ mod tests {
         !SINGLE_FD_TABLE
     }
 
-    /// A socket that is not closed on exec, so that a copy shows after it, too, with its inode.
+    /// A socket without close-on-exec, so that a copy would be visible after the exec, with its
+    /// inode.
     fn socket() -> (std::os::fd::OwnedFd, String) {
         use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let inode = crate::sock::inode(socket.as_fd()).unwrap();
-        // SAFETY: takes a number; the new descriptor belongs to nobody else.
+        // SAFETY: takes a number; the new descriptor has no other owner.
         let copy = unsafe { OwnedFd::from_raw_fd(crate::check(libc::dup(socket.as_raw_fd())).unwrap()) };
         (copy, format!("socket:[{inode}]"))
     }
@@ -167,7 +168,7 @@ mod tests {
             "{printed}"
         );
         assert_eq!((done.stderr.as_slice(), done.status.code()), (b"said\n".as_slice(), Some(3)));
-        // Any other child has it, and here nothing was closed.
+        // Any other child has it; nothing was closed here.
         let done = Command::new("sh").args(list).stdin(Stdio::null()).output().unwrap();
         assert!(String::from_utf8(done.stdout).unwrap().contains(&ours));
         assert_eq!(
