@@ -257,7 +257,7 @@ pub struct Header {
     pub last_pid: AtomicU32,
     /// Receivers that found no slot.
     pub full: AtomicU32,
-    /// UDP sockets that were taken over when they were bound.
+    /// UDP sockets bound to a port that the library handles.
     pub sockets: AtomicU32,
     pad: [AtomicU64; 4],
 }

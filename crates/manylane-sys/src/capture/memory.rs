@@ -1,11 +1,11 @@
-//! The memory of a ring: two files without a name, one for what the producer writes, one for the
+//! The memory of a ring: two unnamed files, one for what the producer writes, one for the
 //! consumer's counter.
 //!
-//! Both are sealed against becoming shorter or longer, so that no access of either process can fail
-//! (`SIGBUS`); the first, once it is mapped here, also against being written to by anybody who maps
-//! it later (`F_SEAL_FUTURE_WRITE`, Linux 5.1). All pages are there before a lane touches them;
-//! they are of the process with the lanes, which the other one looks at: it would pay for pages
-//! that it is the first to touch.
+//! Both are sealed against shrinking and growing, so that no access of either process can fail
+//! (`SIGBUS`). Once the first is mapped here, it is also sealed against being mapped writable
+//! later (`F_SEAL_FUTURE_WRITE`, Linux 5.1). All pages are allocated before a lane touches them,
+//! and charged to the process with the lanes. The other process checks that, because it would pay
+//! for pages that it is the first to touch.
 
 use std::ffi::CStr;
 use std::io;
@@ -16,9 +16,9 @@ use std::sync::atomic::AtomicU64;
 use super::ring::{Consumer, Producer, ring_words};
 use crate::check;
 
-/// Bytes of the largest ring that is mapped.
+/// Size of the largest ring that is mapped.
 const RING_BYTES_MAX: usize = 1 << 30;
-/// Bytes of the consumer's part.
+/// Size of the consumer's part.
 const COUNTER_BYTES: usize = 4096;
 
 /// A mapped file of words, which other processes may have mapped, too.
@@ -36,23 +36,23 @@ unsafe impl Sync for Region {}
 
 impl AsRef<[AtomicU64]> for Region {
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: so many words are mapped, page aligned, as long as `self`; the file has them and
-        // cannot become shorter (its seals; `map` looks). They are accessed as atomics only, here
-        // and, as far as it matters to us, by every process: a write of any other kind changes
-        // values and nothing else, as all values are valid. Where the mapping is read-only the
-        // words are only loaded, relaxed (contract of `map`).
+        // SAFETY: `words` words are mapped, page aligned, as long as `self`; the file has them and
+        // cannot shrink (`map_sealed` checks its seals). Here they are accessed as atomics only. A
+        // write of any other kind by another process changes values and nothing else, because all
+        // values are valid. Where the mapping is read-only the words are only loaded, relaxed
+        // (contract of `map`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
 impl Region {
-    /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded,
+    /// Maps the whole of `fd`. Unless the mapping is `writable`, the words may only be loaded,
     /// relaxed.
     fn map(fd: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
         Self::map_sealed(fd, writable, RING_BYTES_MAX, libc::F_SEAL_SHRINK)
     }
 
-    /// The same of a file of at most so many bytes that has these seals, and all of its pages.
+    /// The same for a file that has at most this many bytes, these seals, and all of its pages.
     fn map_sealed(
         fd: BorrowedFd<'_>,
         writable: bool,
@@ -65,7 +65,7 @@ impl Region {
         if seals & wanted != wanted {
             return Err(wrong());
         }
-        // SAFETY: plain integers, of which all zeroes is a value.
+        // SAFETY: a C struct of plain integers, for which all zeros are valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel writes `stat`, which lives across the call.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
@@ -73,8 +73,8 @@ impl Region {
         if bytes == 0 || bytes > longest || !bytes.is_multiple_of(size_of::<u64>()) {
             return Err(wrong());
         }
-        // In units of 512 bytes, whatever the size of a page. Where it is sealed against writing,
-        // none can go later.
+        // In units of 512 bytes, whatever the page size. If the file is sealed against writing,
+        // none can be removed later.
         if (stat.st_blocks as u64).saturating_mul(512) < bytes as u64 {
             return Err(wrong());
         }
@@ -106,15 +106,15 @@ impl Drop for Region {
     }
 }
 
-/// A file of zeroes without a name, which cannot become shorter or longer.
+/// An unnamed file of zeros, which cannot shrink or grow.
 fn sealed_memfd(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     // SAFETY: the name is terminated and lives across the call.
     let raw =
         check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new, and this value is its only owner.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
     let len = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
-    // Now, with an error, and not later with a signal, if there is no memory.
+    // Allocates now: without memory it fails here, and not by a signal later.
     // SAFETY: takes no pointer.
     check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) })?;
     seal(fd.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
@@ -127,8 +127,8 @@ fn seal(fd: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a ring with counters for `devices` and room for `bytes` of frames and their heads (rounded
-/// up; for the longest frame at least), and returns what another process needs to [`open`] it.
+/// Makes a ring with counters for `devices` and room for `bytes` of records (rounded up; at least
+/// for the longest frame). Also returns the files with which another process can [`open`] it.
 ///
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit; `EINVAL` before Linux 5.1.
@@ -139,17 +139,17 @@ pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [O
     let ours = Region::map(data.as_fd(), true)?;
     seal(data.as_fd(), libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL)?;
     seal(taken.as_fd(), libc::F_SEAL_SEAL)?;
-    // Ours are loads alone, but of memory that may acquire: see the ring.
+    // We only load from it, but acquire loads need writable memory: see the ring.
     let theirs = Region::map(taken.as_fd(), true)?;
     Ok((Producer::new(ours, theirs, devices), [data, taken]))
 }
 
-/// Opens a ring that another process [made](create) for so many devices and bytes, whatever that
-/// process says it is.
+/// Opens a ring that another, untrusted process [made](create) for this number of devices and
+/// bytes.
 ///
 /// # Errors
-/// `InvalidData` if it is no ring, one of another version, or longer than asked for; what `mmap(2)`
-/// reports.
+/// `InvalidData` if it is no ring, has another version, or is larger than requested; errors of
+/// `mmap(2)`.
 pub fn open(files: &[OwnedFd; 2], devices: usize, bytes: usize) -> io::Result<Consumer<Region>> {
     let [data, taken] = files;
     let longest = ring_words(devices, bytes.min(RING_BYTES_MAX / 2)) * size_of::<u64>();
@@ -181,7 +181,7 @@ mod tests {
         let mut bytes = Vec::new();
         assert_eq!(consumer.pop(&mut bytes).unwrap(), Some(head(5)));
         assert_eq!(bytes, b"hello");
-        // What is left can be taken when the other side is gone.
+        // The remaining frames can be read after the producer is gone.
         producer.record(&head(4), b"last");
         assert!(!consumer.is_finished().unwrap());
         drop(producer);
@@ -214,11 +214,11 @@ mod tests {
         let (_producer, files) = create(&[3, 4], 1 << 20).unwrap();
         assert!(!refused(&files, 2, 1 << 20));
         assert!(refused(&files, 2, 1 << 19), "it is longer");
-        // Its pages would be made by who reads it.
+        // Its reader would allocate the pages.
         // SAFETY: the name is terminated and lives across the call.
         let raw =
             unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
         let [data, taken] = files.map(File::from);
         let len = data.metadata().unwrap().len();
@@ -235,11 +235,11 @@ mod tests {
     fn what_is_no_ring_is_refused() {
         let zeroes = || sealed_memfd(c"zeroes", 4096).unwrap();
         assert_eq!(open(&[zeroes(), zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        // One that its maker could make shorter under our hands.
+        // Its maker could shrink it while it is mapped.
         // SAFETY: the name is terminated and lives across the call.
         let raw =
             unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let loose = unsafe { OwnedFd::from_raw_fd(raw) };
         File::from(loose.try_clone().unwrap()).set_len(4096).unwrap();
         assert_eq!(open(&[loose, zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);

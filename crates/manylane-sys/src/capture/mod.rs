@@ -1,25 +1,25 @@
-//! Frames for another process to look at: rings in memory that two processes share.
+//! Rings of captured frames in memory shared by two processes.
 //!
-//! A lane writes copies of frames into a [`Producer`]; a process that captures takes them from the
-//! [`Consumer`] of the same ring. Neither waits for the other, neither makes a system call for the
-//! other, and neither trusts the other:
+//! A lane writes copies of frames into a [`Producer`]; a process that captures reads them from the
+//! [`Consumer`] of the same ring. Neither waits for the other, makes a system call for the other,
+//! or trusts the other:
 //!
-//! | what one side could do | why the other one lives |
+//! | what one side could do | why the other side is safe |
 //! |---|---|
-//! | the capturing process dies, or never takes anything | the ring is full: the lane counts what has no place and goes on |
-//! | it writes nonsense into its counter | a counter that cannot be is no progress (`ring.rs`) |
-//! | it writes to the frames | it cannot: its mapping of them is read-only, sealed so by the kernel |
-//! | it makes the memory shorter | it cannot: sealed, too |
+//! | the capturing process dies, or never reads anything | the ring is full: the lane counts frames without room and goes on |
+//! | it writes garbage into its counter | an invalid counter counts as no progress (`ring.rs`) |
+//! | it writes to the frames | it cannot: its mapping of them is read-only, sealed by the kernel |
+//! | it shrinks the memory | it cannot: also sealed |
 //! | the process of the lane dies | the memory stays until the last mapping is gone |
-//! | that process writes nonsense into the ring | sizes and lengths are checked; the bytes are copied before use |
+//! | that process writes garbage into the ring | sizes and lengths are checked; the bytes are copied before use |
 //!
 //! | file | holds |
 //! |---|---|
-//! | `ring.rs` | the ring: producer, consumer, layout, and why they need no lock; nothing unsafe |
-//! | `memory.rs` | the memory: files without a name, their seals, their mappings (Linux 5.1) |
+//! | `ring.rs` | the ring: producer, consumer, layout, and why they need no lock; no unsafe code |
+//! | `memory.rs` | the memory: unnamed files, their seals, their mappings (Linux 5.1) |
 
-// Under the model checker only the ring is built: its atomics cannot lie in memory that processes
-// share.
+// Under the model checker only the ring is built: the checker's atomics cannot be in shared
+// memory.
 #[cfg(not(loom))]
 mod memory;
 mod ring;

@@ -1,32 +1,32 @@
-//! One ring of frames: words that only grow counters lead through, one producer, one consumer, no
+//! One ring of frames: words addressed by counters that only grow, one producer, one consumer, no
 //! lock.
 //!
-//! The memory is words of 64 bits, each read and written by itself: whatever the other process does
-//! meanwhile, a load gives some value and nothing worse. The words, of the part that the producer
-//! writes:
+//! The memory is 64-bit words, each read and written individually: whatever the other process does
+//! meanwhile, a load returns some value, and nothing worse happens. The words of the producer's
+//! part:
 //!
 //! | words | hold |
 //! |---|---|
-//! | 0, 1, 2 | what this is ([`MAGIC`], with the version), words of frames (a power of two), devices |
+//! | 0, 1, 2 | the format ([`MAGIC`], with the version), words of frames (a power of two), devices |
 //! | 3 | not 0: the producer is gone |
-//! | 8 | words of frames put in so far |
-//! | 16 + 4 n | of device n: its index, frames dropped that it received, and that it should send; the last is "any other" |
-//! | then | frames: words of a head, then the bytes, each record behind the other, round and round |
+//! | 8 | words of frames produced so far |
+//! | 16 + 4 n | of device n: its index, dropped frames that it received, and that it was to send; the last is "any other" |
+//! | then | frames: words of a header, then the bytes; each record follows the last one and wraps around |
 //!
-//! The consumer has a part of its own, of which it writes the first word: words of frames taken out
+//! The consumer has a part of its own, of which it writes the first word: words of frames consumed
 //! so far. The order:
 //!
-//! 1. *A frame is there before it is announced.* The producer writes the words of a record, then
+//! 1. *A frame is written before it is announced.* The producer writes the words of a record, then
 //!    its counter with `Release`. The consumer reads the counter, then passes a fence with
-//!    `Acquire`, then reads the record. (A load that acquires may not be made of memory that is
-//!    mapped read-only; a relaxed one of a word, and a fence, may.)
-//! 2. *A frame is not overwritten while it is read.* The consumer reads the words of a record, then
-//!    writes its counter with `Release`. The producer reads that with `Acquire` before it writes to
-//!    those words again.
+//!    `Acquire`, then reads the record. (An acquire load is not allowed on memory that is mapped
+//!    read-only; a relaxed load of a word, and a fence, are.)
+//! 2. *A frame is not overwritten while it is read.* The consumer reads the words of a record,
+//!    then writes its counter with `Release`. The producer reads that with `Acquire` before it
+//!    writes to those words again.
 //!
-//! The producer reads the consumer's counter only when there seems to be no room. It believes it if
-//! it lies between what it was before and what has been put in; anything else is no progress, and
-//! in the end a full ring.
+//! The producer reads the consumer's counter only when there seems to be no room. It accepts a
+//! value between the last one and what has been produced. Anything else counts as no progress, and
+//! in the end as a full ring.
 
 use std::fmt;
 
@@ -52,19 +52,19 @@ const DEVICES_OFFSET: usize = 2;
 const CLOSED_OFFSET: usize = 3;
 const PRODUCED_OFFSET: usize = 8;
 const DEVICE_TABLE_OFFSET: usize = 16;
-/// Words of a device: its index, two counters, one that is free.
+/// Words per device: its index, two counters, one unused.
 const DEVICE_WORDS: usize = 4;
-/// Words of the head of a record.
+/// Words of a record's header.
 const RECORD_HEADER_WORDS: usize = 3;
-/// The index of the last device, which stands for all that the ring has no counters for.
+/// Index of the last device entry, which stands for all devices without counters.
 const IFINDEX_OTHER: u32 = 0;
 
-/// Most devices of a ring.
+/// Maximum number of devices of a ring.
 const DEVICES_MAX: usize = 1024;
-/// Bytes of a frame that are kept at most.
+/// Maximum number of bytes kept of a frame.
 pub const SNAPLEN_MAX: usize = 65_535;
 
-/// Whether a frame came in or went out.
+/// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     /// Received.
@@ -73,33 +73,33 @@ pub enum Direction {
     Out,
 }
 
-/// What is known of a frame beside its bytes.
+/// Metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// Nanoseconds since 1970.
     pub time: u64,
     /// Index of the device.
     pub ifindex: u32,
-    /// Queue of the device, below 2^31.
+    /// Queue number, below 2^31.
     pub queue: u32,
-    /// In or out.
+    /// Direction.
     pub direction: Direction,
-    /// Bytes that the frame had; fewer may have been kept.
+    /// Length of the frame; fewer bytes may be kept.
     pub len: u32,
 }
 
-/// Frames of one device for which a ring had no room.
+/// Frames of one device that were dropped because the ring was full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropCounts {
-    /// Index of the device; 0 for all that are not named.
+    /// Index of the device; 0 for all devices without counters.
     pub ifindex: u32,
-    /// Frames that it received.
+    /// Received frames.
     pub received: u64,
-    /// Frames that it was to send.
+    /// Frames to be sent.
     pub sent: u64,
 }
 
-/// What was found in a ring cannot be.
+/// A ring has invalid content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CorruptRing(&'static str);
 
@@ -111,45 +111,45 @@ impl fmt::Display for CorruptRing {
 
 impl std::error::Error for CorruptRing {}
 
-/// Where the frames begin, in words.
+/// Offset of the frames, in words.
 fn header_words(devices: usize) -> usize {
     (DEVICE_TABLE_OFFSET + DEVICE_WORDS * (devices + 1)).next_multiple_of(16)
 }
 
-/// Words of a ring for so many devices and at least so many bytes of frames.
+/// Words of a ring for this many devices and at least this many bytes of frames.
 #[cfg(not(loom))]
 pub(super) fn ring_words(devices: usize, bytes: usize) -> usize {
-    // Room for the longest frame at least, so that what has no room now has it later.
+    // At least the longest frame, so that each frame fits once the ring has been read.
     let words = (bytes / 8).max(RECORD_HEADER_WORDS + SNAPLEN_MAX.div_ceil(8)).next_power_of_two();
     header_words(devices.min(DEVICES_MAX)) + words
 }
 
-/// The side that puts frames in. `M` is the memory: words that somebody else may write at any time.
+/// The producer. `M` is the memory: words that another process may write at any time.
 pub struct Producer<M: AsRef<[AtomicU64]>> {
     data: M,
     consumer_counter: M,
-    /// The devices that have counters.
+    /// The devices with counters.
     devices: Vec<u32>,
     header: usize,
     capacity: u64,
-    /// Put in, and announced.
+    /// Words produced and announced.
     produced: u64,
-    /// The consumer's counter when it was last believed.
+    /// The consumer's counter when it was last accepted.
     consumed: u64,
     staged: Option<Staged>,
 }
 
-/// A frame that was written, or had no room, and has not been settled.
+/// A frame that was staged, or found no room, and is not committed yet.
 struct Staged {
-    /// Where the next one goes; none if there was no room.
+    /// End of the record; none if there was no room.
     end: Option<u64>,
-    /// Where a drop is counted.
+    /// Counter for a drop.
     counter: usize,
 }
 
 impl<M: AsRef<[AtomicU64]>> Producer<M> {
-    /// The producer of a new ring, in `data`: zeroes, as many as [`ring_words`] these devices says.
-    /// What the other side writes is the first word of `consumer_counter`.
+    /// The producer of a new ring in `data`: zeros, with the length that [`ring_words`] returns.
+    /// The consumer writes the first word of `consumer_counter`.
     pub(super) fn new(data: M, taken_by_other: M, devices: &[u32]) -> Self {
         let devices = devices[..devices.len().min(DEVICES_MAX)].to_vec();
         let header = header_words(devices.len());
@@ -161,8 +161,8 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         for (at, ifindex) in devices.iter().chain([&IFINDEX_OTHER]).enumerate() {
             words[DEVICE_TABLE_OFFSET + DEVICE_WORDS * at].store(u64::from(*ifindex), Ordering::Relaxed);
         }
-        // Release: who sees that this is a ring sees its sizes. (Who is given it later sees it
-        // anyway.)
+        // Release: a process that sees the magic number sees the sizes. (One that is given the
+        // ring later sees them anyway.)
         words[MAGIC_OFFSET].store(MAGIC, Ordering::Release);
         Self {
             data,
@@ -176,8 +176,7 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         }
     }
 
-    /// Puts a frame in, of which `bytes` are kept ([`SNAPLEN_MAX`] at most), or counts it as
-    /// dropped.
+    /// Writes a frame, keeping `bytes` (at most [`SNAPLEN_MAX`]), or counts it as dropped.
     pub fn record(&mut self, head: &RecordHeader, bytes: &[u8]) {
         self.stage(head, bytes);
         self.commit(true);
@@ -217,8 +216,8 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         }
     }
 
-    /// Lets the other side see the frame that was staged last, or counts that it had no room; if
-    /// `real` is not, it never was.
+    /// Announces the last staged frame, or counts its drop if there was no room; discards it
+    /// unless it is `real`.
     pub fn commit(&mut self, real: bool) {
         let Some(Staged { end, counter }) = self.staged.take() else { return };
         let words = self.data.as_ref();
@@ -226,11 +225,11 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
             _ if !real => {}
             Some(end) => {
                 self.produced = end;
-                // Release: the words of the record are there for whoever sees the counter (1).
+                // Release: a consumer that sees the counter sees the words of the record (1).
                 words[PRODUCED_OFFSET].store(end, Ordering::Release);
             }
             None => {
-                // One writer: no atomic addition.
+                // Only one writer: no atomic addition is needed.
                 let count = words[counter].load(Ordering::Relaxed);
                 words[counter].store(count.wrapping_add(1), Ordering::Relaxed);
             }
@@ -241,7 +240,7 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         if self.capacity - (self.produced - self.consumed) >= needed {
             return true;
         }
-        // Acquire: what has been taken is no longer read (2).
+        // Acquire: consumed words are no longer being read (2).
         let taken = self.consumer_counter.as_ref()[0].load(Ordering::Acquire);
         if (self.consumed..=self.produced).contains(&taken) {
             self.consumed = taken;
@@ -258,14 +257,14 @@ impl<M: AsRef<[AtomicU64]>> fmt::Debug for Producer<M> {
 }
 
 impl<M: AsRef<[AtomicU64]>> Drop for Producer<M> {
-    /// Tells the other side that nothing more comes.
+    /// Announces that no more frames will follow.
     fn drop(&mut self) {
-        // Release: what was put in before is there for whoever sees this.
+        // Release: a consumer that sees this sees all frames before it.
         self.data.as_ref()[CLOSED_OFFSET].store(1, Ordering::Release);
     }
 }
 
-/// The side that takes frames out.
+/// The consumer.
 pub struct Consumer<M> {
     data: M,
     consumer_counter: M,
@@ -273,15 +272,15 @@ pub struct Consumer<M> {
     header: usize,
     capacity: u64,
     consumed: u64,
-    /// The record that comes next, read and checked, and how many bytes of it were kept.
+    /// The next record, read and checked, and the number of bytes kept.
     next: Option<(RecordHeader, usize)>,
 }
 
 impl<M: AsRef<[AtomicU64]>> Consumer<M> {
-    /// The consumer of a ring that somebody made; its first.
+    /// The first consumer of a ring that another process made.
     ///
     /// # Errors
-    /// When it is no ring, one of another version, or its sizes cannot be.
+    /// If it is no ring, has another version, or invalid sizes.
     pub(super) fn new(data: M, taken_by_us: M) -> Result<Self, CorruptRing> {
         let words = data.as_ref();
         let read = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
@@ -315,21 +314,21 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
         self.data.as_ref()[at].load(Ordering::Relaxed)
     }
 
-    /// Word `at` of the frames, counted since the beginning.
+    /// Word `at` of the frames, counted from the beginning.
     fn frame_word(&self, at: u64) -> u64 {
         self.load(self.header + (at & (self.capacity - 1)) as usize)
     }
 
-    /// The frame that comes next; none if there is none yet.
+    /// The next frame; none if there is none yet.
     ///
     /// # Errors
-    /// When what is there cannot be. It stays so: the ring is of no use any more.
+    /// If the content is invalid. The ring is then unusable for good.
     pub fn peek(&mut self) -> Result<Option<RecordHeader>, CorruptRing> {
         if let Some((head, _)) = self.next {
             return Ok(Some(head));
         }
         let put = self.load(PRODUCED_OFFSET);
-        // With the counter comes what it announces (1).
+        // With the counter, what it announces is visible (1).
         fence(Ordering::Acquire);
         let there = put.wrapping_sub(self.consumed);
         if there == 0 {
@@ -353,7 +352,7 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
         Ok(Some(head))
     }
 
-    /// Takes the next frame: what was kept of it replaces what is in `bytes`.
+    /// Reads the next frame; its kept bytes replace the content of `bytes`.
     ///
     /// # Errors
     /// As for [`peek`](Self::peek).
@@ -366,23 +365,23 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
         bytes.extend((start..start + words).flat_map(|at| self.frame_word(at).to_ne_bytes()));
         bytes.truncate(kept);
         self.consumed = start + words;
-        // Release: our reads come before whatever is written there next (2).
+        // Release: our reads come before later writes of these words (2).
         self.consumer_counter.as_ref()[0].store(self.consumed, Ordering::Release);
         Ok(Some(head))
     }
 
-    /// Whether the producer is gone, and all that it left was taken.
+    /// True if the producer is gone, and all its frames were read.
     ///
     /// # Errors
     /// As for [`peek`](Self::peek).
     pub fn is_finished(&mut self) -> Result<bool, CorruptRing> {
         let gone = self.load(CLOSED_OFFSET) != 0;
-        // Before the counter is looked at: what was put in last is not overlooked.
+        // Before the counter is read, so that the last frames are not missed.
         fence(Ordering::Acquire);
         Ok(gone && self.peek()?.is_none())
     }
 
-    /// The frames that had no room so far.
+    /// Frames dropped so far for lack of room.
     pub fn dropped(&self) -> impl Iterator<Item = DropCounts> + '_ {
         (0..=self.devices).map(|device| {
             let [ifindex, received, sent] =

@@ -1,5 +1,5 @@
-//! The ring in plain memory: both ends are ours, on one thread, on two, with nonsense in it, and
-//! under the model checker.
+//! The ring in plain memory: both ends on one thread, on two, with garbage in it, and under the
+//! model checker.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn words(count: usize) -> Words {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// A ring of exactly `capacity` words of frames, for one device.
+/// A ring with exactly `capacity` words of frames, for one device.
 fn ring(capacity: usize) -> (Producer<Words>, Consumer<Words>) {
     let (data, taken) = (words(header_words(1) + capacity), words(1));
     let producer = Producer::new(data.clone(), taken.clone(), &[5]);
@@ -122,7 +122,7 @@ mod plain {
             let (data, taken) = (words(header_words(1) + 16), words(1));
             let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
             producer.record(&record_header(1, 16), b"0123456789abcdef");
-            // The producer, too: dropping it is one more write.
+            // The producer, too, because dropping it is one more write.
             (data, taken, producer)
         };
         let first = header_words(1);
@@ -193,8 +193,8 @@ mod plain {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
 
-        /// Whatever is put in and taken in whatever order: what comes out is what went in, less
-        /// what was counted.
+        /// For any order of writes and reads: the frames read are those written, except those
+        /// counted as dropped.
         #[test]
         fn nothing_is_lost_uncounted(steps in prop::collection::vec((any::<bool>(), 0_usize..90), 1..200)) {
             let (mut producer, mut consumer) = ring(64);
@@ -222,14 +222,14 @@ mod plain {
     }
 }
 
-/// Every interleaving, and every value that the memory model allows a load to see.
+/// All interleavings, and all values that the memory model allows a load to see.
 #[cfg(loom)]
 mod model {
     use loom::thread;
 
     use super::*;
 
-    /// A ring that holds one record only: words are written, read, and written again.
+    /// A ring of only one record: words are written, read, and written again.
     #[test]
     fn records_of_a_ring_are_passed_on_whole() {
         loom::model(|| {
@@ -251,7 +251,7 @@ mod model {
                 let head = consumer.pop(&mut bytes).unwrap().unwrap();
                 came.push((head.time, bytes.clone()));
             }
-            // A record whose words are of two records, or that comes twice, shows here.
+            // A record with words of two records, or a duplicate, would show here.
             let dropped = consumer.dropped().next().unwrap().received;
             assert_eq!(came.len() as u64 + dropped, 2);
             for (n, bytes) in &came {
@@ -261,7 +261,7 @@ mod model {
         });
     }
 
-    /// Who sees that the producer is gone has seen everything.
+    /// A consumer that sees that the producer is gone has seen everything.
     #[test]
     fn what_was_put_in_last_is_not_overlooked() {
         loom::model(|| {

@@ -1,8 +1,7 @@
 //! Rings of message headers for `recvmmsg(2)` and `sendmmsg(2)`, built once.
 //!
-//! A ring owns its headers, its addresses, its control messages and its buffers, all at fixed
-//! addresses. A call passes a count; between calls only the fields that the kernel overwrote are
-//! put back.
+//! A ring owns its headers, addresses, control messages and buffers, all at fixed addresses. A
+//! call passes a count. Between calls, only the fields that the kernel overwrote are reset.
 
 mod recv;
 mod send;

@@ -13,29 +13,29 @@ use crate::sock;
 
 pub use echo::EchoControls;
 
-/// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers
-/// do not all fall into one set of the cache.
+/// Distance of buffers: odd multiples of a cache line, so that the first lines of large buffers do
+/// not all map to one cache set.
 const STAGGER: usize = 192;
-/// How often a receive is tried again that told of something else.
+/// Retries of a receive that reported an error of an earlier datagram.
 const RECV_RETRIES: u32 = 10;
 
 /// Sizes of a [`RecvRing`].
 #[derive(Clone, Copy, Debug)]
 pub struct RecvOptions {
-    /// Messages that one call takes at most, 1 to 1024 (`UIO_MAXIOV`).
+    /// Maximum number of messages per call, 1 to 1024 (`UIO_MAXIOV`).
     pub batch: usize,
-    /// Bytes of buffer for each message.
+    /// Size of the buffer for each message, in bytes.
     pub buffer: usize,
-    /// Whether to receive control messages at all.
+    /// Whether to receive control messages.
     pub control: bool,
 }
 
 /// Whether a receive may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Take what is there.
+    /// Receive only what is queued.
     Never,
-    /// Sleep until something is there or the socket's receive timeout passes.
+    /// Sleep until a datagram is queued or the socket's receive timeout expires.
     First,
 }
 
@@ -53,11 +53,11 @@ pub struct RecvRing {
     stride: usize,
     buffer: usize,
     control: bool,
-    /// Headers that the last call wrote to: put back before the next one.
+    /// Headers that the last call wrote to; reset before the next one.
     written: usize,
-    /// Those of them that come first and are no datagrams.
+    /// The first of them, which are no datagrams.
     skipped: usize,
-    /// The headers point at these; nothing else reads them.
+    /// The headers point at these; only the kernel reads them.
     _vectors: PinnedSlice<libc::iovec>,
 }
 
@@ -69,8 +69,7 @@ impl RecvRing {
     /// Allocates and builds everything that calls will use.
     ///
     /// # Errors
-    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` if a memory limit does not leave room for
-    /// the buffers.
+    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` at a memory limit.
     pub fn new(options: RecvOptions) -> io::Result<Self> {
         let RecvOptions { batch, buffer, control } = options;
         if !(1..=1024).contains(&batch) {
@@ -83,12 +82,12 @@ impl RecvRing {
         let controls =
             PinnedSlice::new(ControlSlot([0; control::RECV_CAPACITY]), if control { batch } else { 0 });
         let vectors = PinnedSlice::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, batch);
-        // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeros are valid.
         let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
-            // SAFETY: `at` gives the address of an element of an allocation that this ring owns and
-            // that nobody else reads or writes now; the buffer pointer stays inside the mapping of
-            // stride * batch bytes.
+            // SAFETY: `ptr_at` gives the address of an element of an allocation that this ring
+            // owns and that no other code accesses now; the buffer pointer stays inside the
+            // mapping of stride * batch bytes.
             unsafe {
                 let vector = vectors.ptr_at(index);
                 (*vector).iov_base = buffers.as_ptr().add(index * stride).cast();
@@ -118,24 +117,24 @@ impl RecvRing {
         })
     }
 
-    /// Messages that one call takes at most.
+    /// Maximum number of messages per call.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.headers.len()
     }
 
-    /// Receives up to a batch and returns how many messages there are; 0 if none came.
+    /// Receives up to a batch and returns the number of messages; 0 if there are none.
     ///
-    /// What the call before received is overwritten. A wait ends early, with 0, after a signal, or
-    /// when the socket was shut down for reading (which wakes a sleeper also on a socket that is
-    /// not connected).
+    /// Overwrites the messages of the previous call. A wait ends early, with 0, after a signal, or
+    /// when the socket was shut down for reading (which also wakes a receive on an unconnected
+    /// socket).
     ///
     /// # Errors
-    /// What `recvmmsg(2)` reports, but for "nothing there" and "interrupted".
+    /// Those of `recvmmsg(2)`, except "nothing queued" and "interrupted".
     #[inline]
     pub fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<usize> {
         self.reset_headers();
-        // MSG_TRUNC makes the kernel say how long a datagram was that did not fit.
+        // MSG_TRUNC makes the kernel report the full length of a truncated datagram.
         let flags = libc::MSG_TRUNC
             | match wait {
                 Wait::Never => libc::MSG_DONTWAIT,
@@ -144,8 +143,8 @@ impl RecvRing {
         let vlen = self.headers.len() as libc::c_uint;
         let mut tries = RECV_RETRIES;
         let ret = loop {
-            // SAFETY: the headers and all that they point at belong to this ring, which is borrowed
-            // for the call.
+            // SAFETY: the headers and all that they point at belong to this ring, which is
+            // borrowed for the call.
             let ret = unsafe {
                 libc::recvmmsg(fd.as_raw_fd(), self.headers.ptr_at(0), vlen, flags as _, ptr::null_mut())
             };
@@ -155,19 +154,21 @@ impl RecvRing {
             let err = io::Error::last_os_error();
             match err.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => return Ok(0),
-                // Not about what is in the queue, which may be full.
+                // Does not concern the queue, which may be full.
                 Some(code) if tries > 0 && sock::is_icmp_error(code) => tries -= 1,
                 _ => return Err(err),
             }
         };
         self.written = ret;
-        // Of a socket that is shut down while the call sleeps, the first message is an empty one
-        // without a sender: no datagram has none. What arrives at that moment may follow it.
+        // If the socket is shut down while the call sleeps, the first message is an empty one
+        // without a sender; every datagram has one. Datagrams that arrive at that moment may
+        // follow it.
         self.skipped = usize::from(ret > 0 && self.header(0).msg_hdr.msg_namelen == 0);
         Ok(self.written - self.skipped)
     }
 
-    /// Puts back what the kernel wrote into the headers: lengths of address and control messages.
+    /// Resets what the kernel wrote into the headers: lengths of the address and of the control
+    /// messages.
     fn reset_headers(&mut self) {
         for index in 0..self.written {
             // SAFETY: an element of the ring's own allocation, which is borrowed mutably.
@@ -180,7 +181,7 @@ impl RecvRing {
         (self.written, self.skipped) = (0, 0);
     }
 
-    /// What the messages of the last receive are together.
+    /// Totals over the messages of the last receive.
     #[inline]
     #[must_use]
     pub fn totals(&self) -> Totals {
@@ -196,7 +197,7 @@ impl RecvRing {
 
     fn header(&self, index: usize) -> &libc::mmsghdr {
         assert!(index < self.written);
-        // SAFETY: the kernel has written this header and is done with it; writes need `&mut self`.
+        // SAFETY: the kernel has finished writing this header; writes need `&mut self`.
         unsafe { &*self.headers.ptr_at(index) }
     }
 
@@ -211,7 +212,7 @@ impl RecvRing {
         let header = self.header(index);
         let full_len = header.msg_len as usize;
         let len = full_len.min(self.buffer);
-        // SAFETY: the buffer lies inside the mapping, which started zeroed, so that all of it is
+        // SAFETY: the buffer is inside the mapping, which started zeroed, so all of it is
         // initialised; the kernel writes to it only during `recv`, which needs `&mut self`.
         let data = unsafe { slice::from_raw_parts(self.buffers.as_ptr().add(index * self.stride), len) };
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
@@ -220,7 +221,7 @@ impl RecvRing {
             // The field's type differs between C libraries.
             #[allow(clippy::unnecessary_cast)]
             let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
-            // SAFETY: as for `peer`; the length was capped at the size of the slot.
+            // SAFETY: as for `peer`; the length is limited to the size of the slot.
             unsafe { &(&(*self.controls.ptr_at(index)).0)[..len] }
         } else {
             &[]
@@ -229,15 +230,15 @@ impl RecvRing {
     }
 }
 
-/// What the messages of a receive are together: enough to count them where the kernel said nothing
-/// of any.
+/// Totals over the messages of a receive: sufficient for counting if no message has control
+/// messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Bytes that fitted into the buffers.
+    /// Bytes in the buffers.
     pub bytes: usize,
-    /// Messages that were cut off.
+    /// Truncated messages.
     pub truncated: usize,
-    /// Messages that came with control messages.
+    /// Messages with control messages.
     pub with_control: usize,
 }
 
@@ -250,22 +251,22 @@ impl Totals {
     }
 }
 
-/// One received message: a datagram, or with GRO a train of datagrams of one sender.
+/// One received message: a datagram, or with GRO several datagrams of one sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// The bytes that fitted into the buffer.
+    /// The bytes in the buffer.
     pub data: &'a [u8],
-    /// Bytes that were sent; more than `data` if the message was truncated.
+    /// Length as sent; more than `data` if the message was truncated.
     pub full_len: usize,
-    /// The kernel cut the message off.
+    /// The kernel truncated the message.
     pub truncated: bool,
-    /// The sender.
+    /// Source address.
     pub peer: &'a SockAddr,
     control: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// One that came another way than by this ring.
+    /// A message that was not received by this ring.
     #[inline]
     pub(crate) fn new(
         data: &'a [u8],
@@ -277,14 +278,14 @@ impl<'a> Message<'a> {
         Self { data, full_len, truncated, peer, control }
     }
 
-    /// Whether the kernel said anything about the message.
+    /// True if the message has control messages.
     #[inline]
     #[must_use]
     pub fn has_ancillary(&self) -> bool {
         !self.control.is_empty()
     }
 
-    /// What the kernel said about the message.
+    /// The parsed control messages.
     #[inline]
     #[must_use]
     pub fn ancillary(&self) -> Ancillary {

@@ -1,4 +1,5 @@
-//! Sending: `sendmmsg(2)` of datagrams that are queued in the ring, consecutive ones as GSO trains.
+//! Sending: `sendmmsg(2)` of datagrams queued in the ring, with consecutive ones merged into GSO
+//! messages.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,35 +9,36 @@ use crate::addr::{SockAddr, Source};
 use crate::control::SendControl;
 use crate::map::{Mapping, PinnedSlice};
 
-/// Largest payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20 and
-/// 8 bytes.
+/// Maximum payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20
+/// and 8 bytes.
 const MAX_PAYLOAD: usize = 65_507;
-/// Largest payload over IPv6, whose own header its length does not count (RFC 8200, section 3).
+/// Maximum payload over IPv6, whose length field does not count its own header (RFC 8200, section
+/// 3).
 const MAX_PAYLOAD_V6: usize = 65_527;
 
-/// Whether a datagram to `peer` can have so many bytes of payload.
+/// True if a datagram to `peer` can have `len` bytes of payload.
 #[inline]
 #[must_use]
 pub fn fits(peer: &SockAddr, len: usize) -> bool {
     len <= MAX_PAYLOAD || (len <= MAX_PAYLOAD_V6 && peer.is_v6() && !peer.is_v4_mapped())
 }
-/// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take twice as many.
+/// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones accept twice as many.
 const MAX_SEGMENTS: u16 = 64;
-/// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel
-/// refuses trains whose segments exceed the MTU of the path (less for IPv6, tunnels and such: see
-/// `limit_gso`).
+/// Maximum size of a segment of a GSO message. Larger datagrams do not fit an Ethernet frame, and
+/// the kernel refuses GSO messages whose segments exceed the path's MTU (less for IPv6, tunnels
+/// and such: see `limit_gso`).
 const MAX_SEGMENT_SIZE: usize = 1472;
-/// Pieces of payload that can be queued; contiguous ones share one.
+/// Maximum number of payload slices; contiguous ones share one.
 const VECTORS_MAX: usize = 1024;
-/// Space for payloads that are copied into the ring.
+/// Space for payloads copied into the ring.
 const ARENA_BYTES: usize = 256 << 10;
 
 /// Sizes of a [`SendRing`].
 #[derive(Clone, Copy, Debug)]
 pub struct SendOptions {
-    /// Messages that one call sends at most, 1 to 1024.
+    /// Maximum number of messages per call, 1 to 1024.
     pub batch: usize,
-    /// Whether consecutive datagrams of one size to one peer become one message (UDP GSO, since
+    /// Whether consecutive datagrams of one size to one peer are merged into one message (UDP GSO,
     /// Linux 4.18).
     pub gso: bool,
 }
@@ -49,7 +51,7 @@ struct GsoMessage {
     bytes: u32,
     segment_size: u16,
     count: u16,
-    /// Another datagram may still join.
+    /// Another datagram may still be merged.
     open: bool,
     source: Option<Source>,
 }
@@ -62,39 +64,37 @@ pub struct SendRing {
     vectors: PinnedSlice<libc::iovec>,
     gso_messages: Vec<GsoMessage>,
     arena: Mapping,
-    /// Messages queued.
+    /// Queued messages.
     queued: usize,
     vectors_used: usize,
     arena_used: usize,
-    /// The headers say what is queued.
+    /// The headers describe the queued messages.
     headers_valid: bool,
-    /// Largest datagram that may join a train; 0 for no trains.
+    /// Maximum size of a segment; 0 for no GSO.
     max_segment_size: usize,
-    /// The last wait for room in the send buffer was in vain.
+    /// The last wait for room in the send buffer timed out.
     stuck: bool,
 }
 
-// SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors that
-// count as used, into payloads that a `SendBatch` borrows; a batch clears the queue before anything
-// is sent.
+// SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors in
+// use, into payloads that a `SendBatch` borrows; a batch clears the queue before anything is sent.
 unsafe impl Send for SendRing {}
 
 impl SendRing {
     /// Allocates and builds everything that calls will use.
     ///
     /// # Errors
-    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` if a memory limit does not leave room.
+    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` at a memory limit.
     pub fn new(options: SendOptions) -> io::Result<Self> {
         let SendOptions { batch, gso } = options;
         if !(1..=1024).contains(&batch) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let names = PinnedSlice::new(SockAddr::EMPTY, batch);
-        // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeros are valid.
         let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
-            // SAFETY: an element of the ring's own allocation, which nobody else reads or writes
-            // now.
+            // SAFETY: an element of the ring's own allocation, which no other code accesses now.
             unsafe { (*headers.ptr_at(index)).msg_hdr.msg_name = names.ptr_at(index).cast() };
         }
         Ok(Self {
@@ -113,7 +113,7 @@ impl SendRing {
         })
     }
 
-    /// Starts an empty batch, which may borrow payloads as long as it borrows the ring.
+    /// Starts an empty batch, which may borrow payloads for as long as it borrows the ring.
     pub fn batch(&mut self) -> SendBatch<'_> {
         self.clear();
         SendBatch { ring: self }
@@ -126,7 +126,7 @@ impl SendRing {
         self.headers_valid = false;
     }
 
-    /// Joins the datagram to the last train if it may; true if it did.
+    /// Merges the datagram into the last message if possible; true if it was.
     fn join(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         let Some(last) = self.queued.checked_sub(1) else { return false };
         let train = &mut self.gso_messages[last];
@@ -157,12 +157,12 @@ impl SendRing {
 
     fn push_vector(&mut self, data: *const u8, len: usize) {
         let vector = libc::iovec { iov_base: data.cast_mut().cast(), iov_len: len };
-        // SAFETY: `at` checks the index; callers have checked that a vector is free.
+        // SAFETY: `ptr_at` checks the index; callers have checked that a vector is free.
         unsafe { *self.vectors.ptr_at(self.vectors_used) = vector };
         self.vectors_used += 1;
     }
 
-    /// Queues one datagram; false, and nothing is queued, if there is no room. The caller keeps
+    /// Queues one datagram; false, with nothing queued, if there is no room. The caller keeps
     /// `data` alive until the queue is cleared or dropped.
     fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         if self.vectors_used == VECTORS_MAX {
@@ -186,14 +186,14 @@ impl SendRing {
             open: (1..=self.max_segment_size).contains(&len),
             source,
         };
-        // SAFETY: an element of the ring's own allocation; nothing else refers to it now.
+        // SAFETY: an element of the ring's own allocation, with no other references now.
         unsafe { *self.names.ptr_at(index) = *peer };
         self.push_vector(data, len);
         self.queued += 1;
         true
     }
 
-    /// Makes the headers say what is queued, once for all that was pushed.
+    /// Writes the headers of the queued messages, once for all that were pushed.
     fn write_headers(&mut self) {
         if std::mem::replace(&mut self.headers_valid, true) {
             return;
@@ -201,7 +201,7 @@ impl SendRing {
         for index in 0..self.queued {
             let train = self.gso_messages[index];
             let segment = (train.count > 1).then_some(train.segment_size);
-            // SAFETY: elements of the ring's own allocations, which is borrowed mutably.
+            // SAFETY: elements of allocations of the ring, which is borrowed mutably.
             let (header, control) =
                 unsafe { (&mut (*self.headers.ptr_at(index)).msg_hdr, &mut *self.controls.ptr_at(index)) };
             let (at, len) = control.fill(train.source.as_ref(), segment);
@@ -215,41 +215,41 @@ impl SendRing {
     }
 }
 
-/// Datagrams queued for sending, with payloads that live at least as long as this.
+/// A queue of datagrams to send, with payloads that live at least as long.
 pub struct SendBatch<'a> {
     ring: &'a mut SendRing,
 }
 
 impl<'a> SendBatch<'a> {
-    /// Messages queued; several datagrams may be in one.
+    /// Queued messages; one may have several datagrams.
     #[must_use]
     pub fn messages(&self) -> usize {
         self.ring.queued
     }
 
-    /// Queues a datagram whose payload is borrowed; no copy is made. Returns false, and queues
-    /// nothing, if the ring is full or the payload is longer than a datagram can be.
+    /// Queues a datagram with a borrowed payload, without a copy. Returns false, with nothing
+    /// queued, if the ring is full or the payload is too long for a datagram.
     #[inline]
     pub fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: &'a [u8]) -> bool {
         fits(peer, data.len()) && self.ring.push(peer, source, data.as_ptr(), data.len())
     }
 
-    /// Space in the ring for a payload of up to `len` bytes, for
-    /// [`push_reserved`](Self::push_reserved); none if there is not so much left.
+    /// Reserves space in the ring for a payload of up to `len` bytes, for
+    /// [`push_reserved`](Self::push_reserved); none if there is not enough.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if len > MAX_PAYLOAD_V6 || len > ARENA_BYTES - self.ring.arena_used {
             return None;
         }
-        // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before
+        // SAFETY: the range is inside the arena, which started zeroed; queued payloads are before
         // it.
         Some(unsafe {
             std::slice::from_raw_parts_mut(self.ring.arena.as_ptr().add(self.ring.arena_used), len)
         })
     }
 
-    /// Queues the first `len` bytes of what [`reserve`](Self::reserve) gave last. Returns false,
-    /// and queues nothing, if the ring is full; the bytes stay as they are.
+    /// Queues the first `len` bytes of the last [`reserve`](Self::reserve). Returns false, with
+    /// nothing queued, if the ring is full; the bytes are unchanged.
     #[inline]
     pub fn push_reserved(&mut self, peer: &SockAddr, source: Option<Source>, len: usize) -> bool {
         if !fits(peer, len) || len > ARENA_BYTES - self.ring.arena_used {
@@ -261,28 +261,28 @@ impl<'a> SendBatch<'a> {
         pushed
     }
 
-    /// Forgets everything queued, but keeps the first `len` bytes of what
-    /// [`reserve`](Self::reserve) gave last.
+    /// Clears the queue, but keeps the first `len` bytes of the last [`reserve`](Self::reserve).
     pub fn clear_keep_reserved(&mut self, len: usize) {
         let from = self.ring.arena_used;
         let len = len.min(ARENA_BYTES - from);
         let arena = self.ring.arena.as_ptr();
-        // SAFETY: both ranges lie inside the arena; they may overlap, which copy() allows.
+        // SAFETY: both ranges are inside the arena; they may overlap, which copy() allows.
         unsafe { ptr::copy(arena.add(from), arena, len) };
         self.ring.clear();
     }
 
-    /// Datagrams in message `index`, and their bytes.
+    /// Number of datagrams in message `index`, and their bytes.
     #[must_use]
     pub fn message_counts(&self, index: usize) -> (u64, u64) {
         let train = &self.ring.gso_messages[index];
         (u64::from(train.count), u64::from(train.bytes))
     }
 
-    /// Sends the queued messages from `from` on, without waiting; returns how many the kernel took.
+    /// Sends the queued messages from `from` on, without waiting; returns how many the kernel
+    /// accepted.
     ///
     /// # Errors
-    /// What `sendmmsg(2)` reports for message `from`. An error of a later one shows when a call
+    /// Those of `sendmmsg(2)` for message `from`. An error of a later one is returned when a call
     /// starts with it.
     pub fn send(&mut self, fd: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
         let left = self.ring.queued.saturating_sub(from);
@@ -302,9 +302,9 @@ impl<'a> SendBatch<'a> {
         Ok(sent)
     }
 
-    /// Sends the datagrams of message `index` one by one, from the `skip`th on: for devices and
-    /// paths that do not take a train. Returns the datagrams and bytes that the kernel took before
-    /// the first error, and that error.
+    /// Sends the datagrams of message `index` one by one, from datagram `skip` on, for devices and
+    /// paths that refuse a GSO message. Returns the datagrams and bytes that the kernel accepted
+    /// before the first error, and that error.
     pub fn send_split(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -317,16 +317,18 @@ impl<'a> SendBatch<'a> {
         self.ring.write_headers();
         let train = self.ring.gso_messages[index];
         let (at, len) = {
-            // SAFETY: an element of the ring's own allocation, which is borrowed mutably.
+            // SAFETY: an element of an allocation of the ring, which is borrowed mutably.
             let control = unsafe { &mut *self.ring.controls.ptr_at(index) };
             control.fill(train.source.as_ref(), None)
         };
-        // SAFETY: the header was sealed and points at memory of this ring; this is a copy of it.
+        // SAFETY: `write_headers` has filled in the header, which points at memory of this ring;
+        // this is a copy of it.
         let mut header = unsafe { (*self.ring.headers.ptr_at(index)).msg_hdr };
         header.msg_control = self.ring.controls.ptr_at(index).cast::<u8>().wrapping_add(at).cast();
         header.msg_controllen = len as _;
         header.msg_iovlen = 1;
-        // The headers no longer say what is queued: the next send has to seal them anew.
+        // The control message no longer matches the header: the next send has to write the headers
+        // anew.
         self.ring.headers_valid = false;
         let mut seen = 0;
         let (mut sent, mut bytes) = (0, 0);
@@ -357,29 +359,29 @@ impl<'a> SendBatch<'a> {
         (sent, bytes, None)
     }
 
-    /// Forgets everything queued, so that the space can be used again.
+    /// Clears the queue, so that its space can be reused.
     pub fn clear(&mut self) {
         self.ring.clear();
     }
 
-    /// Whether the last wait for room in the send buffer was in vain, and nothing has left since.
+    /// True if the last wait for room in the send buffer timed out, and nothing was sent since.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.ring.stuck
     }
 
-    /// Remembers, beyond this batch, that a wait for room was in vain.
+    /// Records, beyond this batch, that a wait for room timed out.
     pub fn set_stuck(&mut self) {
         self.ring.stuck = true;
     }
 
-    /// Bytes of each datagram in message `index` (but the last, which may be shorter).
+    /// Size of each datagram in message `index` (except the last, which may be shorter).
     #[must_use]
     pub fn segment_size(&self, index: usize) -> u16 {
         self.ring.gso_messages[index].segment_size
     }
 
-    /// Lets only datagrams of up to `bytes` join trains from now on; 0 ends trains.
+    /// Limits segments of later GSO messages to `bytes`; 0 disables GSO.
     pub fn limit_gso(&mut self, bytes: u16) {
         self.ring.max_segment_size = self.ring.max_segment_size.min(usize::from(bytes));
     }
@@ -387,7 +389,7 @@ impl<'a> SendBatch<'a> {
 
 impl Drop for SendBatch<'_> {
     fn drop(&mut self) {
-        // The payloads may go away now.
+        // The payloads may be freed after this.
         self.ring.clear();
     }
 }

@@ -1,42 +1,41 @@
-//! The layouts that user space and the kernel share (linux/io_uring.h), and the numbers that go
-//! with them.
+//! Layouts shared by user space and the kernel (linux/io_uring.h), with their constants.
 
 use std::mem::offset_of;
 
-/// What is submitted.
+/// Operation codes.
 pub(super) const OP_POLL_ADD: u8 = 6;
 pub(super) const OP_SENDMSG: u8 = 9;
 pub(super) const OP_RECVMSG: u8 = 10;
 pub(super) const OP_ASYNC_CANCEL: u8 = 14;
-/// Without a copy of the payload (Linux 6.1).
+/// Send without a copy of the payload (Linux 6.1).
 pub(super) const OP_SENDMSG_ZC: u8 = 48;
 
 /// The descriptor is an index of the registered files.
 pub(super) const SQE_FIXED_FILE: u8 = 1 << 0;
-/// The kernel picks a buffer.
+/// The kernel selects a buffer.
 pub(super) const SQE_BUFFER_SELECT: u8 = 1 << 5;
-/// No completion if it went well (Linux 5.17).
+/// No completion on success (Linux 5.17).
 pub(super) const SQE_SKIP_SUCCESS: u8 = 1 << 6;
-/// Cancels all that is under way (Linux 5.19).
+/// Cancels all requests (Linux 5.19).
 pub(super) const CANCEL_ALL: u32 = 1 << 0;
 pub(super) const CANCEL_ANY: u32 = 1 << 2;
-/// One receive, many completions (Linux 6.0 for recvmsg).
+/// One receive with many completions (Linux 6.0 for recvmsg).
 pub(super) const RECV_MULTISHOT: u16 = 1 << 1;
 
-/// What entries carry whose completions say that something was cancelled.
+/// `user_data` of cancel requests.
 pub(super) const CANCEL_USER_DATA: u64 = 2;
 
 pub(super) const SETUP_CQSIZE: u32 = 1 << 3;
-/// The ring starts disabled, so that another thread than its maker can become the one that submits
-/// (Linux 5.10).
+/// The ring starts disabled, so that another thread than its maker can become its submitter (Linux
+/// 5.10).
 pub(super) const SETUP_R_DISABLED: u32 = 1 << 6;
-/// The kernel sets a flag in the ring when there is something to do in a call (Linux 5.19).
+/// The kernel sets a flag in the ring when there is work for a call (Linux 5.19).
 pub(super) const SETUP_TASKRUN_FLAG: u32 = 1 << 9;
-/// One thread alone submits (Linux 6.0).
+/// Only one thread submits (Linux 6.0).
 pub(super) const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
-/// Work is done in that thread's calls for completions, and nowhere else (Linux 6.1).
+/// Work is done only in that thread's calls for completions (Linux 6.1).
 pub(super) const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
-/// No array of indices between the ring of submissions and its entries (Linux 6.6).
+/// No index array between the submission ring and its entries (Linux 6.6).
 pub(super) const SETUP_NO_SQARRAY: u32 = 1 << 16;
 
 pub(super) const FEAT_SINGLE_MMAP: u32 = 1 << 0;
@@ -49,15 +48,14 @@ pub(super) const OFF_SQES: i64 = 0x1000_0000;
 pub(super) const ENTER_GETEVENTS: u32 = 1 << 0;
 pub(super) const ENTER_EXT_ARG: u32 = 1 << 3;
 
-/// Of the flags of the submission ring: completions wait outside of the ring; there is work to do
-/// in a call.
+/// Flags of the submission ring: completions overflowed; there is work for a call.
 pub(super) const SQ_CQ_OVERFLOW: u32 = 1 << 1;
 pub(super) const SQ_TASKRUN: u32 = 1 << 2;
 
-/// Of the flags of a completion: its upper half names a buffer; more completions will follow.
+/// Flags of a completion: its upper half has a buffer id; more completions will follow.
 pub(super) const CQE_BUFFER: u32 = 1 << 0;
 pub(super) const CQE_MORE: u32 = 1 << 1;
-/// The kernel is done with the payload of a send without a copy.
+/// The kernel has finished with the payload of a zero-copy send.
 pub(super) const CQE_NOTIFY: u32 = 1 << 3;
 pub(super) const CQE_BUFFER_SHIFT: u32 = 16;
 
@@ -68,7 +66,7 @@ pub(super) const REGISTER_PBUF_RING: u32 = 22;
 /// Linux 6.9.
 pub(super) const REGISTER_NAPI: u32 = 27;
 
-/// `struct io_uring_sqe`, as far as receiving and cancelling use it.
+/// `struct io_uring_sqe`, as far as it is used here.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Sqe {
@@ -142,7 +140,7 @@ pub(super) struct Params {
     pub(super) cq_off: CqOffsets,
 }
 
-/// `struct io_uring_buf`: an entry of a ring of buffers. The last word of the first entry is the
+/// `struct io_uring_buf`: an entry of a buffer ring. The last word of the first entry is the
 /// ring's tail.
 #[repr(C)]
 pub(super) struct Buf {
@@ -163,7 +161,7 @@ pub(super) struct BufReg {
     pub(super) resv: [u64; 3],
 }
 
-/// `struct io_uring_napi`: how long waits look at the devices of the sockets that they are for.
+/// `struct io_uring_napi`: how long waits poll the devices of their sockets.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct Napi {
@@ -191,8 +189,8 @@ pub(super) struct Timespec {
     pub(super) nsec: i64,
 }
 
-/// `struct io_uring_recvmsg_out`: what a multishot receive writes before address, control messages
-/// and payload.
+/// `struct io_uring_recvmsg_out`: what a multishot receive writes before the address, the control
+/// messages and the payload.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct RecvmsgOut {

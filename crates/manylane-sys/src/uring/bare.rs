@@ -1,6 +1,6 @@
-//! Receiving by io_uring as one writes it by hand, after the examples of liburing: what lanes are
-//! measured against. Nothing is checked that a program would not check which trusts its kernel, and
-//! nothing moves between threads.
+//! Hand-written io_uring receives, after the examples of liburing: baselines for measurements of
+//! lanes. They check only what a program that trusts its kernel would check, and stay on one
+//! thread.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,30 +13,30 @@ use crate::control;
 use crate::map::{Mapping, PinnedSlice};
 use crate::mmsg::Message;
 
-/// Room of the address before the payload.
+/// Room for the address before the payload.
 const NAME_LEN: usize = size_of::<SockAddr>();
 const OUT_LEN: usize = size_of::<abi::RecvmsgOut>();
-/// The number of the socket among the registered files.
+/// Index of the socket among the registered files.
 const SOCKET_INDEX: i32 = 0;
-/// What the poll for a shutdown carries.
+/// `user_data` of the poll for a shutdown.
 const SHUTDOWN_USER_DATA: u64 = 1;
-/// Where a buffer starts within its first cache line: its payload then starts a line of its own.
+/// Offset of a buffer in its first cache line, so that its payload starts at a line.
 const LEADING_PAD: usize = 16;
-/// Fewest receives that one call submits.
+/// Minimum number of receives per call.
 const SUBMISSIONS_MIN: usize = 4;
 
 /// Sizes of a bare receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct BareOptions {
-    /// Messages that one call takes at most, 1 to 1024.
+    /// Maximum number of messages per call, 1 to 1024.
     pub batch: usize,
-    /// Bytes of payload that fit into a buffer.
+    /// Maximum payload in bytes.
     pub buffer: usize,
     /// Whether to receive control messages.
     pub control: bool,
 }
 
-/// A multishot receive into a ring of buffers, for the thread that makes it.
+/// A multishot receive into a buffer ring, for the thread that makes it.
 pub struct BareMultishot {
     ring: Ring,
     buffers: Mapping,
@@ -53,7 +53,7 @@ pub struct BareMultishot {
     completed: Vec<(u16, u32)>,
 }
 
-// SAFETY: the pointers in the header are null; the kernel refuses another thread by an error.
+// SAFETY: the pointers in the header are null; the kernel refuses another thread with an error.
 unsafe impl Send for BareMultishot {}
 
 impl Drop for BareMultishot {
@@ -62,7 +62,7 @@ impl Drop for BareMultishot {
     }
 }
 
-/// Lets go of the socket at once, so that its port is free when it is closed.
+/// Releases the socket at once, so that its port is free when it is closed.
 pub(super) fn release_socket(ring: &mut Ring) {
     if ring.cancel(&[]).is_ok() {
         _ = ring.unregister_file();
@@ -77,10 +77,11 @@ fn open_ring(submissions: u32, completions: u32, socket: BorrowedFd<'_>) -> io::
 }
 
 impl BareMultishot {
-    /// Registers `socket` and twice as many buffers as a batch has messages, and 64 more.
+    /// Registers `socket`, and 64 buffers more than a batch has messages, rounded up to a power of
+    /// two.
     ///
     /// # Errors
-    /// As of [`UringRecv::new`](super::UringRecv::new).
+    /// As for [`UringRecv::new`](super::UringRecv::new).
     pub fn new(socket: BorrowedFd<'_>, options: BareOptions) -> io::Result<Self> {
         let count = (options.batch + 64).next_power_of_two();
         let ring = open_ring(4, 2 * count as u32, socket)?;
@@ -93,7 +94,7 @@ impl BareMultishot {
             ring_entries: count as u32,
             ..BufReg::default()
         })?;
-        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeros are valid.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_namelen = NAME_LEN as u32;
         header.msg_controllen = control as _;
@@ -113,8 +114,8 @@ impl BareMultishot {
         };
         (0..count).for_each(|id| bare.add_buffer(id as u16));
         bare.publish();
-        // A receive that does not sleep itself is not told of a shutdown, by which others say that
-        // it is time to end.
+        // A receive that does not sleep itself does not notice a shutdown, by which other threads
+        // signal the end.
         bare.ring.push(Sqe {
             opcode: abi::OP_POLL_ADD,
             flags: abi::SQE_FIXED_FILE,
@@ -131,9 +132,9 @@ impl BareMultishot {
             .as_ptr()
             .wrapping_add(usize::from(id) * self.stride + LEADING_PAD)
             .expose_provenance();
-        // SAFETY: the masked index is below the number of entries of the mapping; the kernel reads
+        // SAFETY: the masked index is below the number of entries of the mapping. The kernel reads
         // an entry only once the tail has passed it, and there is one for each buffer. The tail,
-        // which shares the first, is not touched.
+        // which is part of the first entry, is not written.
         unsafe {
             let entry = self.entries.as_ptr().cast::<abi::Buf>().add(usize::from(self.tail & self.mask));
             (&raw mut (*entry).addr).write(addr as u64);
@@ -147,11 +148,11 @@ impl BareMultishot {
         super::buffers::store_tail(&self.entries, self.tail);
     }
 
-    /// Receives up to a batch; 0 if nothing came within `wait` ([`Duration::MAX`]: for ever), or
-    /// when the socket was shut down. Once a receive is over, its messages stay until the next one.
+    /// Receives up to a batch; 0 if no datagram arrived within `wait` ([`Duration::MAX`]: no
+    /// limit), or after a shutdown of the socket. The messages are valid until the next call.
     ///
     /// # Errors
-    /// What the socket or io_uring reports.
+    /// Those of the socket or io_uring.
     #[inline]
     pub fn recv(&mut self, mut wait: Option<Duration>) -> io::Result<usize> {
         let mut taken = std::mem::take(&mut self.completed);
@@ -223,7 +224,7 @@ impl BareMultishot {
     pub fn message(&self, index: usize) -> Message<'_> {
         let (id, written) = self.completed[index];
         let len = (written as usize).min(self.buffer_len);
-        // SAFETY: the buffer lies inside the mapping, whose memory started zeroed; a completion has
+        // SAFETY: the buffer is inside the mapping, whose memory started zeroed. A completion has
         // given it to the batch, and the kernel gets it back only by `recv`, which needs
         // `&mut self`.
         let bytes = unsafe {
@@ -239,17 +240,17 @@ impl BareMultishot {
     }
 }
 
-/// Receives that are submitted one by one, all by one call, each with a header of its own.
+/// Receives that are submitted individually, all by one call, each with its own header.
 pub struct BareOneshot {
     ring: Ring,
     buffers: Mapping,
     buffer: usize,
     names: PinnedSlice<SockAddr>,
     headers: PinnedSlice<libc::msghdr>,
-    /// The headers point at these; nothing else reads them.
+    /// The headers point at these; only the kernel reads them.
     _vectors: PinnedSlice<libc::iovec>,
     lens: Vec<u32>,
-    /// How many to submit: those that found something lately, and as many again.
+    /// Receives to submit: twice as many as completed with a message lately.
     to_submit: usize,
 }
 
@@ -264,22 +265,21 @@ impl Drop for BareOneshot {
 }
 
 impl BareOneshot {
-    /// Registers `socket` and builds a header for each message of a batch. There are no control
-    /// messages.
+    /// Registers `socket` and builds a header for each message of a batch. No control messages.
     ///
     /// # Errors
-    /// As of [`UringRecv::new`](super::UringRecv::new).
+    /// As for [`UringRecv::new`](super::UringRecv::new).
     pub fn new(socket: BorrowedFd<'_>, options: BareOptions) -> io::Result<Self> {
         let BareOptions { batch, buffer, .. } = options;
         let ring = open_ring(batch.next_power_of_two() as u32, 2 * batch as u32, socket)?;
         let names = PinnedSlice::new(SockAddr::EMPTY, batch);
         let vectors =
             PinnedSlice::new(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: buffer }, batch);
-        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeros are valid.
         let headers: PinnedSlice<libc::msghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         let buffers = Mapping::new(buffer * batch)?;
         for index in 0..batch {
-            // SAFETY: elements of allocations that nobody else reads or writes now; the buffer is
+            // SAFETY: elements of allocations that no other code accesses now; the buffer is
             // inside the mapping.
             unsafe {
                 (*vectors.ptr_at(index)).iov_base = buffers.as_ptr().add(index * buffer).cast();
@@ -305,7 +305,7 @@ impl BareOneshot {
     /// Receives up to a batch, without waiting.
     ///
     /// # Errors
-    /// What the socket or io_uring reports.
+    /// Those of the socket or io_uring.
     pub fn recv(&mut self) -> io::Result<usize> {
         self.lens.clear();
         for index in 0..self.to_submit {
@@ -321,7 +321,7 @@ impl BareOneshot {
             });
         }
         self.ring.enter(None)?;
-        // They end in the order in which they were submitted: none waits.
+        // They complete in the order of submission, because none waits.
         let there = self.ring.load_cq_tail();
         while let Some(completion) = self.ring.peek(there) {
             self.ring.pop();

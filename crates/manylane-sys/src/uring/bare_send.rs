@@ -1,5 +1,5 @@
-//! Sending by io_uring as one writes it by hand: to measure the calls of engine `mmsg` against, by
-//! which all engines on kernel sockets send.
+//! Hand-written io_uring sends, as a baseline for the calls of engine `mmsg`, which all engines
+//! use to send on kernel sockets.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,12 +10,12 @@ use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::map::PinnedSlice;
 
-/// The number of the socket among the registered files.
+/// Index of the socket among the registered files.
 const SOCKET_INDEX: i32 = 0;
-/// How long the kernel may hold on to a payload that it does not copy.
+/// Maximum time that the kernel keeps a payload that it does not copy.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An entry for each datagram, with a header that was built once, all submitted by one call.
+/// One entry per datagram, with a header built once, all submitted by one call.
 pub struct BareSender {
     ring: Ring,
     headers: PinnedSlice<libc::msghdr>,
@@ -30,17 +30,17 @@ impl BareSender {
     /// (Linux 6.1).
     ///
     /// # Errors
-    /// As of [`UringRecv::new`](super::UringRecv::new).
+    /// As for [`UringRecv::new`](super::UringRecv::new).
     pub fn new(socket: BorrowedFd<'_>, batch: usize, zero_copy: bool) -> io::Result<Self> {
         let ring = Ring::with_entries(batch.next_power_of_two() as u32, 4 * batch as u32, false)?;
         ring.enable()?;
         ring.register_file(socket)?;
         let names = PinnedSlice::new(SockAddr::EMPTY, batch);
         let vectors = PinnedSlice::new(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, batch);
-        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeros are valid.
         let headers: PinnedSlice<libc::msghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
-            // SAFETY: elements of allocations that nobody else reads or writes now.
+            // SAFETY: elements of allocations that no other code accesses now.
             unsafe {
                 let header = &mut *headers.ptr_at(index);
                 header.msg_name = names.ptr_at(index).cast();
@@ -51,11 +51,11 @@ impl BareSender {
         Ok(Self { ring, headers, vectors, names, zero_copy })
     }
 
-    /// Sends each of `payloads`, no more than a batch, to `peer`, and returns how many left. The
-    /// kernel is done with all of them when this returns.
+    /// Sends each of `payloads`, at most a batch, to `peer`, and returns how many were sent. The
+    /// kernel has finished with all of them when this returns.
     ///
     /// # Errors
-    /// What io_uring reports.
+    /// Those of io_uring.
     pub fn send<'a>(
         &mut self,
         peer: &SockAddr,
@@ -63,7 +63,7 @@ impl BareSender {
     ) -> io::Result<usize> {
         let mut count = 0;
         for (index, payload) in payloads.enumerate().take(self.headers.len()) {
-            // SAFETY: elements of the value's own allocations, of which nothing is under way.
+            // SAFETY: elements of the value's own allocations, with no request in flight.
             unsafe {
                 *self.names.ptr_at(index) = *peer;
                 let vector =
@@ -112,5 +112,5 @@ impl Drop for BareSender {
 }
 
 // SAFETY: the raw pointers in the headers point into memory that this value owns and that moves
-// with it, and into payloads during a call only.
+// with it, and into payloads only during a call.
 unsafe impl Send for BareSender {}

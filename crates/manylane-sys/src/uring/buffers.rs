@@ -1,9 +1,9 @@
-//! Buffers that the kernel picks from: a ring of their addresses, and who owns each.
+//! Buffers for the kernel to select: a ring of their addresses, and the owner of each.
 //!
-//! There are as many slots as buffers, a power of two, and buffer k is in slot k for good. The
-//! kernel picks buffers in the order of the slots, each for one message (`io_ring_buffer_select` in
-//! io_uring/kbuf.c), and its completions tell of them in that order. So they also come back in that
-//! order: the slots are written once, and to give back a batch is one store.
+//! There are as many slots as buffers, a power of two, and buffer k is always in slot k. The
+//! kernel selects buffers in the order of the slots, each for one message (`io_ring_buffer_select`
+//! in io_uring/kbuf.c), and its completions name them in that order. So they are also returned in
+//! that order: the slots are written once, and returning a batch is one store.
 //!
 //! ```text
 //!        tail - count        head                   tail
@@ -11,8 +11,8 @@
 //!            │ the batch's    │ the kernel's         │
 //! ```
 //!
-//! What we read of a buffer comes before the tail, which is stored with `Release` and loaded by the
-//! kernel with `smp_load_acquire`: whoever sees the tail finds our last reads of the buffer over.
+//! Our reads of a buffer come before the store of the tail, with `Release`, which the kernel loads
+//! with `smp_load_acquire`. So our last reads of a buffer are over when the kernel sees the tail.
 
 use std::io;
 use std::mem::offset_of;
@@ -23,23 +23,23 @@ use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::map::Mapping;
 
-/// Most buffers of one ring (`io_register_pbuf_ring`).
+/// Maximum number of buffers of a ring (`io_register_pbuf_ring`).
 pub(super) const BUFFERS_MAX: usize = 1 << 15;
 
-/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it
-/// ([`MessageHeader`], and with control messages three lines more) then starts a line of its own.
+/// Offset of a buffer in its first cache line. The payload, behind the kernel's header
+/// ([`MessageHeader`], and three more lines with control messages), then starts at a line.
 const LEADING_PAD: usize = 16;
-/// Large buffers start at odd multiples of a cache line apart, as those of the message ring.
+/// Distance of large buffers: odd multiples of a cache line, as in the message ring.
 const STAGGER: usize = 192;
 
-/// What the kernel says of a message, before control messages and payload.
+/// The kernel's header of a message, before the control messages and the payload.
 #[repr(C)]
 pub(super) struct MessageHeader {
     pub(super) out: RecvmsgOut,
     pub(super) peer: SockAddr,
 }
 
-/// Parts of a buffer, in bytes.
+/// Sizes of the parts of a buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BufferLayout {
     pub(super) control: usize,
@@ -47,7 +47,7 @@ pub(super) struct BufferLayout {
 }
 
 impl BufferLayout {
-    /// Where the payload starts.
+    /// Offset of the payload.
     #[inline]
     pub(super) fn payload_offset(self) -> usize {
         size_of::<MessageHeader>() + self.control
@@ -62,23 +62,23 @@ impl BufferLayout {
     }
 }
 
-/// Whose the buffers are. Counters go on and on, and wrap.
+/// Owners of the buffers. The counters wrap.
 #[derive(Debug)]
 struct Ownership {
     mask: u16,
-    /// The next one that the kernel fills.
+    /// The next buffer that the kernel fills.
     head: u16,
-    /// Given to the kernel so far.
+    /// Number of buffers given to the kernel so far.
     tail: u16,
 }
 
 impl Ownership {
-    /// All are the kernel's.
+    /// The kernel owns all buffers.
     fn new(count: usize) -> Self {
         Self { mask: (count - 1) as u16, head: 0, tail: count as u16 }
     }
 
-    /// The kernel says that it has filled buffer `id`: false if that cannot be so.
+    /// Records that the kernel has filled buffer `id`; false if it is not the next one.
     #[inline]
     fn consume(&mut self, id: u16) -> bool {
         let is_next = id == self.head & self.mask && self.head != self.tail;
@@ -86,7 +86,7 @@ impl Ownership {
         is_next
     }
 
-    /// All that were taken are the kernel's again.
+    /// Returns all consumed buffers to the kernel.
     #[inline]
     fn release(&mut self) {
         self.tail = self.head.wrapping_add(self.mask).wrapping_add(1);
@@ -116,8 +116,8 @@ impl Buffers {
         let buffers = Self { ring: map, memory, layout: shape, stride, ownership: Ownership::new(count) };
         for id in 0..count {
             let addr = buffers.ptr_at(id as u16).expose_provenance() as u64;
-            // SAFETY: the mapping has so many entries, and nobody reads them yet. The tail, which
-            // shares the first, is not touched.
+            // SAFETY: the mapping has `count` entries, and the kernel does not read them yet. The
+            // tail, which is part of the first entry, is not written.
             unsafe {
                 let entry = buffers.ring.as_ptr().cast::<Buf>().add(id);
                 (&raw mut (*entry).addr).write(addr);
@@ -134,14 +134,14 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// The kernel has filled buffer `id`, the caller's until [`release`](Self::release); false if
-    /// that cannot be.
+    /// Takes buffer `id`, which the kernel has filled, for the caller until
+    /// [`release`](Self::release); false if it is not the next one.
     #[inline]
     pub(super) fn consume(&mut self, id: u16) -> bool {
         self.ownership.consume(id)
     }
 
-    /// Gives all that were taken to the kernel.
+    /// Returns all consumed buffers to the kernel.
     #[inline]
     pub(super) fn release(&mut self) {
         self.ownership.release();
@@ -153,37 +153,38 @@ impl Buffers {
         self.layout
     }
 
-    /// Where buffer `id` is, of so many: always inside the mapping.
+    /// Address of buffer `id`, masked: always inside the mapping.
     #[inline]
     fn ptr_at(&self, id: u16) -> *mut u8 {
         let start = usize::from(id & self.ownership.mask) * self.stride + LEADING_PAD;
         self.memory.as_ptr().wrapping_add(start)
     }
 
-    /// What the kernel says of the message in buffer `id`, which was taken.
+    /// The kernel's header of the message in the consumed buffer `id`.
     #[inline]
     pub(super) fn header(&self, id: u16) -> &MessageHeader {
-        // SAFETY: the buffer lies inside the mapping, which started zeroed, at a multiple of 16;
-        // all values of its bytes are a head. The kernel writes to it only while it owns it: from
-        // `release`, which takes what this borrows, to the completion by which it was taken.
+        // SAFETY: the buffer is inside the mapping, which started zeroed, at a multiple of 16; any
+        // bytes are a valid header. The kernel writes to the buffer only while it owns it: from
+        // `release`, which needs `&mut self` and so ends this borrow, to the completion by which
+        // it was consumed.
         unsafe { &*self.ptr_at(id).cast() }
     }
 
-    /// Whether the message in buffer `id`, which was taken, was cut off at its end.
+    /// True if the message in the consumed buffer `id` was truncated.
     #[inline]
     pub(super) fn is_truncated(&self, id: u16) -> bool {
         self.header(id).out.flags & libc::MSG_TRUNC as u32 != 0
     }
 
-    /// `len` bytes of the control messages in buffer `id`, which was taken, or as many as fit.
+    /// The control messages in the consumed buffer `id`: `len` bytes, or as many as fit.
     #[inline]
     pub(super) fn control(&self, id: u16, len: usize) -> &[u8] {
         let start = self.ptr_at(id).wrapping_add(size_of::<MessageHeader>());
-        // SAFETY: as for the head; the length is cut at the end of this part.
+        // SAFETY: as for the header; the length is limited to this part of the buffer.
         unsafe { std::slice::from_raw_parts(start, len.min(self.layout.control)) }
     }
 
-    /// The same of the payload.
+    /// The payload, likewise.
     #[inline]
     pub(super) fn payload(&self, id: u16, len: usize) -> &[u8] {
         let start = self.ptr_at(id).wrapping_add(self.layout.payload_offset());
@@ -192,11 +193,11 @@ impl Buffers {
     }
 }
 
-/// Tells the kernel how many entries `ring` was given.
+/// Publishes the number of entries given to the kernel.
 #[inline]
 pub(super) fn store_tail(ring: &Mapping, given: u16) {
-    // SAFETY: the word lies inside the first entry of the mapping and is aligned; the kernel only
-    // loads it.
+    // SAFETY: the word is inside the first entry of the mapping and aligned; the kernel only loads
+    // it.
     let tail = unsafe { AtomicU16::from_ptr(ring.as_ptr().add(offset_of!(Buf, tail)).cast()) };
     tail.store(given, Ordering::Release);
 }
@@ -208,14 +209,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever completions claim: a buffer has one owner, and none is lost or there twice.
+        /// For any completions: a buffer has one owner, and none is lost or duplicated.
         #[test]
         fn each_buffer_has_one_owner(
             rounds in 0_usize..5000,
             steps in prop::collection::vec(prop::option::of(0_u16..20), 0..200),
         ) {
             let mut turns = Ownership::new(16);
-            // The counters have any value.
+            // Start from any value of the counters.
             for round in 0..rounds {
                 prop_assert!(turns.consume((round % 16) as u16));
                 turns.release();

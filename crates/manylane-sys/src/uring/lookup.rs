@@ -1,5 +1,4 @@
-//! Requests of io_uring that do nothing but look up a file: what finding a descriptor costs, by
-//! itself.
+//! io_uring requests that only look up a file: measures the cost of finding a descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,20 +7,20 @@ use super::abi::Sqe;
 use super::bare::release_socket;
 use super::setup::Ring;
 
-/// Does nothing.
+/// Operation code of a no-op.
 const OP_NOP: u8 = 0;
-/// Of `nop_flags`: looks the file up (Linux 6.13); the file is a registered one (the same).
+/// `nop_flags`: look up the file (Linux 6.13); the file is a registered one (same version).
 const NOP_FILE: u32 = 1 << 1;
 const NOP_FIXED_FILE: u32 = 1 << 2;
 
 /// How a request finds its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// It has none.
+    /// No file.
     None,
-    /// By its descriptor, in the table of the process.
+    /// By its descriptor, in the process's table.
     Descriptor,
-    /// By its place among the files that the ring has registered.
+    /// By its index among the ring's registered files.
     Registered,
 }
 
@@ -39,10 +38,10 @@ impl Drop for Lookups {
 }
 
 impl Lookups {
-    /// Registers `file`, and makes room for `batch` requests at one time.
+    /// Registers `file`, and allocates for `batch` requests at a time.
     ///
     /// # Errors
-    /// As of [`UringRecv::new`](super::UringRecv::new).
+    /// As for [`UringRecv::new`](super::UringRecv::new).
     pub fn new(file: BorrowedFd<'_>, batch: u32) -> io::Result<Self> {
         let batch = batch.clamp(1, 1024).next_power_of_two();
         let ring = Ring::with_entries(batch, 2 * batch, false)?;
@@ -51,10 +50,10 @@ impl Lookups {
         Ok(Self { ring, fd: file.as_raw_fd(), batch })
     }
 
-    /// Does a batch of requests by one call, and returns how many they were.
+    /// Submits a batch of requests by one call, and returns their number.
     ///
     /// # Errors
-    /// `EINVAL` before Linux 6.13; what else io_uring reports.
+    /// `EINVAL` before Linux 6.13; other errors of io_uring.
     pub fn run(&mut self, how: Lookup) -> io::Result<u32> {
         let (fd, msg_flags) = match how {
             Lookup::None => (-1, 0),

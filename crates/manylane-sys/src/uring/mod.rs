@@ -8,8 +8,8 @@
 //! | the ring is made, buffers are registered | `setup.rs`, `buffers.rs` | - | the ring is not available: the caller goes on without it |
 //! | buffers are given | `buffers.rs` | the kernel, until a completion names it | no buffer left: the receive ends (`ENOBUFS`), is counted and armed again; queued messages stay in the socket |
 //! | the receive is armed | `recv.rs` | - | it ends, for any reason: armed again before the call returns |
-//! | completions are taken | `recv.rs` | the batch, as checked views | there is room for one per buffer and a few more: it cannot overflow |
-//! | the batch is over | `buffers.rs` | the kernel again, all at once | - |
+//! | completions are read | `recv.rs` | the batch, as checked views | there is room for one per buffer and a few more: it cannot overflow |
+//! | the batch ends | `buffers.rs` | the kernel again, all at once | - |
 //!
 //! The kernel takes messages out of the socket only within calls of the thread that owns the ring
 //! (`DEFER_TASKRUN`). Between them, datagrams wait in the socket's queue, where they are counted

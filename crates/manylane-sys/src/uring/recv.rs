@@ -9,12 +9,12 @@
 //! ```
 //!
 //! The receive ends when no buffer is left, after an empty datagram, or when it is cancelled. A
-//! shutdown of the socket, by which a lane is told to stop, does not end it: a poll for that is
-//! armed beside it. An error on the socket ends both, and both are armed again.
+//! shutdown of the socket, which tells a lane to stop, does not end it: so a poll for the shutdown
+//! is armed beside it. An error on the socket ends both, and both are armed again.
 //!
-//! The thread that receives first becomes the ring's owner; the kernel refuses any other. Another
-//! thread gets a new ring, after the messages that the old one holds were handed out
-//! (`UringRecv::replace_ring`). Larger buffers, or more of them, come with a new ring, too.
+//! The first thread that receives becomes the ring's owner; the kernel refuses any other. Another
+//! thread gets a new ring, after the messages in the old one were returned
+//! (`UringRecv::replace_ring`). Larger or more buffers need a new ring, too.
 //!
 //! Of a completion the batch keeps the buffer and two lengths, 8 bytes. The sender and the control
 //! messages are read in place, when the caller asks for them.
@@ -32,27 +32,27 @@ use crate::map::PinnedSlice;
 use crate::mmsg::{Message, Totals};
 use crate::sock;
 
-/// What the entries carry, to tell their completions apart.
+/// `user_data` of the entries, to distinguish their completions.
 const RECEIVE_USER_DATA: u64 = 1;
 const SHUTDOWN_USER_DATA: u64 = 3;
-/// How often one call arms a receive that ended at once.
+/// Times that one call re-arms a receive that ended at once.
 const ARM_RETRIES: u32 = 10;
-/// Completions that are no message: ends of receives, and their cancellation.
+/// Completions without a message: ends of receives, and their cancellation.
 const EXTRA_COMPLETIONS: usize = 16;
 
 /// Sizes of a [`UringRecv`].
 #[derive(Clone, Copy, Debug)]
 pub struct UringOptions {
-    /// Messages that one call takes at most, 1 to 1024.
+    /// Maximum number of messages per call, 1 to 1024.
     pub batch: usize,
-    /// Bytes of payload that fit into a buffer.
+    /// Maximum payload in bytes.
     pub buffer: usize,
-    /// Buffers, 1 to 32,768, of which the next power of two is taken. Those of a batch are not the
-    /// kernel's while it lasts.
+    /// Number of buffers, 1 to 32,768, rounded up to a power of two. The kernel does not have
+    /// those of the current batch.
     pub buffers: usize,
-    /// Whether to receive control messages at all.
+    /// Whether to receive control messages.
     pub control: bool,
-    /// Have an array of indices in the ring, as before Linux 6.6. For tests.
+    /// Use an index array in the ring, as before Linux 6.6. For tests.
     pub sqarray: bool,
 }
 
@@ -73,7 +73,7 @@ impl UringOptions {
 #[derive(Clone, Copy, Default)]
 struct Completion {
     buffer: u16,
-    /// Bytes of control messages, and of payload that fitted.
+    /// Length of the control messages; then length of the payload in the buffer.
     control: u16,
     len: u32,
 }
@@ -84,11 +84,11 @@ struct RegisteredRing {
     ring: Ring,
     /// A thread owns the ring.
     is_owned: bool,
-    /// The receive is under way.
+    /// The receive is armed.
     is_armed: bool,
-    /// It will be told when the socket is shut down for reading.
+    /// The poll for a shutdown is armed.
     is_shutdown_armed: bool,
-    /// That has happened: nobody sleeps any more.
+    /// The socket was shut down for reading: no call sleeps.
     is_shutdown: bool,
 }
 
@@ -96,26 +96,27 @@ struct RegisteredRing {
 pub struct UringRecv {
     options: UringOptions,
     current: RegisteredRing,
-    /// The batch: as many of these as are `filled`.
+    /// The batch: the first `filled` of these.
     batch: Box<[Completion]>,
     filled: usize,
-    /// What the messages of the batch are together.
+    /// Totals over the messages of the batch.
     totals: Totals,
-    /// The sizes of room before the payload, which the kernel reads when the receive is armed.
+    /// The sizes of the parts before the payload, which the kernel reads when the receive is
+    /// armed.
     header: PinnedSlice<libc::msghdr>,
-    /// Another ring, with the options of now, is to take over.
+    /// A new ring, with the current options, is to replace this one.
     is_outdated: bool,
-    /// Nothing more is to be taken out of the socket.
+    /// No more messages are to be taken out of the socket.
     is_stopping: bool,
-    /// In this call, the receive ended since all buffers are the batch's: it would again.
+    /// In this call, the receive ended because the batch has all buffers; it would end again.
     is_out_of_buffers: bool,
-    /// The ring cannot be used any more.
+    /// The ring is unusable.
     is_broken: bool,
-    /// A ring may have the socket although nobody uses it any more.
+    /// A discarded ring may still hold the socket.
     is_socket_pinned: bool,
     buffer_shortages: u64,
     ring_replacements: u64,
-    /// Microseconds that waits look at the device; 0 for not.
+    /// Microseconds that waits poll the device; 0 for none.
     busy_poll_usecs: u32,
 }
 
@@ -123,10 +124,10 @@ pub struct UringRecv {
 unsafe impl Send for UringRecv {}
 
 impl AsFd for UringRecv {
-    /// Readable while there is something that was taken out of the socket and not handed out yet.
-    /// Of what waits in the socket the socket tells: the kernel does not wake whoever waits for the
-    /// ring for work that it has put off (`io_req_local_work_add`). Another descriptor once another
-    /// ring [took over](UringRecv::ring_replacements).
+    /// Readable while the ring has messages that were not returned yet. The socket reports those
+    /// in its own queue: the kernel does not wake waiters on the ring for deferred work
+    /// (`io_req_local_work_add`). A ring that [took over](UringRecv::ring_replacements) has
+    /// another descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.current.ring.as_fd()
     }
@@ -149,17 +150,17 @@ impl RegisteredRing {
 
     /// Makes the calling thread the owner.
     ///
-    /// The socket is not registered as a file of the ring. What is under way has it, looked up each
-    /// time it is armed, and lets go of it when that ends, at the latest with its thread; the ring
-    /// would have it until the kernel has torn the ring down.
+    /// The socket is not registered as a file of the ring. A request looks it up each time it is
+    /// armed, and releases it when it ends, at the latest with its thread. A registered file would
+    /// be held until the kernel has torn the ring down.
     fn take_ownership(&mut self) -> io::Result<()> {
         self.ring.enable()?;
         self.is_owned = true;
         Ok(())
     }
 
-    /// A receive that does not sleep itself is not told of a shutdown; what waits for its
-    /// completion is to be woken all the same (`wake` in `sock.rs`). A poll for nothing is told of
+    /// Arms a poll for a shutdown. A receive that does not sleep itself does not notice one, but a
+    /// wait for its completion must be woken (`wake` in `sock.rs`). A poll without events reports
     /// hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
     fn arm_shutdown_poll(&mut self, socket: BorrowedFd<'_>) {
         self.ring.push(Sqe {
@@ -171,11 +172,11 @@ impl RegisteredRing {
         self.is_shutdown_armed = true;
     }
 
-    /// Ends what is under way; what it has taken is among the completions then. Whether nothing is
-    /// any more, and the socket let go of.
+    /// Cancels all requests; the messages that they received are among the completions afterwards.
+    /// True if none is left and the socket is released.
     ///
-    /// Of another thread's ring nothing can be ended: the kernel does that some time after it was
-    /// closed. Nothing is taken out of the socket there, either.
+    /// Requests of another thread's ring cannot be cancelled: the kernel does that some time after
+    /// the ring is closed. That ring takes nothing out of the socket, either.
     fn cancel(&mut self) -> bool {
         let under_way: &[u64] = match (self.is_armed, self.is_shutdown_armed) {
             (true, true) => &[RECEIVE_USER_DATA, SHUTDOWN_USER_DATA],
@@ -196,15 +197,15 @@ impl Drop for RegisteredRing {
 }
 
 impl UringRecv {
-    /// Registers everything that calls will use. Nothing is received yet.
+    /// Registers everything that calls will use. Receives nothing yet.
     ///
     /// # Errors
     /// `ENOSYS` without io_uring; `EPERM` where the sysctl `kernel.io_uring_disabled` or a seccomp
-    /// filter forbids it; `EINVAL` before Linux 6.1, and for sizes that cannot be; `ENOMEM` at a
-    /// limit of memory, `EMFILE` of descriptors.
+    /// filter forbids it; `EINVAL` before Linux 6.1, and for invalid sizes; `ENOMEM` at a memory
+    /// limit, `EMFILE` at the descriptor limit.
     pub fn new(options: UringOptions) -> io::Result<Self> {
         options.validate()?;
-        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        // SAFETY: msghdr is a C struct of integers and pointers, for which all zeros are valid.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_namelen = size_of::<SockAddr>() as u32;
         header.msg_controllen = options.layout().control as _;
@@ -226,11 +227,11 @@ impl UringRecv {
         })
     }
 
-    /// Has other buffers from now on: so many, of so many bytes, for batches of so many messages.
-    /// What the present ones hold is handed out first, in batches of that size.
+    /// Sets the number of messages per batch, the number of buffers and their size. Messages in
+    /// the current buffers are returned first, in batches of the new size.
     ///
     /// # Errors
-    /// `EINVAL` for a number that cannot be.
+    /// `EINVAL` for an invalid number.
     pub fn resize(&mut self, batch: usize, buffers: usize, buffer: usize) -> io::Result<()> {
         let options = UringOptions { batch, buffers, buffer, ..self.options };
         options.validate()?;
@@ -244,7 +245,7 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Lets waits look at the device of the socket for so many microseconds before they sleep
+    /// Makes waits poll the device of the socket for `micros` microseconds before they sleep
     /// (`IORING_REGISTER_NAPI`).
     ///
     /// # Errors
@@ -255,7 +256,7 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Whether [`set_busy_poll`](Self::set_busy_poll) would do.
+    /// Checks whether [`set_busy_poll`](Self::set_busy_poll) works.
     ///
     /// # Errors
     /// As there, and as for [`new`](Self::new).
@@ -263,61 +264,61 @@ impl UringRecv {
         Ring::new(EXTRA_COMPLETIONS as u32, false)?.register_napi(1)
     }
 
-    /// How often the receive ended because there was no buffer. Nothing is lost by it.
+    /// Times that the receive ended for lack of buffers. No message is lost by it.
     #[must_use]
     pub fn buffer_shortages(&self) -> u64 {
         self.buffer_shortages
     }
 
-    /// How often another ring took over: for another thread, or for other sizes.
+    /// Times that another ring took over: for another thread, or for other sizes.
     #[must_use]
     pub fn ring_replacements(&self) -> u64 {
         self.ring_replacements
     }
 
-    /// Whether the last error was the ring's, not the socket's: there is nothing to be had any more
-    /// by this way.
+    /// True if the last error was the ring's, not the socket's: the ring is unusable.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Whether the kernel may have the socket for a moment yet after ring and socket are closed:
-    /// what another thread than the calling one has under way, it alone could have ended. Known
+    /// True if the kernel may hold the socket for a moment after ring and socket are closed:
+    /// another thread armed the requests, and only that thread could have cancelled them. Valid
     /// after [`stop`](Self::stop).
     #[must_use]
     pub fn is_socket_pinned(&self) -> bool {
         self.is_socket_pinned
     }
 
-    /// Messages, at most, that were taken out of the socket and not handed out yet.
+    /// Upper bound of the messages that were taken out of the socket and not returned yet.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.current.ring.pending() as usize
     }
 
-    /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv)
-    /// brings from now on.
+    /// Takes no more messages out of the socket: later calls of [`recv`](Self::recv) return only
+    /// those taken already.
     pub fn stop(&mut self) {
         self.is_stopping = true;
         self.is_socket_pinned |= !self.current.cancel();
     }
 
-    /// Receives up to a batch from `socket`, always the same one, and returns how many messages
-    /// there are; 0 if none came within `wait`.
+    /// Receives up to a batch from `socket`, always the same one, and returns the number of
+    /// messages; 0 if none arrived within `wait`.
     ///
-    /// What the call before received goes back to the kernel. A wait may end early, with 0: after a
-    /// signal, when the socket was shut down for reading, when somebody else took what had come.
+    /// Returns the buffers of the previous batch to the kernel. A wait may end early, with 0:
+    /// after a signal, after a shutdown of the socket for reading, or because another reader took
+    /// the datagram.
     ///
     /// # Errors
-    /// What the socket reports, but for "nothing there" and "interrupted"; what io_uring reports,
-    /// see [`is_broken`](Self::is_broken).
+    /// Those of the socket, except "nothing queued" and "interrupted"; those of io_uring, see
+    /// [`is_broken`](Self::is_broken).
     #[inline]
     pub fn recv(&mut self, socket: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<usize> {
         self.release_buffers();
         self.is_out_of_buffers = false;
         let mut wait = wait.filter(|time| !time.is_zero());
-        // Each call brings a message, or is one of the tries.
+        // Each iteration receives a message, or is one of the retries.
         for _ in 0..self.options.batch + ARM_RETRIES as usize {
             self.reap()?;
             if self.is_outdated && self.filled == 0 && !self.is_stopping {
@@ -344,8 +345,7 @@ impl UringRecv {
         Ok(self.filled)
     }
 
-    /// Calls the kernel; false if there is nothing to be had from this ring any more, but what the
-    /// batch holds.
+    /// Calls the kernel; false if this ring can return no more than the batch already has.
     fn enter(&mut self, wait: Option<Duration>) -> io::Result<bool> {
         match self.current.ring.enter(wait) {
             Ok(()) => Ok(true),
@@ -354,7 +354,7 @@ impl UringRecv {
                 self.is_outdated = true;
                 Ok(self.filled == 0)
             }
-            // The batch first: the error comes again.
+            // Return the batch first: the error will be reported again.
             Err(_) if self.filled > 0 => Ok(false),
             Err(err) => {
                 self.is_broken = true;
@@ -363,7 +363,7 @@ impl UringRecv {
         }
     }
 
-    /// Gives the buffers of the batch back to the kernel, all at once.
+    /// Returns the buffers of the batch to the kernel, all at once.
     #[inline]
     fn release_buffers(&mut self) {
         if self.filled > 0 {
@@ -372,8 +372,8 @@ impl UringRecv {
         }
     }
 
-    /// Another ring takes over from one of which all has been handed out; else what is left of it
-    /// becomes the batch.
+    /// Replaces the ring if all its messages were returned; otherwise the remaining ones become
+    /// the batch.
     #[cold]
     fn replace_ring(&mut self) -> io::Result<()> {
         self.is_socket_pinned |= !self.current.cancel();
@@ -381,7 +381,7 @@ impl UringRecv {
         if self.filled == 0 {
             self.current = RegisteredRing::new(&self.options)?;
             if self.busy_poll_usecs > 0 {
-                // The last ring could.
+                // It worked on the last ring.
                 self.current.ring.register_napi(self.busy_poll_usecs)?;
             }
             self.is_outdated = false;
@@ -390,7 +390,7 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Puts in the receive, to be submitted by the next call.
+    /// Queues the receive, to be submitted by the next call.
     #[cold]
     fn arm(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if !self.current.is_owned {
@@ -406,7 +406,7 @@ impl UringRecv {
             fd: socket.as_raw_fd(),
             addr: self.header.ptr_at(0).expose_provenance() as u64,
             len: 1,
-            // Says how long a datagram was that did not fit.
+            // Makes the kernel report the full length of a truncated datagram.
             msg_flags: libc::MSG_TRUNC as u32,
             user_data: RECEIVE_USER_DATA,
             ..Sqe::default()
@@ -415,7 +415,7 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Takes the completions that are there into the batch, as far as there is room.
+    /// Moves completions into the batch, as far as there is room.
     #[inline]
     fn reap(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
@@ -424,7 +424,7 @@ impl UringRecv {
         while self.filled < self.options.batch {
             let Some(completion) = self.current.ring.peek(there) else { break };
             if let Err(err) = self.handle_completion(completion) {
-                // The batch first: the completion stays.
+                // Return the batch first: the completion stays.
                 if self.filled == 0 {
                     self.current.ring.pop();
                     self.current.is_armed = false;
@@ -439,8 +439,8 @@ impl UringRecv {
         outcome
     }
 
-    /// Takes what is a message of many, up to the first completion that is anything else: of each
-    /// only its lengths, and all but these is read when somebody asks.
+    /// Moves completions of multishot messages into the batch, up to the first that is anything
+    /// else. Keeps only their lengths; everything else is read on demand.
     #[inline]
     fn reap_messages(&mut self, there: u32) {
         const MULTISHOT_FLAGS: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
@@ -451,7 +451,7 @@ impl UringRecv {
         let places = self.batch.iter_mut().take(self.options.batch).skip(filled);
         for place in places {
             let Some(completion) = ring.peek(there) else { break };
-            // Of an error it becomes a length that cannot be.
+            // An error code becomes an invalid length.
             let len = (completion.res as usize).wrapping_sub(payload_at);
             let is_usual = completion.flags & MULTISHOT_FLAGS == MULTISHOT_FLAGS
                 && completion.user_data == RECEIVE_USER_DATA;
@@ -461,7 +461,7 @@ impl UringRecv {
             }
             let control = if has_control { buffers.header(buffer).out.controllen as u16 } else { 0 };
             *place = Completion { buffer, control, len: len as u32 };
-            // What did not fit has filled its buffer.
+            // A truncated message has filled its buffer.
             sums.add(len, len == shape.payload && buffers.is_truncated(buffer), control > 0);
             filled += 1;
             ring.pop();
@@ -469,12 +469,12 @@ impl UringRecv {
         (self.filled, self.totals) = (filled, sums);
     }
 
-    /// Looks at anything but one message of many.
+    /// Handles a completion that is not an ordinary multishot message.
     #[cold]
     fn handle_completion(&mut self, completion: Cqe) -> io::Result<()> {
         if completion.user_data == SHUTDOWN_USER_DATA {
-            // An error on the socket ends the poll, too: it is armed anew together with the
-            // receive, which that has ended.
+            // An error on the socket ends the poll, too. It is re-armed together with the receive,
+            // which the error has ended as well.
             self.current.is_shutdown_armed = false;
             self.current.is_shutdown |=
                 completion.res > 0 && completion.res & i32::from(libc::POLLRDHUP) != 0;
@@ -482,18 +482,18 @@ impl UringRecv {
         if completion.user_data != RECEIVE_USER_DATA {
             return Ok(());
         }
-        // What says neither "more" nor anything bad is the last message: an empty datagram ends a
+        // Without "more" and without an error it is the last message: an empty datagram ends a
         // receive.
         self.current.is_armed &= completion.flags & abi::CQE_MORE != 0;
         if completion.flags & abi::CQE_BUFFER != 0 && !self.reap_last_message(completion) {
-            // No message, or in a buffer whose turn it is not: no kernel that we know does that.
+            // No message, or not the next buffer: no known kernel does that.
             self.is_broken = true;
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
         if completion.res < 0 { self.handle_receive_error(-completion.res) } else { Ok(()) }
     }
 
-    /// Takes the message with which a receive has ended; false if it is none.
+    /// Takes the message with which a receive has ended; false if there is none.
     fn reap_last_message(&mut self, completion: Cqe) -> bool {
         let buffer = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
         let buffers = &mut self.current.buffers;
@@ -512,7 +512,7 @@ impl UringRecv {
         true
     }
 
-    /// The receive ended with an error.
+    /// Handles an error that ended the receive.
     #[cold]
     fn handle_receive_error(&mut self, code: i32) -> io::Result<()> {
         match code {
@@ -521,7 +521,7 @@ impl UringRecv {
                 self.is_out_of_buffers = self.filled > 0;
             }
             libc::ECANCELED | libc::EINTR | libc::EAGAIN => {}
-            // Not about what is in the queue, which may be full.
+            // Does not concern the queue, which may be full.
             _ if sock::is_icmp_error(code) => {}
             _ => return Err(io::Error::from_raw_os_error(code)),
         }
@@ -529,7 +529,7 @@ impl UringRecv {
         Ok(())
     }
 
-    /// What the messages of the last receive are together.
+    /// Totals over the messages of the last receive.
     #[inline]
     #[must_use]
     pub fn totals(&self) -> Totals {

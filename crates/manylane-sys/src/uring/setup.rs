@@ -1,20 +1,20 @@
-//! The ring itself: made, owned by one thread, entered.
+//! The ring itself: setup, ownership by one thread, calls.
 //!
-//! # Order of memory
+//! # Memory ordering
 //!
 //! Both rings are arrays with two counters that only grow (and wrap at 2^32); each side writes one
 //! and reads the other.
 //! 1. *Submissions*: the entry is written, then our counter with `Release`; the kernel loads it
 //!    with `Acquire` (`io_sqring_entries`). It reads entries only in our own call, which orders
-//!    them anyway. An entry is free again when the call says that it was submitted.
+//!    them anyway. An entry is free again when the call reports that it was submitted.
 //! 2. *Completions*: the kernel writes the entry, and before it the buffer that the entry names,
 //!    then its counter with `smp_store_release` (`io_commit_cqring`); we load that counter with
-//!    `Acquire`. Who sees the counter sees entry and buffer. We read the entry, then store our
-//!    counter with `Release`; the kernel loads it with `Acquire` before it writes the entry again
+//!    `Acquire`, and so see entry and buffer. We read the entry, then store our counter with
+//!    `Release`; the kernel loads it with `Acquire` before it writes the entry again
 //!    (`__io_cqring_events`, control dependency in `io_cqe_cache_refill`).
-//! 3. *The flag "there is work"* is set by whoever a datagram wakes, with an atomic or, after the
-//!    datagram was queued. We load it with `Acquire`; one that we see late is seen by the next
-//!    call, like a datagram that comes a moment later.
+//! 3. *The flag "there is work"* is set, with an atomic or, by the context that queues a datagram,
+//!    after it was queued. We load it with `Acquire`. A flag that we see late is seen by the next
+//!    call, like a datagram that arrives a moment later.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,14 +24,14 @@ use std::time::Duration;
 
 use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
 
-/// Entries for submissions: a receive, or its cancellation.
+/// Submission entries: a receive, or its cancellation.
 const SUBMISSION_ENTRIES: u32 = 4;
 
-/// Calls after which what is under way is left to the kernel, and how long each waits at most.
+/// Calls after which requests in flight are left to the kernel, and the maximum wait of each.
 const CANCEL_RETRIES: u32 = 10;
 const CANCEL_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// A part of the ring's file, mapped.
+/// A mapped part of the ring's file.
 struct RingMapping {
     base: NonNull<u8>,
     len: usize,
@@ -49,7 +49,7 @@ impl RingMapping {
         Ok(Self { base, len })
     }
 
-    /// The place `offset` bytes from the start, where `count` values of T are.
+    /// Address `offset` bytes from the start, with `count` values of T.
     fn ptr_at<T>(&self, offset: u32, count: usize) -> io::Result<NonNull<T>> {
         let offset = offset as usize;
         if offset + count * size_of::<T>() > self.len || !offset.is_multiple_of(align_of::<T>()) {
@@ -62,13 +62,13 @@ impl RingMapping {
 
 impl Drop for RingMapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map`; pointers into it are in the same
-        // `Ring` alone.
+        // SAFETY: base and length are those of the mmap in `map`; pointers into it are only in the
+        // same `Ring`.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// A ring: one thread submits to it and takes from it, and is its owner from
+/// A ring. One thread submits to it and reads its completions; it is its owner from
 /// [`enable`](Self::enable) on.
 pub(super) struct Ring {
     sq_tail: NonNull<AtomicU32>,
@@ -79,29 +79,29 @@ pub(super) struct Ring {
     cqes: NonNull<Cqe>,
     sq_mask: u32,
     cq_mask: u32,
-    /// Our counters: put in, and taken out.
+    /// Our counters: entries pushed, and completions popped.
     local_sq_tail: u32,
     local_cq_head: u32,
-    /// Put in and not submitted yet.
+    /// Pushed and not submitted yet.
     queued: u32,
     _mappings: [RingMapping; 2],
     fd: OwnedFd,
 }
 
-// SAFETY: the memory belongs to this value alone on our side; that the kernel wants one thread to
-// submit is told by an error, and not a matter of memory.
+// SAFETY: on our side, this value alone owns the memory. A violation of the kernel's rule that one
+// thread submits is reported by an error, and does not affect memory.
 unsafe impl Send for Ring {}
 
 impl AsFd for Ring {
-    /// Readable while completions wait, or work that would bring them.
+    /// Readable while there are completions, or work that would produce them.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
 impl Ring {
-    /// Makes a ring with room for `completions`, disabled; with an array of indices, as before
-    /// Linux 6.6, if asked for.
+    /// Makes a disabled ring with room for `completions`; with an index array, as before Linux
+    /// 6.6, if `sqarray`.
     pub(super) fn new(completions: u32, sqarray: bool) -> io::Result<Self> {
         Self::with_entries(SUBMISSION_ENTRIES, completions, sqarray)
     }
@@ -127,7 +127,7 @@ impl Ring {
         // SAFETY: the kernel reads and writes `params`, which lives across the call.
         let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, submissions, &raw mut params) };
         let raw = crate::check(raw as libc::c_int)?;
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let needed = abi::FEAT_SINGLE_MMAP | abi::FEAT_NODROP | abi::FEAT_EXT_ARG;
         if params.features & needed != needed {
@@ -142,8 +142,8 @@ impl Ring {
         if has_array {
             let array = rings.ptr_at::<u32>(sq.array, params.sq_entries as usize)?;
             for index in 0..params.sq_entries {
-                // SAFETY: an element of the array that `at` has checked; the ring is disabled,
-                // nobody reads it.
+                // SAFETY: an element of the array that `ptr_at` has checked; the ring is disabled,
+                // so the kernel does not read it.
                 unsafe { array.add(index as usize).write(index) };
             }
         }
@@ -165,22 +165,22 @@ impl Ring {
         })
     }
 
-    /// Makes the calling thread the one that submits.
+    /// Makes the calling thread the submitter.
     pub(super) fn enable(&self) -> io::Result<()> {
         self.register(abi::REGISTER_ENABLE_RINGS, ptr::null(), 0)
     }
 
-    /// Registers `socket` as the only file, number 0.
+    /// Registers `socket` as the only file, index 0.
     pub(super) fn register_file(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let files = [socket.as_raw_fd()];
         self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
     }
 
-    /// Ends all that is under way; what it has brought is among the completions then. Whether they
-    /// tell the end of each of `under_way`, which are what the entries carried.
+    /// Cancels all requests in flight; their results are among the completions afterwards. True if
+    /// each of `under_way` (values of `user_data`) has its final completion.
     ///
-    /// A call may find nothing to do although a request has not ended: while another thread wakes
-    /// it, by a datagram or a shutdown, its end is work that this thread is still to be given
+    /// A call may find nothing to cancel although a request has not ended. While another thread
+    /// wakes it, by a datagram or a shutdown, its end is work that this thread has yet to receive
     /// (`io_poll_get_ownership` in io_uring/poll.c).
     pub(super) fn cancel(&mut self, under_way: &[u64]) -> io::Result<bool> {
         self.push(Sqe {
@@ -202,44 +202,42 @@ impl Ring {
         Ok(false)
     }
 
-    /// Whether a completion that waits is the last of a request.
+    /// True if a pending completion is the last one of a request.
     fn has_final_completion(&self, what: u64) -> bool {
         (0..self.pending()).any(|next| {
             let at = self.local_cq_head.wrapping_add(next) & self.cq_mask;
-            // SAFETY: as in `peek`: an entry between those that were taken and the kernel's
-            // counter.
+            // SAFETY: as in `peek`: an entry between those popped and the kernel's counter.
             let completion = unsafe { self.cqes.add(at as usize).read() };
             completion.user_data == what && completion.flags & abi::CQE_MORE == 0
         })
     }
 
-    /// Lets go of the file. Closing the ring does so, too, but some time later.
+    /// Releases the file. Closing the ring does so, too, but some time later.
     pub(super) fn unregister_file(&self) -> io::Result<()> {
         self.register(abi::UNREGISTER_FILES, ptr::null(), 0)
     }
 
-    /// Registers the ring of buffers that `what` describes.
+    /// Registers the buffer ring described by `what`.
     pub(super) fn register_buffers(&self, what: &abi::BufReg) -> io::Result<()> {
         self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1)
     }
 
-    /// Lets waits look at the devices of the sockets for so many microseconds before they sleep
+    /// Makes waits poll the devices of the sockets for `micros` microseconds before they sleep
     /// (Linux 6.9).
     pub(super) fn register_napi(&self, micros: u32) -> io::Result<()> {
-        // The kernel writes what was in force into it, which nobody reads.
+        // The kernel writes the previous values into it, which are not used.
         let mut what = abi::Napi { busy_poll_to: micros, prefer_busy_poll: 1, ..abi::Napi::default() };
         self.register(abi::REGISTER_NAPI, (&raw mut what).cast_const().cast(), 1)
     }
 
     fn register(&self, what: u32, arg: *const u8, count: u32) -> io::Result<()> {
         let fd = self.fd.as_raw_fd();
-        // SAFETY: the callers pass what the operation reads, `count` of it, alive across the call.
+        // SAFETY: the callers pass `count` of what the operation reads, alive across the call.
         let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, fd, what, arg, count) };
         crate::check(ret as libc::c_int).map(drop)
     }
 
-    /// Puts in an entry to be submitted by the next call. There is room for all that is ever under
-    /// way.
+    /// Queues an entry for the next call. There is room for all requests that are ever in flight.
     pub(super) fn push(&mut self, entry: Sqe) {
         debug_assert!(self.queued <= self.sq_mask);
         // SAFETY: the masked index is below the number of entries; the slot is free, see 1 in the
@@ -247,37 +245,37 @@ impl Ring {
         unsafe { self.sqes.add((self.local_sq_tail & self.sq_mask) as usize).write(entry) };
         self.local_sq_tail = self.local_sq_tail.wrapping_add(1);
         self.queued += 1;
-        // SAFETY: the word is in the mapping, which lives as long as `self`, and is accessed
-        // atomically by both sides.
+        // SAFETY: the word is in the mapping, which lives as long as `self`, and both sides access
+        // it atomically.
         unsafe { self.sq_tail.as_ref() }.store(self.local_sq_tail, Ordering::Release);
     }
 
-    /// Whether entries wait to be submitted.
+    /// True if entries wait to be submitted.
     pub(super) fn has_queued(&self) -> bool {
         self.queued > 0
     }
 
-    /// Whether a call would find something to do.
+    /// True if a call would find work.
     #[inline]
     pub(super) fn has_work(&self) -> bool {
-        // SAFETY: as in `put`.
+        // SAFETY: as in `push`.
         let flags = unsafe { self.sq_flags.as_ref() }.load(Ordering::Acquire);
         flags & (abi::SQ_TASKRUN | abi::SQ_CQ_OVERFLOW) != 0
     }
 
-    /// Submits what was put in and lets the kernel do its work; with `wait`, until there is a
-    /// completion, or so long.
+    /// Submits the queued entries and lets the kernel do its work; with `wait`, until there is a
+    /// completion, or for that time.
     ///
-    /// A wait that nothing ended, or a signal, is no error. [`Duration::MAX`] is without a bound,
-    /// and without a timer.
+    /// A timeout or a signal is no error. [`Duration::MAX`] waits without a limit, and without a
+    /// timer.
     ///
     /// # Errors
-    /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
+    /// `EEXIST` in another thread than the ring's owner; otherwise the ring is unusable.
     pub(super) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
         self.enter_until(wait, u32::from(wait.is_some()))
     }
 
-    /// As [`enter`](Self::enter), until so many completions wait.
+    /// As [`enter`](Self::enter), until `least` completions are pending.
     fn enter_until(&mut self, wait: Option<Duration>, least: u32) -> io::Result<()> {
         let time = wait.filter(|time| *time != Duration::MAX).map(|time| Timespec {
             sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -292,8 +290,7 @@ impl Ring {
         let flags = abi::ENTER_GETEVENTS | abi::ENTER_EXT_ARG;
         let fd = self.fd.as_raw_fd();
         // SAFETY: the kernel reads `arg` and the time that it points at, which live across the
-        // call. What the entries point at lives as long as they are under way: their maker keeps
-        // it.
+        // call. The creator of each entry keeps what it points at alive until the request ends.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -306,10 +303,10 @@ impl Ring {
             )
         };
         match crate::check(done as libc::c_int) {
-            // An error would have been told only if nothing was submitted.
+            // An error would be returned only if nothing was submitted.
             Ok(submitted) => self.queued -= submitted.unsigned_abs().min(self.queued),
             Err(err) => match err.raw_os_error() {
-                // EBUSY: completions are to be taken first.
+                // EBUSY: completions have to be read first.
                 Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
                 _ => return Err(err),
             },
@@ -317,14 +314,14 @@ impl Ring {
         Ok(())
     }
 
-    /// How far the kernel has come with completions: the mark for [`peek`](Self::peek).
+    /// The kernel's completion counter: the mark for [`peek`](Self::peek).
     #[inline]
     pub(super) fn load_cq_tail(&self) -> u32 {
-        // SAFETY: as in `put`.
+        // SAFETY: as in `push`.
         unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire)
     }
 
-    /// Completions that wait.
+    /// Number of pending completions.
     pub(super) fn pending(&self) -> u32 {
         self.load_cq_tail().wrapping_sub(self.local_cq_head)
     }
@@ -336,21 +333,21 @@ impl Ring {
             return None;
         }
         // SAFETY: the masked index is below the number of entries; the kernel has written this one
-        // and leaves it alone until it is popped, see 2 in the module's head.
+        // and does not change it until it is popped, see 2 in the module's head.
         Some(unsafe { self.cqes.add((self.local_cq_head & self.cq_mask) as usize).read() })
     }
 
-    /// Takes the completion that was looked at, to be told to the kernel by
-    /// [`release`](Self::release).
+    /// Removes the completion that was peeked at. [`release`](Self::release) then returns its
+    /// entry to the kernel.
     #[inline]
     pub(super) fn pop(&mut self) {
         self.local_cq_head = self.local_cq_head.wrapping_add(1);
     }
 
-    /// Gives the entries of all completions that were taken back to the kernel.
+    /// Returns the entries of all popped completions to the kernel.
     #[inline]
     pub(super) fn release(&self) {
-        // SAFETY: as in `put`.
+        // SAFETY: as in `push`.
         unsafe { self.cq_head.as_ref() }.store(self.local_cq_head, Ordering::Release);
     }
 }

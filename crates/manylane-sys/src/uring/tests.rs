@@ -1,4 +1,4 @@
-//! A ring and its receive against the kernel, over loopback.
+//! Tests of the ring and its receive against the kernel, over loopback.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const OPTIONS: UringOptions =
     UringOptions { batch: 16, buffer: 256, buffers: 48, control: false, sqarray: false };
 
-/// A server with room for all that a test sends, and a client connected to it.
+/// A server with a buffer for all that a test sends, and a client connected to it.
 fn pair() -> (UdpSocket, UdpSocket) {
     let (server, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
     sock::set_buffer(server.as_fd(), Buffer::Receive, 4 << 20).unwrap();
@@ -29,7 +29,7 @@ fn pair() -> (UdpSocket, UdpSocket) {
     (server, client)
 }
 
-/// A ring, without which there is nothing to test.
+/// A ring; the tests need io_uring.
 fn ring(options: UringOptions) -> UringRecv {
     UringRecv::new(options).expect("io_uring: see kernel.io_uring_disabled")
 }
@@ -49,7 +49,7 @@ fn batch(recv: &mut UringRecv, socket: BorrowedFd<'_>, wait: Option<Duration>) -
     (0..count).map(|index| number(recv.message(index).data)).collect()
 }
 
-/// All that is there.
+/// All queued numbers.
 fn drain(recv: &mut UringRecv, socket: BorrowedFd<'_>) -> Vec<u32> {
     let mut all = Vec::new();
     loop {
@@ -67,8 +67,7 @@ fn batch_after_batch_comes_whole_and_in_order() {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { sqarray, ..OPTIONS });
         assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
-        // Far more than there are buffers, so that all counters of the rings wrap around their
-        // sizes.
+        // Far more than there are buffers, so that all counters of the rings wrap.
         for round in 0..40 {
             let range = round * 100..(round + 1) * 100;
             send(&client, range.clone());
@@ -165,7 +164,7 @@ fn too_few_buffers_are_counted_and_nothing_is_lost() {
         let mut recv = ring(UringOptions { buffers, batch, ..OPTIONS });
         send(&client, 0..500);
         assert_eq!(drain(&mut recv, server.as_fd()), (0..500).collect::<Vec<_>>(), "{buffers} buffers");
-        // Each end by shortage comes after all buffers were filled, the last time perhaps before.
+        // Each shortage follows after all buffers were filled; the last one may be missing.
         assert!((1..=501).contains(&recv.buffer_shortages()), "{}", recv.buffer_shortages());
         send(&client, 500..501);
         assert_eq!(super::tests::batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [500]);
@@ -180,7 +179,7 @@ fn other_buffers_take_over_and_nothing_is_lost() {
     let sizes = [(9, 4), (32, 512), (1, 64), (100, 70_000)];
     for (round, (buffers, buffer)) in (0..).zip(sizes) {
         send(&client, round * 100..(round + 1) * 100);
-        // In the midst of it, with a batch in hand and completions in the ring.
+        // In the middle of it, with a current batch and completions in the ring.
         got.extend(batch(&mut recv, server.as_fd(), None));
         recv.resize(OPTIONS.batch, buffers, buffer).unwrap();
         got.extend(drain(&mut recv, server.as_fd()));
@@ -199,7 +198,8 @@ fn threads_take_turns_and_nothing_is_lost() {
     let mut got = Vec::new();
     for round in 0..6 {
         send(&client, round * 50..(round + 1) * 50);
-        // Each takes something and leaves the rest, some of it taken out of the socket.
+        // Each takes some messages and leaves the others, some of which were taken out of the
+        // socket.
         let (next, some) = thread::scope(|scope| {
             let server = &server;
             let receiver = scope.spawn(move || {
@@ -214,7 +214,7 @@ fn threads_take_turns_and_nothing_is_lost() {
     }
     got.extend(drain(&mut recv, server.as_fd()));
     assert_eq!(got, (0..300).collect::<Vec<_>>());
-    // Whoever gets along with what was taken already needs no ring.
+    // A thread for which the messages taken already suffice needs no ring.
     assert!((1..=6).contains(&recv.ring_replacements()));
 }
 
@@ -251,8 +251,7 @@ fn a_plain_receive_beside_it_takes_what_it_gets() {
     for round in 0..100 {
         let range = round * 40..(round + 1) * 40;
         send(&client, range.clone());
-        // Nothing is taken out of the socket behind anybody's back: all is there for whoever asks
-        // first.
+        // The ring takes nothing out of the socket between calls: the first reader gets all.
         let count = plain.recv(server.as_fd(), Wait::Never).unwrap();
         let mut got: Vec<u32> = (0..count).map(|index| number(plain.message(index).data)).collect();
         assert_eq!(got.len(), 8);
@@ -260,7 +259,7 @@ fn a_plain_receive_beside_it_takes_what_it_gets() {
         assert_eq!(got, range.collect::<Vec<_>>());
         assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 0);
     }
-    // Nor does the ring hang on to a wake-up for what somebody else has taken.
+    // Nor does the ring keep a wake-up for a message that another reader has taken.
     send(&client, 0..1);
     assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 1);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -294,11 +293,11 @@ fn ring_and_socket_together_tell_of_what_there_is() {
 
 #[test]
 fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
-    /// Far longer than a test that waits for the sleeper.
+    /// Far longer than any test waits for the sleeper.
     const LONG: Duration = Duration::from_secs(3600);
     let (server, client) = pair();
     let server = Arc::new(server);
-    // In a thread of its own, which nobody joins: if it sleeps on, the test says so.
+    // On a thread that is never joined: if it does not wake up, the test reports that.
     let sleep = |mut recv: UringRecv| {
         let (tell, told) = mpsc::channel();
         let server = Arc::clone(&server);
@@ -309,7 +308,7 @@ fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
         told
     };
     let told = sleep(ring(OPTIONS));
-    // Whether it sleeps already or not: a wake-up that comes before the sleep ends it, too.
+    // Whether it sleeps already or not: a wake-up before the sleep ends it, too.
     sock::wake(server.as_fd());
     let (mut recv, got) = told.recv_timeout(TIMEOUT).expect("woken");
     assert_eq!(got, 0);
@@ -402,7 +401,7 @@ fn larger_batches_and_smaller_ones_lose_nothing() {
         send(&client, round * 100..(round + 1) * 100);
         got.extend(super::tests::batch(&mut recv, server.as_fd(), None));
         recv.resize(batch, 200, 64).unwrap();
-        // What the old ring holds first, then as much as fits.
+        // First the messages in the old ring, then as many as fit.
         loop {
             let some = super::tests::batch(&mut recv, server.as_fd(), None);
             assert!(some.len() <= batch);
@@ -421,8 +420,8 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
     for round in 0..10 {
-        // Nobody is there: the kernel keeps the refusal for the next call on the socket, whichever
-        // it is.
+        // No socket is bound there: the kernel reports the refusal to the next call on the socket,
+        // of whichever kind.
         let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         server.connect(nobody).unwrap();
         server.send(b"anybody?").unwrap();
@@ -438,7 +437,7 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
         assert_eq!(got, range.collect::<Vec<_>>());
     }
     assert!(!recv.is_broken());
-    // Nor is it taken for a shutdown, after which nobody would sleep any more.
+    // Nor is it mistaken for a shutdown, after which no call would sleep.
     let sender = thread::spawn(move || {
         thread::sleep(Duration::from_millis(20));
         send(&client, 0..1);
@@ -446,7 +445,7 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
     });
     assert_eq!(batch(&mut recv, server.as_fd(), Some(TIMEOUT)), [0]);
     let _client = sender.join().unwrap();
-    // A shutdown is one, also after errors.
+    // A shutdown is noticed, even after errors.
     sock::wake(server.as_fd());
     let (tell, told) = mpsc::channel();
     thread::spawn(move || _ = tell.send(recv.recv(server.as_fd(), Some(Duration::from_secs(3600)))));
@@ -474,8 +473,8 @@ fn what_is_written_by_hand_receives_the_same() {
         }
     }
     assert!(last > 0);
-    // Of two that receive in turn, each empties the socket; the multishot may have taken more than
-    // it has handed out.
+    // Two receivers take turns, and each empties the socket; the multishot may have taken more
+    // messages than it has returned.
     got.sort_unstable();
     assert_eq!(got, (0..4000).collect::<Vec<_>>());
 }

@@ -1,5 +1,5 @@
-//! Sending back what was received, on the headers of the receive: what an echo server does that is
-//! written by hand. To measure against; lanes send by [`SendRing`](crate::mmsg::SendRing).
+//! Echoes received messages with the headers of the receive, as a hand-written echo server does. A
+//! baseline for measurements; lanes send by [`SendRing`](crate::mmsg::SendRing).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -10,21 +10,20 @@ use crate::control::SendControl;
 use crate::map::PinnedSlice;
 use crate::sock;
 
-/// How long one call waits for room in the send buffer, and how often it tries again what may pass
-/// at once.
+/// Maximum wait of one call for room in the send buffer, and its retries of what may pass at once.
 const WRITABLE_TIMEOUT: Duration = Duration::from_millis(100);
 const SEND_RETRIES: u32 = 10;
 
-/// Control messages of what is sent back: the address that it leaves from and, for a train, where
-/// to cut it.
+/// Control messages of echoed messages: the source address and, for a GSO message, the segment
+/// size.
 pub struct EchoControls(PinnedSlice<SendControl>);
 
-// SAFETY: the memory belongs to this value alone; headers point at it only during a call that
-// borrows both.
+// SAFETY: this value alone owns the memory; headers point at it only during a call that borrows
+// both.
 unsafe impl Send for EchoControls {}
 
 impl EchoControls {
-    /// Room for as many messages as `ring` takes.
+    /// Room for as many messages as `ring` receives.
     #[must_use]
     pub fn new(ring: &RecvRing) -> Self {
         Self(PinnedSlice::new(SendControl::new(), ring.capacity()))
@@ -32,12 +31,12 @@ impl EchoControls {
 }
 
 impl RecvRing {
-    /// Sends every message of the last receive back to where it came from, by one `sendmmsg(2)`
-    /// where nothing is in the way, and returns how many left. A train leaves as a train (UDP GSO,
-    /// Linux 4.18); where the ring receives control messages with the local address, that is what
-    /// they leave from.
+    /// Sends every message of the last receive back to its source, by one `sendmmsg(2)` if there
+    /// is no obstacle, and returns how many were sent. A GRO message is sent as a GSO message
+    /// (Linux 4.18). If the ring receives control messages with the local address, that is the
+    /// source.
     ///
-    /// The messages stay as they are until the next receive.
+    /// The messages are unchanged until the next receive.
     ///
     /// # Panics
     /// If `controls` were made for a smaller ring.
@@ -48,8 +47,8 @@ impl RecvRing {
             let (len, said) = (message.data.len(), message.ancillary());
             let segment = (1..len).contains(&usize::from(said.segment_size)).then_some(said.segment_size);
             // SAFETY: elements of allocations of the two values, both borrowed mutably; `fill`
-            // names a part of the control message, which lives for this call, and the header is put
-            // back before it ends.
+            // returns a part of the control message, which lives across the call, and the header
+            // is restored before it ends.
             unsafe {
                 let header = &mut (*self.headers.ptr_at(index)).msg_hdr;
                 (*header.msg_iov).iov_len = len;
@@ -70,8 +69,7 @@ impl RecvRing {
                     header.msg_control =
                         ptr::from_mut::<ControlSlot>(&mut *self.controls.ptr_at(index)).cast();
                 }
-                // What the kernel said of the message has been read; the next receive sets the
-                // length anew.
+                // The control messages were parsed already; the next receive sets the length anew.
                 header.msg_controllen = 0;
             }
         }
@@ -84,8 +82,7 @@ impl RecvRing {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             let left = (end - at) as libc::c_uint;
             // SAFETY: the caller has set the headers to point at names, buffers and control
-            // messages that live across the call; the kernel writes nothing but the lengths that it
-            // sent.
+            // messages that live across the call; the kernel writes only the lengths that it sent.
             let done = unsafe { libc::sendmmsg(fd.as_raw_fd(), self.headers.ptr_at(at), left, flags as _) };
             if let Ok(done) = usize::try_from(done) {
                 at += done;
@@ -94,7 +91,7 @@ impl RecvRing {
             }
             let again = match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EAGAIN) => retries > 0 && sock::wait_writable(fd, WRITABLE_TIMEOUT),
-                // A signal, or what an earlier datagram left on the socket (an ICMP message).
+                // A signal, or an ICMP error that an earlier datagram left on the socket.
                 Some(libc::EINTR | libc::ECONNREFUSED) => retries > 0,
                 _ => false,
             };
@@ -131,7 +128,7 @@ mod tests {
         let mut controls = EchoControls::new(&ring);
         let mut buffer = [0; 64];
         for round in 0..3_u8 {
-            // Shorter ones after longer ones: what was put back must be whole.
+            // Shorter ones after longer ones: the reset has to be complete.
             for payload in [&[round; 20][..], &[round; 3], &[]] {
                 client.send(payload).unwrap();
             }
