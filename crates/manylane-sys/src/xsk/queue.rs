@@ -1,4 +1,4 @@
-//! A queue of a device: the socket and what is between its rings.
+//! A queue of a device: the socket, its rings, and the code between them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
@@ -14,14 +14,14 @@ use super::wakeup::RingWakeup as _;
 use super::{FrameCounts, QueueOptions, Statistics};
 use crate::map::Mapping;
 
-/// What opening a queue failed at.
+/// The step at which opening a queue failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
     /// The options: a size that is no power of two, is zero, or is too small for another one; a
-    /// device or queue that is not the one to join.
+    /// device or queue other than the one to join.
     Options,
-    /// Memory for the frames: `ENOMEM`, the limit of the address space.
+    /// Allocating the frames: `ENOMEM`, the limit of the address space.
     Memory,
     /// Opening the socket: `EPERM` without `CAP_NET_RAW`, `EAFNOSUPPORT` from a kernel without
     /// AF_XDP, `EMFILE`.
@@ -31,11 +31,11 @@ pub enum Step {
     Register,
     /// Making or mapping the rings: `ENOMEM`.
     Rings,
-    /// Binding to the queue: `EBUSY` if somebody has it (or had it: the kernel lets go of it some
-    /// time after a socket was closed), `EINVAL` if the device has no such queue, `EOPNOTSUPP` if
-    /// its driver cannot do without copying, `ENODEV` without the device.
+    /// Binding to the queue: `EBUSY` if another process has it (or had it: the kernel releases it
+    /// some time after a socket was closed), `EINVAL` if the device has no such queue,
+    /// `EOPNOTSUPP` if its driver does not support zero copy, `ENODEV` without the device.
     Bind,
-    /// Joining a queue: no socket has it any more, or too many do.
+    /// Joining a queue: it is closed, or has too many sockets.
     Join,
 }
 
@@ -56,9 +56,9 @@ impl fmt::Display for Step {
 /// Why a queue could not be opened.
 #[derive(Debug)]
 pub struct OpenError {
-    /// What failed.
+    /// The step that failed.
     pub step: Step,
-    /// How.
+    /// The error.
     pub source: io::Error,
 }
 
@@ -88,34 +88,34 @@ impl Step {
 
 /// One queue of a device, with its frames; see the [module](super).
 ///
-/// Owned by one thread at a time. The descriptor ([`AsFd`]) is readable when packets wait.
+/// One thread owns it at a time. The descriptor ([`AsFd`]) is readable while packets are pending.
 ///
-/// Several can be members of one device queue ([`join`](Self::join)), each in a thread of its own.
-/// One that is dropped sends what it has queued, and gives everything else back to the others. The
-/// kernel knows nothing of that, so take it out of every XSKMAP first, and wait until no packet is
-/// on its way to it: what comes after the drop has begun is lost together with its frame, which
-/// stays in [`FrameCounts::filling`] until the last member is gone. A duplicate of the descriptor
-/// keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not
-/// taken stay in [`FrameCounts::sending`] until it has sent them.
+/// Several can be members of one device queue ([`join`](Self::join)), each on a thread of its own.
+/// A member that is dropped sends what it has queued, and returns everything else to the others.
+/// The kernel does not know of that, so remove the socket from every XSKMAP first, and wait until
+/// no packet is in flight to it: a packet that arrives after the drop has begun is lost together
+/// with its frame, which stays in [`FrameCounts::filling`] until the last member is gone. A
+/// duplicate of the descriptor keeps the socket open. With zero copy, frames that the device had
+/// not taken stay in [`FrameCounts::sending`] until it has sent them.
 pub struct Queue {
-    // Dropped from the top: first the descriptor, then the rings and their maps, with which the
-    // socket closes; then the pool, if it has no other member. (The kernel has all the memory
-    // pinned, so that the order is for tidiness.)
+    // Dropped in this order: first the descriptor, then the rings and their maps, with which the
+    // socket closes; then the allocator, if there is no other member. (The kernel has all the
+    // memory pinned, so the order is only for tidiness.)
     socket: Socket,
     member: QueueMember,
     _maps: Maps,
     allocator: Arc<FrameAllocator>,
 }
 
-/// By what other sockets of the process join a [`Queue`]; see [`Queue::join`]. It keeps nothing
-/// open.
+/// Lets other sockets of the process join a [`Queue`]; see [`Queue::join`]. It does not keep the
+/// queue open.
 #[derive(Clone)]
 pub struct WeakQueue {
     allocator: Weak<FrameAllocator>,
 }
 
 impl WeakQueue {
-    /// Whether a socket still has the queue.
+    /// True if a socket still has the queue.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.allocator.strong_count() > 0
@@ -129,31 +129,32 @@ impl fmt::Debug for WeakQueue {
 }
 
 impl Queue {
-    /// Opens a queue, with its fill ring filled. Nothing is received before an XDP program
-    /// redirects to it.
+    /// Opens a queue, with its fill ring filled. Receives nothing before an XDP program redirects
+    /// to it.
     ///
     /// # Errors
     /// See [`Step`].
     pub fn open(options: &QueueOptions) -> Result<Self, OpenError> {
         let bytes = check_options(options).map_err(Step::Options.failed())?;
         let memory = Mapping::new(bytes).map_err(Step::Memory.failed())?;
-        // A child process would share the pinned pages copy-on-write, and whoever writes to one
-        // first gets a copy: before Linux 5.12 that may be us, and the kernel goes on with the
-        // other one.
+        // A child process would share the pinned pages copy-on-write, and the first writer of a
+        // page gets a copy: before Linux 5.12 that may be this process, while the kernel keeps
+        // using the original.
         // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this
-        // process. Where it fails, no child is worse off than without.
+        // process. If it fails, a child is no worse off than without.
         unsafe { libc::madvise(memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
         let anchor = Socket::open().map_err(Step::Socket.failed())?;
         let size = u64::from(options.frames) * u64::from(options.frame_size);
         // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is
-        // dropped after the socket (locals go in reverse); otherwise both go into the pool, which
-        // drops them in that order, and which touches the memory only as the rings allow.
+        // dropped after the socket (locals drop in reverse order). Otherwise both move into the
+        // allocator, which drops them in that order, and which touches the memory only as the
+        // rings allow.
         let room = unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
             .map_err(Step::Register.failed())?;
         let (rings, maps) = anchor.umem_rings(options).map_err(Step::Rings.failed())?;
         let (socket, member) = Self::open_socket(options)?;
         let frames = Frames::new(memory, options.frames, options.frame_size, room);
-        // Filled before it is bound: a device that copies nothing takes frames at once.
+        // Filled before it is bound: with zero copy the device takes frames at once.
         let anchor = UmemSocket { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
         let mut pool = FrameAllocator::new(rings, Some((maps, anchor)), frames, options.ring);
         if let Some(anchor) = &pool.umem_socket {
@@ -162,23 +163,23 @@ impl Queue {
         Self::add_member(Arc::new(pool), options, socket, member)
     }
 
-    /// Joins a queue that others of this process have: one more socket for the same queue of the
-    /// same device, for another thread. All members share the frames, the fill and the completion
-    /// ring; each receives what an XDP program redirects to its socket (by the XSKMAP entry that
-    /// has it), and sends for itself.
+    /// Joins a queue that others of this process have open: one more socket for the same queue of
+    /// the same device, for another thread. All members share the frames, the fill and the
+    /// completion ring. Each receives what an XDP program redirects to its socket (by its XSKMAP
+    /// entry), and sends for itself.
     ///
-    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, `ifindex` and `queue` have
-    /// to be those of the queue, and all others are as the queue was opened. Frames for receiving
-    /// are as many as the receive rings of all members have entries, but at most half; the other
-    /// half is for sending, the same part for each member. So a queue for N members is opened with
-    /// `frames` of 2 N times `ring`: then none can take from the others what they need to receive,
-    /// not even by not reading its ring.
+    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, and `ifindex` and `queue`
+    /// have to be those of the queue. All others are as the queue was opened. The frames for
+    /// receiving are as many as the RX rings of all members have entries, but at most half. The
+    /// other half is for sending, in equal parts for each member. So a queue for N members is
+    /// opened with `frames` of 2 N times `ring`: then no member can take the frames that the
+    /// others need to receive, not even if it does not read its ring.
     ///
-    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: let one
-    /// socket have the queue there.
+    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: use only
+    /// one socket per queue there.
     ///
     /// # Errors
-    /// See [`Step`]; [`Step::Join`] when no member is left.
+    /// See [`Step`]; [`Step::Join`] if no member is left.
     pub fn join(share: &WeakQueue, options: &QueueOptions) -> Result<Self, OpenError> {
         check_options(options).map_err(Step::Options.failed())?;
         let gone = "no socket has the queue any more: open it anew";
@@ -188,7 +189,7 @@ impl Queue {
         Self::add_member(pool, options, socket, member)
     }
 
-    /// A socket that is not bound yet, and its rings.
+    /// An unbound socket, and its rings.
     fn open_socket(options: &QueueOptions) -> Result<(Socket, (MemberRings, Maps)), OpenError> {
         let socket = Socket::open().map_err(Step::Socket.failed())?;
         let member = socket.member_rings(options).map_err(Step::Rings.failed())?;
@@ -212,8 +213,8 @@ impl Queue {
         let assembly =
             if pool.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
         let assembly = assembly.map_err(Step::Memory.failed())?;
-        // A device that copies nothing would have to say whether it does checksums; where packets
-        // are copied, the kernel does those that the device does not.
+        // With zero copy the driver would have to report whether it supports checksums; in copy
+        // mode, the kernel computes those that the device does not.
         let checksums = pool.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
         let core = QueueMember::join(Arc::clone(&pool), rings, options, assembly, checksums)
             .ok_or_else(full)
@@ -221,53 +222,53 @@ impl Queue {
         Ok(Self { socket, member: core, _maps: maps, allocator: pool })
     }
 
-    /// By what other sockets of this process join this queue, as long as it has a member.
+    /// Lets other sockets of this process join this queue, as long as it has a member.
     #[must_use]
     pub fn downgrade(&self) -> WeakQueue {
         WeakQueue { allocator: Arc::downgrade(&self.allocator) }
     }
 
-    /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns how
-    /// many it has.
+    /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns
+    /// their number.
     ///
-    /// The batch before ends: what it had is free, or on its way out. What was sent comes back, and
-    /// the kernel gets new frames to receive into.
+    /// Ends the previous batch: its frames are free, or being sent. Reclaims sent frames, and
+    /// gives the kernel frames to receive into.
     #[inline]
     pub fn receive(&mut self, most: usize) -> usize {
         self.member.receive(&self.socket, most)
     }
 
-    /// Whether a [`receive`](Self::receive) would bring nothing and has nothing to do: then it need
-    /// not be called. A look at one cache line of ours and at the counter of the ring. Not always
-    /// told: now and then a receive shall look at everything.
+    /// True if [`receive`](Self::receive) can be skipped: the RX ring is empty and nothing else is
+    /// to be done. Reads one cache line of ours and the counter of the ring. Returns false now and
+    /// then to force a full pass.
     #[inline]
     #[must_use]
     pub fn is_idle(&mut self) -> bool {
         self.member.is_idle()
     }
 
-    /// Whether packets wait to be received.
+    /// True if packets are pending.
     #[inline]
     #[must_use]
     pub fn has_received(&self) -> bool {
         self.member.has_received()
     }
 
-    /// Entries of the receive ring that wait (packets, or parts of one), and how many there can be.
+    /// Pending entries of the RX ring (packets, or parts of one), and the size of the ring.
     #[must_use]
     pub fn backlog(&self) -> (u32, u32) {
         self.member.backlog()
     }
 
-    /// Entries of the receive ring that waited when the last batch began, and are not in it. It
-    /// does not look at the ring, whose counter another core writes.
+    /// Entries that were in the RX ring when the last batch began, and are not part of it. Does
+    /// not read the ring, whose counter another core writes.
     #[inline]
     #[must_use]
     pub fn cached_backlog(&self) -> u32 {
         self.member.cached_backlog()
     }
 
-    /// Packet `i` of the batch, whole.
+    /// The whole packet `i` of the batch.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -277,37 +278,38 @@ impl Queue {
         self.member.packet(i)
     }
 
-    /// Lets `edit` write over every packet of the batch, in order.
+    /// Lets `edit` overwrite every packet of the batch, in order.
     pub fn edit_packets(&mut self, edit: impl FnMut(&mut [u8])) {
         self.member.edit_packets(edit);
     }
 
-    /// Shows every packet of the batch, in order and with its number, to `find`, which says where
-    /// its payload starts and how long it is. What is before it is its header; what is behind it
-    /// nobody looks at. Where it says nothing, and before, all of a packet is its payload.
+    /// Calls `find` with the number and the bytes of every packet of the batch, in order. `find`
+    /// returns the offset and the length of the payload. The bytes before it are the header; those
+    /// behind it are not used. If `find` returns none, and before this call, the payload is the
+    /// whole packet.
     ///
     /// # Panics
-    /// If a packet does not have the bytes that are said to be its payload.
+    /// If the returned range is not within the packet.
     #[inline]
     pub fn find_payloads(&mut self, find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
         self.member.find_payloads(find);
     }
 
-    /// The payloads of the batch, and the way out. The payloads may be read while replies to them
-    /// are written and sent.
+    /// The payloads of the batch, and the send side. The payloads may be read while replies to
+    /// them are written and sent.
     #[inline]
     pub fn split(&mut self) -> (Payloads<'_>, Sender<'_>) {
         self.member.split(&self.socket)
     }
 
-    /// The way out.
+    /// The send side.
     #[inline]
     pub fn sender(&mut self) -> Sender<'_> {
         self.split().1
     }
 
-    /// [`Sender::flush`], if something is left that the kernel had not taken when it was told last:
-    /// without it, a look at our side of the ring is all that it costs.
+    /// Calls [`Sender::flush`] if the kernel has not taken all that was submitted; otherwise it
+    /// costs only a check of our side of the ring.
     ///
     /// # Errors
     /// As for [`Sender::flush`].
@@ -316,47 +318,47 @@ impl Queue {
         self.member.flush_pending(&self.socket)
     }
 
-    /// What the kernel counts.
+    /// The kernel's counters.
     ///
     /// # Errors
-    /// What `getsockopt(2)` reports.
+    /// Those of `getsockopt(2)`.
     pub fn statistics(&self) -> io::Result<Statistics> {
         statistics(self.as_fd())
     }
 
-    /// Whether packets are not copied.
+    /// True with zero copy.
     #[must_use]
     pub fn is_zero_copy(&self) -> bool {
         self.socket.is_zero_copy()
     }
 
-    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a
-    /// buffer, and its frames are free at once: it cannot be sent from where it is
-    /// ([`Sender::is_multi_buffer`]), and is at most 64 KiB long. What does not fit the buffer
-    /// comes with the next batch.
+    /// True if packets that are longer than a frame are received. Such a packet is assembled in a
+    /// buffer, and its frames are free at once: it cannot be sent in place
+    /// ([`Sender::is_multi_buffer`]), and is at most 64 KiB long. Packets that do not fit the
+    /// buffer are in the next batch.
     #[must_use]
     pub fn has_multi_buffer(&self) -> bool {
         self.allocator.multi_buffer
     }
 
-    /// Whether packets may be sent whose checksum is not finished (Linux 6.11, where packets are
-    /// copied): see [`Sender::send_in_place_partial`]. Never without copying, where only some
-    /// drivers can do it.
+    /// True if packets with unfinished checksums may be sent (Linux 6.11, in copy mode): see
+    /// [`Sender::send_in_place_partial`]. Never with zero copy, where only some drivers support
+    /// it.
     #[must_use]
     pub fn has_csum_offload(&self) -> bool {
         self.member.has_csum_offload()
     }
 
-    /// How many frames are where.
+    /// Numbers of frames by state.
     #[must_use]
     pub fn frame_counts(&self) -> FrameCounts {
         self.member.frame_counts()
     }
 
-    /// Makes the device queue work in our calls instead of in interrupts (`SO_PREFER_BUSY_POLL` and
-    /// `SO_BUSY_POLL_BUDGET`, Linux 5.11, where the kernel has them, and `SO_BUSY_POLL`): a
+    /// Makes the device queue work in our calls instead of in interrupts (`SO_PREFER_BUSY_POLL`
+    /// and `SO_BUSY_POLL_BUDGET`, Linux 5.11, if the kernel has them, and `SO_BUSY_POLL`). A
     /// [`receive`](Self::receive) that finds nothing, and a flush, let the device work for up to
-    /// `micros`, on `budget` packets (0: the kernel's default). Zero `micros` ends it.
+    /// `micros` µs, on `budget` packets (0: the kernel's default). Zero `micros` ends it.
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`.
@@ -385,7 +387,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Checks sizes before any call; the bytes of all frames.
+/// Checks sizes before any call; returns the size of all frames.
 fn check_options(options: &QueueOptions) -> io::Result<usize> {
     let QueueOptions { frames, frame_size, ring, tx_ring, batch, .. } = *options;
     let powers = [frame_size, ring, tx_ring].iter().all(|size| size.is_power_of_two());

@@ -1,28 +1,28 @@
 //! The rings that user space and the kernel share: one producer, one consumer, no lock.
 //!
-//! A ring is an array of slots and two counters that only grow (and wrap at 2^32): what the
-//! producer has put in, what the consumer has taken out. Each side writes its own counter and reads
-//! the other's. The ordering, for all four rings of a queue and for both directions:
+//! A ring is an array of slots and two counters that only grow (and wrap at 2^32): entries
+//! produced, and entries consumed. Each side writes its own counter and reads the other's. The
+//! ordering, for all four rings of a queue and for both directions:
 //!
-//! 1. *Slots and frames become visible.* The producer writes the slot (and, before it, the bytes of
-//!    the frame that the slot names), then stores its counter with `Release`. The consumer loads
-//!    that counter with `Acquire`. Who sees the counter sees the slot and the bytes. The kernel's
-//!    side is `smp_store_release` in `__xskq_prod_submit` and `smp_load_acquire` in
-//!    `__xskq_cons_peek` (net/xdp/xsk_queue.h).
-//! 2. *Slots are not overwritten while they are read.* The consumer reads the slot, then stores its
-//!    counter with `Release`; the producer loads that counter with `Acquire` before it writes the
-//!    slot again. (As a producer the kernel relies on a control dependency here: its write cannot
-//!    happen before the load that allows it.)
-//! 3. *Frames are not written while they are read.* A frame that is put into the fill ring was read
-//!    by us before (1) publishes it, so the kernel writes to it later. A frame that is in the
-//!    completion ring was read by the kernel before (1) publishes it, so we write to it later.
+//! 1. *Slots and frames become visible.* The producer writes the slot (and, before it, the bytes
+//!    of the frame that the slot names), then stores its counter with `Release`. The consumer
+//!    loads that counter with `Acquire`, and so sees the slot and the bytes. The kernel's side is
+//!    `smp_store_release` in `__xskq_prod_submit` and `smp_load_acquire` in `__xskq_cons_peek`
+//!    (net/xdp/xsk_queue.h).
+//! 2. *Slots are not overwritten while they are read.* The consumer reads the slot, then stores
+//!    its counter with `Release`; the producer loads that counter with `Acquire` before it writes
+//!    the slot again. (As a producer the kernel relies on a control dependency here: its write
+//!    cannot happen before the load that allows it.)
+//! 3. *Frames are not written while they are read.* Our reads of a frame that we put into the fill
+//!    ring come before (1) publishes it, so the kernel writes to it later. The kernel's reads of a
+//!    frame in the completion ring come before (1) publishes it, so we write to it later.
 //!
 //! Both sides keep a copy of the other's counter and load it again only when the copy says "full"
 //! or "empty": one load and one store for each ring and batch, however many entries it has.
 //!
 //! The counter of the other side is not trusted: one that claims more entries than the ring has
-//! counts as no progress. What is in a slot is read once, so that it cannot change between check
-//! and use.
+//! counts as no progress. A slot is read only once, so that it cannot change between check and
+//! use.
 
 use std::ptr::NonNull;
 use std::slice;
@@ -30,7 +30,7 @@ use std::slice;
 pub(super) use sync::Slot;
 use sync::{AtomicU32, Ordering, fence};
 
-/// Atomics and slots as they are.
+/// Real atomics and slots.
 #[cfg(not(loom))]
 mod sync {
     use std::cell::UnsafeCell;
@@ -56,24 +56,24 @@ mod sync {
     }
 }
 
-/// Atomics and slots as `loom` models them.
+/// The same, as `loom` models them.
 #[cfg(loom)]
 mod sync {
     pub(in super::super) use loom::cell::UnsafeCell as Slot;
     pub(super) use loom::sync::atomic::{AtomicU32, Ordering, fence};
 }
 
-/// Where the parts of a ring are.
+/// Addresses of the parts of a ring.
 pub(super) struct RingMemory<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
-    /// What the kernel tells the user of the ring; kernels before 5.4 have no such word.
+    /// Flags from the kernel; missing before Linux 5.4.
     flags: Option<NonNull<AtomicU32>>,
     slots: NonNull<Slot<T>>,
     entries: u32,
 }
 
-// By hand: what is in the slots need not be one for the pointers to be copied.
+// Not derived: the pointers can be copied even if `T` cannot.
 impl<T> Clone for RingMemory<T> {
     fn clone(&self) -> Self {
         *self
@@ -85,9 +85,9 @@ impl<T> Copy for RingMemory<T> {}
 impl<T: Copy> RingMemory<T> {
     /// # Safety
     /// The pointers are aligned and point at memory that stays mapped and initialised as long as
-    /// the producer or consumer that is made of this: `slots` at `entries` slots, a power of two.
-    /// Nothing in this process but one producer and one consumer touches that memory, and the other
-    /// side keeps to the order at the top of this file.
+    /// the producer or consumer made of this: `slots` at `entries` slots, a power of two. In this
+    /// process, only one producer and one consumer touch that memory, and the other side keeps to
+    /// the order at the top of this file.
     pub(super) unsafe fn new(
         producer: NonNull<AtomicU32>,
         consumer: NonNull<AtomicU32>,
@@ -101,20 +101,20 @@ impl<T: Copy> RingMemory<T> {
 
     fn slot(&self, index: u32) -> &Slot<T> {
         let at = (index & (self.entries - 1)) as usize;
-        // SAFETY: the masked index is below `entries`, and that many slots are there (contract of
+        // SAFETY: the masked index is below `entries`, which is the number of slots (contract of
         // `new`).
         unsafe { self.slots.add(at).as_ref() }
     }
 
-    /// The slots of `count` entries from `index` on, no more than there are: those up to the end of
-    /// the memory, and those that go on at its beginning.
+    /// The slots of `count` entries from `index` on (at most all of them): those up to the end of
+    /// the memory, and those continued at its beginning.
     #[inline]
     fn slices(&self, index: u32, count: u32) -> [&[Slot<T>]; 2] {
         let (at, count) = (index & (self.entries - 1), count.min(self.entries));
         let straight = count.min(self.entries - at);
-        // SAFETY: neither run goes beyond `entries`, and that many slots are there, one behind the
-        // other (contract of `new`). A slot is a cell: what the other side writes into one is no
-        // matter of the slice.
+        // SAFETY: neither run goes beyond `entries`, which is the number of consecutive slots
+        // (contract of `new`). A slot is a cell, so the other side may write to it while the slice
+        // exists.
         unsafe {
             [
                 slice::from_raw_parts(self.slots.add(at as usize).as_ptr().cast_const(), straight as usize),
@@ -134,10 +134,10 @@ impl<T: Copy> RingMemory<T> {
     }
 }
 
-/// The side that puts entries in.
+/// The producing side.
 pub(super) struct Producer<T> {
     memory: RingMemory<T>,
-    /// Put in so far, published or not.
+    /// Entries pushed so far, published or not.
     next: u32,
     /// Our counter in the ring.
     published: u32,
@@ -145,7 +145,7 @@ pub(super) struct Producer<T> {
     cached_consumer: u32,
 }
 
-// SAFETY: the memory is reached through this value alone on our side (contract of
+// SAFETY: on our side, the memory is accessed through this value alone (contract of
 // `RingMemory::new`), and entries may cross threads.
 unsafe impl<T: Send> Send for Producer<T> {}
 
@@ -155,14 +155,14 @@ impl<T: Copy> Producer<T> {
         Self { memory, next: 0, published: 0, cached_consumer: 0 }
     }
 
-    /// The producer of a ring that another one of ours has left, with all that it had put in
-    /// published. Who makes one has to be alone with it, after the other one (a lock).
+    /// Takes over a ring from an earlier producer of ours, which had published all its entries.
+    /// The caller must have exclusive access, ordered after the earlier producer (a lock).
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
         let next = memory.producer().load(Ordering::Relaxed);
         let taken = memory.consumer().load(Ordering::Acquire);
-        // A counter that cannot be counts as a full ring.
+        // An invalid counter counts as a full ring.
         let there = next.wrapping_sub(taken).min(memory.entries);
         Self { memory, next, published: next, cached_consumer: next.wrapping_sub(there) }
     }
@@ -171,7 +171,7 @@ impl<T: Copy> Producer<T> {
         self.next.wrapping_sub(self.cached_consumer) == self.memory.entries
     }
 
-    /// Puts an entry in, to be seen by the consumer after [`publish`](Self::publish); false if the
+    /// Pushes an entry, which the consumer sees after [`publish`](Self::publish); false if the
     /// ring is full.
     #[inline]
     pub(super) fn push(&mut self, value: T) -> bool {
@@ -181,15 +181,14 @@ impl<T: Copy> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the slot is free: the consumer has released it (2), and nobody but us writes to
-        // slots.
+        // SAFETY: the slot is free: the consumer has released it (2), and only we write to slots.
         self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Puts in what `make` makes of each item, one after the other, as long as it makes something
-    /// and there is room, and returns how many it was.
+    /// Pushes the result of `make` for each item, as long as it returns one and there is room;
+    /// returns the number pushed.
     #[inline]
     pub(super) fn push_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
         let room =
@@ -203,7 +202,7 @@ impl<T: Copy> Producer<T> {
         'all: for run in memory.slices(first, room(self).min(most)) {
             for (slot, item) in run.iter().zip(&items[put as usize..]) {
                 let Some(value) = make(item) else { break 'all };
-                // SAFETY: as in `put`: there is room for as many as the runs have slots.
+                // SAFETY: as in `push`: the runs have as many slots as there is room for.
                 slot.with_mut(|slot| unsafe { slot.write(value) });
                 put += 1;
             }
@@ -212,13 +211,13 @@ impl<T: Copy> Producer<T> {
         put
     }
 
-    /// No more than `most` entries wait for the consumer, or are not published: the caller knows
-    /// that from what the consumer has handed on since, which it read with `Acquire`. It spares a
-    /// look at a counter that another core writes.
+    /// Tells the producer that at most `most` entries are pending or unpublished. The caller knows
+    /// that from what the consumer has passed on since, which it read with `Acquire`. Saves
+    /// reading a counter that another core writes.
     ///
-    /// Slots are not overwritten while they are read (2) nevertheless: the consumer has read an
-    /// entry before it handed on what that one was good for, whether or not it has stored its
-    /// counter yet. It takes them in order.
+    /// Rule (2), that slots are not overwritten while they are read, still holds: the consumer
+    /// takes entries in order, and has read an entry before it passes on what the entry was for,
+    /// whether or not it has stored its counter yet.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn assume_pending_max(&mut self, most: u32) {
@@ -228,45 +227,45 @@ impl<T: Copy> Producer<T> {
         }
     }
 
-    /// Takes back what was put in last, if it was not published.
+    /// Takes the last entry back, if it was not published.
     pub(super) fn pop_unpublished(&mut self) -> Option<T> {
         if self.next == self.published {
             return None;
         }
         self.next = self.next.wrapping_sub(1);
-        // SAFETY: we have written the slot, and nobody but us writes to slots; the consumer has not
-        // been told of it.
+        // SAFETY: we have written the slot, and only we write to slots; the consumer does not know
+        // of it.
         Some(self.memory.slot(self.next).with(|slot| unsafe { slot.read() }))
     }
 
-    /// Loads the consumer's counter. `Acquire`: what it has released it no longer reads (2).
+    /// Loads the consumer's counter. `Acquire`: it no longer reads slots that it has released (2).
     fn refresh(&mut self) {
         let taken = self.memory.consumer().load(Ordering::Acquire);
-        // At most what is published can have been taken since.
+        // At most the published entries can have been taken since.
         if taken.wrapping_sub(self.cached_consumer) <= self.published.wrapping_sub(self.cached_consumer) {
             self.cached_consumer = taken;
         }
     }
 
-    /// Lets the consumer see all that was put in.
+    /// Makes all pushed entries visible to the consumer.
     #[inline]
     pub(super) fn publish(&mut self) {
         if self.published != self.next {
-            // Release: the slots, and the frames they name, are visible to whoever sees the counter
+            // Release: a consumer that sees the counter sees the slots, and the frames they name
             // (1).
             self.memory.producer().store(self.next, Ordering::Release);
             self.published = self.next;
         }
     }
 
-    /// All that was put in, ever.
+    /// Number of entries ever pushed.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     pub(super) fn produced(&self) -> u32 {
         self.next
     }
 
-    /// Whether the consumer has not taken all that was put in, as far as this side has looked: no
-    /// load of its counter.
+    /// True if entries are unconsumed, as far as this side knows. Does not load the consumer's
+    /// counter.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn has_unconsumed(&self) -> bool {
@@ -279,23 +278,24 @@ impl<T: Copy> Producer<T> {
         self.published.wrapping_sub(self.cached_consumer)
     }
 
-    /// What was put in and not published, the oldest first; with `published`, also what was and is
+    /// The unpublished entries, oldest first; with `published`, also the published ones that were
     /// not taken.
     pub(super) fn unconsumed(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
         self.refresh();
         let first = if published { self.cached_consumer } else { self.published };
         (0..self.next.wrapping_sub(first)).map(move |at| {
             let slot = self.memory.slot(first.wrapping_add(at));
-            // SAFETY: we have written the slot, and nobody but us writes to slots.
+            // SAFETY: we have written the slot, and only we write to slots.
             slot.with(|slot| unsafe { slot.read() })
         })
     }
 
-    /// Whether the kernel wants to be told that the ring has entries; none where it cannot say so.
+    /// True if the kernel wants to be notified that the ring has entries; none if it has no such
+    /// flag.
     ///
-    /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our
-    /// load to overtake our store, which even x86 allows, both sides could miss each other: we see
-    /// the flag still clear, the kernel the ring still empty. The fence forbids it.
+    /// The kernel sets the flag and then stops polling; we publish and then read the flag. If our
+    /// load overtook our store, which even x86 allows, both sides could miss each other: we see
+    /// the flag still clear, the kernel the ring still empty. The fence prevents that.
     pub(super) fn needs_wakeup(&self) -> Option<bool> {
         let flags = self.memory.flags?;
         fence(Ordering::SeqCst);
@@ -306,10 +306,10 @@ impl<T: Copy> Producer<T> {
     }
 }
 
-/// The side that takes entries out.
+/// The consuming side.
 pub(super) struct Consumer<T> {
     memory: RingMemory<T>,
-    /// Taken out so far, released or not.
+    /// Entries taken so far, released or not.
     next: u32,
     /// Our counter in the ring.
     released: u32,
@@ -326,8 +326,8 @@ impl<T: Copy> Consumer<T> {
         Self { memory, next: 0, released: 0, cached_producer: 0 }
     }
 
-    /// The consumer of a ring that another one of ours has left, with all that it had taken
-    /// released. Who makes one has to be alone with it, after the other one (a lock).
+    /// Takes over a ring from an earlier consumer of ours, which had released all its entries. The
+    /// caller must have exclusive access, ordered after the earlier consumer (a lock).
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
@@ -335,31 +335,31 @@ impl<T: Copy> Consumer<T> {
         Self { memory, next, released: next, cached_producer: next }
     }
 
-    /// Entries that the ring has room for.
+    /// Size of the ring in entries.
     pub(super) fn entries(&self) -> u32 {
         self.memory.entries
     }
 
-    /// Whether nothing is to be taken.
+    /// True if there is no entry to take.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.cached_producer == self.next && self.load() == self.next
     }
 
-    /// Entries that waited when we last looked, and have not been taken since. Costs no look.
+    /// Entries that were pending at the last load of the counter, and were not taken since. Loads
+    /// nothing.
     #[inline]
     pub(super) fn cached_pending(&self) -> u32 {
         self.cached_producer.wrapping_sub(self.next)
     }
 
-    /// Entries that wait to be taken.
+    /// Pending entries.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     pub(super) fn pending(&self) -> u32 {
         self.load().wrapping_sub(self.next)
     }
 
-    /// Takes the oldest entry; the producer may use its slot again after
-    /// [`release`](Self::release).
+    /// Takes the oldest entry; the producer may reuse its slot after [`release`](Self::release).
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.cached_producer == self.next {
@@ -369,15 +369,15 @@ impl<T: Copy> Consumer<T> {
             }
         }
         // SAFETY: the producer has published the slot (1), and does not write to it before we
-        // release it (2). It was written as a `T`, for which any bytes are a value where the writer
-        // is the kernel. Volatile: read once, whatever the other side does.
+        // release it (2). It was written as a `T`, for which any bytes are valid if the writer is
+        // the kernel. Volatile: read once, whatever the other side does.
         let value = self.memory.slot(self.next).with(|slot| unsafe { slot.read_volatile() });
         self.next = self.next.wrapping_add(1);
         Some(value)
     }
 
-    /// Takes up to `most` entries as long as `each` says that it has taken its one, and returns how
-    /// many it was.
+    /// Takes up to `most` entries for as long as `each` returns true; returns the number taken. An
+    /// entry for which it returns false stays.
     #[inline]
     pub(super) fn pop_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
         if self.cached_producer.wrapping_sub(self.next) < most {
@@ -388,7 +388,7 @@ impl<T: Copy> Consumer<T> {
         let mut taken = 0;
         while taken < there {
             let slot = memory.slot(first.wrapping_add(taken));
-            // SAFETY: as in `pop`: the slot is one of those that are there.
+            // SAFETY: as in `pop`: the slot is a published one.
             let value = slot.with(|slot| unsafe { slot.read_volatile() });
             if !each(value) {
                 break;
@@ -399,8 +399,8 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Takes an entry for each place in `to`, as long as there are some and `fill` fills the place
-    /// with them, and returns how many it was.
+    /// Takes an entry for each element of `to`, for as long as there are entries and `fill`
+    /// returns true; returns the number taken.
     #[inline]
     pub(super) fn pop_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
         let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
@@ -411,7 +411,7 @@ impl<T: Copy> Consumer<T> {
         let mut taken = 0;
         'all: for run in memory.slices(first, self.cached_producer.wrapping_sub(first).min(most)) {
             for (slot, place) in run.iter().zip(&mut to[taken as usize..]) {
-                // SAFETY: as in `pop`: the slot is one of those that are there.
+                // SAFETY: as in `pop`: the slot is a published one.
                 let value = slot.with(|slot| unsafe { slot.read_volatile() });
                 if !fill(value, place) {
                     break 'all;
@@ -423,15 +423,14 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Puts the newest `count` back that were taken and not released: they are taken again, and
-    /// read anew.
+    /// Puts the newest `count` taken and unreleased entries back: they are taken and read again.
     pub(super) fn cancel(&mut self, count: u32) {
         let taken = self.next.wrapping_sub(self.released);
         self.next = self.next.wrapping_sub(count.min(taken));
     }
 
-    /// The producer's counter, or ours if that one cannot be. `Acquire`: with it come the slots,
-    /// and the bytes of the frames that they name (1, 3).
+    /// The producer's counter, or ours if that one is invalid. `Acquire`: the slots, and the bytes
+    /// of the frames that they name, are visible with it (1, 3).
     fn load(&self) -> u32 {
         let put = self.memory.producer().load(Ordering::Acquire);
         if put.wrapping_sub(self.released) > self.memory.entries
@@ -442,11 +441,11 @@ impl<T: Copy> Consumer<T> {
         put
     }
 
-    /// Gives the slots of all that was taken back to the producer.
+    /// Returns the slots of all taken entries to the producer.
     #[inline]
     pub(super) fn release(&mut self) {
         if self.released != self.next {
-            // Release: our reads of the slots come before whatever the producer writes there (2).
+            // Release: our reads of the slots come before later writes of the producer (2).
             self.memory.consumer().store(self.next, Ordering::Release);
             self.released = self.next;
         }

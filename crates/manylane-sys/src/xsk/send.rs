@@ -1,14 +1,15 @@
-//! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten
+//! The two views of a batch: its payloads, for reading, and the send side, which rewrites headers
 //! in place.
 //!
-//! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no
-//! packet's `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch,
-//! payloads are the bytes from `at` on and are only read, here and by a device that sends them;
-//! [`header_mut`](Sender::header_mut) is the bytes before `at`. Those are also read in the view of
-//! payloads, by value ([`PacketRef::header`]), but not once somebody could write to them: both
-//! views know behind which packet nobody has had a slice that could be written to. Fresh frames are
-//! in no batch: a frame of a batch, of whichever member, is not free, and so not taken, before the
-//! batch ends; and a frame is leased by the member alone that has taken it.
+//! Both live for `'a`, a mutable borrow of the queue, so no batch begins or ends and no packet's
+//! `payload_offset` changes meanwhile. Why they do not overlap in memory: the payload of a packet
+//! is the bytes from `payload_offset` on, and is only read, here and by a device that sends it.
+//! [`header_mut`](Sender::header_mut) is the bytes before `payload_offset`. Those are also read in
+//! the view of payloads, by value ([`PacketRef::header`]), but only until a mutable slice of them
+//! could have existed: both views know the last packet of which a mutable slice was handed out,
+//! and reads are allowed only behind it. New frames are in no batch: a frame of a batch, of any
+//! member, is not free, and so not allocated, before the batch ends; and only the member that has
+//! allocated a frame hands out slices of it.
 
 use std::cell::Cell;
 use std::io;
@@ -22,17 +23,17 @@ use super::wakeup::RingWakeup;
 #[derive(Clone, Copy)]
 pub struct Payloads<'a> {
     packets: &'a [Packet],
-    /// Behind the last packet whose header somebody may write to.
+    /// Number of the last packet whose header may have been written to, plus one.
     headers_written: &'a Cell<usize>,
 }
 
 impl<'a> Payloads<'a> {
-    /// Of the packets of a queue that is mutably borrowed for `'a`.
+    /// The packets of a queue that is mutably borrowed for `'a`.
     pub(super) fn new(packets: &'a [Packet], written: &'a Cell<usize>) -> Self {
         Self { packets, headers_written: written }
     }
 
-    /// The first packet from number `i` on that has a header before its payload.
+    /// The first packet at or after `i` with a header before its payload.
     #[inline]
     #[must_use]
     pub fn next_with_header(&self, mut i: usize) -> Option<PacketRef<'a>> {
@@ -45,8 +46,8 @@ impl<'a> Payloads<'a> {
         }
     }
 
-    /// The payload of packet `i`: what [`Queue::find_payloads`](super::Queue::find_payloads) was
-    /// told, or all of it.
+    /// The payload of packet `i`: as set by [`Queue::find_payloads`](super::Queue::find_payloads),
+    /// or all of it.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -67,48 +68,47 @@ pub struct PacketRef<'a> {
 }
 
 impl<'a> PacketRef<'a> {
-    /// Its payload: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of
-    /// it.
+    /// Its payload: as set by [`Queue::find_payloads`](super::Queue::find_payloads), or all of it.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
-        // SAFETY: a packet is initialised memory, and its payload lies in it (see `Packet`). Its
-        // frame, or the buffer it is in, stays in the batch for `'a`, so that the kernel does not
-        // write to it and nobody takes it; of this range nobody has a mutable slice (see the top of
-        // this file).
+        // SAFETY: a packet is initialised memory, and its payload is within it (see `Packet`). Its
+        // frame, or the buffer it is in, stays in the batch for `'a`, so the kernel does not write
+        // to it and no member allocates it. There is no mutable slice of this range (see the top
+        // of this file).
         unsafe {
             let start = self.packet.start.add(self.packet.payload_offset as usize);
             slice::from_raw_parts(start.cast_const(), self.packet.payload_len as usize)
         }
     }
 
-    /// Its header, as it was received, if that has `N` bytes. None once the header of this packet,
-    /// or of one behind it, may have been written to ([`Sender::header_mut`]).
+    /// Its header as received, if that has `N` bytes. None once the header of this packet, or of a
+    /// later one, may have been written to ([`Sender::header_mut`]).
     #[inline]
     #[must_use]
     pub fn header<const N: usize>(&self) -> Option<[u8; N]> {
         if self.packet.payload_offset as usize != N || self.index < self.headers_written.get() {
             return None;
         }
-        // SAFETY: a packet is initialised memory, and has `at` bytes before its payload (see
-        // `Packet`). Its frame stays in the batch for `'a`; nobody has had a mutable slice of these
-        // bytes in this batch (just checked), so that there is none, and the copy is made before
-        // there can be one.
+        // SAFETY: a packet is initialised memory, and has `payload_offset` bytes before its
+        // payload (see `Packet`). Its frame stays in the batch for `'a`. No mutable slice of these
+        // bytes was handed out in this batch (just checked), so none exists, and the copy is made
+        // before one can.
         Some(unsafe { self.packet.start.cast::<[u8; N]>().read() })
     }
 }
 
-/// A free frame that was taken to be filled and sent.
+/// A free frame that was allocated to be filled and sent.
 ///
-/// One that is dropped, neither sent nor given back, is lost until the queue closes: it stays in
-/// [`FrameCounts::taken`](super::FrameCounts::allocated).
+/// A frame that is dropped, neither sent nor freed, is lost until the queue closes: it stays in
+/// [`FrameCounts::allocated`](super::FrameCounts::allocated).
 #[derive(Debug)]
 #[must_use = "a frame that is neither sent nor given back is lost to the queue"]
 pub struct TxFrame {
     pub(super) frame: u32,
 }
 
-/// The way out of a queue.
+/// The send side of a queue.
 pub struct Sender<'a> {
     payloads: Payloads<'a>,
     tx_queue: &'a mut TxQueue,
@@ -129,14 +129,15 @@ impl<'a> Sender<'a> {
         let packet = &self.payloads.packets[i];
         assert!(!self.tx_queue.is_sent(packet), "packet {i} was sent");
         self.payloads.headers_written.set(self.payloads.headers_written.get().max(i + 1));
-        // SAFETY: these bytes are of a packet that the batch holds for `'a` and that no ring names
-        // (just checked); no payload has them, nobody reads them by value any more (see the top of
-        // this file), and the slice borrows `self` mutably.
+        // SAFETY: these bytes belong to a packet that the batch holds for `'a` and that no ring
+        // names (just checked). No payload includes them, they are no longer read by value (see
+        // the top of this file), and the slice borrows `self` mutably.
         unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) }
     }
 
-    /// The header of packet `i` if the packet can be sent from where it is
-    /// ([`send_in_place`](Self::send_in_place)): if it was not sent before, and came in one frame.
+    /// The header of packet `i` if the packet can be sent in place
+    /// ([`send_in_place`](Self::send_in_place)): it was not sent before, and was received in one
+    /// frame.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -147,11 +148,11 @@ impl<'a> Sender<'a> {
             return None;
         }
         self.payloads.headers_written.set(self.payloads.headers_written.get().max(i + 1));
-        // SAFETY: as in `header_mut`: held and not sent, so that no ring names it.
+        // SAFETY: as in `header_mut`: held and not sent, so no ring names it.
         Some(unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) })
     }
 
-    /// The header of packet `i`, to be read, also after it was sent.
+    /// The header of packet `i` for reading, even after it was sent.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -159,9 +160,9 @@ impl<'a> Sender<'a> {
     #[must_use]
     pub fn header(&self, i: usize) -> &[u8] {
         let packet = &self.payloads.packets[i];
-        // SAFETY: these bytes are of a frame that the batch holds for `'a`, sent or not; the kernel
-        // does not write to frames that it sends from, and we only through `header_mut`, which
-        // borrows `self` mutably.
+        // SAFETY: these bytes belong to a frame that the batch holds for `'a`, sent or not. The
+        // kernel does not write to frames that it sends from, and we do only through `header_mut`,
+        // which borrows `self` mutably.
         unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) }
     }
 
@@ -175,8 +176,8 @@ impl<'a> Sender<'a> {
         self.payloads.payload(i)
     }
 
-    /// What [`send_in_place`](Self::send_in_place) would send: the header of packet `i` and the
-    /// first `payload_len` bytes of its payload.
+    /// The bytes that [`send_in_place`](Self::send_in_place) would send: the header of packet `i`
+    /// and the first `payload_len` bytes of its payload.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -188,10 +189,10 @@ impl<'a> Sender<'a> {
             payload_len <= packet.payload_len as usize,
             "packet {i} has no {payload_len} bytes of payload"
         );
-        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload
-        // in the packet (see `Packet`). The batch holds its frame for `'a`; once it was sent, the
-        // device reads it, and nobody writes to it. Header slices, which are the only ones that may
-        // be written to, borrow `self` mutably.
+        // SAFETY: a packet is within the memory of the frames, which is initialised, and its
+        // payload within the packet (see `Packet`). The batch holds its frame for `'a`; after it
+        // was sent, the device reads it, and no code writes to it. Header slices, the only mutable
+        // ones, borrow `self` mutably.
         unsafe {
             slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize + payload_len)
         }
@@ -204,7 +205,7 @@ impl<'a> Sender<'a> {
         self.tx_queue.has_csum_offload
     }
 
-    /// Whether packet `i` was put into the send ring.
+    /// True if packet `i` was put into the TX ring.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -213,8 +214,8 @@ impl<'a> Sender<'a> {
         self.tx_queue.is_sent(&self.payloads.packets[i])
     }
 
-    /// Whether packet `i` came in several frames. It then lies in none, and cannot be sent from
-    /// where it is: a reply needs a frame of its own.
+    /// True if packet `i` was received in several frames. It is then in none, and cannot be sent
+    /// in place: a reply needs a frame of its own.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -223,9 +224,9 @@ impl<'a> Sender<'a> {
         self.payloads.packets[i].frame == NO_FRAME
     }
 
-    /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, and
-    /// nothing is queued, if it was sent before, if it would be empty, if it came in several
-    /// frames, or if there is no room to send.
+    /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, with
+    /// nothing queued, if it was sent before, would be empty, was received in several frames, or
+    /// if there is no room to send.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -239,11 +240,11 @@ impl<'a> Sender<'a> {
         self.tx_queue.send_in_place(packet, packet.payload_offset + payload_len as u32, None)
     }
 
-    /// As [`send_in_place`](Self::send_in_place), for a packet whose checksum the device finishes,
-    /// or the kernel in its place: that of all bytes from byte `csum_start` of the packet on,
-    /// written `csum_offset` bytes behind that one. The sum of the pseudo header has to be there
-    /// already. Also false where that is not offered
-    /// ([`Queue::has_csum_offload`](super::Queue::has_csum_offload)) or does not lie in the packet.
+    /// As [`send_in_place`](Self::send_in_place), for a packet whose checksum the device, or the
+    /// kernel in its place, completes. It covers all bytes from byte `csum_start` of the packet
+    /// on, and is written `csum_offset` bytes behind that one, where the sum of the pseudo header
+    /// has to be. Also false if that is not supported
+    /// ([`Queue::has_csum_offload`](super::Queue::has_csum_offload)) or not within the packet.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -267,45 +268,46 @@ impl<'a> Sender<'a> {
         )
     }
 
-    /// Takes a free frame; none if all that may be sent from are on their way out.
+    /// Allocates a free frame; none if all frames for sending are in use.
     #[inline]
     pub fn alloc(&mut self) -> Option<TxFrame> {
         let frame = self.tx_queue.alloc()?;
         Some(TxFrame { frame })
     }
 
-    /// All the room of a frame that was taken: the frame without a few bytes at its beginning where
-    /// the kernel is told of checksums.
+    /// The usable bytes of an allocated frame: all, except a few at its beginning if there is TX
+    /// metadata.
     ///
     /// # Panics
-    /// If the frame was taken from another queue, or by another member (where that shows).
+    /// If the frame was allocated from another queue, or by another member (where that is
+    /// detectable).
     #[inline]
     pub fn frame_mut(&mut self, fresh: &mut TxFrame) -> &mut [u8] {
         assert!(self.tx_queue.is_allocated(fresh.frame), "a frame of another queue");
         let (addr, len) = self.tx_queue.tx_area(fresh.frame);
-        // SAFETY: a taken frame lies in the memory of all frames, in no ring and no batch, and this
-        // member alone has it (just checked); the slice borrows `self` mutably, so that there is no
-        // second one of the same frame.
+        // SAFETY: an allocated frame is within the memory of all frames, in no ring and no batch,
+        // and belongs to this member alone (just checked). The slice borrows `self` mutably, so
+        // there is no second one of the same frame.
         unsafe {
             let start = self.tx_queue.allocator.frames.base().add(addr as usize);
             slice::from_raw_parts_mut(start, len)
         }
     }
 
-    /// Queues the first `len` bytes of a frame that was taken.
+    /// Queues the first `len` bytes of an allocated frame.
     ///
     /// # Errors
-    /// The frame, if the send ring is full or `len` is zero or more than the frame has room for.
+    /// The frame, if the TX ring is full or `len` is zero or more than the frame has room for.
     #[inline]
     pub fn send_frame(&mut self, fresh: TxFrame, len: usize) -> Result<(), TxFrame> {
         if self.tx_queue.send_allocated(fresh.frame, len, None) { Ok(()) } else { Err(fresh) }
     }
 
-    /// As [`send_frame`](Self::send_frame), with a checksum that is not finished: see
+    /// As [`send_frame`](Self::send_frame), with an unfinished checksum: see
     /// [`send_in_place_partial`](Self::send_in_place_partial).
     ///
     /// # Errors
-    /// The frame, in the same cases, and where no checksums are offered or this one does not lie in
+    /// The frame, in the same cases, and if checksums are not supported or this one is not within
     /// the packet.
     #[inline]
     pub fn send_frame_partial(
@@ -319,28 +321,28 @@ impl<'a> Sender<'a> {
         if self.tx_queue.send_allocated(fresh.frame, len, checksum) { Ok(()) } else { Err(fresh) }
     }
 
-    /// Gives a frame back that was taken and is not to be sent.
+    /// Frees an allocated frame that is not to be sent.
     #[expect(clippy::needless_pass_by_value, reason = "whoever gives a frame back has it no longer")]
     pub fn free(&mut self, fresh: TxFrame) {
         self.tx_queue.free(fresh.frame);
     }
 
-    /// Takes back all that was queued since the last flush: it is not sent.
+    /// Removes all that was queued since the last flush: it is not sent.
     pub fn abandon(&mut self) {
         self.tx_queue.abandon();
     }
 
-    /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet.
-    /// They stay in the ring, in order, and go with a later flush, if the device does not get to
-    /// them by itself, as it does without copying.
+    /// Submits the queued packets to the kernel, and returns how many descriptors it has not taken
+    /// yet. They stay in the ring, in order, for a later flush; with zero copy the device takes
+    /// them by itself.
     ///
-    /// With copying the sending happens in this call, until all is sent or the kernel does not get
-    /// on: device busy or down, its buffer or the completion ring full. Some kernels drop what a
-    /// device that is down shall send, and say no more than that it was busy; they may count it as
-    /// not taken until the ring is empty.
+    /// In copy mode the packets are sent in this call, until all are sent or the kernel makes no
+    /// progress: the device is busy or down, or its buffer or the completion ring is full. If the
+    /// device is down, some kernels drop packets and report only that it was busy. They may count
+    /// such a packet as not taken until the ring is empty.
     ///
     /// # Errors
-    /// What `sendto(2)` reports beyond these states: `ENXIO` when the device is gone.
+    /// Those of `sendto(2)` beyond these states: `ENXIO` if the device is gone.
     #[inline]
     pub fn flush(&mut self) -> io::Result<usize> {
         self.tx_queue.flush(self.wakeup)

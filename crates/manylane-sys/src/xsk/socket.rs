@@ -13,24 +13,24 @@ use super::tx_metadata::METADATA_LEN;
 use super::wakeup::{KickOutcome, RingWakeup};
 use super::{Mode, QueueOptions, Statistics};
 
-/// The rings that a device queue has once.
+/// The rings of a device queue.
 pub(super) struct UmemRings {
     pub(super) fill: Producer<u64>,
     pub(super) completion: Consumer<u64>,
 }
 
-/// The rings that each member has.
+/// The rings of a member.
 pub(super) struct MemberRings {
     pub(super) rx: Consumer<xdp_desc>,
     pub(super) tx: Producer<xdp_desc>,
 }
 use crate::{busy_poll, check, sock};
 
-/// Of asm-generic/socket.h; the libc crate does not have all of them. Of linux/if_xdp.h (Linux
-/// 6.17): packets that one call sends at most when it copies, 32 by default.
+/// Missing in the libc crate. Defined in linux/if_xdp.h (Linux 6.17): maximum number of packets
+/// that one call sends in copy mode, 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
-/// All rings of a socket that is bound.
+/// All rings of a bound socket.
 pub(super) struct AllRings {
     pub(super) fill: RingMemory<u64>,
     pub(super) completion: RingMemory<u64>,
@@ -49,18 +49,18 @@ impl Socket {
     pub(super) fn open() -> io::Result<Self> {
         // SAFETY: socket(2) takes plain integers.
         let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new, and this value is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, zero_copy: false, busy_polling: Cell::new(false) })
     }
 
-    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages. Bytes
-    /// that whatever is sent needs before it, for what the kernel is told of it: zero if it can be
-    /// told nothing.
+    /// Registers `len` bytes at `start` as the frames of this socket; the kernel pins their pages.
+    /// Returns the bytes needed before a packet to be sent for its TX metadata: zero if the kernel
+    /// supports none.
     ///
     /// # Safety
-    /// The memory is page aligned, initialised, and stays mapped until the socket is closed. What
-    /// is in it is read and written only as the rings allow.
+    /// The memory is page aligned, initialised, and stays mapped until the socket is closed. Its
+    /// content is read and written only as the rings allow.
     pub(super) unsafe fn register(&self, start: *mut u8, len: u64, frame_size: u32) -> io::Result<usize> {
         let region = libc::xdp_umem_reg {
             addr: start as u64,
@@ -70,8 +70,8 @@ impl Socket {
             flags: 0,
             tx_metadata_len: 0,
         };
-        // Since Linux 6.11, and the flag is invalid before. Linux 6.8 to 6.10 took the length
-        // without a flag; so did all before, and ignored it, so that one cannot tell.
+        // Since Linux 6.11; before, the flag is invalid. Linux 6.8 to 6.10 accepted the length
+        // without a flag; earlier kernels did too, but ignored it, so they cannot be told apart.
         let telling = libc::xdp_umem_reg {
             flags: libc::XDP_UMEM_TX_METADATA_LEN,
             tx_metadata_len: METADATA_LEN as u32,
@@ -85,9 +85,8 @@ impl Socket {
         }
     }
 
-    /// Makes the two rings that a device queue has once and maps them. A socket that has them needs
-    /// a receive or a send ring, too, to be bound; this one gets the smallest, which nobody leads
-    /// anything to.
+    /// Makes and maps the two rings of a device queue. To be bound, a socket with these needs an
+    /// RX or a TX ring, too; this one gets the smallest, to which nothing is redirected.
     pub(super) fn umem_rings(&self, options: &QueueOptions) -> io::Result<(UmemRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
@@ -99,8 +98,7 @@ impl Socket {
             Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and
         // entries of the size of the type: both rings carry addresses. `FrameAllocator` keeps the
-        // maps as long as the rings, and each ring gets the one producer or consumer that is ours
-        // to be.
+        // maps as long as the rings, and each ring gets the one producer or consumer on our side.
         let rings = unsafe {
             UmemRings {
                 fill: Producer::new(fill.ring_memory(&offsets.fr, flags, ring)),
@@ -110,14 +108,14 @@ impl Socket {
         Ok((rings, Maps([fill, completion])))
     }
 
-    /// A socket that somebody else has opened and bound, of a queue that is leased.
+    /// A socket of a leased queue, opened and bound by another process.
     pub(super) fn from_fd(fd: OwnedFd) -> Self {
         Self { fd, zero_copy: false, busy_polling: Cell::new(false) }
     }
 
-    /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of
-    /// the queue has them, Linux 5.10). The memory is theirs as long as the maps are, and who makes
-    /// a producer or consumer of it is the only one of all processes.
+    /// Maps all rings of a bound socket, including those of its queue (any socket of the queue has
+    /// them, Linux 5.10). The memory is valid as long as the maps. The caller has to ensure that,
+    /// over all processes, there is only one producer or consumer of each.
     pub(super) fn all_rings(
         &self,
         shared: u32,
@@ -131,8 +129,8 @@ impl Socket {
         let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
         let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and
-        // entries of the size of the type. The rest is the caller's, who keeps the maps as long as
-        // the memory is used.
+        // entries of the size of the type. The caller keeps the maps as long as the memory is
+        // used, and ensures the rest of the contract.
         let rings = unsafe {
             AllRings {
                 fill: fill.ring_memory(&offsets.fr, flags, shared),
@@ -144,7 +142,7 @@ impl Socket {
         Ok((rings, [Maps([fill, completion]), Maps([rx, tx])]))
     }
 
-    /// Makes the two rings that each member has and maps them.
+    /// Makes and maps the two rings of a member.
     pub(super) fn member_rings(&self, options: &QueueOptions) -> io::Result<(MemberRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
@@ -152,8 +150,8 @@ impl Socket {
         let (offsets, flags) = self.offsets()?;
         let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
         let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
-        // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as the
-        // rings.
+        // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as
+        // the rings.
         let rings = unsafe {
             MemberRings {
                 rx: Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
@@ -163,12 +161,13 @@ impl Socket {
         Ok((rings, Maps([rx, tx])))
     }
 
-    /// Where the parts of the rings are in their mappings, and whether there are flags (Linux 5.4).
+    /// Offsets of the parts of the rings in their mappings, and whether there are flags (Linux
+    /// 5.4).
     fn offsets(&self) -> io::Result<(xdp_mmap_offsets, bool)> {
         let words: [u64; 16] = [0; 16];
         let (words, len) = get(self.fd.as_fd(), libc::XDP_MMAP_OFFSETS, words)?;
         let flags = len >= size_of::<xdp_mmap_offsets>();
-        // Four rings of four words; without flags, of three.
+        // Four rings of four words, or three words without flags.
         let each = if flags { 4 } else { 3 };
         let at = |ring: usize| xdp_ring_offset {
             producer: words[ring * each],
@@ -179,27 +178,28 @@ impl Socket {
         Ok((xdp_mmap_offsets { rx: at(0), tx: at(1), fr: at(2), cr: at(3) }, flags))
     }
 
-    /// Binds to the queue that another socket is bound to, whose mode and flags go for this one,
-    /// too. The kernel refuses any flag beside, and fill and completion rings of our own
+    /// Binds to the queue that another socket is bound to, whose mode and flags apply to this one,
+    /// too. The kernel refuses any other flag, and a fill and completion ring of its own
     /// (`xsk_bind` in net/xdp/xsk.c).
     pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
         bind_with_flags(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
-        // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
+        // Before Linux 5.3 the query is not supported; a wrong "no" only means more calls than
+        // needed.
         self.zero_copy = self.query_zero_copy();
         Ok(())
     }
 
-    /// Whether the kernel says that it does not copy.
+    /// True if the kernel reports zero copy.
     pub(super) fn query_zero_copy(&self) -> bool {
         get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
             .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
-    /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is
-    /// needed.
+    /// Lets one call send all that the ring has room for, if the kernel supports it. Neither
+    /// setting is required.
     pub(super) fn raise_tx_limits(&self, options: &QueueOptions) {
         let _ = self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
-        // Copies on their way out are charged to the socket, twice their size.
+        // Copies being sent are charged to the socket, at twice their size.
         let bytes = (options.tx_ring as usize).saturating_mul(2 * options.frame_size as usize);
         let _ = sock::set_buffer(self.fd.as_fd(), sock::Buffer::Send, bytes);
     }
@@ -219,9 +219,9 @@ impl Socket {
     }
 }
 
-/// Binds a socket that has all it takes to a queue of a device that nobody has; whether packets
-/// come in several frames if they are long. Who joins it later gets them, too: the kernel keeps
-/// that with the frames.
+/// Binds a socket that has its rings to a queue of a device without an owner. Returns whether long
+/// packets arrive in several frames. That applies to sockets that join later, too: the kernel
+/// stores it with the frames.
 pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<bool> {
     let mode = match options.mode {
         Mode::Auto => 0,
@@ -233,8 +233,8 @@ pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<boo
     };
     if options.multi_buffer {
         let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
-        // Before Linux 6.6 the flag is invalid; the other is for a driver that copies nothing, and
-        // knows only packets of one frame.
+        // `EINVAL`: the flag is unknown before Linux 6.6. `EOPNOTSUPP`: the driver supports zero
+        // copy only for packets of one frame.
         if !refused(&bound, &[libc::EINVAL, libc::EOPNOTSUPP]) {
             return bound.map(|()| true);
         }
@@ -262,15 +262,15 @@ fn bind_with_flags(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, share
     Ok(())
 }
 
-/// What the kernel counts of the AF_XDP socket behind a descriptor, for whoever has it and not the
+/// The kernel's counters of the AF_XDP socket behind a descriptor, for code that does not have the
 /// [`Queue`].
 ///
 /// [`Queue`]: super::Queue
 ///
 /// # Errors
-/// What `getsockopt(2)` reports.
+/// Those of `getsockopt(2)`.
 pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
-    // Before Linux 5.9 only the first three.
+    // Before Linux 5.9 only the first three exist.
     let (words, _) = get(fd, libc::XDP_STATISTICS, [0_u64; 6])?;
     let [
         rx_dropped,
@@ -290,18 +290,18 @@ pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
     })
 }
 
-/// An option of AF_XDP: `value` as far as the kernel has overwritten it, and how many bytes it has.
+/// An option of AF_XDP: `value` as far as the kernel has overwritten it, and the number of bytes.
 fn get<T: Pod>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and
-    // for which any bytes are a value (`Pod`).
+    // for which any bytes are valid (`Pod`).
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len)
     })?;
     Ok((value, len as usize))
 }
 
-/// Types for which any bytes are a value.
+/// Types for which any bytes are valid.
 trait Pod: Copy {}
 impl Pod for u32 {}
 impl Pod for [u64; 6] {}
@@ -331,8 +331,8 @@ impl RingWakeup for Socket {
     }
 
     fn send(&self) -> io::Result<KickOutcome> {
-        // Past the C library: in the preload library its function says that the program has no such
-        // descriptor.
+        // Bypasses the C library: the preload library overrides its function, which reports that
+        // the program has no such descriptor.
         // SAFETY: no data and no address: sendto(2) reads no memory of ours.
         let ret = unsafe {
             let nothing = ptr::null::<u8>();
@@ -343,7 +343,7 @@ impl RingWakeup for Socket {
         }
         let err = io::Error::last_os_error();
         match err.raw_os_error() {
-            // Out of budget, of socket buffer, of memory, of room in the completion ring or the
+            // Out of budget, of socket buffer, of memory, or of room in the completion ring or the
             // device.
             Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(KickOutcome::Accepted),
             Some(libc::EBUSY) => Ok(KickOutcome::Dropped),
@@ -353,9 +353,8 @@ impl RingWakeup for Socket {
     }
 
     fn receive(&self) {
-        // Errors are states here: a device that is down or gone has nothing for us.
-        // SAFETY: no room for data and none for an address: recvfrom(2) writes to no memory of
-        // ours.
+        // Errors are states here: a device that is down or gone has no packets.
+        // SAFETY: no buffer and no address: recvfrom(2) writes to no memory of ours.
         let ret = unsafe {
             libc::recvfrom(
                 self.fd.as_raw_fd(),
@@ -384,10 +383,10 @@ struct Map {
     len: usize,
 }
 
-// SAFETY: what is mapped is reached through the one producer or consumer made of it, which may
+// SAFETY: the mapped memory is accessed through the one producer or consumer made of it, which may
 // cross threads.
 unsafe impl Send for Map {}
-// SAFETY: a shared map has nothing that could be called.
+// SAFETY: a shared map has no methods.
 unsafe impl Sync for Map {}
 
 const DESC_SIZE: usize = size_of::<xdp_desc>();
@@ -418,8 +417,8 @@ impl Map {
 
     /// # Safety
     /// `at` and `entries` are those the map was made with, and `T` has the size it was made with
-    /// and any bytes as values. Not more than one producer or consumer is made of the result, and
-    /// it is gone before the map is.
+    /// and any bytes as values. At most one producer or consumer is made of the result, and it is
+    /// dropped before the map.
     unsafe fn ring_memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
         let word = |offset: u64| {
             let offset = offset as usize;
@@ -430,9 +429,9 @@ impl Map {
             unsafe { self.base.add(offset).cast::<AtomicU32>() }
         };
         assert!(at.desc.is_multiple_of(align_of::<T>() as u64));
-        // SAFETY: the words are inside the mapping and aligned (checked above), so are the slots,
-        // for which `new` made it long enough; the memory is the kernel's and zeroed, so
-        // initialised; the other side is the kernel. The rest is the caller's.
+        // SAFETY: the words are inside the mapping and aligned (checked above), and so are the
+        // slots, for which `new` made it long enough. The memory is the kernel's and zeroed, so
+        // initialised; the other side is the kernel. The caller ensures the rest.
         unsafe {
             let slots = self.base.add(at.desc as usize).cast::<Slot<T>>();
             RingMemory::new(
@@ -448,8 +447,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; the ring that used it is gone
-        // (contract of `ring_memory`).
+        // SAFETY: base and length are those of the mmap in `new`; the ring that used it was
+        // dropped (contract of `ring_memory`).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
