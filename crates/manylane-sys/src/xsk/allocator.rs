@@ -1,21 +1,21 @@
-//! What the members of a queue share: the fill and the completion ring, the free frames, and who
-//! may send how many.
+//! State shared by the members of a queue: the fill and the completion ring, the free frames, and
+//! the limits for sending.
 //!
-//! A device queue has one fill and one completion ring, whoever receives from it and sends to it.
-//! Each member takes the lock once a batch, when it receives: what the batch held goes back, what
-//! was sent comes back (whoever sent it), the kernel gets frames to receive into, and the
-//! descriptors of the member's own receive ring are checked and held. On demand, once for many
-//! frames, it takes the lock when it has run out of what it may send. Nobody makes a system call or
-//! takes another lock with this one held, so it cannot be part of a deadlock, and it is held for as
-//! long as a batch takes to be counted.
+//! A device queue has one fill and one completion ring for all its members. Each member takes the
+//! lock once a batch, when it receives. It then returns the frames of the batch, reclaims sent
+//! frames (of any member), gives the kernel frames to receive into, and checks and holds the
+//! descriptors of its own RX ring. It also takes the lock, once for many frames, when it has run
+//! out of credits or frames for sending. No system call is made and no other lock is taken with
+//! this one held. So it cannot be part of a deadlock, and is held for as long as counting a batch
+//! takes.
 //!
-//! # Who may send
+//! # Credits
 //!
-//! A frame on its way out is one less to receive into. So `frames - receiving` may be out at a
-//! time, in all, and a member's part of that is the same as everybody else's. A member has it
-//! granted in portions, called credits: one for each frame that is in its supply, taken, or on its
-//! way out, and those that it has not used yet. When the kernel has sent a frame, the place of the
-//! frame says which member's account the credit goes back to.
+//! Each frame being sent is one less to receive into. So at most `frames - receiving` may be in
+//! use for sending, in total, with an equal share for each member. A member is granted its share
+//! in credits: one for each frame that is in its cache, allocated, or being sent, and unused ones.
+//! When the kernel has sent a frame, the state of the frame tells to which member the credit
+//! returns.
 
 mod batch_ops;
 
@@ -29,30 +29,30 @@ use super::frames::{FrameState, Frames, MEMBERS_MAX, MemberId, Packet, StateWord
 use super::ring::{Consumer, Producer};
 use super::socket::{Maps, UmemRings};
 
-/// A value on cache lines of its own: what lies beside it is read all the time by threads that do
-/// not take the lock.
+/// A value on cache lines of its own: its neighbours are read all the time by threads that do not
+/// take the lock.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// The socket that a queue was opened with, and what it is bound to.
+/// The socket that a queue was opened with, and its device queue.
 pub(super) struct UmemSocket {
     pub(super) socket: OwnedFd,
     pub(super) ifindex: u32,
     pub(super) queue: u32,
 }
 
-/// What all members of a queue share.
+/// State shared by all members of a queue.
 pub(super) struct FrameAllocator {
-    // Dropped from the top: the rings before their maps, and these before the socket and the
-    // frames. (The kernel has the pages of the frames pinned, so that the rest of the order is for
+    // Dropped in this order: the rings before their maps, and these before the socket and the
+    // frames. (The kernel has the pages of the frames pinned, so the remaining order is only for
     // tidiness.)
     inner: CachePadded<Mutex<Inner>>,
     _maps: Option<Maps>,
-    /// By what the frames and both rings were made. A mapping keeps its socket open, whoever closes
-    /// the descriptor: were these the first member's, its socket would stay while others have the
-    /// queue. None in tests.
+    /// Owns the frames and both rings. A mapping keeps its socket open even after its descriptor
+    /// is closed: if these belonged to the first member, its socket would stay open while others
+    /// use the queue. None in tests.
     pub(super) umem_socket: Option<UmemSocket>,
-    /// Whether packets come in several frames if they are long.
+    /// Long packets arrive in several frames.
     pub(super) multi_buffer: bool,
     pub(super) frames: Frames,
 }
@@ -63,47 +63,47 @@ struct Inner {
     free: Vec<u32>,
     /// Frames that the kernel has to receive into.
     filling: u32,
-    /// So many it should have.
+    /// The number that it should have.
     fill_target: u32,
-    /// What the kernel said and cannot be.
+    /// Invalid entries from the kernel.
     invalid: u64,
     slots: Vec<MemberSlot>,
-    /// Credits of all accounts.
+    /// Credits granted to all members.
     granted: u32,
-    /// Accounts that are open.
+    /// Open members.
     members: u32,
-    /// Credits that all of them together may have, and that one may: kept, since to find out takes
-    /// a division.
+    /// Maximum credits of all members, and of one; cached, because computing them takes a
+    /// division.
     quota: (u32, u32),
 }
 
-/// What is granted to one member.
+/// Credits of one member.
 #[derive(Clone, Copy, Default)]
 struct MemberSlot {
-    /// A closed account may have frames on their way out.
+    /// A closed member may have frames that are still being sent.
     is_open: bool,
     granted: u32,
-    /// Entries of the member's receive ring.
+    /// Entries of the member's RX ring.
     ring: u32,
 }
 
-/// What a member has at hand for sending, without the lock. All of it is granted.
+/// Credits and frames that a member can send with, without the lock. All of them are granted.
 #[derive(Default)]
 pub(super) struct FrameCache {
-    /// Credits for frames that are there already: those of the batch.
+    /// Credits for frames that exist already: those of the batch.
     pub(super) credits: u32,
-    /// Frames to be taken, in their place of that name.
+    /// Cached frames.
     pub(super) frames: Vec<u32>,
-    /// Frames taken since the batch began: as many are there when the next one begins.
+    /// Frames allocated since the batch began; the next batch starts with that number cached.
     pub(super) allocated: u32,
-    /// The pool had nothing. It is not asked again before the next batch or flush: not per
-    /// datagram.
+    /// The allocator had none left. It is not asked again before the next batch or flush, to avoid
+    /// a request per datagram.
     pub(super) is_exhausted: bool,
 }
 
 impl FrameAllocator {
-    /// A pool without members, which has given the kernel frames to receive into for a member with
-    /// a receive ring of so many entries. `kernel` is the socket of the rings and what they lie in.
+    /// An allocator without members, which has given the kernel frames for a member whose RX ring
+    /// has this many entries. `kernel` is the socket of the rings, and their maps.
     pub(super) fn new(
         rings: UmemRings,
         kernel: Option<(Maps, UmemSocket)>,
@@ -114,7 +114,7 @@ impl FrameAllocator {
         let inner = Inner {
             fill,
             completion,
-            // The frame given back last is taken first: it is still in the cache.
+            // The frame freed last is reused first, because it is still in the cache.
             free: (0..frames.count()).rev().collect(),
             filling: 0,
             fill_target: ring.min(frames.count() / 2),
@@ -136,11 +136,10 @@ impl FrameAllocator {
         pool
     }
 
-    /// All that may be done with the lock held.
+    /// Takes the lock for all operations that need it.
     #[inline]
     pub(super) fn lock(&self) -> AllocatorGuard<'_> {
-        // Whoever panicked with the lock held did so between two steps; each leaves everything in
-        // order.
+        // A panic with the lock held happened between two steps, each of which leaves valid state.
         let inner = self.inner.0.lock().unwrap_or_else(PoisonError::into_inner);
         AllocatorGuard { frames: &self.frames, inner }
     }
@@ -151,18 +150,18 @@ impl FrameAllocator {
     }
 }
 
-/// The pool while one member has its lock.
+/// The allocator with its lock held.
 pub(super) struct AllocatorGuard<'a> {
     frames: &'a Frames,
     inner: MutexGuard<'a, Inner>,
 }
 
 impl AllocatorGuard<'_> {
-    /// Opens an account for a member whose receive ring has so many entries, and gives the kernel
-    /// frames for it. None if there are no more numbers.
+    /// Adds a member whose RX ring has this many entries, and gives the kernel frames for it. None
+    /// if there is no free number.
     pub(super) fn join(&mut self, ring: u32) -> Option<MemberId> {
         let accounts = &mut self.inner.slots;
-        // A number whose frames are still on their way would get the credits of two.
+        // Not a number with frames that are still being sent: its credits would be mixed up.
         let vacant = accounts.iter().position(|account| !account.is_open && account.granted == 0);
         let at = match vacant {
             Some(at) => at,
@@ -178,9 +177,9 @@ impl AllocatorGuard<'_> {
         Some(at as MemberId)
     }
 
-    /// Shares out the frames anew between receiving and sending. What is unread in receive rings is
-    /// no more to receive into; with as many frames as all rings have entries, a member that does
-    /// not read takes none from the others.
+    /// Recomputes the shares of receiving and sending. Unread frames in RX rings are not available
+    /// for receiving. With as many frames as all rings have entries, a member that does not read
+    /// takes none from the others.
     fn rebalance(&mut self) {
         let open = self.inner.slots.iter().filter(|account| account.is_open);
         let (members, rings) = open
@@ -188,13 +187,14 @@ impl AllocatorGuard<'_> {
         self.inner.members = members;
         self.inner.fill_target = rings.min(self.frames.count() / 2);
         let outgoing = self.frames.count() - self.inner.fill_target;
-        // With more members than frames each may still send: one after the other.
+        // With more members than frames each may still send, one at a time.
         self.inner.quota = (outgoing, (outgoing / members.max(1)).max(1));
     }
 
-    /// Closes the account of a member. What it had is free, but for what the kernel is still
-    /// sending. What the kernel has not taken from its send ring is free, too, if it takes nothing
-    /// without being asked (`asked`), which nobody does any more; otherwise it may take it yet.
+    /// Removes a member. Its frames are free, except those that the kernel is still sending.
+    /// Frames in its TX ring that the kernel has not taken are free, too, if the kernel takes none
+    /// without being notified (`asked`), because no notification follows. Otherwise it may still
+    /// take them.
     pub(super) fn leave(
         &mut self,
         me: MemberId,
@@ -209,8 +209,8 @@ impl AllocatorGuard<'_> {
         for frame in frames.in_state(FrameState::HeldSending, Some(me)) {
             frames.set_state(frame, StateWord::new(FrameState::Sending, me));
         }
-        // First what was sent: the kernel may have dropped a packet, which completes it, and not
-        // moved on in the ring.
+        // Reclaim first: the kernel may have dropped a packet, which completes it, without
+        // advancing in the ring.
         self.reap();
         for desc in tx.unconsumed(asked) {
             let frame = self.frames.frame_of(desc.addr);
@@ -243,7 +243,7 @@ impl AllocatorGuard<'_> {
         self.inner.free.push(frame);
     }
 
-    /// Gives the kernel what it lacks to receive into, as far as the fill ring has room.
+    /// Gives the kernel the frames that it lacks, as far as the fill ring has room.
     #[inline]
     pub(super) fn refill(&mut self) {
         while self.inner.filling < self.inner.fill_target {
@@ -258,15 +258,15 @@ impl AllocatorGuard<'_> {
         self.inner.fill.publish();
     }
 
-    /// Whether the kernel wants to be told that the fill ring has entries; none where it cannot say
-    /// so.
+    /// True if the kernel wants to be notified that the fill ring has entries; none if it has no
+    /// such flag.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> Option<bool> {
         self.inner.fill.needs_wakeup()
     }
 
-    /// The frame that the kernel says it has received into: from filling to nowhere, where the
-    /// caller takes it from. None, and counted, if that cannot be.
+    /// Accepts a frame that the kernel says it has received into; the caller sets its new state.
+    /// None, and counted, if it is invalid.
     #[inline]
     fn accept_desc(&mut self, desc: &xdp_desc) -> Option<u32> {
         let frame =
@@ -279,8 +279,8 @@ impl AllocatorGuard<'_> {
         frame
     }
 
-    /// Filling to held: what the kernel says it has received, in one frame. None, and counted, if
-    /// that cannot be; the frame goes back to the free list if it was the kernel's.
+    /// Filling to held, for one received packet in one frame. None, and counted, if it is invalid;
+    /// the frame is freed if it was the kernel's.
     #[inline]
     pub(super) fn hold(&mut self, me: MemberId, desc: &xdp_desc) -> Option<Packet> {
         let frame = self.accept_desc(desc)?;
@@ -293,20 +293,20 @@ impl AllocatorGuard<'_> {
         Some(packet)
     }
 
-    /// Filling to free, for what is part of nothing that can be used.
+    /// Filling to free, for a part of a packet that cannot be used.
     pub(super) fn discard(&mut self, desc: &xdp_desc) {
         if let Some(frame) = self.accept_desc(desc) {
             self.release(frame);
         }
     }
 
-    /// Counts something that the kernel said and that cannot be.
+    /// Counts an invalid entry from the kernel.
     pub(super) fn count_invalid(&mut self) {
         self.inner.invalid += 1;
     }
 
-    /// Held to free (to filling at once, if the kernel lacks some), or to sending if it is still on
-    /// its way out.
+    /// Held to free (to filling at once, if the kernel lacks frames), or to sending if it is still
+    /// being sent.
     #[inline]
     pub(super) fn release_held(&mut self, me: MemberId, frame: u32) {
         match self.frames.state(frame).state() {
@@ -319,7 +319,7 @@ impl AllocatorGuard<'_> {
                     self.release(frame);
                 }
             }
-            // Granted since it was put into the ring.
+            // Its credit was used when it was put into the ring.
             FrameState::HeldSending => self.frames.set_state(frame, StateWord::new(FrameState::Sending, me)),
             FrameState::Free
             | FrameState::Filling
@@ -342,9 +342,8 @@ impl AllocatorGuard<'_> {
         granted
     }
 
-    /// Whether nothing is to be done for a member: the kernel has all frames that it should have to
-    /// receive into, and what is granted to the member is in its purse, so that nothing of its
-    /// comes back.
+    /// True if there is nothing to do for a member: the kernel has all frames that it should have,
+    /// and all the member's credits are in its cache, so none will return.
     #[inline]
     pub(super) fn is_idle(&self, me: MemberId, cache: &FrameCache) -> bool {
         let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
@@ -361,8 +360,8 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Gets what the batch that begins will need, if it is like the one before: a batch of up to so
-    /// many packets.
+    /// Provides what the batch that begins will need, assuming that it is like the previous one: a
+    /// batch of up to `batch` packets.
     #[inline]
     pub(super) fn refill_cache(&mut self, me: MemberId, cache: &mut FrameCache, batch: usize) {
         let frames = cache.allocated.min(cache.frames.capacity() as u32);
@@ -370,8 +369,8 @@ impl AllocatorGuard<'_> {
         (cache.allocated, cache.is_exhausted) = (0, false);
     }
 
-    /// Fills a purse up to so many credits and frames. A purse that has more keeps it, unless the
-    /// part of each member has become smaller: then it gives up what it has too much.
+    /// Fills a cache up to this many credits and frames. A cache with more keeps them, unless the
+    /// share of each member has shrunk: then it returns the excess.
     #[inline]
     pub(super) fn fill_cache(&mut self, me: MemberId, cache: &mut FrameCache, credits: u32, frames: u32) {
         if cache.credits < credits {
@@ -393,7 +392,7 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Gives up so much of what is in a purse, as far as it has that.
+    /// Returns `count` credits or frames of a cache, as far as it has them.
     fn trim_cache(&mut self, me: MemberId, cache: &mut FrameCache, count: u32) {
         let credits = count.min(cache.credits);
         cache.credits -= credits;
@@ -402,7 +401,7 @@ impl AllocatorGuard<'_> {
         self.return_credits(me, credits + frames);
     }
 
-    /// Makes credits of frames: the newest `count` of the supply are free again.
+    /// Frees the newest `count` cached frames; the caller keeps their credits.
     fn release_cached(&mut self, cache: &mut FrameCache, count: u32) {
         for _ in 0..count {
             if let Some(frame) = cache.frames.pop() {
@@ -411,14 +410,14 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Makes credits of half of the supply.
+    /// Converts half of the cached frames to credits.
     pub(super) fn shrink_cache(&mut self, cache: &mut FrameCache) {
         let count = cache.frames.len().div_ceil(2) as u32;
         self.release_cached(cache, count);
         cache.credits += count;
     }
 
-    /// Makes one credit at least of what is in the supply, if that is the only way to one.
+    /// Converts all cached frames to credits, if there is no other way to get one.
     pub(super) fn convert_to_credits(&mut self, cache: &mut FrameCache) {
         if cache.credits == 0 {
             cache.credits = cache.frames.len() as u32;
@@ -429,8 +428,7 @@ impl AllocatorGuard<'_> {
 
 #[cfg(test)]
 impl AllocatorGuard<'_> {
-    /// Whether all counts are right, by the places of the frames and by what each member has
-    /// unused.
+    /// Checks all counts against the states of the frames and the unused credits of each member.
     pub(super) fn audit(&self, caches: &[(MemberId, &FrameCache)]) {
         let mut free = self.inner.free.clone();
         free.sort_unstable();
@@ -466,8 +464,8 @@ impl AllocatorGuard<'_> {
         }
         let granted = self.inner.slots.iter().map(|account| account.granted).sum::<u32>();
         assert_eq!(self.inner.granted, granted);
-        // What one that has left is still sending was granted when there were others to share with,
-        // or none.
+        // Credits of a removed member that is still sending were granted when there were other
+        // members, or none.
         let of_members = self.inner.slots.iter().filter(|account| account.is_open);
         let of_members = of_members.map(|account| account.granted).sum::<u32>();
         assert!(of_members + self.inner.fill_target <= self.frames.count() || self.inner.members != 1);

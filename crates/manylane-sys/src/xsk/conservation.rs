@@ -1,6 +1,6 @@
-//! Frames are conserved: whatever order packets arrive, are held, answered, dropped, sent and
-//! completed in, and members join and leave, every frame is in one place, payloads stay as they
-//! came while they may be borrowed, and what leaves is what was written.
+//! Frames are conserved. For any order in which packets arrive, are held, answered, dropped, sent
+//! and completed, and in which members join and leave: every frame is in one state, payloads do
+//! not change while they may be borrowed, and packets are sent as they were written.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,31 +13,31 @@ use super::member::QueueMember;
 use super::mock::{self, HEADROOM, Mock};
 use super::send::{Sender, TxFrame};
 
-/// Bytes of the longest packet that fits a frame; under Miri, which takes its time, fewer.
+/// Size of the longest packet that fits a frame; smaller under Miri, which is slow.
 const FRAME_PACKET_MAX: usize = if cfg!(miri) { 64 } else { 2048 - HEADROOM as usize };
-/// Bytes of a piece of one that comes in several frames.
+/// Size of a fragment.
 const FRAG_LEN: usize = FRAME_PACKET_MAX / 2;
 
-/// What happens during a batch, in any order. Indices are taken modulo what there is.
+/// An action during a batch. Indices are taken modulo the number of items.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A packet arrives for any member while the batch is being worked on; in pieces if it is long.
+    /// A packet arrives for any member during the batch; in fragments if it is long.
     Arrive {
         member: usize,
         len: usize,
     },
-    /// A packet arrives that the kernel describes wrongly.
+    /// A packet arrives with a wrong descriptor.
     ArriveInvalid {
         member: usize,
         too_long: bool,
     },
-    /// The kernel says that it has received into, or sent, a frame that there is not.
+    /// The kernel reports a nonexistent frame as received or sent.
     InvalidAddr {
         member: usize,
         sent: bool,
     },
-    /// The header is written, and the packet sent with part of its payload; `turned` as replies
-    /// are, which ask whether the packet can be sent at all.
+    /// Writes the header, and sends the packet with part of its payload; `turned` in the way of
+    /// replies, which check first whether the packet can be sent.
     SendInPlace {
         packet: usize,
         payload: usize,
@@ -51,7 +51,7 @@ enum Act {
     Free {
         which: usize,
     },
-    /// The kernel takes up to `budget` in each call.
+    /// The kernel takes up to `budget` packets in each call.
     Flush {
         budget: usize,
     },
@@ -62,7 +62,8 @@ enum Act {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Before a batch of one member packets arrive; then it is taken, and things happen.
+    /// Packets arrive before a batch of one member; then the batch is received, and the actions
+    /// follow.
     Round {
         member: usize,
         arrive: Vec<usize>,
@@ -115,25 +116,25 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn sizes() -> impl Strategy<Value = QueueOptions> {
-    // Rings larger than all frames, and smaller; batches larger than the ring.
+    // Rings larger and smaller than the number of frames; batches larger than the ring.
     (2..40_u32, 0..5_u32, 0..5_u32, 1..12_usize)
         .prop_map(|(frames, ring, tx_ring, batch)| mock::options(frames, 1 << ring, 1 << tx_ring, batch))
 }
 
-/// What a member should have, by what was done to it.
+/// The expected state of a member.
 struct MemberModel {
     member: QueueMember,
-    /// What the kernel calls it.
+    /// Its number in the kernel.
     number: usize,
     linearizes: bool,
     ring: u32,
-    /// Arrived and not received yet, oldest first. What cannot be used is empty.
+    /// Packets that arrived and were not received yet, oldest first. Unusable ones are empty.
     arrived: VecDeque<Vec<u8>>,
-    /// The current batch, and where its payloads start.
+    /// The current batch, and the offsets of its payloads.
     batch: Vec<(Vec<u8>, usize)>,
-    /// Frames of our own.
+    /// Allocated frames.
     tx_frames: Vec<TxFrame>,
-    /// What was put into the send ring, in order.
+    /// Packets put into the TX ring, in order.
     sent: Vec<Vec<u8>>,
 }
 
@@ -164,7 +165,7 @@ impl World<'_> {
         });
     }
 
-    /// A packet arrives; `arrived` is what is on its way to that member.
+    /// Delivers a packet; `arrived` are those in flight to that member.
     fn arrive(&mut self, number: usize, assembles: bool, len: usize, arrived: &mut VecDeque<Vec<u8>>) {
         let packet = self.pattern(len);
         let mut kernel = self.mock.kernel.borrow_mut();
@@ -177,13 +178,13 @@ impl World<'_> {
         }
     }
 
-    /// Something happens in the batch of `me`, of which `sender` is the way out.
+    /// Executes an action in the batch of `me`, which sends through `sender`.
     fn act(&mut self, act: &Act, me: &mut MemberView<'_>, sender: &mut Sender<'_>) {
         match *act {
             Act::Arrive { member, .. }
             | Act::ArriveInvalid { member, .. }
             | Act::InvalidAddr { member, .. } => {
-                // The one whose batch it is, or one of the others.
+                // The member of the batch, or one of the others.
                 let at = member % (self.members.len() + 1);
                 let (number, assembles, mut arrived) = match self.members.get_mut(at) {
                     Some(other) => (other.number, other.linearizes, std::mem::take(&mut other.arrived)),
@@ -268,7 +269,7 @@ impl World<'_> {
         kernel.sent.iter().filter(|(member, _)| *member == number).map(|(_, bytes)| bytes.clone()).collect()
     }
 
-    /// One batch of a member, from its begin until the next one may begin.
+    /// One batch of a member, from its beginning until the next one may begin.
     fn round(&mut self, member: usize, arrive: &[usize], most: usize, acts: &[Act]) {
         let mut me = self.members.remove(member % self.members.len());
         for &len in arrive {
@@ -312,19 +313,19 @@ impl World<'_> {
         let mut me = self.members.remove(member % self.members.len());
         me.member.leave(&self.mock.wakeup(me.number));
         self.mock.kernel.borrow_mut().close(me.number);
-        // Of what was unread, only addresses that cannot be were seen to be wrong.
+        // Of the unread entries, only invalid addresses were counted.
         let odd = me.arrived.iter().filter(|packet| packet.is_empty()).count() as u64;
         let seen = self.mock.allocator.frame_counts().invalid;
         assert!((self.invalid..=self.invalid + odd).contains(&seen));
         self.invalid = seen;
-        // What was not sent never will be; all that was is as it was written.
+        // Unsent packets will never be sent; sent ones are as written.
         let sent = self.sent_by(me.number);
         assert_eq!(sent, me.sent[..sent.len()]);
         drop(me);
         self.audit();
     }
 
-    /// Every frame is in one place, and where we think it is; batches are as they came.
+    /// Checks that every frame is in the expected state, and that batches have not changed.
     fn audit(&self) {
         let frames = &self.mock.allocator.frames;
         let purses: Vec<_> = self.members.iter().map(|member| member.member.cache()).collect();
@@ -360,8 +361,7 @@ impl World<'_> {
         assert!(census.invalid <= self.invalid);
     }
 
-    /// All comes to rest: what waits is received and dropped, what was queued is sent, all is
-    /// completed.
+    /// Drains everything: receives and drops pending packets, sends queued ones, completes all.
     fn drain(&mut self) {
         for member in &mut self.members {
             let bell = self.mock.wakeup(member.number);
@@ -373,7 +373,7 @@ impl World<'_> {
         let target = rings.min(self.mock.allocator.frames.count() / 2);
         for _ in 0..1000 {
             for _ in 0..self.members.len() {
-                // Each member has its turn: the one that had it goes to the end.
+                // Each member in turn: `round` moves it to the end.
                 self.round(0, &[], usize::MAX, &[Act::Flush { budget: usize::MAX }]);
                 let most = self.mock.kernel.borrow().options.tx_ring;
                 for _ in 0..most {
@@ -405,15 +405,15 @@ fn linearizer(assembles: bool, ring: u32) -> Linearizer {
 }
 
 fn cases() -> ProptestConfig {
-    // Under Miri few, and no file of failures, since there are no files.
+    // Few cases under Miri, and no failure file, because Miri has no files.
     let cases = if cfg!(miri) { 2 } else { 1000 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 #[test]
 fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
-    // Granted while it was alone with a short ring: more than is left beside the longer ring of the
-    // one that stays.
+    // Granted while it was alone with a short ring: more than is left beside the longer ring of
+    // the member that stays.
     let options = mock::options(6, 1, 4, 1);
     let (mock, core) = mock::open_with(options, Linearizer::disabled(), 0);
     let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };

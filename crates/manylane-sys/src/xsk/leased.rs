@@ -1,21 +1,20 @@
-//! A queue that another process has opened, used by any thread of any process that has it.
+//! A queue opened by another process, and used by any thread of any process that has it.
 //!
-//! All that is known of it is in memory that they share: the kernel's four rings, which hold their
-//! own counters, and [`Control`]: the lock, and the frames that are free to send from. Nothing is
-//! remembered elsewhere. So it does not matter which thread takes the next packet, or whether the
-//! one that took the last still lives.
+//! All its state is in memory that they share: the kernel's four rings with their counters, and
+//! [`Control`]: the lock, and the free frames for sending. There is no other state. So any thread
+//! can take the next packet, even if the one that took the last has ended.
 //!
-//! | who | may |
+//! | operation | allowed |
 //! |---|---|
-//! | anybody | see whether packets wait ([`LeasedQueue::has_received`]), and tell the kernel to send ([`LeasedQueue::kick`]) |
-//! | who has the lock ([`QueueGuard`]) | take packets, write one into a free frame, put it into the send ring |
+//! | check for packets ([`LeasedQueue::has_received`]), notify the kernel to send ([`LeasedQueue::kick`]) | always |
+//! | take packets, write one into a free frame, put it into the TX ring | with the lock ([`QueueGuard`]) |
 //!
-//! The lock names its [`Holder`]. A thread that ends with it is found out by who wants it next, and
-//! loses it: threads of the same program know by the token; the lessor, by the lease, which all
-//! processes have closed by then. Each step is ordered so that this costs a frame at most: a packet
-//! leaves the receive ring before its frame goes to the fill ring, a frame leaves the free ones
-//! before it goes into the send ring. A signal handler that meets its own thread's lock finds
-//! nothing here.
+//! The lock names its [`Holder`]. If a thread ends with the lock, the next thread that wants it
+//! detects that and takes it: threads of the same program by the token, the lessor by the lease,
+//! which all processes have closed by then. Each step is ordered so that this loses at most a
+//! frame: a packet leaves the RX ring before its frame goes to the fill ring, and a frame leaves
+//! the free ones before it goes into the TX ring. A signal handler that interrupts the holder of
+//! the lock gets no packets here.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,41 +29,40 @@ use super::wakeup::RingWakeup as _;
 use crate::lease::QueueParams;
 use crate::shared::{Atomics, SharedMapping};
 
-/// Bytes of a frame; the kernel keeps the first 256 of one that it receives into.
+/// Size of a frame; the kernel reserves the first 256 bytes of one that it receives into.
 pub(super) const FRAME_SIZE: u32 = 2048;
 
-/// Bytes of a queue's memory.
+/// Size of a queue's memory in bytes.
 pub(super) fn memory_size(frames: u32) -> usize {
     frames as usize * FRAME_SIZE as usize + size_of::<Control>()
 }
 
-/// Frames of the largest memory.
+/// Maximum number of frames.
 pub(super) const FRAMES_MAX: usize = 1 << 14;
 
-/// Tries to get the lock, each with the processor given away, before it is looked whether its
-/// holder lives.
+/// Attempts to get the lock, with a yield each, between two checks that its holder lives.
 const LOCK_YIELDS_MAX: u32 = 200;
-/// Looks before it is given up: the holder is stopped, or waits for its turn on a busy machine.
+/// Checks before giving up: the holder is stopped, or waits for a processor on a busy machine.
 const HOLDER_CHECKS_MAX: u32 = 20;
 
-/// Bytes of a frame before what is sent, which the kernel reads as what it is told of the packet
+/// Bytes of a frame before a packet to be sent, which the kernel reads as TX metadata
 /// (`METADATA_LEN`).
 const TX_HEADROOM: usize = 64;
 const _: () = assert!(TX_HEADROOM >= METADATA_LEN);
 
-/// A thread that holds a queue's lock: the lease that it has the queue by, and a token by which
-/// others of its program know whether it lives. Numbers of processes would not do: those of a
-/// zombie are taken, those of another PID namespace mean another process, and they say nothing of
+/// The thread that holds a queue's lock: the lease of the queue, and a token by which other
+/// threads of its program can tell whether it lives. Process ids are not suitable: that of a
+/// zombie is in use, that of another PID namespace means another process, and they do not identify
 /// threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder(u64);
 
 impl Holder {
-    /// Who leases the queues.
+    /// The lessor.
     pub(super) const LESSOR: Self = Self(1 << 32);
     const LEASE_SHIFT: u32 = 16;
 
-    /// A thread of a program; bits 16 to 31 of `token` are not kept.
+    /// A thread of a program; bits 16 to 31 of `token` are dropped.
     #[must_use]
     #[inline]
     pub fn new(lease: u16, token: u64) -> Self {
@@ -84,23 +82,23 @@ impl Holder {
     }
 }
 
-/// Behind the frames of a queue's memory.
+/// Control data, behind the frames of a queue's memory.
 #[repr(C, align(4096))]
 pub(super) struct Control {
-    /// The [`Holder`] that uses the queue; 0 if none.
+    /// The [`Holder`] of the queue; 0 if none.
     lock: AtomicU64,
-    /// Packets that nobody got: broken ones.
+    /// Invalid packets, which were not delivered.
     refused: AtomicU64,
-    /// How many of `free` there are.
+    /// Number of entries of `free`.
     free_count: AtomicU32,
-    /// Frames that are nowhere else, as numbers.
+    /// Free frames, by number.
     free: [AtomicU32; FRAMES_MAX],
 }
 
 // SAFETY: atomics and an array of such.
 unsafe impl Atomics for Control {}
 
-/// A queue of somebody else's.
+/// A leased queue of another process.
 pub struct LeasedQueue {
     terms: QueueParams,
     socket: Socket,
@@ -110,18 +108,19 @@ pub struct LeasedQueue {
     maps: [Maps; 2],
 }
 
-// SAFETY: the memory of the rings is touched by who has the lock, which is in memory that all
-// share, but for the counter that `has_received` loads, an atomic; the socket's cell is written by
-// nobody.
+// SAFETY: only the holder of the lock, which is in memory that all share, touches the memory of
+// the rings, except for the counter that `has_received` loads, which is an atomic; the socket's
+// cell is never written.
 unsafe impl Send for LeasedQueue {}
 // SAFETY: as above.
 unsafe impl Sync for LeasedQueue {}
 
 impl LeasedQueue {
-    /// Maps a queue that came in a [`Queue`](crate::lease::Message::Queue). The heap is not used.
+    /// Maps a queue received in a [`Queue`](crate::lease::Message::Queue) message. Does not use
+    /// the heap.
     ///
     /// # Errors
-    /// `InvalidData` for terms that do not fit the memory; what `mmap(2)` reports.
+    /// `InvalidData` for terms that do not fit the memory; errors of `mmap(2)`.
     pub fn open(terms: QueueParams, socket: OwnedFd, memory: BorrowedFd<'_>) -> io::Result<Self> {
         let sizes = [terms.ring_size, terms.umem_ring_size];
         let fits = sizes.iter().all(|size| size.is_power_of_two() && *size <= 1 << 16);
@@ -134,65 +133,64 @@ impl LeasedQueue {
         Ok(Self { terms, socket, rings, memory, maps })
     }
 
-    /// What it is like.
+    /// Its parameters.
     #[must_use]
     pub fn terms(&self) -> &QueueParams {
         &self.terms
     }
 
     pub(super) fn control(&self) -> &Control {
-        // SAFETY: the memory is as long as `memory_size` says, which is that of all frames, a
-        // multiple of a page, and of one Control behind them; it stays mapped as long as `self`,
-        // and a Control is made of atomics.
+        // SAFETY: the memory has the length of `memory_size`: all frames, a multiple of a page,
+        // and one Control behind them. It stays mapped as long as `self`, and a Control is made of
+        // atomics.
         unsafe {
             &*self.memory.as_ptr().add(self.terms.frames as usize * FRAME_SIZE as usize).cast::<Control>()
         }
     }
 
-    /// Whether packets wait to be taken.
+    /// True if packets are pending.
     #[must_use]
     #[inline]
     pub fn has_received(&self) -> bool {
         !Consumer::resume(self.rings.rx).is_empty()
     }
 
-    /// Packets that wait to be taken; for a look from outside, wrong for a moment only.
+    /// Number of pending packets. For statistics: without the lock, it may be wrong for a moment.
     #[must_use]
     pub fn rx_pending(&self) -> u32 {
-        // Who takes meanwhile may have moved one counter between the loads of both.
+        // Another thread may have moved one counter between the loads of both.
         Consumer::resume(self.rings.rx).pending().min(self.terms.ring_size)
     }
 
-    /// What the kernel counted of it.
+    /// The kernel's counters.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those of the kernel.
     pub fn statistics(&self) -> io::Result<super::Statistics> {
         super::statistics(self.socket.as_fd())
     }
 
-    /// Packets that nobody got, of all who share the queue: broken ones.
+    /// Invalid packets that were not delivered, of all users of the queue.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.control().refused.load(Ordering::Relaxed)
     }
 
-    /// Whether packets wait to be sent, and the kernel may not have been told.
+    /// True if packets are waiting to be sent, and the kernel may not have been notified.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
-        // Both counters are atomics, and wrong for a moment only.
+        // Both counters are atomics, and wrong for a moment at most.
         Producer::resume(self.rings.tx).pending() > 0
     }
 
-    /// A number that changes when something is sent.
+    /// A number that changes when a packet is sent.
     #[must_use]
     pub fn tx_produced(&self) -> u32 {
         Producer::resume(self.rings.tx).produced()
     }
 
-    /// The queue for the caller alone, which is `own`; `is_gone` says of a holder whether it will
-    /// never come back. None if somebody else keeps it for long, or the caller's own thread has it
-    /// already.
+    /// Locks the queue for the caller, `own`. `is_gone` tells whether a holder has ended for good.
+    /// None if another thread holds the lock for long, or if the caller's own thread does already.
     #[inline]
     pub fn lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<QueueGuard<'_>> {
         let lock = &self.control().lock;
@@ -203,7 +201,7 @@ impl LeasedQueue {
         }
     }
 
-    /// As [`lock`](Self::lock), without waiting: none if somebody has it who may come back.
+    /// As [`lock`](Self::lock), without waiting: none if a holder that is not gone has it.
     pub(super) fn try_lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<QueueGuard<'_>> {
         let lock = &self.control().lock;
         let take = |from| lock.compare_exchange(from, own.0, Ordering::Acquire, Ordering::Relaxed);
@@ -235,12 +233,12 @@ impl LeasedQueue {
         None
     }
 
-    /// Has the kernel send what is in the send ring. An error means that the device is gone, and
-    /// all that there is with it.
+    /// Makes the kernel send the packets in the TX ring. An error means that the device, and the
+    /// queue with it, is gone.
     pub fn kick(&self) {
         let mut tx = Producer::resume(self.rings.tx);
-        // Each call sends what it has a budget for; what a full device leaves goes with the next
-        // packet, or with a look of the lessor's.
+        // Each call sends as much as its budget allows. Packets that a full device leaves go with
+        // the next packet, or with a poll of the lessor.
         let mut before = tx.pending();
         for _ in 0..4 {
             if before == 0 || self.socket.send().is_err() {
@@ -254,8 +252,8 @@ impl LeasedQueue {
         }
     }
 
-    /// All frames are free to be received into or sent from; once, before anybody else has the
-    /// queue.
+    /// Makes all frames free to receive into or to send from; once, before any other thread uses
+    /// the queue.
     pub(super) fn init_frames(&self, filled: u32) {
         let control = self.control();
         let mut fill = Producer::resume(self.rings.fill);
@@ -277,8 +275,7 @@ impl AsFd for LeasedQueue {
     }
 }
 
-/// A queue that the caller has for itself, for some hundred nanoseconds: no system call is made
-/// with it.
+/// A locked queue. Held for some hundred nanoseconds: no system call is made with it.
 pub struct QueueGuard<'a> {
     queue: &'a LeasedQueue,
     rx: Consumer<xdp_desc>,
@@ -290,7 +287,7 @@ impl<'a> QueueGuard<'a> {
         Self { queue, rx: Consumer::resume(queue.rings.rx) }
     }
 
-    /// The packet that has waited longest; it stays where it is.
+    /// The oldest pending packet, which stays in the ring.
     #[inline]
     pub fn peek(&mut self) -> Option<&[u8]> {
         loop {
@@ -302,13 +299,14 @@ impl<'a> QueueGuard<'a> {
                 self.rx.cancel(1);
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays
                 // mapped as long as the queue is borrowed. The kernel has written them before it
-                // put the descriptor in, and writes to the frame again only after `pop` has given
-                // it back, which needs this slice to be gone. Any bytes are values.
+                // produced the descriptor, and writes to the frame again only after `pop` has
+                // returned it, which needs `&mut self` and so ends this borrow. Any bytes are
+                // valid.
                 return Some(unsafe {
                     std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
                 });
             }
-            // No frame of ours, or one of several pieces, which were not asked for.
+            // No frame of ours, or one of several fragments, which were not requested.
             self.rx.release();
             self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
             if addr < frames {
@@ -317,7 +315,7 @@ impl<'a> QueueGuard<'a> {
         }
     }
 
-    /// The packet that has waited longest is done with: its frame may be received into again.
+    /// Removes the oldest pending packet; its frame can be received into again.
     #[inline]
     pub fn pop(&mut self) {
         let Some(desc) = self.rx.pop() else { return };
@@ -325,14 +323,13 @@ impl<'a> QueueGuard<'a> {
         self.return_frame(desc.addr as usize);
     }
 
-    /// As [`pop`](Self::pop), for a packet that nobody gets, which is counted.
+    /// As [`pop`](Self::pop), for an invalid packet, which is counted.
     pub fn refuse(&mut self) {
         self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
         self.pop();
     }
 
-    /// Gives the frame that `addr` lies in to the kernel, or to the free ones where the fill ring
-    /// is full.
+    /// Gives the frame at `addr` to the kernel, or to the free ones if the fill ring is full.
     fn return_frame(&mut self, addr: usize) {
         let frame = addr / FRAME_SIZE as usize;
         let mut fill = Producer::resume(self.queue.rings.fill);
@@ -352,16 +349,16 @@ impl<'a> QueueGuard<'a> {
         }
     }
 
-    /// Has `write` fill a free frame and say how long it became, and puts it into the send ring.
-    /// False, and nothing is sent, if it says nothing, or if there is no frame or no room. The
-    /// kernel has to be [told](LeasedQueue::kick).
+    /// Lets `write` fill a free frame and return its length, and puts it into the TX ring. False,
+    /// with nothing sent, if it returns none, or if there is no frame or no room. The kernel has
+    /// to be [notified](LeasedQueue::kick).
     #[inline]
     pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let Some(frame) = self.alloc_frame() else { return false };
         let addr = frame as usize * FRAME_SIZE as usize + TX_HEADROOM;
-        // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to
-        // it: the slice is the only one, and ends before the frame goes anywhere. `alloc_frame` has
-        // checked that it lies in the memory.
+        // SAFETY: a free frame is in no ring, and only the holder of the lock can reach it: this
+        // slice is the only one, and ends before the frame goes anywhere. `alloc_frame` has
+        // checked that it is within the memory.
         let room = unsafe {
             std::slice::from_raw_parts_mut(
                 self.queue.memory.as_ptr().add(addr),
@@ -380,7 +377,7 @@ impl<'a> QueueGuard<'a> {
         false
     }
 
-    /// A frame that is free, of those that were sent if there is no other.
+    /// Allocates a free frame, or one that was sent if there is no other.
     fn alloc_frame(&mut self) -> Option<u32> {
         let control = self.queue.control();
         let few = control.free_count.load(Ordering::Relaxed) == 0;
@@ -391,8 +388,7 @@ impl<'a> QueueGuard<'a> {
                 && let Some(addr) = sent.pop()
             {
                 back += 1;
-                // Released first: a frame that is forgotten does no harm, one that is twice there
-                // does.
+                // Released first: a lost frame does no harm, a duplicate does.
                 sent.release();
                 let frame = (addr / u64::from(FRAME_SIZE)) as u32;
                 if frame < self.queue.terms.frames {

@@ -10,21 +10,21 @@ use super::{Mode, QueueOptions};
 use crate::lease::QueueParams;
 use crate::shared::{self, SharedMapping};
 
-/// Sockets that can share a queue: as many have room for all that their receive rings can hold.
+/// Maximum number of sockets that share a queue: as many as the frames allow for full RX rings.
 pub const QUEUE_MEMBERS_MAX: u32 = 2;
-/// Entries of the receive and of the send ring of each.
+/// Entries of the RX and of the TX ring of each.
 const RING_ENTRIES: u32 = 1024;
-/// Entries of the fill and of the completion ring, and frames to receive into.
+/// Entries of the fill and of the completion ring, and number of frames to receive into.
 const SHARED_RING_ENTRIES: u32 = RING_ENTRIES * QUEUE_MEMBERS_MAX;
-/// As many to send from.
+/// As many again to send from.
 const FRAME_COUNT: u32 = 2 * SHARED_RING_ENTRIES;
 
 const _: () = assert!(FRAME_COUNT as usize <= FRAMES_MAX);
 
-/// How a queue is bound that is leased. Always by copying: a driver that does not copy writes
-/// *every* frame of the queue into the memory, before the XDP program has looked at it, and takes
-/// what is the kernel's out of it again. Who has the memory would read and change what all others
-/// receive, and who leaves the fill ring empty would stop it.
+/// Options of a leased queue. Always in copy mode: with zero copy, a driver writes *every* frame
+/// of the queue into the memory, before the XDP program has run, and takes the frames for the
+/// kernel out of it again. A process with the memory could read and change what all others
+/// receive, and one that leaves the fill ring empty would stop the queue.
 fn options(ifindex: u32, queue: u32) -> QueueOptions {
     QueueOptions {
         ifindex,
@@ -39,9 +39,9 @@ fn options(ifindex: u32, queue: u32) -> QueueOptions {
     }
 }
 
-/// A queue that is there to be leased.
+/// A queue that can be leased.
 pub struct LessorQueue {
-    // From the top: the socket, then its rings' maps, then the memory.
+    // Dropped in this order: the socket, then its rings' maps, then the memory.
     umem_socket: Socket,
     _maps: Maps,
     _memory: SharedMapping,
@@ -65,7 +65,7 @@ impl LessorQueue {
         let anchor = Socket::open().map_err(failed(Step::Socket))?;
         let size = u64::from(FRAME_COUNT) * u64::from(FRAME_SIZE);
         // SAFETY: the memory is zeroed, page aligned, longer than that, and dropped after the
-        // socket. What is in the frames is read and written by who has a queue's lock, as its rings
+        // socket. Only the holder of a queue's lock reads and writes the frames, as its rings
         // allow (`LeasedQueue`).
         unsafe { anchor.register(memory.as_ptr(), size, FRAME_SIZE) }.map_err(failed(Step::Register))?;
         let shared_rings =
@@ -87,8 +87,8 @@ impl LessorQueue {
         })
     }
 
-    /// One more socket for it, for the lease of that number: what it is like, and the socket, which
-    /// an XDP program may redirect to.
+    /// Opens one more socket for the lease with this number. Returns the queue's parameters, and
+    /// the socket, to which an XDP program may redirect.
     ///
     /// # Errors
     /// See [`Step`].
@@ -118,16 +118,16 @@ impl LessorQueue {
         Ok((terms, socket))
     }
 
-    /// Its memory, to be mapped by who it is leased to.
+    /// Its memory, for the lessee to map.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Takes back what a socket has left in its rings, which nothing is led to any more, for the
-    /// others in its queue. `has_ended` says of a lease that all processes have closed it: a lock
-    /// that is held by it is broken. False if another lease has the lock just now: it is not waited
-    /// for.
+    /// Reclaims what a socket has left in its rings, once nothing is redirected to it, for the
+    /// other sockets of its queue. `has_ended` tells whether all processes have closed a lease:
+    /// then a lock that it holds is broken. False if another lease has the lock just now; does not
+    /// wait for it.
     #[must_use]
     pub fn reclaim(left: &LeasedQueue, has_ended: impl Fn(u16) -> bool) -> bool {
         left.kick();
@@ -146,7 +146,7 @@ impl LessorQueue {
 
 impl Drop for LessorQueue {
     fn drop(&mut self) {
-        // Who had it may keep the memory, but not at our expense, and not what is in it.
+        // The lessee may keep the memory mapped, so free its pages and their content.
         shared::discard(self.file.as_fd(), memory_size(FRAME_COUNT));
     }
 }

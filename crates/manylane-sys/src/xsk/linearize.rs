@@ -1,9 +1,9 @@
-//! Packets of several frames, put together in a buffer of the member.
+//! Packets of several frames, assembled in a buffer of the member.
 //!
-//! The kernel cuts a packet that is longer than a frame (Linux 6.6, `XDP_USE_SG`): all descriptors
-//! of it but the last say that it goes on. Here they become one packet again, in three steps: with
-//! the lock of the pool held, the frames are checked and held, and room is set aside; without it,
-//! the bytes are copied; with it again, the frames are free.
+//! The kernel splits a packet that is longer than a frame (Linux 6.6, `XDP_USE_SG`): all its
+//! descriptors except the last have a flag that it continues. Three steps make it one packet
+//! again. With the allocator's lock held, the frames are checked and held, and room is reserved.
+//! Without the lock, the bytes are copied. With it again, the frames are freed.
 
 use libc::xdp_desc;
 
@@ -12,76 +12,77 @@ use super::frames::{MemberId, NO_FRAME, Packet};
 use super::ring::Consumer;
 use crate::map::Mapping;
 
-/// Bytes of the longest packet that is put together.
+/// Size of the longest packet that is assembled.
 pub(super) const PACKET_LEN_MAX: usize = 1 << 16;
-/// Frames that one packet comes in at most: of 2048 bytes, of which the kernel keeps 256, the
+/// Maximum number of frames of one packet: with 2048 bytes, of which the kernel reserves 256, the
 /// longest needs 37.
 pub(super) const FRAGS_MAX: usize = 64;
-/// Bytes of all packets of one batch that are put together. What does not fit comes with the next
+/// Total size of the assembled packets of one batch. Packets that do not fit are in the next
 /// batch.
 const BUFFER_SIZE: usize = 16 * PACKET_LEN_MAX;
-/// Where packets begin: so that two of them share no cache line.
+/// Alignment of packets, so that two of them share no cache line.
 const ALIGN: usize = 64;
 
-/// What became of descriptors.
+/// The result for the descriptors of a packet.
 pub(super) enum Linearized {
-    /// A packet; its bytes are there after [`Linearizer::finish`].
+    /// A packet; its bytes are valid after [`Linearizer::finish`].
     Packet(Packet),
-    /// Nothing that can be used.
+    /// Unusable.
     Discarded,
-    /// They wait in the ring: for the rest of the packet, or for room, which the next batch has.
+    /// Left in the ring, until the packet is complete or the next batch has room.
     Deferred,
 }
 
-/// A piece that is to be copied.
+/// A fragment that is to be copied.
 struct PendingCopy {
     src: Packet,
     dst: *mut u8,
 }
 
-// SAFETY: as for `Packet`; the buffer goes with the member, too.
+// SAFETY: as for `Packet`; the buffer moves with the member, too.
 unsafe impl Send for PendingCopy {}
 
-/// The buffer of a member, and what of it the current batch uses.
+/// The buffer of a member, and its use by the current batch.
 pub(super) struct Linearizer {
     memory: Option<Mapping>,
     used: usize,
     copies: Vec<PendingCopy>,
-    /// The rest of a packet that was given up is still to come.
+    /// The remaining fragments of a dropped packet are still to come.
     is_skipping: bool,
 }
 
 impl Linearizer {
-    /// Puts no packets together; those that come are counted as invalid.
+    /// Assembles no packets; fragments are counted as invalid.
     pub(super) fn disabled() -> Self {
         Self { memory: None, used: 0, copies: Vec::new(), is_skipping: false }
     }
 
-    /// With a buffer, for a receive ring of so many entries.
+    /// With a buffer, for an RX ring of `ring` entries.
     pub(super) fn new(ring: u32) -> std::io::Result<Self> {
         let memory = Some(Mapping::new(BUFFER_SIZE)?);
         Ok(Self { memory, copies: Vec::with_capacity(ring as usize), ..Self::disabled() })
     }
 
-    /// Whether what comes is the rest of a packet that was given up.
+    /// True if the next fragments belong to a dropped packet.
     #[inline]
     pub(super) fn is_skipping(&self) -> bool {
         self.is_skipping
     }
 
-    /// The batch ends: all of the buffer is free.
+    /// The batch ends: the whole buffer is free.
     #[inline]
     pub(super) fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// Whether there is something to copy.
+    /// True if there is something to copy.
     #[inline]
     pub(super) fn has_copies(&self) -> bool {
         !self.copies.is_empty()
     }
 
-    /// Takes the rest of the packet that begins with `first`, which was just taken from `rx`.
+    /// Takes the remaining fragments of the packet that begins with `first`, which was just taken
+    /// from `rx`.
     #[cold]
     pub(super) fn linearize(
         &mut self,
@@ -99,11 +100,13 @@ impl Linearizer {
         let mut count = 1;
         while is_continued(&pieces[count - 1]) {
             if count == FRAGS_MAX || count as u32 >= rx.entries() {
-                // Too many, or more than the ring has room for, so that the end cannot come.
+                // Too many fragments, or more than the ring has room for, so the end cannot
+                // arrive.
                 return self.drop_packet(&pieces[..count], locked);
             }
             let Some(desc) = rx.pop() else {
-                // The kernel shows whole packets; should it not, the rest is still to come.
+                // The kernel produces whole packets; if it does not, the remaining fragments are
+                // still to come.
                 rx.cancel(count as u32);
                 return Linearized::Deferred;
             };
@@ -123,7 +126,7 @@ impl Linearizer {
         let start = memory.as_ptr().wrapping_add(self.used);
         let (before, mut to) = (self.copies.len(), start);
         for piece in pieces {
-            // What cannot be is counted there.
+            // `hold` counts invalid fragments.
             if let Some(from) = locked.hold(me, piece) {
                 self.copies.push(PendingCopy { src: from, dst: to });
                 to = to.wrapping_add(from.len as usize);
@@ -146,7 +149,7 @@ impl Linearizer {
         })
     }
 
-    /// Gives up a packet of which these pieces have come.
+    /// Drops a packet of which these fragments have arrived.
     fn drop_packet(&mut self, pieces: &[xdp_desc], locked: &mut AllocatorGuard<'_>) -> Linearized {
         self.is_skipping = pieces.last().is_some_and(is_continued);
         locked.count_invalid();
@@ -156,14 +159,14 @@ impl Linearizer {
         Linearized::Discarded
     }
 
-    /// Copies what the batch has in pieces, and gives their frames back.
+    /// Copies the fragments of the batch, and frees their frames.
     #[cold]
     pub(super) fn finish(&mut self, me: MemberId, pool: &FrameAllocator) {
         for PendingCopy { src: from, dst: to } in &self.copies {
-            // SAFETY: a piece is initialised memory of a frame that this batch holds (see
-            // `Packet`), and `to` is in the buffer: `linearize` has set aside, behind each other,
-            // as many bytes as the pieces have. Both are ours alone: no slice is leased while
-            // `self` is borrowed mutably, and frames and buffer are two mappings.
+            // SAFETY: a fragment is initialised memory of a frame that this batch holds (see
+            // `Packet`), and `to` is in the buffer, where `linearize` has reserved room for all
+            // fragments in sequence. Both are ours alone: no slice is borrowed while `self` is
+            // borrowed mutably, and frames and buffer are two mappings.
             unsafe { to.copy_from_nonoverlapping(from.start.cast_const(), from.len as usize) };
         }
         let mut locked = pool.lock();
@@ -174,7 +177,7 @@ impl Linearizer {
     }
 }
 
-/// Whether the packet goes on in the next descriptor.
+/// True if the packet continues in the next descriptor.
 #[inline]
 fn is_continued(desc: &xdp_desc) -> bool {
     desc.options & libc::XDP_PKT_CONTD != 0

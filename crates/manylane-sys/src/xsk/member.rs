@@ -1,7 +1,8 @@
-//! A member of a queue without its socket: its two rings, its batch, and its way to the pool.
+//! A member of a queue without its socket: its two rings, its batch, and its access to the
+//! allocator.
 //!
-//! Everything a queue does but system calls is here and in the pool, so that tests can be the
-//! kernel.
+//! Everything a queue does except system calls is here and in the allocator, so that tests can
+//! replace the kernel.
 
 use std::cell::Cell;
 use std::io;
@@ -19,27 +20,27 @@ use super::tx_queue::TxQueue;
 use super::wakeup::RingWakeup;
 use super::{FrameCounts, QueueOptions};
 
-/// Receives that a quiet member may leave out before it looks at all of its queue again.
+/// Receives that an idle member may skip before it makes a full pass.
 const IDLE_SKIPS_MAX: u32 = 64;
 
 /// One member: its rings, and the packets of its current batch.
 ///
-/// It ends with [`leave`](Self::leave); what it had is lost to the others otherwise.
+/// [`leave`](Self::leave) ends it; without that its frames are lost to the others.
 ///
-/// A look that finds nothing reads the first cache line and the counter of the ring: a lane has
-/// many queues, most of which have nothing when it wakes up.
+/// A receive that finds nothing reads only the first cache line and the counter of the ring,
+/// because a lane has many queues, most of which are empty when it wakes up.
 #[repr(C, align(64))]
 pub(super) struct QueueMember {
     rx: Consumer<xdp_desc>,
-    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the
-    /// ring and no further, so many times.
+    /// Receives left that need to check only the RX ring: the last full pass found it empty, no
+    /// frame missing and no completion pending.
     idle_skips: u32,
-    /// Whether it is known where the payloads of the batch are.
+    /// The payloads of the batch were found.
     has_payloads: bool,
     /// See [`Payloads`].
     headers_written: Cell<usize>,
     tx_queue: TxQueue,
-    /// Places for the packets of a batch, of which so many are in use.
+    /// The packets of a batch; the first `len` are in use.
     batch: Box<[Packet]>,
     len: usize,
     linearizer: Linearizer,
@@ -48,7 +49,7 @@ pub(super) struct QueueMember {
 const _: () = assert!(std::mem::offset_of!(QueueMember, has_payloads) < 64);
 
 impl QueueMember {
-    /// A new member of a pool; the options were checked. None if it has too many.
+    /// A new member of an allocator; the options were checked. None if it has too many.
     pub(super) fn join(
         pool: Arc<FrameAllocator>,
         rings: MemberRings,
@@ -81,14 +82,14 @@ impl QueueMember {
         if self.is_idle() {
             return 0;
         }
-        // Nobody asks before the next `split`, or it is looked for before.
+        // Not read before the next `split`, which finds payloads first.
         self.has_payloads = false;
         self.headers_written.set(0);
         let TxQueue { allocator: pool, member: me, cache: purse, .. } = &mut self.tx_queue;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
-        // First what was sent: most of it is of this batch, and goes back to the kernel with the
-        // rest of it.
+        // Reclaim first: most of the sent frames belong to this batch, and return to the kernel
+        // with the others.
         locked.reap();
         locked.end_batch(me, &self.batch[..self.len]);
         self.len = 0;
@@ -130,7 +131,7 @@ impl QueueMember {
         }
         self.rx.release();
         locked.refill_cache(me, purse, self.batch.len());
-        // A kernel that does not work without being asked is asked each time.
+        // A kernel that works only when notified is notified each time.
         let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
         let is_quiet = self.len == 0 && !is_asked && locked.is_idle(me, purse);
         drop(locked);
@@ -149,12 +150,12 @@ impl QueueMember {
         rests
     }
 
-    /// The kernel works in other ways than before: a receive does all that it has to.
+    /// The kernel's mode has changed: the next receive makes a full pass.
     pub(super) fn reset_idle(&mut self) {
         self.idle_skips = 0;
     }
 
-    /// Whether packets wait to be received.
+    /// True if packets are pending.
     #[inline]
     pub(super) fn has_received(&self) -> bool {
         !self.rx.is_empty()
@@ -179,12 +180,12 @@ impl QueueMember {
     /// See [`Queue::flush_pending`](super::Queue::flush_pending).
     #[inline]
     pub(super) fn flush_pending(&mut self, bell: &dyn RingWakeup) -> io::Result<()> {
-        // A quiet member has nothing on its way out; that is known without the cache lines of its
-        // send ring.
+        // An idle member has nothing to send; that is known without reading the cache lines of its
+        // TX ring.
         if self.idle_skips > 0 || !self.tx_queue.tx.has_unconsumed() {
             return Ok(());
         }
-        // What is sent comes back.
+        // Sent frames will have to be reclaimed.
         self.idle_skips = 0;
         self.tx_queue.flush(bell).map(drop)
     }
@@ -193,16 +194,16 @@ impl QueueMember {
     #[inline]
     pub(super) fn packet(&self, i: usize) -> &[u8] {
         let Packet { start, len, .. } = self.batch[..self.len][i];
-        // SAFETY: the packet is in initialised memory that is the batch's alone as long as `self`
-        // is borrowed (see `Packet`); mutable slices of it borrow `self` mutably.
+        // SAFETY: the packet is in initialised memory that belongs to the batch alone as long as
+        // `self` is borrowed (see `Packet`); mutable slices of it borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
     /// See [`Queue::edit_packets`](super::Queue::edit_packets).
     pub(super) fn edit_packets(&mut self, mut edit: impl FnMut(&mut [u8])) {
         for packet in &self.batch[..self.len] {
-            // SAFETY: as in `packet`; and `self` is borrowed mutably, so that there is no other
-            // slice of it.
+            // SAFETY: as in `packet`; `self` is borrowed mutably, so there is no other slice of
+            // it.
             edit(unsafe { std::slice::from_raw_parts_mut(packet.start, packet.len as usize) });
         }
     }
@@ -225,7 +226,7 @@ impl QueueMember {
     /// See [`Queue::split`](super::Queue::split).
     #[inline]
     pub(super) fn split<'a>(&'a mut self, bell: &'a dyn RingWakeup) -> (Payloads<'a>, Sender<'a>) {
-        // What is sent comes back.
+        // Sent frames will have to be reclaimed.
         self.idle_skips = 0;
         if !self.has_payloads {
             self.find_payloads(|_, _| None);
@@ -234,10 +235,10 @@ impl QueueMember {
         (payloads, Sender::new(payloads, &mut self.tx_queue, bell))
     }
 
-    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue)
-    /// for what the kernel may still have.
+    /// Returns everything that this member has. See [`Queue`](super::Queue) for what the kernel
+    /// may still have.
     pub(super) fn leave(&mut self, bell: &dyn RingWakeup) {
-        // What was to be sent shall be sent; what cannot be comes back.
+        // Queued packets are sent if possible; the others are reclaimed.
         let _ = self.tx_queue.flush(bell);
         self.len = 0;
         let TxQueue { allocator: pool, member: me, tx, .. } = &mut self.tx_queue;
@@ -248,7 +249,7 @@ impl QueueMember {
         self.tx_queue.allocator.frame_counts()
     }
 
-    /// Says where the payload of one packet is.
+    /// Sets the payload of one packet.
     #[cfg(test)]
     pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
         assert!(i < self.len);
@@ -261,20 +262,20 @@ impl QueueMember {
         self.find_payloads(|i, _| Some(all[i]));
     }
 
-    /// Most packets of a batch.
+    /// Maximum packets of a batch.
     #[cfg(test)]
     pub(super) fn batch_max(&self) -> usize {
         self.batch.len()
     }
 
-    /// What is granted to this member and not used, for tests to look at.
+    /// Unused credits of this member, for tests.
     #[cfg(test)]
     pub(super) fn cache(&self) -> (super::frames::MemberId, &super::allocator::FrameCache) {
         (self.tx_queue.member, &self.tx_queue.cache)
     }
 }
 
-/// Apart from the loop that would, so that it has its numbers in registers.
+/// Not inlined, so that the loop that calls it keeps its values in registers.
 #[cold]
 #[inline(never)]
 fn payload_out_of_range(bytes: usize, at: usize, len: usize) -> ! {

@@ -1,4 +1,4 @@
-//! A kernel for tests: the other end of the rings in plain memory.
+//! A mock kernel for tests: the other end of the rings, in plain memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,43 +18,43 @@ use super::wakeup::{KickOutcome, RingWakeup};
 use super::{Mode, QueueOptions};
 use crate::map::Mapping;
 
-/// Where the kernel puts a packet in a frame.
+/// Offset at which the kernel writes a packet in a frame.
 pub(super) const HEADROOM: u64 = 256;
 
 /// The kernel's ends of the rings of one member.
 struct Socket {
     rx: Producer<xdp_desc>,
     tx: Consumer<xdp_desc>,
-    /// What is in the receive ring.
+    /// Content of the RX ring.
     in_rx: VecDeque<u64>,
-    /// Entries of the receive ring.
+    /// Entries of the RX ring.
     ring: u32,
     closed: bool,
 }
 
-/// The kernel's side, and what it owns.
+/// The kernel's side, and the frames that it owns.
 pub(super) struct Kernel {
     fill: Consumer<u64>,
     completion: Producer<u64>,
     sockets: Vec<Socket>,
     memory: *mut u8,
     pub(super) options: QueueOptions,
-    /// Bytes that are left before what is sent.
+    /// Bytes reserved before a packet to be sent.
     tx_metadata_len: usize,
-    /// Where it puts packets in frames.
+    /// Offset at which it writes packets in frames.
     pub(super) headroom: u64,
-    /// What it was told of packets that it sent.
+    /// Metadata of the packets that it sent.
     pub(super) sent_metadata: Vec<[u8; 24]>,
     /// Frames to receive into.
     rx_frames: VecDeque<u64>,
-    /// Taken from a send ring and not completed.
+    /// Taken from a TX ring and not completed.
     sending: Vec<u64>,
     in_completion: VecDeque<u64>,
-    /// The bytes of all that was ever sent, by which member.
+    /// All packets ever sent, with their member.
     pub(super) sent: Vec<(usize, Vec<u8>)>,
 }
 
-// SAFETY: a pointer into the memory of the queue, whose frames are the kernel's as its rings say.
+// SAFETY: a pointer into the memory of the queue; the rings tell which frames the kernel owns.
 unsafe impl Send for Kernel {}
 
 impl Kernel {
@@ -65,33 +65,34 @@ impl Kernel {
         self.memory.wrapping_add(addr as usize)
     }
 
-    /// Takes what is in the fill ring. As Linux it says so only when it needs more.
+    /// Takes the entries of the fill ring. As in Linux, the ring shows that only when more are
+    /// needed.
     pub(super) fn drain_fill_ring(&mut self) {
         self.fill.release();
         self.rx_frames.extend(std::iter::from_fn(|| self.fill.pop()));
     }
 
-    /// A packet arrives at the first member; false if there is no frame or no room for it.
+    /// Delivers a packet to the first member; false if there is no frame or no room for it.
     pub(super) fn receive(&mut self, packet: &[u8]) -> bool {
         self.receive_at(0, packet)
     }
 
-    /// A packet arrives at a member.
+    /// Delivers a packet to a member.
     pub(super) fn receive_at(&mut self, member: usize, packet: &[u8]) -> bool {
         let put = self.push_packet(member, packet.len() as u32, 0, packet);
         self.sockets[member].rx.publish();
         put
     }
 
-    /// A packet arrives, and the kernel says that it has this length and these options.
+    /// Delivers a packet with this length and these options in its descriptor.
     pub(super) fn receive_with(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
         let put = self.push_packet(member, len, options, packet);
         self.sockets[member].rx.publish();
         put
     }
 
-    /// A packet arrives, cut into pieces, each of which says that it goes on but the last; none of
-    /// it if not all of it finds room.
+    /// Delivers a packet in fragments, each except the last with the flag that it continues;
+    /// nothing if not all of it fits.
     pub(super) fn receive_frags(&mut self, member: usize, packet: &[u8], piece: usize) -> bool {
         self.drain_fill_ring();
         let count = packet.len().div_ceil(piece);
@@ -113,7 +114,7 @@ impl Kernel {
         let Some(&frame) = self.rx_frames.front() else { return false };
         let addr = frame + self.headroom;
         let to = self.bytes(addr, packet.len());
-        // SAFETY: these bytes are in a frame that the queue gave the kernel to receive into.
+        // SAFETY: these bytes are in a frame that the queue gave to the kernel to receive into.
         unsafe { to.copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
         if !self.sockets[member].rx.push(xdp_desc { addr, len, options }) {
             return false;
@@ -123,7 +124,7 @@ impl Kernel {
         true
     }
 
-    /// The kernel says what it has no ground for.
+    /// Produces an invalid descriptor.
     pub(super) fn push_rx(&mut self, member: usize, addr: u64) -> bool {
         let socket = &mut self.sockets[member];
         let put = socket.rx.push(xdp_desc { addr, len: 60, options: 0 });
@@ -137,7 +138,7 @@ impl Kernel {
     /// Sends up to `most` packets of a member.
     pub(super) fn send(&mut self, member: usize, most: usize) {
         for _ in 0..most {
-            // As the kernel does: no packet leaves without a place for its completion.
+            // As in the kernel: no packet is sent without room for its completion.
             let desc = self.has_room().then(|| self.sockets[member].tx.pop()).flatten();
             let Some(desc) = desc else { break };
             let frame_size = u64::from(self.options.frame_size);
@@ -169,7 +170,7 @@ impl Kernel {
         }
     }
 
-    /// The kernel says that it has sent what it may not have.
+    /// Produces an invalid completion.
     pub(super) fn push_completion(&mut self, addr: u64) -> bool {
         let put = self.completion.push(addr);
         self.completion.publish();
@@ -179,12 +180,12 @@ impl Kernel {
         put
     }
 
-    /// Whether the completion ring has room for one more than those being sent.
+    /// True if the completion ring has room for one more than those being sent.
     pub(super) fn has_room(&mut self) -> bool {
         (self.completion.pending() as usize + self.sending.len()) < self.options.tx_ring as usize
     }
 
-    /// The kernel uses the rings of a member no more.
+    /// The kernel stops using the rings of a member.
     pub(super) fn close(&mut self, member: usize) {
         self.sockets[member].closed = true;
     }
@@ -196,7 +197,7 @@ impl Kernel {
         frames
     }
 
-    /// The frames that the kernel has to receive into or has put into a receive ring.
+    /// Frames that the kernel has to receive into, or has put into an RX ring.
     pub(super) fn receiving(&mut self) -> Vec<u32> {
         self.drain_fill_ring();
         for socket in &mut self.sockets {
@@ -207,7 +208,7 @@ impl Kernel {
         self.frames(self.rx_frames.iter().chain(in_rx).copied())
     }
 
-    /// The frames that the kernel has taken to send and that the queue has not taken back.
+    /// Frames that the kernel has taken to send and that the queue has not reclaimed.
     pub(super) fn sending(&mut self) -> Vec<u32> {
         let taken = self.in_completion.len() - self.completion.pending() as usize;
         self.in_completion.drain(..taken);
@@ -215,37 +216,37 @@ impl Kernel {
     }
 }
 
-/// The rings of one member, kept for both ends.
+/// The rings of one member, for both ends.
 pub(super) struct MemberMemory {
     pub(super) tx: MockRing<xdp_desc>,
     rx: MockRing<xdp_desc>,
 }
 
-/// The kernel as the queue and its first member see it.
+/// The mock as seen by the queue and its first member.
 pub(super) struct Mock {
     pub(super) kernel: RefCell<Kernel>,
     pub(super) allocator: Arc<FrameAllocator>,
-    /// Packets that one call sends at most.
+    /// Maximum number of packets that one call sends.
     pub(super) budget: Cell<usize>,
-    /// What a call says.
+    /// Result of a call.
     pub(super) send_result: Cell<fn() -> io::Result<KickOutcome>>,
     pub(super) zero_copy: Cell<bool>,
     pub(super) busy_polling: Cell<bool>,
     pub(super) send_calls: Cell<usize>,
     pub(super) receive_calls: Cell<usize>,
     pub(super) fill: Rc<MockRing<u64>>,
-    /// Kept for the ends that point at them.
+    /// Keeps the memory that the ends point at.
     pub(super) members: RefCell<Vec<Rc<MemberMemory>>>,
     _completion: Rc<MockRing<u64>>,
 }
 
 impl Mock {
-    /// One more member, with receive and send rings of these sizes; its number for the kernel and
+    /// Adds a member with RX and TX rings of these sizes. Returns its number for the kernel and
     /// for [`wakeup`](Self::wakeup).
     pub(super) fn join(&self, options: &QueueOptions, assembly: Linearizer) -> (usize, QueueMember) {
         let empty = xdp_desc { addr: 0, len: 0, options: 0 };
         let (tx, rx) = (MockRing::new(options.tx_ring, empty), MockRing::new(options.ring, empty));
-        // Where they stay, before their ends point at them.
+        // At their final address, before their ends point at them.
         let memory = Rc::new(MemberMemory { tx, rx });
         let (its_rx, rx) = memory.rx.split();
         let (tx, its_tx) = memory.tx.split();
@@ -293,7 +294,7 @@ impl RingWakeup for Mock {
     }
 }
 
-/// The kernel as one member sees it.
+/// The kernel as seen by one member.
 pub(super) struct MockWakeup<'a> {
     mock: &'a Mock,
     member: usize,
@@ -332,12 +333,13 @@ pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> Que
     }
 }
 
-/// A queue without a socket, with one member, and its kernel. Drop the members first.
+/// A queue without a socket, with one member, and its mock kernel. Drop the members first.
 pub(super) fn open(options: QueueOptions) -> (Mock, QueueMember) {
     open_with(options, Linearizer::disabled(), 0)
 }
 
-/// A queue whose first member puts packets together, and that leaves `room` before what it sends.
+/// A queue whose first member assembles packets, and that reserves `room` before packets to be
+/// sent.
 pub(super) fn open_with(options: QueueOptions, assembly: Linearizer, room: usize) -> (Mock, QueueMember) {
     let QueueOptions { frames, frame_size, ring, tx_ring, .. } = options;
     let fill = Rc::new(MockRing::new(ring, 0));

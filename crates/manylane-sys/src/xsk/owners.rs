@@ -1,24 +1,24 @@
-//! Who has a queue: the AF_XDP sockets of all processes, asked for by netlink (Linux 5.1,
+//! The owners of a queue: the AF_XDP sockets of all processes, by netlink (Linux 5.1,
 //! `CONFIG_XDP_SOCKETS_DIAG`).
 
 use std::io;
 
 use crate::diag::{attribute, dump, read_u32};
 
-/// Of linux/xdp_diag.h.
+/// Defined in linux/xdp_diag.h.
 const XDP_SHOW_INFO: u32 = 1;
 const XDP_DIAG_INFO: u16 = 1;
-/// Bytes of `struct xdp_diag_req`, of `struct xdp_diag_msg`.
+/// Sizes of `struct xdp_diag_req` and `struct xdp_diag_msg`.
 const REQUEST_LEN: usize = 20;
 const MESSAGE_LEN: usize = 16;
 
-/// The AF_XDP sockets that are bound to a queue of a device of the calling thread's network
-/// namespace, by their inodes: what `/proc/PID/fd` shows as `socket:[INODE]`. A
-/// [`Queue`](super::Queue) has one for each member and one more, by which it was opened.
+/// Inodes of the AF_XDP sockets that are bound to a queue of a device in the calling thread's
+/// network namespace; `/proc/PID/fd` shows them as `socket:[INODE]`. A [`Queue`](super::Queue) has
+/// one for each member, and the one with which it was opened.
 ///
 /// # Errors
-/// `ENOENT` from a kernel that cannot say (before Linux 5.1, or without `CONFIG_XDP_SOCKETS_DIAG`),
-/// and what a socket reports that cannot be opened or read.
+/// `ENOENT` if the kernel does not support it (before Linux 5.1, or without
+/// `CONFIG_XDP_SOCKETS_DIAG`); errors of opening and reading the socket.
 pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
     let mut request = [0; REQUEST_LEN];
     request[0] = libc::AF_XDP as u8;
@@ -34,7 +34,7 @@ pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// The inode of a socket, and device and queue; none of these if it is bound to nothing.
+/// The inode of a socket, with its device and queue; none of the latter if it is unbound.
 fn parse_message(message: &[u8]) -> Option<(u64, Option<(u32, u32)>)> {
     let inode = read_u32(message, 4)?;
     let info = attribute(message.get(MESSAGE_LEN..)?, XDP_DIAG_INFO);

@@ -1,5 +1,5 @@
-//! What tests on the real kernel need: namespaces, veth pairs, and an XDP program that leads frames
-//! to queues.
+//! Support for tests on the real kernel: namespaces, veth pairs, and an XDP program that redirects
+//! frames to queues.
 
 use std::io;
 use std::net::UdpSocket;
@@ -29,8 +29,7 @@ pub(super) fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {
 
 fn set_up(device: &str) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of
-    // it.
+    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
         *to = from as libc::c_char;
@@ -46,15 +45,15 @@ fn ip(words: &str) {
     assert!(done.success(), "ip {words}");
 }
 
-/// A pair of devices in a namespace of its own: frames sent from `far` arrive at `near`, where
-/// queues are.
+/// A pair of devices in a namespace of its own: frames sent from `far` arrive at the queues of
+/// `near`.
 pub(super) struct Pair {
     pub(super) near: u32,
     pub(super) far: u32,
 }
 
-/// Hardware address of the far end; that of the near one ends in 0, so that the program leads it to
-/// member 0.
+/// MAC address of the far end. That of the near one ends in 0, so the program redirects to member
+/// 0.
 pub(super) const FAR_MAC: [u8; 6] = [2, 0, 0, 0, 1, 99];
 
 /// Runs `test` with a pair of devices; the far one has the address 192.0.2.2.
@@ -89,12 +88,12 @@ pub(super) fn options(ifindex: u32) -> QueueOptions {
     }
 }
 
-/// The device, once the kernel has let go of a queue that was closed.
+/// Opens a queue again, once the kernel has released it.
 pub(super) fn reopen(options: &QueueOptions) -> Queue {
     eventually(|| Queue::open(options))
 }
 
-/// Tries until it works.
+/// Retries until it works.
 pub(super) fn eventually(open: impl Fn() -> Result<Queue, OpenError>) -> Queue {
     let start = Instant::now();
     loop {
@@ -106,7 +105,7 @@ pub(super) fn eventually(open: impl Fn() -> Result<Queue, OpenError>) -> Queue {
     }
 }
 
-/// An Ethernet frame for the loopback device, to this port.
+/// Writes an Ethernet frame for the loopback device, to this port.
 pub(super) fn datagram(frame: &mut [u8], port: u16, payload: &[u8]) -> usize {
     let udp = (8 + payload.len()) as u16;
     frame[..12].fill(0);
@@ -121,8 +120,8 @@ pub(super) fn datagram(frame: &mut [u8], port: u16, payload: &[u8]) -> usize {
     42 + payload.len()
 }
 
-/// The headers of a datagram for the far end, whose checksum is that of the pseudo header and no
-/// more.
+/// Writes the headers of a datagram for the far end, with only the pseudo header's sum as
+/// checksum.
 pub(super) fn unfinished_head(frame: &mut [u8], port: u16, payload: usize) {
     let (from, to, udp) = ([192, 0, 2, 9], [192, 0, 2, 2], (8 + payload) as u16);
     frame[..6].copy_from_slice(&FAR_MAC);
@@ -150,19 +149,20 @@ fn sum(bytes: &[u8]) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// An XDP program on a device: a frame goes to the queue whose number the hardware address of its
-/// destination ends in, and to the kernel if there is none. It goes away with this value.
+/// An XDP program on a device. It redirects a frame to the queue whose number is the last byte of
+/// the destination MAC, and passes it to the kernel if there is none. It is detached when this is
+/// dropped.
 pub(super) struct Program {
     map: OwnedFd,
     _program: OwnedFd,
     _link: OwnedFd,
 }
 
-/// What bpf(2) takes, in 32-bit words: a pointer is two of them.
+/// A bpf(2) command with attributes as 32-bit words: a pointer is two of them.
 fn bpf(command: libc::c_long, words: &[u32]) -> io::Result<libc::c_int> {
     let len = size_of_val(words);
-    // SAFETY: the kernel reads `len` bytes of `words`; what they point at lives across the call, as
-    // callers see to.
+    // SAFETY: the kernel reads `len` bytes of `words`; the callers ensure that what they point at
+    // lives across the call.
     check(unsafe { libc::syscall(libc::SYS_bpf, command, words.as_ptr(), len) } as libc::c_int)
 }
 
@@ -171,9 +171,9 @@ fn halves<T>(at: *const T) -> [u32; 2] {
     [at as u32, (at >> 32) as u32]
 }
 
-/// A descriptor that is new and belongs to nobody else.
+/// Takes ownership of a new descriptor.
 fn owned(raw: libc::c_int) -> OwnedFd {
-    // SAFETY: bpf(2) has just returned it (see the callers).
+    // SAFETY: bpf(2) has just returned it (see the callers), so it has no other owner.
     unsafe { OwnedFd::from_raw_fd(raw) }
 }
 
@@ -186,7 +186,7 @@ impl Program {
         const XDP: u32 = 6;
         /// `BPF_F_XDP_HAS_FRAGS`.
         const HAS_FRAGS: u32 = 1 << 5;
-        /// `BPF_XDP`, and the mode of the driver, not the generic one.
+        /// `BPF_XDP`, and the driver's mode, not the generic one.
         const ATTACH_XDP: u32 = 37;
         const DRIVER: u32 = 1 << 2;
         let map = owned(bpf(MAP_CREATE, &[XSKMAP, 4, 4, 8])?);
@@ -221,14 +221,14 @@ impl Program {
         Ok(Self { map, _program: program, _link: link })
     }
 
-    /// Leads frames with this number to a queue.
+    /// Redirects frames with this number to a queue.
     pub(super) fn lead(&self, number: u32, queue: BorrowedFd<'_>) {
         let value = queue.as_raw_fd() as u32;
         let ([key, key_high], [value, value_high]) = (halves(&raw const number), halves(&raw const value));
         bpf(2, &[self.map.as_raw_fd() as u32, 0, key, key_high, value, value_high, 0, 0]).unwrap();
     }
 
-    /// Leads them to the kernel again.
+    /// Stops redirecting them.
     pub(super) fn leave(&self, number: u32) {
         let [key, key_high] = halves(&raw const number);
         bpf(3, &[self.map.as_raw_fd() as u32, 0, key, key_high]).unwrap();

@@ -1,4 +1,5 @@
-//! The queue on the real kernel: on the loopback device of a network namespace of its own.
+//! Tests of the queue on the real kernel: on the loopback device of a network namespace of its
+//! own.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -17,15 +18,15 @@ fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
             LeasedQueue::open(terms, socket, queue.file()).unwrap()
         };
         let (first, second) = (lend(1), lend(65535));
-        // As a token has it: how often its place was used, and the place.
+        // In the format of a token: the use count of its slot, and the slot.
         let (one, other) = (Holder::new(1, 7 << 32 | 4096), Holder::new(65535, 7 << 32 | 4096));
         assert_eq!((other.lease(), other.token()), (65535, 7 << 32 | 4096));
         std::mem::forget(first.lock(one, |_| false).unwrap());
-        // The holder itself comes by again: a signal handler.
+        // The holder itself again: a signal handler.
         assert!(first.lock(one, |_| true).is_none());
         assert!(second.lock(other, |holder| holder != one).is_none());
         drop(second.lock(other, |holder| holder == one).unwrap());
-        // The lessor knows of leases.
+        // The lessor identifies holders by lease.
         std::mem::forget(second.lock(other, |_| false).unwrap());
         assert!(!LessorQueue::reclaim(&first, |lease| lease == 1));
         assert!(LessorQueue::reclaim(&first, |lease| lease == 65535));
@@ -66,8 +67,8 @@ fn netns_a_queue_of_a_device_has_one_owner() {
 #[test]
 fn netns_what_is_sent_arrives_and_its_frames_come_back() {
     in_namespace("netns_what_is_sent_arrives_and_its_frames_come_back", |ifindex| {
-        // Packets that come from a device, not from a route: with loopback addresses those are
-        // suspicious.
+        // The packets come from a device, not from a route: loopback addresses are rejected by
+        // default.
         for setting in ["route_localnet", "accept_local"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/lo/{setting}"), "1").unwrap();
         }
@@ -88,7 +89,7 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
                 let len = receiver.recv(&mut got).unwrap();
                 assert_eq!(got[..len], [round, number]);
             }
-            // The kernel completes a packet when the receiver has let go of it, which may be a
+            // The kernel completes a packet when the receiver has released it, which may be a
             // moment later.
             let start = Instant::now();
             while queue.frame_counts().sending > 0 && start.elapsed() < Duration::from_secs(5) {

@@ -1,4 +1,4 @@
-//! Queues on a veth pair, which an XDP program leads frames to: members of one queue, long packets,
+//! Tests of queues on a veth pair with an XDP program: members of one queue, long packets,
 //! checksums.
 
 use std::net::UdpSocket;
@@ -13,7 +13,7 @@ use super::{QueueOptions, owners};
 use crate::packet::PacketSocket;
 use crate::skip;
 
-/// Tries of tests end after this.
+/// Time limit of retries.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Receives until there are so many packets, each as `expected` says.
+/// Receives `count` packets, each equal to `expected`.
 fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>) {
     let (start, mut next) = (Instant::now(), 0);
     while next < count {
@@ -63,7 +63,7 @@ fn netns_members_of_a_queue_come_and_go() {
             wire.send(&frame(1, number, 100)).unwrap();
         }
         receive_all(&mut second, 10, |number| frame(1, number, 100));
-        // The first leaves with ten packets unread; it was the one that opened the queue.
+        // The first member, which opened the queue, leaves with ten unread packets.
         let start = Instant::now();
         while !first.has_received() && start.elapsed() < TIMEOUT {}
         program.leave(0);
@@ -71,13 +71,14 @@ fn netns_members_of_a_queue_come_and_go() {
         second.receive(0);
         let census = second.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 192, 0), "{census:?}");
-        // What is led nowhere is the kernel's, and the other member has all that is its own.
+        // Frames that are not redirected go to the kernel, and the other member receives all of
+        // its own.
         for number in 0..300 {
             wire.send(&frame(0, number, 100)).unwrap();
             wire.send(&frame(1, number, 100)).unwrap();
             receive_all(&mut second, 1, |_| frame(1, number, 100));
         }
-        // One more joins a queue whose first socket is closed.
+        // A third member joins a queue whose first socket is closed.
         let mut third = Queue::join(&second.downgrade(), &options).unwrap();
         program.lead(2, third.as_fd());
         program.leave(1);
@@ -92,7 +93,7 @@ fn netns_members_of_a_queue_come_and_go() {
         drop(third);
         let err = Queue::join(&share, &options).unwrap_err();
         assert_eq!(err.step, Step::Join);
-        // With its last member the queue is free.
+        // The queue is free after its last member.
         drop(eventually(|| Queue::open(&options)));
     });
 }
@@ -104,7 +105,7 @@ fn netns_members_on_several_threads_lose_nothing() {
     with_pair("netns_members_on_several_threads_lose_nothing", 1500, |Pair { near, far }| {
         let options = QueueOptions { frames: 256, ..options(near) };
         let program = Program::attach(near).unwrap();
-        // The far end takes what comes back only with NAPI, which its own program makes it run.
+        // The far end receives XDP frames only with NAPI, which its own program makes it run.
         let _far_program = Program::attach(far).unwrap();
         let first = Queue::open(&options).unwrap();
         let second = Queue::join(&first.downgrade(), &options).unwrap();
@@ -121,7 +122,7 @@ fn netns_members_on_several_threads_lose_nothing() {
                 for i in 0..count {
                     let expected = frame(number, next, 100);
                     assert_eq!(payloads.payload(i), expected);
-                    // Back, in place or in a frame of its own; nobody looks at it there.
+                    // Sent back, in place or in a frame of its own; not checked there.
                     if next % 2 == 0 {
                         assert!(sender.send_in_place(i, 100));
                     } else if let Some(mut fresh) = sender.alloc() {
@@ -181,7 +182,7 @@ fn netns_long_packets_are_taken_whole() {
             wire.send(&frame(0, number, len(number))).unwrap();
             receive_all(&mut queue, 1, |_| frame(0, number, len(number)));
         }
-        // Who joins takes them, too.
+        // A socket that joins receives them, too.
         let mut other = Queue::join(&queue.downgrade(), &options).unwrap();
         assert!(other.has_multi_buffer());
         program.lead(1, other.as_fd());
@@ -194,7 +195,7 @@ fn netns_long_packets_are_taken_whole() {
         let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
         assert_eq!(queue.statistics().unwrap().dropped(), 0);
-        // Not asked for: dropped by the kernel, and counted.
+        // Without multi-buffer: dropped by the kernel, and counted.
         drop(queue);
         let mut queue = eventually(|| Queue::open(&QueueOptions { multi_buffer: false, ..options }));
         assert!(!queue.has_multi_buffer());
@@ -230,7 +231,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         let payload = payloads.payload(0);
         unfinished_head(sender.header_mut(0), port, 100);
         assert!(sender.send_in_place_partial(0, 100, 34, 6));
-        // As it is, nobody believes it; it would be the first to arrive.
+        // Unfinished, it is rejected; otherwise it would arrive first.
         let mut send = |unfinished: bool, number: u8| {
             let mut fresh = sender.alloc().unwrap();
             let bytes = sender.frame_mut(&mut fresh);
@@ -268,7 +269,7 @@ fn netns_owners_of_a_queue_are_found() {
             }
         }
         let queue = Queue::open(&options(near)).unwrap();
-        // The member, and the socket by which the queue was opened.
+        // The member, and the socket with which the queue was opened.
         assert_eq!(owners(near, 0).unwrap().len(), 2);
         let other = Queue::join(&queue.downgrade(), &options(near)).unwrap();
         assert_eq!(owners(near, 0).unwrap().len(), 3);

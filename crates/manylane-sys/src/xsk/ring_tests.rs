@@ -1,17 +1,17 @@
-//! Rings in plain memory: both ends are ours, on one thread, on two, and under the model checker.
+//! Rings in plain memory: both ends on one thread, on two, and under the model checker.
 
 use std::ptr::NonNull;
 
 use super::sync::AtomicU32;
 use super::{Consumer, Producer, RingMemory, Slot};
 
-/// Puts what was taken where it shall be.
+/// Stores a taken value.
 fn store<T>(value: T, place: &mut T) -> bool {
     *place = value;
     true
 }
 
-/// A ring in memory of ours, with the same two ends as one of the kernel's.
+/// A ring in plain memory, with the same two ends as one of the kernel's.
 pub(in super::super) struct MockRing<T> {
     producer: AtomicU32,
     consumer: AtomicU32,
@@ -29,12 +29,12 @@ impl<T: Copy> MockRing<T> {
         }
     }
 
-    /// Its two ends; whoever has them keeps the ring where it is, alive, and asks only once.
+    /// Its two ends. The caller keeps the ring alive and at its address, and calls this only once.
     pub(in super::super) fn split(&self) -> (Producer<T>, Consumer<T>) {
         let slots = NonNull::from(self.slots.as_slice()).cast();
         let [of_producer, of_consumer] = [(); 2].map(|()| {
-            // SAFETY: all of it is memory of this ring, of so many slots, written and read through
-            // atomics and cells only; callers keep the ring (see above).
+            // SAFETY: all of it is memory of this ring, with this number of slots, accessed
+            // through atomics and cells only; callers keep the ring (see above).
             unsafe {
                 RingMemory::new(
                     NonNull::from(&self.producer),
@@ -123,7 +123,7 @@ mod plain {
         ring.producer.store(start, Ordering::Relaxed);
         ring.consumer.store(start, Ordering::Relaxed);
         let mut next = 0;
-        // From every slot on, and over the end of the counters.
+        // From every slot on, and across the wrap of the counters.
         for _ in 0..12 {
             let values: Vec<u64> = (next..next + 6).collect();
             let most = next + 3;
@@ -140,7 +140,7 @@ mod plain {
             assert_eq!(consumer.pop_into(&mut taken[..1], store), 1);
             assert_eq!((taken[0], consumer.pop_into(&mut taken, store)), (next + 3, 0));
             consumer.release();
-            // Not a multiple of the entries: the next one begins elsewhere.
+            // Not a multiple of the entries: the next round begins elsewhere.
             assert!(producer.push(next + 4));
             producer.publish();
             assert_eq!(consumer.pop(), Some(next + 4));
@@ -159,7 +159,7 @@ mod plain {
         producer.assume_pending_max(0);
         assert!(!producer.push(4), "what is not published nobody can have taken");
         producer.publish();
-        // Taken, and not said in the ring.
+        // Taken, but not released in the ring.
         assert_eq!((consumer.pop(), consumer.pop()), (Some(0), Some(1)));
         assert!(!producer.push(4));
         producer.assume_pending_max(2);
@@ -167,7 +167,7 @@ mod plain {
         producer.assume_pending_max(4);
         assert!(!producer.push(6), "to know less changes nothing");
         producer.publish();
-        // A counter from before what is known.
+        // A counter older than the known one.
         ring.consumer.store(1, Ordering::Relaxed);
         assert!(!producer.push(6), "nothing is forgotten");
         consumer.release();
@@ -213,7 +213,7 @@ mod plain {
         assert_eq!(consumer.pop(), Some(2));
         ring.producer.store(1, Ordering::Relaxed);
         assert!(consumer.is_empty() && consumer.pop().is_none());
-        // More taken than there was.
+        // More taken than was published.
         ring.consumer.store(3, Ordering::Relaxed);
         assert_eq!(producer.pending(), 2);
         ring.consumer.store(2, Ordering::Relaxed);
@@ -265,8 +265,8 @@ mod plain {
     }
 }
 
-/// Every interleaving, and every value that the memory model allows a load to see. A race on a slot
-/// fails the model as much as a wrong value.
+/// All interleavings, and all values that the memory model allows a load to see. A race on a slot
+/// fails the model like a wrong value.
 #[cfg(loom)]
 mod model {
     use loom::cell::UnsafeCell;
@@ -279,12 +279,11 @@ mod model {
     /// The ring stays alive with both ends.
     struct Shared {
         ring: MockRing<u32>,
-        /// Stands for the bytes of the frames that the entries name.
+        /// Represents the bytes of the frames that the entries name.
         frames: Vec<UnsafeCell<u32>>,
     }
 
-    // SAFETY: the model checks that no two threads are in a cell at a time, which is what it is
-    // for.
+    // SAFETY: the model checks that no two threads access a cell at a time.
     unsafe impl Sync for Shared {}
 
     fn shared(entries: u32, frames: u32) -> Arc<Shared> {
@@ -301,7 +300,7 @@ mod model {
             let there = Arc::clone(&shared);
             let other = thread::spawn(move || {
                 for frame in 0..3_u32 {
-                    // SAFETY: the model fails if the other thread reads the cell meanwhile.
+                    // SAFETY: the model fails if the other thread accesses the cell meanwhile.
                     there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = frame + 10 });
                     while !producer.push(frame) {
                         thread::yield_now();
@@ -326,8 +325,7 @@ mod model {
         });
     }
 
-    /// Batches: several entries to one publication, several to one release; one by one, or all that
-    /// there are.
+    /// Batches: several entries per publication, several per release; one by one, or all at once.
     #[test]
     fn batches_are_passed_on_without_a_race() {
         for at_once in [false, true] {
@@ -377,7 +375,8 @@ mod model {
         assert!(other.join().is_ok());
     }
 
-    /// A frame goes out by one ring and comes back by another: it is never written by two.
+    /// A frame goes out by one ring and returns by another: two threads never write to it at a
+    /// time.
     #[test]
     fn a_frame_that_comes_back_may_be_written_again() {
         loom::model(|| {
@@ -394,7 +393,7 @@ mod model {
                         thread::yield_now();
                     };
                     from_fill.release();
-                    // SAFETY: the model fails if the other thread is in the cell.
+                    // SAFETY: the model fails if the other thread accesses the cell meanwhile.
                     fill_there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = packet + 1 });
                     assert!(to_rx.push(frame), "a ring of one, and one frame");
                     to_rx.publish();
@@ -411,7 +410,7 @@ mod model {
                     thread::yield_now();
                 };
                 from_rx.release();
-                // SAFETY: the model fails if the other thread is in the cell.
+                // SAFETY: the model fails if the other thread accesses the cell meanwhile.
                 let bytes = fill.frames[frame as usize].with(|bytes| unsafe { *bytes });
                 assert_eq!(bytes, packet + 1);
             }
@@ -419,7 +418,7 @@ mod model {
         });
     }
 
-    /// Either we see that the kernel wants to be woken, or the kernel sees the entry.
+    /// Either we see that the kernel wants a wakeup, or the kernel sees the entry.
     #[test]
     fn no_wakeup_is_lost() {
         loom::model(|| {

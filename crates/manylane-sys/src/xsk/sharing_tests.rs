@@ -1,4 +1,4 @@
-//! Members of one queue, packets in several frames, and checksums, on a kernel of plain memory.
+//! Tests with several members of a queue, fragments and checksums, on the mock kernel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,8 +27,8 @@ fn who_leaves_gives_everything_back() {
         assert!(kernel.receive_at(1, &packet(at, 60)));
     }
     drop(kernel);
-    // Four held, of which one is being sent and one is in the ring; eight unread; two taken, of
-    // which one is in the ring.
+    // Four held, of which one is being sent and one is in the ring; eight unread; two allocated,
+    // of which one is in the ring.
     let bell = mock.wakeup(1);
     assert_eq!(second.receive(&bell, 4), 4);
     let mut sender = second.split(&bell).1;
@@ -46,8 +46,7 @@ fn who_leaves_gives_everything_back() {
     drop(second);
     let census = first.frame_counts();
     assert_eq!((census.sending, census.held, census.allocated), (1, 0, 0), "what is on its way");
-    // More than one member needs are with the kernel already; they come back as they are received
-    // into.
+    // The kernel already has more than one member needs; they return as they are received into.
     assert_eq!((census.filling, census.free, census.invalid), (20, 43, 0));
     mock.kernel.borrow_mut().complete(0);
     first.receive(&mock, 0);
@@ -75,9 +74,9 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
         }
         sent
     };
-    // Of 64 frames 32 are to receive into; of the others each has half.
+    // Of 64 frames 32 are for receiving; of the others each member has half.
     assert_eq!(send_all(&mut first, 0), 16);
-    // The first does not read: its ring takes 16, and the fill ring is full again.
+    // The first member does not read: its ring takes 16, and the fill ring is full again.
     for number in 0..16 {
         assert!(mock.kernel.borrow_mut().receive_at(0, &packet(number, 60)));
     }
@@ -86,7 +85,7 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
     assert!(mock.kernel.borrow_mut().receive_at(1, &packet(0, 60)));
     assert_eq!(second.receive(&mock.wakeup(1), 8), 1);
     assert_eq!(second.packet(0), packet(0, 60));
-    // One that is alone again has it all.
+    // The remaining member has the whole share.
     first.leave(&mock.wakeup(0));
     mock.kernel.borrow_mut().close(0);
     assert_eq!(send_all(&mut second, 1), 32);
@@ -139,7 +138,7 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
             assert!(mock.kernel.borrow_mut().receive_with(0, 60, libc::XDP_PKT_CONTD, &packet(number, 60)));
         }
     };
-    // The rest has not come yet.
+    // The remaining fragments have not arrived yet.
     mock.kernel.borrow_mut().receive(&packet(9, 60));
     begins(2);
     assert_eq!(core.receive(&mock, 8), 1);
@@ -148,7 +147,7 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
     mock.kernel.borrow_mut().receive(&packet(2, 60));
     assert_eq!(core.receive(&mock, 8), 1);
     assert_eq!(core.packet(0), [packet(0, 60), packet(1, 60), packet(2, 60)].concat());
-    // One piece is no frame of the kernel's; the frames of the others come back.
+    // One fragment is no frame of the kernel's; the frames of the others are freed.
     begins(1);
     mock.kernel.borrow_mut().push_rx(0, u64::MAX);
     assert_eq!(core.receive(&mock, 8), 0);
@@ -156,7 +155,7 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
         (core.frame_counts().invalid, core.frame_counts().held, core.frame_counts().filling),
         (1, 0, 16)
     );
-    // More than the ring has room for: it cannot end there. What comes next is the rest of it.
+    // More than the ring has room for: the end cannot arrive. The next fragments belong to it.
     begins(16);
     assert_eq!(core.receive(&mock, 8), 0);
     assert_eq!((core.frame_counts().invalid, core.frame_counts().filling), (2, 0));
@@ -178,11 +177,11 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
 fn more_than_the_longest_packet_is_given_up() {
     let most = FRAGS_MAX as u32 * 2;
     let (mock, mut core) = open_linearizing(most * 2, most, 8);
-    // Longer than any packet, in few enough pieces; and in too many pieces.
+    // Longer than any packet, in few enough fragments; and in too many fragments.
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, PACKET_LEN_MAX + 1), 1792));
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, FRAGS_MAX + 1), 1));
     mock.kernel.borrow_mut().receive(&packet(1, 60));
-    // The second is given up before its last piece is seen, which counts as one more look.
+    // The second is dropped before its last fragment is read, which counts as one more packet.
     assert_eq!(core.receive(&mock, 4), 1);
     assert_eq!(core.packet(0), packet(1, 60));
     assert_eq!(core.frame_counts().invalid, 2);
@@ -213,8 +212,8 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
     let mut kernel = mock.kernel.borrow_mut();
     kernel.receive(&packet(1, 60));
     kernel.receive(&packet(2, 60));
-    // Where a program has moved the beginning: with too little room before it, and where it is not
-    // aligned.
+    // As after a program has moved the start of the packet: with too little room before it, and
+    // unaligned.
     kernel.headroom = 16;
     kernel.receive(&packet(3, 60));
     kernel.headroom = HEADROOM + 2;
@@ -276,19 +275,19 @@ impl RingWakeup for Silent {
     fn receive(&self) {}
 }
 
-/// The kernel on one thread, two members on two more: whoever completes, frees and fills, each
-/// frame is in one hand, and the bytes of each packet are those that were written.
+/// The kernel on one thread, two members on two more. Whichever completes, frees and fills, each
+/// frame has one owner, and the bytes of each packet are those that were written.
 #[test]
 fn members_on_several_threads_share_the_frames() {
-    // Beside programs that compute, each yield can cost many milliseconds: few packets, and yields
-    // only where nothing is left to do.
+    // On a busy machine, each yield can cost many milliseconds: few packets, and yields only if
+    // there is nothing left to do.
     let (each, batch) = if cfg!(miri) { (40, 4) } else { (50_000, 16) };
     let options = QueueOptions { ..options(64, 16, 16, batch) };
     let (mock, first) = mock::open(options);
     let (_, second) = mock.join(&options, Linearizer::disabled());
     let pool = std::sync::Arc::clone(&mock.allocator);
-    // The memory of the rings is kept by the mock, on this thread; the ends of the members cross to
-    // others.
+    // The mock, on this thread, keeps the memory of the rings; the members' ends move to other
+    // threads.
     let kernel = &mut *mock.kernel.borrow_mut();
     let received = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let member = |mut core: QueueMember, received: &AtomicUsize, number: usize| {
@@ -305,8 +304,8 @@ fn members_on_several_threads_share_the_frames() {
                 );
             }
             for i in 0..count {
-                // In place, or in a frame of its own: each packet has one answer, or is dropped
-                // where there is no room.
+                // In place, or in a frame of its own: each packet has one answer, or is dropped if
+                // there is no room.
                 if i % 2 == 0 {
                     let _ = sender.send_in_place(i, 60);
                 } else if let Some(mut fresh) = sender.alloc() {
@@ -355,7 +354,7 @@ fn members_on_several_threads_share_the_frames() {
         }
         threads.map(|thread| thread.join().unwrap())
     });
-    // All comes to rest.
+    // Drain everything.
     while pool.frame_counts().sending > 0 {
         for (number, core) in cores.iter_mut().enumerate() {
             kernel.send(number, usize::MAX);

@@ -1,4 +1,4 @@
-//! The queue on a kernel of plain memory.
+//! Tests of the queue on the mock kernel.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -48,7 +48,7 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     );
 }
 
-/// A member that has found nothing looks at its ring alone from then on, and misses nothing by it.
+/// An idle member checks only its ring, and misses nothing.
 #[test]
 fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
@@ -59,10 +59,10 @@ fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
         assert!(core.has_received());
         assert_eq!(core.receive(&mock, 4), 1);
         assert_eq!(core.packet(0), packet(number, 60));
-        // The batch ends, whether or not anything else is there.
+        // The batch ends, whether or not packets are pending.
         quiet(&mut core);
         assert_eq!((core.frame_counts().filling, core.frame_counts().free), (8, 8));
-        // What is sent without a batch comes back, at once or however late.
+        // Packets sent without a batch are reclaimed, at once or later.
         let (_, mut sender) = core.split(&mock);
         let fresh = sender.alloc().unwrap();
         assert!(sender.send_frame(fresh, 60).is_ok());
@@ -89,7 +89,7 @@ fn a_frame_of_the_batch_is_not_reused_before_the_batch_ends() {
     assert!(sender.send_in_place(0, 60));
     assert_eq!(sender.flush().unwrap(), 0);
     mock.kernel.borrow_mut().complete(0);
-    // All that may be taken is taken, and overwritten.
+    // Everything that can be allocated is, and is overwritten.
     let mut taken = Vec::new();
     while let Some(mut fresh) = sender.alloc() {
         sender.frame_mut(&mut fresh).fill(0xff);
@@ -122,7 +122,7 @@ fn what_is_sent_leaves_enough_to_receive_into() {
     }
     core.receive(&mock, 4);
     assert_eq!(core.frame_counts().filling, 8);
-    // Completions are looked for when frames are short.
+    // Completions are reclaimed when frames are short.
     mock.budget.set(3);
     assert_eq!(core.split(&mock).1.flush().unwrap(), 0);
     mock.kernel.borrow_mut().complete(0);
@@ -199,12 +199,12 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
         (0, 0),
         "nothing to send, nothing asked"
     );
-    // Busy drops one at a time.
+    // Busy: drops one at a time.
     mock.budget.set(1);
     mock.send_result.set(|| Ok(KickOutcome::Dropped));
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (0, 5));
     complete();
-    // Busy, and never getting on: bounded.
+    // Busy, without progress: bounded.
     mock.budget.set(0);
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (5, 7));
     mock.send_result.set(|| Ok(KickOutcome::Down));
@@ -212,7 +212,7 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
     mock.send_result.set(|| Err(io::Error::from_raw_os_error(libc::ENXIO)));
     assert_eq!(send(&mut core, 0).unwrap_err().raw_os_error(), Some(libc::ENXIO));
     mock.send_result.set(|| Ok(KickOutcome::Accepted));
-    // Without copying the device is woken if it asks to be, once, and sends when it likes.
+    // With zero copy the device is woken once, if it needs that, and sends when it likes.
     mock.zero_copy.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (7, 0));
     mock.members.borrow()[0].tx.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
@@ -242,7 +242,7 @@ fn what_a_flush_has_left_is_sent_later_and_without_it_nothing_is_asked() {
     assert_eq!((mock.send_calls.get(), core.has_idle_skips()), (1, false));
     core.flush_pending(&mock).unwrap();
     assert_eq!(mock.send_calls.get(), 1, "all was sent");
-    // What was sent comes back before the queue is passed over again.
+    // Sent frames are reclaimed before the queue is skipped again.
     assert_eq!((core.receive(&mock, 4), core.has_idle_skips(), core.frame_counts().sending), (0, false, 5));
     (0..5).for_each(|_| mock.kernel.borrow_mut().complete(0));
     assert_eq!((core.receive(&mock, 4), core.has_idle_skips(), core.frame_counts().sending), (0, true, 0));
@@ -256,8 +256,7 @@ fn the_kernel_gets_its_frames_back_before_it_says_that_it_took_them() {
     for _ in 0..8 {
         (0..4).for_each(|_| assert!(mock.kernel.borrow_mut().receive(&packet(0, 60))));
         assert_eq!(core.receive(&mock, 4), 4);
-        // It has stored its counter of the ring, which is as long as it is full, last before it
-        // took these.
+        // It has stored its counter of the full ring last before it took these.
         assert_eq!((core.receive(&mock, 4), core.frame_counts().filling), (0, 4));
     }
     assert_eq!(core.frame_counts().invalid, 0);
@@ -269,7 +268,7 @@ fn the_kernel_is_woken_to_receive_where_it_asks() {
     mock.fill.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
     core.receive(&mock, 4);
     assert_eq!(mock.receive_calls.get(), 0, "only a device that does not copy has it");
-    // A device says before its first receive how it works, or when that changes.
+    // The mode of a device is known before its first receive, or when it changes.
     mock.zero_copy.set(true);
     assert!(core.has_idle_skips());
     core.reset_idle();
@@ -290,7 +289,7 @@ fn the_kernel_is_woken_to_receive_where_it_asks() {
 fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     let mut kernel = mock.kernel.borrow_mut();
-    // Past the last frame; a frame that is not the kernel's.
+    // Beyond the last frame; a frame that is not the kernel's.
     assert!(kernel.push_rx(0, 8 * 2048) && kernel.push_rx(0, u64::MAX));
     assert!(kernel.push_rx(0, 7 * 2048 + HEADROOM));
     drop(kernel);
@@ -299,8 +298,7 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
         (core.frame_counts().invalid, core.frame_counts().free, core.frame_counts().filling),
         (3, 4, 4)
     );
-    // More than the frame has, and an option that nobody knows: the frame was the kernel's and is
-    // ours again.
+    // More than the frame has, and an unknown option: the frame was the kernel's and is reclaimed.
     let mut kernel = mock.kernel.borrow_mut();
     assert!(kernel.receive_with(0, 2048 - 256 + 1, 0, &packet(0, 60)));
     assert!(kernel.receive_with(0, 60, 4, &packet(0, 60)));
@@ -309,7 +307,7 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
     assert_eq!(core.receive(&mock, 4), 1);
     assert_eq!(core.packet(0), packet(1, 2048 - 256));
     assert_eq!((core.frame_counts().invalid, core.frame_counts().free), (5, 6));
-    // The same frame again, while the batch has it.
+    // The same frame again, while it is in the batch.
     let addr = {
         let mut sender = core.split(&mock).1;
         assert!(sender.send_in_place(0, 60));
@@ -338,7 +336,7 @@ fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
     sender.header_mut(0)[0] = 1;
 }
 
-/// What cannot be ends no batch, and what has no payload that could be found is one whole.
+/// Invalid entries do not end a batch, and a packet without a payload is whole.
 #[test]
 fn a_batch_goes_on_behind_what_cannot_be() {
     let (mock, mut core) = mock::open(options(32, 16, 8, 8));
@@ -357,7 +355,7 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     }
     drop(kernel);
     assert_eq!(held_already, packet(0, 60));
-    // What cannot be is one of the six that were asked for.
+    // The invalid entry is one of the six requested.
     assert_eq!((core.receive(&mock, 6), core.frame_counts().invalid), (5, 1));
     let mut seen = Vec::new();
     core.find_payloads(|_, bytes| {
@@ -372,8 +370,8 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     assert_eq!((core.frame_counts().filling, core.frame_counts().held), (16, 0));
 }
 
-/// Headers are read by value until somebody could write to them: then there is a mutable slice, and
-/// nothing else may look.
+/// Headers are read by value until they can be written to: then a mutable slice exists, and no
+/// other code may read them.
 #[test]
 fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
     let (mock, mut core) = mock::open(options(32, 16, 16, 8));
@@ -382,7 +380,7 @@ fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
             assert!(mock.kernel.borrow_mut().receive(&packet(number, 60)));
         }
         assert_eq!(core.receive(&mock, 8), 5);
-        // Of the second one no payload is found.
+        // No payload is found in the second one.
         core.find_payloads(|i, _| (i != 1).then_some((42, 10)));
         let (payloads, mut sender) = core.split(&mock);
         let numbers = |from| payloads.next_with_header(from).map(|found| found.index);
@@ -403,7 +401,7 @@ fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
         assert!([found(0), before, found(2)].iter().all(|found| found.header::<42>().is_none()));
         assert!(found(3).header::<42>().is_some());
         sender.in_place_header_mut(4).unwrap().fill(1);
-        // An earlier one that is written to later changes nothing.
+        // Writing to an earlier one later changes nothing.
         sender.header_mut(0).fill(2);
         assert!(found(3).header::<42>().is_none() && found(4).header::<42>().is_none());
         assert_eq!(found(4).payload(), &packet(4, 60)[42..52]);

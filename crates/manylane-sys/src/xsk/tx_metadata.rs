@@ -1,8 +1,8 @@
-//! What the kernel is told of a packet that it is to send.
+//! TX metadata: requests to the kernel about a packet to be sent.
 
-/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of
-/// linux/if_xdp.h, as it is since Linux 6.14. Of the checksum: it is the sum over all bytes from
-/// `start` on, to be written `offset` after that, where the sum of the pseudo header is.
+/// The metadata of a packet, in the bytes before it: `struct xsk_tx_metadata` of linux/if_xdp.h,
+/// as of Linux 6.14. Requests the checksum: the sum over all bytes from `start` on, to be written
+/// at `offset` after that, where the sum of the pseudo header is.
 #[repr(C)]
 pub(super) struct Metadata {
     pub(super) flags: u64,
@@ -12,6 +12,6 @@ pub(super) struct Metadata {
     pub(super) launch_time: u64,
 }
 
-/// Bytes of it.
+/// Size of the metadata.
 pub(super) const METADATA_LEN: usize = size_of::<Metadata>();
 const _: () = assert!(METADATA_LEN == 24 && align_of::<Metadata>() <= 8);

@@ -1,4 +1,4 @@
-//! What a member sends with: its send ring, and what it may send without asking the pool.
+//! The send side of a member: its TX ring, and what it may send without the allocator's lock.
 
 use std::io;
 use std::sync::Arc;
@@ -11,30 +11,30 @@ use super::ring::Producer;
 use super::tx_metadata::{METADATA_LEN, Metadata};
 use super::wakeup::{KickOutcome, RingWakeup};
 
-/// Calls that may bring nothing before a flush gives up. The first may free room in the completion
+/// Calls without progress after which a flush gives up. The first may free room in the completion
 /// ring.
 const IDLE_KICKS_MAX: u32 = 2;
 
-/// Credits and frames that one turn with the lock brings at most.
+/// Maximum credits and frames that are requested under one lock.
 const CREDIT_BATCH: u32 = 64;
 
-/// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far
-/// behind that byte it is written.
+/// An unfinished checksum: the first byte of the packet that it covers, and the offset of the
+/// result from that byte.
 pub(super) type PartialChecksum = (u16, u16);
 
-/// What sending needs of a member.
+/// The state of a member for sending.
 pub(super) struct TxQueue {
     pub(super) allocator: Arc<FrameAllocator>,
     pub(super) member: MemberId,
     pub(super) tx: Producer<xdp_desc>,
     pub(super) cache: FrameCache,
-    /// Whether the kernel finishes checksums. Then frames have room for [`Metadata`] before what is
-    /// sent.
+    /// The kernel completes checksums. Frames then have room for [`Metadata`] before a packet to
+    /// be sent.
     pub(super) has_csum_offload: bool,
 }
 
 impl TxQueue {
-    /// Of a member with batches of so many packets. `checksums` only where frames have room for
+    /// For a member with batches of this many packets. `checksums` only if frames have room for
     /// metadata.
     pub(super) fn new(
         pool: Arc<FrameAllocator>,
@@ -49,7 +49,7 @@ impl TxQueue {
         Self { allocator: pool, member: me, tx, cache: purse, has_csum_offload: checksums }
     }
 
-    /// Asks the pool for credits, or for frames that come with theirs.
+    /// Requests credits, or frames with their credits, from the allocator.
     #[cold]
     fn refill(&mut self, credits: u32, frames: u32) {
         let mut locked = self.allocator.lock();
@@ -61,7 +61,7 @@ impl TxQueue {
         self.cache.is_exhausted = self.cache.credits == 0 && self.cache.frames.is_empty();
     }
 
-    /// Uses a credit; false if there is none to be had.
+    /// Uses a credit; false if none is available.
     #[inline]
     fn take_credit(&mut self) -> bool {
         if self.cache.credits == 0 && !self.cache.is_exhausted {
@@ -72,7 +72,7 @@ impl TxQueue {
         paid
     }
 
-    /// Whether the packet of the current batch was sent.
+    /// True if the packet of the current batch was sent.
     #[inline]
     pub(super) fn is_sent(&self, packet: &Packet) -> bool {
         matches!(
@@ -81,15 +81,15 @@ impl TxQueue {
         )
     }
 
-    /// Whether the packet of the current batch can be sent from where it is: it came in one frame,
+    /// True if the packet of the current batch can be sent in place: it was received in one frame,
     /// and was not sent.
     #[inline]
     pub(super) fn can_send_in_place(&self, packet: &Packet) -> bool {
         self.allocator.frames.state(packet.frame) == StateWord::new(FrameState::Held, self.member)
     }
 
-    /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring.
-    /// False if it cannot be sent from where it is, or there is no room.
+    /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the
+    /// ring. False if it cannot be sent in place, or there is no room.
     #[inline]
     pub(super) fn send_in_place(
         &mut self,
@@ -101,8 +101,8 @@ impl TxQueue {
         let frames = &self.allocator.frames;
         let addr = frames.addr_of(packet.start);
         let before = addr.wrapping_sub(frames.addr(packet.frame)) as usize;
-        // The kernel skips an empty descriptor, and one without the room before it, and does not
-        // complete it: the frame would be lost.
+        // The kernel skips an empty descriptor, and one without the required room before it, and
+        // does not complete it: the frame would be lost.
         if len == 0
             || !held
             || before < frames.tx_metadata_len()
@@ -119,8 +119,8 @@ impl TxQueue {
         true
     }
 
-    /// Whether the kernel will take a packet with such a checksum: one that it refuses would block
-    /// the ring.
+    /// True if the kernel will accept a packet with this checksum: a refused one would block the
+    /// ring.
     #[inline]
     fn can_offload_csum(&self, checksum: Option<PartialChecksum>, addr: u64, len: u32) -> bool {
         checksum.is_none_or(|(start, offset)| {
@@ -129,9 +129,9 @@ impl TxQueue {
         })
     }
 
-    /// Puts a packet into the ring. It is in a frame that this member holds or has taken, behind
-    /// the room of the frame, and [`can_offload_csum`](Self::can_offload_csum) is true of its
-    /// checksum.
+    /// Puts a packet into the ring. It is in a frame that this member holds or has allocated,
+    /// behind the frame's metadata room, and [`can_offload_csum`](Self::can_offload_csum) is true
+    /// for its checksum.
     #[inline]
     fn push_desc(&mut self, frame: u32, addr: u64, len: u32, checksum: Option<PartialChecksum>) -> bool {
         let mut options = 0;
@@ -140,16 +140,16 @@ impl TxQueue {
             let metadata = Metadata { flags, start, offset, unused: 0, launch_time: 0 };
             let frames = &self.allocator.frames;
             debug_assert!(addr >= frames.addr(frame) + METADATA_LEN as u64);
-            // SAFETY: the bytes are of the same frame as the packet, aligned, and in the memory of
-            // all frames (checked by the callers). The frame is ours, no ring names it yet, and of
-            // the bytes before a packet nobody has a slice.
+            // SAFETY: the bytes are in the same frame as the packet, aligned, and in the memory of
+            // all frames (checked by the callers). The frame is ours, no ring names it yet, and
+            // there is no slice of the bytes before a packet.
             unsafe { frames.base().add(addr as usize - METADATA_LEN).cast::<Metadata>().write(metadata) };
             options = libc::XDP_TX_METADATA;
         }
         self.tx.push(xdp_desc { addr, len, options })
     }
 
-    /// Supply to taken.
+    /// Cached to allocated.
     #[inline]
     pub(super) fn alloc(&mut self) -> Option<u32> {
         if self.cache.frames.is_empty() && !self.cache.is_exhausted {
@@ -161,13 +161,13 @@ impl TxQueue {
         Some(frame)
     }
 
-    /// Whether this member has taken the frame.
+    /// True if this member has allocated the frame.
     #[inline]
     pub(super) fn is_allocated(&self, frame: u32) -> bool {
         self.allocator.frames.state(frame) == StateWord::new(FrameState::Allocated, self.member)
     }
 
-    /// Taken to supply.
+    /// Allocated to cached.
     pub(super) fn free(&mut self, frame: u32) {
         if !self.is_allocated(frame) {
             return;
@@ -179,15 +179,16 @@ impl TxQueue {
         self.cache.frames.push(frame);
     }
 
-    /// Bytes that a taken frame has room for, and where they begin in the memory of all frames.
+    /// The usable area of an allocated frame: its offset in the memory of all frames, and its
+    /// length.
     #[inline]
     pub(super) fn tx_area(&self, frame: u32) -> (u64, usize) {
         let frames = &self.allocator.frames;
         (frames.addr(frame) + frames.tx_metadata_len() as u64, frames.size() - frames.tx_metadata_len())
     }
 
-    /// Taken to sending: puts the first `len` bytes of a frame into the ring. False if there is no
-    /// room, or they cannot be sent.
+    /// Allocated to sending: puts the first `len` bytes of a frame into the ring. False if there
+    /// is no room, or they cannot be sent.
     #[inline]
     pub(super) fn send_allocated(
         &mut self,
@@ -207,7 +208,7 @@ impl TxQueue {
         true
     }
 
-    /// Takes back what was put into the ring since the last flush.
+    /// Removes what was put into the ring since the last flush.
     pub(super) fn abandon(&mut self) {
         while let Some(desc) = self.tx.pop_unpublished() {
             let Some(frame) = self.allocator.frames.frame_of(desc.addr) else { continue };
@@ -235,15 +236,16 @@ impl TxQueue {
             }
             return Ok(self.tx.pending() as usize);
         }
-        // Each call takes descriptors, drops one, or does nothing, which it may do only so often.
+        // Each call takes descriptors, drops one, or does nothing; the number of the latter is
+        // bounded.
         let mut idle = 0;
         for _ in 0..left + IDLE_KICKS_MAX {
             let kick = bell.send()?;
             let before = std::mem::replace(&mut left, self.tx.pending());
             match kick {
                 KickOutcome::Accepted if left == before => {
-                    // A completion ring that is full holds the kernel up, whoever's completions are
-                    // in it.
+                    // A full completion ring stops the kernel from sending, whichever member its
+                    // entries belong to.
                     self.allocator.lock().reap();
                     idle += 1;
                 }

@@ -1,11 +1,11 @@
-//! What a queue asks of the kernel, so that tests can be the kernel.
+//! The system calls of a queue, as a trait, so that tests can replace the kernel.
 
 use std::io;
 
-/// What came of asking the kernel to send.
+/// The result of a request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KickOutcome {
-    /// It has sent what it could now.
+    /// The kernel has sent what it could.
     Accepted,
     /// One packet was dropped (`EBUSY`), which the ring may show only later.
     Dropped,
@@ -15,12 +15,12 @@ pub(super) enum KickOutcome {
 
 /// The system calls of a queue.
 pub(super) trait RingWakeup {
-    /// Whether the device sends by itself, once woken: without copying.
+    /// True if the device sends by itself, once woken: zero copy.
     fn is_zero_copy(&self) -> bool;
-    /// Whether the device works only while it is asked to.
+    /// True if the device works only in these calls.
     fn is_busy_polling(&self) -> bool;
-    /// Asks the kernel to send.
+    /// Requests the kernel to send.
     fn send(&self) -> io::Result<KickOutcome>;
-    /// Asks the kernel to look at the fill ring and to receive.
+    /// Requests the kernel to read the fill ring and to receive.
     fn receive(&self);
 }

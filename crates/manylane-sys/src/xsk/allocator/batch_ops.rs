@@ -1,6 +1,6 @@
-//! What is done with the lock once a batch for each of its packets, as long as nothing about them
-//! is out of the ordinary: loops that keep their counts in registers. Anything else they leave to
-//! the same steps one by one.
+//! Operations on all packets of a batch, once a batch with the lock held: loops for the ordinary
+//! case, which keep their counts in registers. Anything else is left to the single-step
+//! operations.
 
 use libc::xdp_desc;
 
@@ -8,11 +8,11 @@ use super::{AllocatorGuard, Inner};
 use crate::xsk::frames::{FrameState, MemberId, Packet, StateWord};
 use crate::xsk::ring::Consumer;
 
-/// Asks for the cache line at `at`.
+/// Prefetches the cache line at `at`.
 #[inline]
 fn prefetch_cacheline(at: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which reads nothing that the program could see, and never faults.
+    // SAFETY: a hint, which has no visible effect and never faults.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
@@ -20,7 +20,7 @@ fn prefetch_cacheline(at: *const u8) {
     let _ = at;
 }
 
-/// Credits that come back, most of them to one member: counted up until another one's turn comes.
+/// Returned credits, mostly of one member: accumulated until a credit of another member is added.
 #[derive(Default)]
 struct ReturnedCredits {
     member: MemberId,
@@ -28,7 +28,8 @@ struct ReturnedCredits {
 }
 
 impl ReturnedCredits {
-    /// One more for `member`. What has to be booked first, if that was another one's.
+    /// Adds a credit of `member`. Returns the credits to book first, if those were another
+    /// member's.
     #[inline]
     fn add(&mut self, member: MemberId) -> Option<Self> {
         if self.member == member {
@@ -40,9 +41,9 @@ impl ReturnedCredits {
 }
 
 impl AllocatorGuard<'_> {
-    /// Takes back the frames that the kernel has sent, of all members, and returns how many. A
-    /// frame that a batch holds waits for the end of the batch, since its payload may be borrowed;
-    /// the others are free. What the kernel cannot have sent is counted, and changes nothing.
+    /// Reclaims the frames that the kernel has sent, of all members, and returns their number. A
+    /// frame in a batch stays held until the end of the batch, because its payload may be
+    /// borrowed; the others become free. Invalid completions are counted, and change nothing.
     #[inline]
     pub(in crate::xsk) fn reap(&mut self) -> u32 {
         let (frames, inner) = (self.frames, &mut *self.inner);
@@ -54,7 +55,7 @@ impl AllocatorGuard<'_> {
             }
         };
         let mut returned = ReturnedCredits::default();
-        // A kernel that fills the ring as fast as we empty it shall not keep us.
+        // Bounded, for a kernel that fills the ring as fast as it is emptied.
         let most = completion.entries();
         let reaped = completion.pop_while(most, |addr| {
             let frame = frames.frame_of(addr);
@@ -83,17 +84,16 @@ impl AllocatorGuard<'_> {
     }
 
     /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames:
-    /// those that were not sent, and those that were and came back. From the first other one on, or
-    /// the first that the kernel need not have, [`release_held`](Self::release_held) says what
-    /// becomes of them.
+    /// those that were not sent, and those that were sent and reclaimed. The remaining ones, from
+    /// the first other frame on, go through [`release_held`](Self::release_held).
     #[inline]
     pub(in crate::xsk) fn end_batch(&mut self, me: MemberId, batch: &[Packet]) {
         let (frames, inner) = (self.frames, &mut *self.inner);
         let lacking = inner.fill_target.saturating_sub(inner.filling) as usize;
         let (frames, held) = (frames.batch_frames(), StateWord::new(FrameState::Held, me));
         let usual = &batch[..batch.len().min(lacking)];
-        // Each frame that the kernel has to receive into was in the ring once, and each that it has
-        // received into it had taken out before it said so.
+        // Each frame that the kernel has to receive into was in the ring once. Each frame in an RX
+        // ring was taken out of it before the kernel reported the packet.
         inner.fill.assume_pending_max(inner.filling);
         let back = inner.fill.push_from(usual, |packet| frames.refill(packet.frame, held));
         inner.filling += back;
@@ -102,8 +102,8 @@ impl AllocatorGuard<'_> {
         }
     }
 
-    /// Filling to held, for as many packets as `batch` has room for, and returns how many it was.
-    /// It stops before a descriptor that is not of one whole packet, or that cannot be.
+    /// Filling to held, for as many packets as `batch` has room for; returns their number. Stops
+    /// before a descriptor that is invalid or not a whole packet.
     #[inline]
     pub(in crate::xsk) fn hold_batch(
         &mut self,
@@ -116,8 +116,8 @@ impl AllocatorGuard<'_> {
         let taken = rx.pop_into(batch, |desc, packet| {
             let is_taken = desc.options == 0 && frames.accept_desc(&desc, held, packet);
             if is_taken {
-                // Another core has written it: all lines of a batch are on their way before the
-                // first is looked at.
+                // Another core has written it: prefetch all lines of a batch before the first is
+                // read.
                 prefetch_cacheline(packet.start);
             }
             is_taken
