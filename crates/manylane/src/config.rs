@@ -17,7 +17,7 @@ use crate::steer::{Steering, SteeringBackend};
 use crate::vlan::Vlan;
 use crate::wait::WaitPolicy;
 
-/// How a lane talks to the kernel.
+/// The interface between a lane and the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
@@ -31,8 +31,8 @@ pub enum Engine {
     /// Kernel sockets with a multishot receive by io_uring, armed once, into registered buffers.
     /// Replies leave as with [`Engine::Mmsg`]. Needs Linux 6.1 and permission to use io_uring.
     /// Without them the socket uses [`Engine::Mmsg`], and
-    /// [`Socket::fallback`](crate::Socket::fallback) says why. Costs less than `mmsg` where a call
-    /// takes one message, and no less otherwise.
+    /// [`Socket::fallback`](crate::Socket::fallback) says why. Saves CPU time only where a call
+    /// takes one message.
     Uring,
     /// AF_XDP: frames bypass the kernel's stack. A companion kernel socket receives what XDP does
     /// not take. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux
@@ -219,7 +219,7 @@ impl Builder {
     /// Delay after a small batch in [`Socket::serve`](crate::Socket::serve). Applies only while
     /// the batches after a delay show that it saves wake-ups. A datagram right behind another one
     /// may be delayed by this time. Zero turns it off. Default: zero if no lanes share a core;
-    /// else 100 µs for each lane that shares a core, at most 1 ms. Engine `xdp` with
+    /// else 100 µs times the lanes per core, at most 1 ms. Engine `xdp` with
     /// [`WaitPolicy::Sleep`](Self::wait) uses at least twenty times the cost of a wake-up, which
     /// is measured on the machine, 50 to 500 µs.
     pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {

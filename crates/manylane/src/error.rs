@@ -18,7 +18,7 @@ pub enum ErrorKind {
     Permission,
     /// A limit of the process or the system was reached: descriptors, memory, buffer sizes.
     Limit,
-    /// The kernel does not support what was asked for.
+    /// The kernel does not support what was requested.
     Unsupported,
     /// The application's closure panicked.
     Panicked,

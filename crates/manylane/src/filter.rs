@@ -61,7 +61,7 @@ impl Limit {
     }
 
     /// Sets the prefix length that makes a source: IPv4 0 to 32, IPv6 0 to 128. With 0, all
-    /// addresses are one source.
+    /// addresses of the family are one source.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for any other length.
@@ -214,7 +214,7 @@ pub enum Rule {
     Deny,
 }
 
-/// What a socket lets in.
+/// Limits and prefix rules of a socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     limits: Vec<Limit>,
@@ -222,7 +222,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// The limits, the one with the widest sources first.
+    /// The limits, with the widest sources first.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.limits
@@ -233,14 +233,13 @@ impl Filter {
         self.rules.iter().map(|(prefix, rule)| (*prefix, *rule))
     }
 
-    /// Whether everything is let in.
+    /// True if it accepts everything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.limits.is_empty() && self.rules.is_empty()
     }
 
-    /// These limits, two at most, instead of those there are. A datagram has to be within all of
-    /// them.
+    /// Replaces the limits, at most two. A datagram has to be within all of them.
     ///
     /// # Errors
     /// [`ErrorKind::Limit`] for more than two.
@@ -256,11 +255,11 @@ impl Filter {
         Ok(())
     }
 
-    /// What becomes of datagrams from `prefix`, if they are in no longer one; with none, what a
-    /// shorter one says.
+    /// Sets the rule of `prefix`, or removes it if none. The longest matching prefix decides about
+    /// a datagram.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] for more prefixes than 16,384.
+    /// [`ErrorKind::Limit`] for more than 16,384 prefixes.
     pub fn set_rule(&mut self, prefix: Prefix, rule: Option<Rule>) -> Result<()> {
         match rule {
             None => _ = self.rules.remove(&prefix),
@@ -313,7 +312,7 @@ mod tests {
         let of = |text: &str| text.parse::<Limit>().unwrap().to_abi().mask.map(u128::from_be_bytes);
         assert_eq!(of("1,per=32:128"), [u128::MAX, u128::MAX]);
         assert_eq!(of("1,per=24:56"), [!0xff, u128::MAX << 72]);
-        // Families are apart by their keys: of IPv4, what is mapped stays.
+        // Keys of the two families differ: the IPv4-mapped prefix stays.
         assert_eq!(of("1,per=0:0"), [u128::MAX << 32, 0]);
     }
 

@@ -319,7 +319,7 @@ impl AllocatorGuard<'_> {
                     self.release(frame);
                 }
             }
-            // Its credit was used when it was put into the ring.
+            // Its credit has been in use since it was put into the ring.
             FrameState::HeldSending => self.frames.set_state(frame, StateWord::new(FrameState::Sending, me)),
             FrameState::Free
             | FrameState::Filling

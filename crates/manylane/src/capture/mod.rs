@@ -1,5 +1,6 @@
-//! Capturing what lanes of engine `xdp` receive and send. tcpdump does not see frames that XDP
-//! takes. Every socket of this engine offers copies of them, and `manylane capture` reads them.
+//! Captures of the frames that lanes of engine `xdp` receive and send. tcpdump does not see frames
+//! that XDP takes. Every socket of this engine offers copies of them, and `manylane capture` reads
+//! them.
 //!
 //! ```text
 //!  process with lanes                                          process that captures

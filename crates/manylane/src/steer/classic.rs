@@ -35,7 +35,7 @@ impl ClassicSteer {
         Self { policy }
     }
 
-    /// The policy that classic BPF enforces in place of the one asked for.
+    /// The policy that classic BPF enforces in place of the requested one.
     pub(super) fn policy(&self) -> Steering {
         self.policy
     }

@@ -41,7 +41,7 @@ const OUTLIERS_PER_SIDE: usize = 1;
 const WAKEUP_COST_NANOS: u64 = 25_000;
 /// Maximum nanoseconds of polling in one wait.
 const SPIN_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// Minimum length of a precise sleep in nanoseconds: a shorter one saves nothing.
+/// Minimum time for a precise sleep, wake-up latency included: a shorter one saves nothing.
 const SLEEP_NANOS_MIN: u64 = 20_000;
 /// Margin added to predictions.
 const SLACK_NANOS: u64 = 2_000;

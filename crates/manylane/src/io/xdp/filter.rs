@@ -20,9 +20,9 @@
 //!
 //! | event | what happens |
 //! |---|---|
-//! | a device is taken into use | its program gets the filter before an address leads to the socket |
+//! | a device is opened | its program gets the filter before an address leads to the socket |
 //! | the filter changes | all devices get the new one, or, if one of them fails, all keep the previous one |
-//! | a device goes, the socket ends | the socket's number lets everything in again; its drops stay counted |
+//! | a device is removed, the socket ends | the socket's number accepts everything again; its drops stay counted |
 //!
 //! - **Prefixes come first**, so that a source that is denied or allowed needs no bucket. **The
 //!   wide limit comes second**, so that a flood from one prefix does not evict the buckets of

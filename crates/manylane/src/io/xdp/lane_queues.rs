@@ -3,7 +3,7 @@
 //!
 //! # What a batch touches
 //!
-//! Another core writes the frames. After a pause, most of the lane's own data has left the cache,
+//! Another core writes the frames. After a sleep, most of the lane's own data has left the cache,
 //! too. A cache miss costs more than the instructions that work on the line. So the receive path
 //! is built to touch few lines:
 //!
@@ -18,8 +18,8 @@
 //!   has the offset and the length of the payload (`rx_hint::parse`). The headers are read when
 //!   the datagram is handed out, by value, because a reply may overwrite them
 //!   (`PacketRef::header`). This code is inlined into the caller's loop, so that an application
-//!   that looks at payloads only does not read them. Headers of frames without a hint are parsed
-//!   out of line, into an array of the lane.
+//!   that reads only payloads does not read them. Headers of frames without a hint are parsed out
+//!   of line, into an array of the lane.
 //! - **The frames of a batch** are prefetched as their descriptors are taken, before the first
 //!   frame is read.
 //! - **The companion** is polled every 32 batches while queues have frames
