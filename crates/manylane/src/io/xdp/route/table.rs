@@ -276,12 +276,14 @@ fn tag_of(hash: u64) -> u8 {
     ((hash >> 56) as u8).max(1)
 }
 
-/// Sets the top bit of each byte of `word` that equals `byte`, and now and then of one above such
-/// a byte.
+/// The top bit of each byte of `word` that equals `byte`, and nothing else: a slot whose entry was
+/// removed keeps its words, and only its tag tells that they are no longer valid.
 fn equal_bytes(word: u64, byte: u8) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
+    const LOW: u64 = ONES * 0x7f;
     let zero_if_equal = word ^ (ONES * u64::from(byte));
-    zero_if_equal.wrapping_sub(ONES) & !zero_if_equal & (ONES << 7)
+    // No sum carries into the next byte.
+    !(((zero_if_equal & LOW) + LOW) | zero_if_equal | LOW)
 }
 
 /// The writer's data about a slot.

@@ -181,8 +181,30 @@ fn readers_never_see_half_an_entry() {
     });
 }
 
+#[test]
+fn a_removed_entry_is_not_found_beside_another_with_its_tag() {
+    let mut writer = Writer::new();
+    // Both in one set, with the smallest tag, which differs from that of an empty slot by one bit.
+    let hash = |n: u32| writer.table.hash(&nth(n));
+    let set = set_of(hash(0));
+    let mut pairs = (0..).filter(|n| set_of(hash(*n)) == set && tag_of(hash(*n)) == 1).map(nth);
+    let (first, second) = (pairs.next().unwrap(), pairs.next().unwrap());
+    writer.insert(&first, via("10.0.0.254"), &new_entry(1, 0));
+    writer.insert(&second, via("10.0.0.254"), &new_entry(2, 0));
+    writer.remove_pair(&second);
+    assert_eq!(find(&writer, &second), None);
+    assert_eq!(find(&writer, &first), Some(new_entry(1, 0)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn equal_bytes_are_all_and_no_others(bytes in any::<[u8; 8]>(), nth in 0usize..8, flip in 0u8..2) {
+        let byte = bytes[nth] ^ flip;
+        let expected = bytes.map(|other| if other == byte { 0x80 } else { 0 });
+        prop_assert_eq!(equal_bytes(u64::from_le_bytes(bytes), byte), u64::from_le_bytes(expected));
+    }
 
     #[test]
     fn the_table_agrees_with_a_map(steps in proptest::collection::vec((0u32..64, 0u8..4, any::<u8>()), 0..200)) {
