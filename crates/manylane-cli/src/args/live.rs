@@ -1,4 +1,4 @@
-//! The options of what looks at running processes and changes what they let in.
+//! Options of `top` and `limit`, and the filter options of `echo` and `run`.
 
 use std::time::Duration;
 
@@ -8,20 +8,21 @@ use manylane::{Limit, Prefix};
 use super::values::positive;
 use crate::parse;
 
-/// What a socket lets in, for `echo` and `run`.
+/// The filter of a socket, for `echo` and `run`.
 #[derive(Debug, Args)]
 pub(crate) struct FilterArgs {
-    /// Datagrams per second that each source may send, and how many at once, as
-    /// RATE[/BURST][,per=LEN[:LEN6]]: 1000/50, or 20k,per=24 for each /24 (of IPv6 each /56). Twice
-    /// at most. What is above it the XDP program drops (engine xdp)
+    /// Limit for each source: RATE[/BURST][,per=LEN[:LEN6]] (engine xdp)
+    ///
+    /// Datagrams per second, and the burst: 1000/50, or 20k,per=24 for each /24 (IPv6: each /56).
+    /// The XDP program drops datagrams above the limit. May be given twice.
     #[arg(long, value_name = "LIMIT")]
     pub(crate) limit: Vec<Limit>,
-    /// Prefix to let in, past all limits, such as 192.0.2.0/24; the longest prefix decides (engine
-    /// xdp)
+    /// Prefix to admit past all limits, such as 192.0.2.0/24 (engine xdp)
+    ///
+    /// The longest matching prefix decides.
     #[arg(long, value_name = "PREFIX")]
     pub(crate) allow: Vec<Prefix>,
-    /// Prefix whose datagrams the XDP program drops, such as 198.51.100.0/24 or 2001:db8::/32
-    /// (engine xdp)
+    /// Prefix to drop, such as 198.51.100.0/24 or 2001:db8::/32 (engine xdp)
     #[arg(long, value_name = "PREFIX")]
     pub(crate) deny: Vec<Prefix>,
 }
@@ -33,60 +34,49 @@ impl FilterArgs {
 }
 
 /// `manylane limit`.
-///
-/// Without an option, says what is in force and what was dropped for it. All changes of a call come
-/// into force together, or none does. Root may, and the user that the process runs as. It holds for
-/// datagrams that come in frames of the devices of engine xdp, to addresses and ports of the
-/// process; fragments, packets with IP options, and what was sent on this machine are not held
-/// back.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
-    /// Number of the process: one of `manylane echo`, the launcher `manylane run`, or one that
-    /// opens a control socket by the library
+    /// PID of `manylane echo`, `manylane run`, or a program with a control socket
     #[arg(value_name = "PID")]
     pub(crate) pid: u32,
-    /// Limit that takes the place of those there are, as RATE[/BURST][,per=LEN[:LEN6]]; twice at
-    /// most
+    /// Limit that replaces the current ones: RATE[/BURST][,per=LEN[:LEN6]]
+    ///
+    /// May be given twice.
     #[arg(long, value_name = "LIMIT")]
     pub(crate) limit: Vec<Limit>,
-    /// Take all limits away
+    /// Remove all limits
     #[arg(long, conflicts_with = "limit")]
     pub(crate) unlimited: bool,
-    /// Prefix to let in, past all limits; the longest prefix decides
+    /// Prefix to admit past all limits; the longest matching prefix decides
     #[arg(long, value_name = "PREFIX")]
     pub(crate) allow: Vec<Prefix>,
-    /// Prefix whose datagrams are dropped
+    /// Prefix to drop
     #[arg(long, value_name = "PREFIX")]
     pub(crate) deny: Vec<Prefix>,
-    /// Prefix that is neither allowed nor denied any more
+    /// Prefix to remove from the allowed and denied ones
     #[arg(long, value_name = "PREFIX")]
     pub(crate) forget: Vec<Prefix>,
-    /// What is in force as JSON (manylane.limit.v1)
+    /// Print the filter in force as JSON (manylane.limit.v1)
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// `manylane top`.
-///
-/// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that open
-/// a control socket by the library (manylane::control), in the network namespace it runs in. Root
-/// sees all, a user those of their own. Keys: q or Esc ends, up and down (or k and j) pick a lane,
-/// s sorts by another column, space stops and goes on.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Show this process alone, also one in another network namespace (as root)
+    /// Show only this process; as root also one in another network namespace
     #[arg(value_name = "PID")]
     pub(crate) pid: Option<u32>,
-    /// Time between two looks, such as 500ms or 2s
+    /// Time between two samples, such as 500ms or 2s
     #[arg(long, short, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) interval: Duration,
-    /// Look twice, print a table and end
+    /// Take two samples, print a table and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// The same as JSON (manylane.top.v1)
+    /// Print the table as JSON (manylane.top.v1)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Lines of the table that is printed
+    /// Maximum number of lines of the printed table
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = positive)]
     pub(crate) rows: usize,
 }

@@ -1,4 +1,5 @@
-//! The command line: every flag is defined here once; help, man pages and completions come from it.
+//! The command line. Every flag is defined here once. Help, man pages and completions are
+//! generated from it.
 
 mod bench;
 mod lab;
@@ -26,10 +27,10 @@ pub(crate) use self::values::CaptureTarget;
 #[command(name = "manylane", version, arg_required_else_help = true, infer_subcommands = false)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 bad usage.")]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Tell on standard error what the library does and decides
+    /// Log the library's actions and decisions on standard error
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
 }
@@ -38,32 +39,80 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve echo on lanes, with statistics while it runs
+    ///
+    /// Runs until Ctrl-C or SIGTERM. Then the lanes accept no new datagrams, answer the queued
+    /// ones, and the final statistics go to standard output. The first line on standard error is
+    /// `listening on ADDR`.
     Echo(EchoArgs),
     /// Send datagrams at a rate, check the replies, measure latency
+    ///
+    /// With --expect, the latency of a request counts from the moment when it was due, not from
+    /// when it was sent (an open loop), so that a stall of the server shows. Requests of 16 bytes
+    /// or more carry a number that identifies the reply. Smaller requests, and those with
+    /// --payload, are matched by their order in the flow.
     Send(SendArgs),
-    /// Capture what lanes of the engine xdp receive and send, which tcpdump does not see (pcapng)
+    /// Capture frames of lanes with engine xdp, which tcpdump does not see (pcapng)
+    ///
+    /// Needs root, or the user that the process runs as. Ctrl-C ends the capture and completes the
+    /// file. Frames that do not fit into the buffer are counted, in the file and at the end; the
+    /// lanes never wait. To watch frames live: `manylane capture | tcpdump -n -r -`, or `wireshark
+    /// -k -i -`. Datagrams that pass through the kernel's stack are not captured; use tcpdump for
+    /// those.
     Capture(CaptureArgs),
-    /// Show live lanes of running processes: rates, queues, losses by reason, processors
+    /// Show lanes of running processes: rates, queues, losses by reason, processors
+    ///
+    /// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that
+    /// open a control socket with the library (manylane::control), in the current network
+    /// namespace. Root sees all processes, other users see their own. Keys: q or Esc quits, up and
+    /// down (or k and j) select a lane, s sorts by another column, space pauses and resumes.
     Top(TopArgs),
-    /// Limit what sources may send to a running process with engine xdp, deny and allow prefixes
+    /// Limit, deny or allow sources of a running process with engine xdp
+    ///
+    /// Without options, shows the filter in force and its drop counts. All changes of a call take
+    /// effect together, or none does. Needs root, or the user that the process runs as. The filter
+    /// applies to datagrams that arrive as frames through engine xdp, to addresses and ports of
+    /// the process. It does not apply to fragments, to packets with IP options, or to datagrams
+    /// sent on this machine.
     Limit(LimitArgs),
     /// Run an unmodified server on lanes
+    ///
+    /// Starts PROGRAM with the preload library, which gives each thread, epoll instance or child
+    /// process that receives on a shared UDP socket a lane of its own. The program needs no
+    /// change. Sockets that cannot have lanes work as without Manylane, and the report at the end
+    /// names them with the reason. Signals are forwarded to the program. The exit code is the
+    /// program's, or 125: Manylane could not start it; 126: it cannot be executed; 127: it was not
+    /// found.
     Run(RunArgs),
-    /// Find out what this machine can do for UDP, and what holds it back
+    /// Check what limits UDP on this machine, and what to change
+    ///
+    /// Reads the kernel, devices, settings and counters of the current network namespace, and
+    /// changes nothing. Each finding says what was found, why it matters and what to run. The most
+    /// costly findings come first. The exit code is 1 if datagrams were lost or a finding limits
+    /// this machine; with notes alone it is 0. As root it also shows which processes the sockets
+    /// belong to.
     Doctor(DoctorArgs),
-    /// Apply the doctor's advice, and take it back
+    /// Apply the doctor's advice, or revert it
+    ///
+    /// Without a finding and without --all, lists the possible changes. Each change is shown
+    /// before it is made. The previous value is first saved to the file of --state, so that --undo
+    /// restores it, even after a crash or a reboot. Settings that were changed by other means
+    /// since then are not restored, and named. Settings do not survive a reboot.
     Tune(TuneArgs),
-    /// Compare receivers: lanes against what is written by hand
+    /// Compare lanes with receivers written by hand
     Bench {
         /// Which benchmark.
         #[command(subcommand)]
         bench: BenchCommand,
     },
-    /// Run the experiments of published papers on this machine, their numbers beside ours
+    /// Run the experiments of published papers on this machine
+    ///
+    /// Each table is printed in the paper's form, with the paper's numbers beside those of this
+    /// machine, the differences from the paper's set-up, and a conclusion from the figures.
+    /// Progress is saved to a file, so that --resume can continue an interrupted run.
     Lab(LabArgs),
     /// Write the man pages
     Man(ManArgs),
-    /// Print the completions of a shell
+    /// Print a shell's completions
     Completions(CompletionsArgs),
 }
 

@@ -1,4 +1,4 @@
-//! Values of options that the command line alone knows.
+//! Option values that only the command line uses.
 
 use std::net::SocketAddr;
 
