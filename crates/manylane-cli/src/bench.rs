@@ -32,14 +32,15 @@ use crate::signals;
 
 /// Length of a sample of `bench rx`.
 const SAMPLE_DURATION: Duration = Duration::from_secs(1);
-/// The same in a quick run: twenty receivers, five rounds, searches, all within 40 seconds.
+/// The same in a quick run, which has 40 seconds for twenty receivers, five rounds and the
+/// searches.
 const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(100);
 
 /// The same of `bench rtt`.
 const RTT_SAMPLE_DURATION: Duration = Duration::from_millis(500);
 const QUICK_RTT_DURATION: Duration = Duration::from_millis(50);
 
-/// Sources of the traffic: enough for the kernel's hash to spread over eight lanes.
+/// Number of flows: enough for the kernel's hash to spread them over eight lanes.
 const DEFAULT_FLOWS: u16 = 64;
 
 /// Runs a benchmark.
@@ -58,7 +59,7 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     }
 }
 
-/// The command line as it was typed, as far as that can be known.
+/// The command line, as far as its arguments are valid text.
 pub(crate) fn command_line() -> String {
     let words = std::env::args().enumerate().map(|(at, word)| match at {
         0 => "manylane".into(),
@@ -85,7 +86,7 @@ impl Controller for Bar {
     }
 }
 
-/// Queues that a device of a testbed may have.
+/// Maximum number of queues of a testbed device.
 const QUEUES_MAX: u32 = 64;
 
 fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
@@ -98,8 +99,8 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     })?;
     setup.set_count_hook(args.answers);
     let has_device = !setup.device_names().is_empty();
-    // A quick run has no time for all, and loopback has no device to take frames from; io_uring may
-    // be forbidden.
+    // A quick run has no time for all receivers. Loopback has no device that gives frames.
+    // io_uring may be forbidden.
     let has_uring = manylane::probe().uring.is_ok();
     let left_out = |kind: &Kind| {
         let is_possible = (has_device || !kind.needs_device()) && (has_uring || !kind.needs_uring());
@@ -122,14 +123,14 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     finish(&args.common, director, name, &document)
 }
 
-/// The sizes of the table that `bench batch` is after, and of those some that fit a frame.
+/// The sizes of the paper's table for `bench batch`, and some of them that fit a frame.
 const BATCH_SIZES: [usize; 4] = [64, 256, 1024, 8192];
 const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
-/// Bytes of payload that surely fit a frame.
+/// Payload that always fits a frame, in bytes.
 const FRAME_PAYLOAD_MAX: usize = 1024;
 
 fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
-    // Loopback takes datagrams of every size, and has no frames.
+    // Loopback accepts datagrams of every size, and has no frames.
     let mut setup = match args.place.testbed {
         true => Setup::testbed(args.common.receiver_cpus.clone(), 1)?,
         false => Setup::loopback(args.common.receiver_cpus.clone())?,
@@ -164,7 +165,7 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     finish_batch(&args.common, director, "replies", &document)
 }
 
-/// As [`finish`], of rows by size and messages per call.
+/// As [`finish`], for rows by size and messages per call.
 fn finish_batch(
     args: &BenchArgs,
     director: &mut Bar,
@@ -331,13 +332,13 @@ fn options(
     }
 }
 
-/// The testbed where it can be had and nothing else was asked for, otherwise loopback.
+/// The testbed if it is available and `--loopback` was not given, otherwise loopback.
 fn default_setup(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
     make_setup(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
 }
 
-/// The same, of a testbed that `make` makes for receivers on these processors. What only a testbed
-/// has, it `must` be.
+/// As above, with a testbed that `make` creates for receivers on these processors. If the
+/// benchmark `must` have a testbed, there is no fallback.
 fn make_setup(
     args: &PlaceArgs,
     common: &BenchArgs,
@@ -360,14 +361,14 @@ fn make_setup(
     }
 }
 
-/// Writes the files, then shows the result.
+/// Writes the files, then prints the result.
 fn finish(
     args: &BenchArgs,
     director: &mut Bar,
     name: &str,
     document: &Document<BenchSettings, BenchRow>,
 ) -> Result<()> {
-    // The bar goes before the table comes.
+    // Remove the bar before the table is printed.
     director.progress = Progress::bar();
     let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
     let page = write(&args.out, &format!("bench-{name}.html"), &report::html(document)?)?;

@@ -1,5 +1,5 @@
-//! `manylane capture`: what lanes of another process receive and send past the kernel's stack, as a
-//! capture file.
+//! `manylane capture`: writes the frames that lanes of another process receive and send past the
+//! kernel's stack to a capture file.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,18 +15,18 @@ use crate::output::{self, UsageError};
 use crate::pcapng::{Packet, Statistics, Writer};
 use crate::signals;
 
-/// How often to look for frames: nobody tells us of them.
+/// Interval at which the rings are polled: the lanes do not notify the reader.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Frames after which to look for everything else.
+/// Number of frames after which signals and limits are checked.
 const POLL_BUDGET: u64 = 4096;
-/// Frames that are still written after the end, at most.
+/// Maximum number of frames that are written after the end.
 const DRAIN_FRAMES_MAX: u64 = 1 << 24;
 
 const WRITE_ERROR: &str = "cannot write the capture";
 /// Of each interface.
 const INTERFACE_DESCRIPTION: &str = "frames that lanes of Manylane (engine xdp) receive and send";
 
-/// Captures until a signal comes, or enough was captured.
+/// Captures until a signal arrives or a limit is reached.
 pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let stop = signals::stop_flag()?;
     let to_terminal = args.write.is_none() && io::stdout().is_terminal();
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     if recorder.capture.is_finished() {
         output::eprint_line("the process has ended its side");
     }
-    // The file is complete, whatever has ended it.
+    // Complete the file, whatever ended the capture.
     let finished = recorder.finish();
     outcome.and(finished)
 }
@@ -87,7 +87,7 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     }
 }
 
-/// Which process it is, and which of its sockets.
+/// The process, and which of its sockets.
 fn describe(points: &[Target]) -> String {
     let mut text = points.first().map_or_else(String::new, |point| format!("process {}", point.pid()));
     for point in points {
@@ -113,7 +113,7 @@ fn now() -> u64 {
     u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A capture on its way into a file.
+/// A capture that is written to a file.
 struct Recorder {
     capture: Capture,
     writer: Writer<BufWriter<Box<dyn Write>>>,
@@ -134,7 +134,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Writes down the interfaces that are new.
+    /// Announces new interfaces in the file.
     fn write_new_interfaces(&mut self) -> Result<()> {
         for device in &self.capture.devices()[self.written.len()..] {
             self.writer.write_interface(&device.name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;
@@ -152,7 +152,7 @@ impl Recorder {
         let mut left = args.count.unwrap_or(u64::MAX);
         let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
         loop {
-            // Looked at before: what lanes did until then is written still.
+            // Check first, and then write all frames from before the check.
             let is_last = stop.load(Ordering::Relaxed)
                 || until.is_some_and(|until| Instant::now() >= until)
                 || self.capture.is_finished();
@@ -163,15 +163,15 @@ impl Recorder {
                 return Ok(());
             }
             if took > 0 {
-                // Readers of a pipe see what there is.
+                // Flush, so that the reader of a pipe sees the frames.
                 self.writer.flush().context(WRITE_ERROR)?;
             }
             self.capture.wait(if took < POLL_BUDGET { POLL_INTERVAL } else { Duration::ZERO })?;
         }
     }
 
-    /// Writes what is there, but not more than `most` frames, and returns how many it were. The
-    /// last time that is what was there when it began.
+    /// Writes the frames that are in the rings, at most `most`, and returns their number. The last
+    /// call writes those that were there when it began.
     fn write_frames(&mut self, most: u64, is_last: bool) -> Result<u64> {
         let began = now();
         let mut took = 0;
@@ -206,11 +206,11 @@ impl Recorder {
         Ok(took)
     }
 
-    /// Completes the file, and says what is in it.
+    /// Completes the file, and prints a summary.
     fn finish(&mut self) -> Result<()> {
         let (end, dropped) = (now(), self.capture.dropped());
         self.write_new_interfaces()?;
-        // Another process's word.
+        // This text is from another process.
         let missed = dropped.iter().flat_map(|(received, sent)| [received, sent]);
         let missed = missed.fold(0, |sum: u64, one| sum.saturating_add(*one));
         let (received, sent) = self.total();

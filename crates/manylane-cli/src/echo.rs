@@ -1,4 +1,4 @@
-//! `manylane echo`: every datagram goes back to where it came from.
+//! `manylane echo`: returns every datagram to its sender.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,12 +19,12 @@ use crate::output;
 use crate::progress::Progress;
 use crate::signals;
 
-/// How soon a signal is seen.
+/// Interval at which signals are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 pub(crate) fn run(args: &EchoArgs) -> Result<()> {
-    // Before the socket is there, so that no signal between the two is missed.
+    // Before the socket is opened, so that no signal in between is missed.
     let stop = signals::stop_flag()?;
     let socket = open(args)?;
     let settings = Settings::new(args, &socket);
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         };
         metrics::serve(metrics::bind(at)?, page)?;
     }
-    // Without it nothing is worse but that nobody sees it.
+    // Without it only `top` and `limit` do not work.
     let _control =
         ControlSocket::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     let handle = socket.handle();
@@ -109,7 +109,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     builder.open().with_context(|| format!("cannot serve {}", args.addr))
 }
 
-/// Shows statistics, and ends the serving when a signal came.
+/// Prints statistics, and stops the server on a signal.
 fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
     let progress = Progress::live();
     let every = Duration::from_secs_f64(every);
@@ -128,8 +128,8 @@ fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) 
     }
 }
 
-/// What was sent to the socket and was not delivered, by the reason. With what was, it is what
-/// arrived.
+/// Datagrams to the socket that were not delivered, by reason. With the delivered ones, they are
+/// those that arrived.
 fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
     let (total, refused) = (counters.total(), counters.filter_drops);
     [
@@ -144,7 +144,7 @@ fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
     ]
 }
 
-/// One line: what happened since `before`.
+/// One line: the changes since `before`.
 fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String {
     let (was, total) = (before.total(), now.total());
     let rate = |now: u64, before: u64| format_number((now - before) as f64 / elapsed.as_secs_f64());
@@ -188,17 +188,17 @@ fn text(counters: &Counters) -> String {
     text
 }
 
-/// How it was served.
+/// The settings of the run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Settings {
     command: String,
     addr: String,
     lanes: usize,
     engine: String,
-    /// The engine that was hoped for, where one was.
+    /// The preferred engine, if another one is in use.
     #[serde(skip)]
     hoped: &'static str,
-    /// Why it is not the one that was hoped for.
+    /// Why the preferred engine is not in use.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
@@ -210,7 +210,7 @@ struct Settings {
     gro: bool,
     gso: bool,
     drop: String,
-    /// How lanes wait, and why it is not what was asked for.
+    /// The wait policy, and why it is not the requested one.
     wait: String,
     wait_why: Option<String>,
     recv_buffer: Option<usize>,

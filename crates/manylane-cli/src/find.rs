@@ -1,4 +1,4 @@
-//! Finding things: the program as a shell would, the library beside our own program.
+//! Finds the program as a shell would, and the preload library beside our own program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,23 +9,23 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-/// Names a library instead of the one that is found.
+/// Overrides the path of the library.
 pub(crate) const LIBRARY_OVERRIDE: &str = "MANYLANE_PRELOAD";
 const LIBRARY: &str = "libmanylane_preload.so";
-/// What `PATH` is taken to be where there is none.
+/// The default for a missing `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
 /// Why a program cannot be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
-    /// There is none of that name.
+    /// There is no program of that name.
     NotFound,
-    /// It may not be executed.
+    /// The program may not be executed.
     NotExecutable,
 }
 
 impl Missing {
-    /// The exit code that shells, `env` and `nohup` have for it.
+    /// The exit code of shells, `env` and `nohup` for it.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
             Self::NotFound => 127,
@@ -69,7 +69,7 @@ fn program_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Missing> {
 
 fn is_executable(file: &Path) -> Result<(), Missing> {
     match fs::metadata(file) {
-        // Root may execute what anybody may; others learn from the kernel what they may.
+        // Root may execute a file if any user may. For other users, the kernel is asked.
         Ok(about) if about.is_file() && about.permissions().mode() & 0o111 != 0 => Ok(()),
         Ok(_) => Err(Missing::NotExecutable),
         Err(err) if err.kind() == std::io::ErrorKind::PermissionDenied => Err(Missing::NotExecutable),
@@ -80,7 +80,8 @@ fn is_executable(file: &Path) -> Result<(), Missing> {
 /// The preload library.
 ///
 /// # Errors
-/// If there is none, with what to install; if its path cannot be put into `LD_PRELOAD`.
+/// If there is none (the error says what to install), or if its path cannot be put into
+/// `LD_PRELOAD`.
 pub(crate) fn library() -> Result<PathBuf> {
     let found = match env::var_os(LIBRARY_OVERRIDE).filter(|path| !path.is_empty()) {
         Some(path) if Path::new(&path).is_file() => fs::canonicalize(&path)?,
@@ -89,7 +90,7 @@ pub(crate) fn library() -> Result<PathBuf> {
         }
         None => find_library(&env::current_exe()?)?,
     };
-    // The dynamic linker splits at both, and replaces what follows a $.
+    // The dynamic linker splits at both, and expands `$`.
     if found.as_os_str().as_bytes().iter().any(|byte| b" :$\t\n".contains(byte)) {
         bail!(
             "the path of the library, {}, has a space, a colon or a $, which LD_PRELOAD cannot have: install it elsewhere, or name a link to it in {LIBRARY_OVERRIDE}",
@@ -99,13 +100,14 @@ pub(crate) fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it
-/// builds for tests is in the folder for dependencies alone, and newer than what may be beside the
+/// Candidates for the library, relative to our own program: installed, or as built by cargo. A
+/// build for tests is only in the folder for dependencies, and is newer than one beside the
 /// program.
 const LIBRARY_DIRS: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
 
 fn find_library(exe: &Path) -> Result<PathBuf> {
-    // Links to the program are followed: the library is beside the program, not beside the link.
+    // Links to the program are followed, because the library is beside the program and not beside
+    // the link.
     let exe = fs::canonicalize(exe)?;
     let folder = exe.parent().unwrap_or(Path::new("/"));
     let found = LIBRARY_DIRS.iter().map(|place| folder.join(place).join(LIBRARY)).find(|file| file.is_file());
@@ -118,8 +120,8 @@ fn find_library(exe: &Path) -> Result<PathBuf> {
     }
 }
 
-/// `LD_PRELOAD` with the library behind what the user had there: a library of the user's that
-/// insists on being the first one (such as a sanitizer's) stays so.
+/// `LD_PRELOAD` with our library after the user's, because some libraries (such as a sanitizer's)
+/// must be the first.
 pub(crate) fn ld_preload(users: Option<OsString>, library: &Path) -> OsString {
     let mut all = users.unwrap_or_default();
     let has_it =

@@ -71,7 +71,7 @@ fn scale(args: &LabArgs) -> Scale {
     }
 }
 
-/// Does the parts; what a stop leaves undone can be done later.
+/// Runs the parts. After an interruption, the others can be run later.
 fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
     let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
     let done = lab::run(state, &mut director);
@@ -113,7 +113,7 @@ fn write(args: &LabArgs, name: &str, text: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-/// Everything for a reader of plain text.
+/// The whole result as plain text.
 fn text(run: &LabDocument) -> String {
     let machine = &run.machine;
     let mut text = format!("{} × {}, Linux {}\n", machine.cpus, machine.model, machine.kernel);

@@ -1,4 +1,4 @@
-//! `manylane limit`: what a running process lets in, shown and changed through its control socket.
+//! `manylane limit`: shows and changes the filter of a running process through its control socket.
 
 use anyhow::{Context, Result, bail};
 use manylane::control::{self, ControlClient};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::args::LimitArgs;
 use crate::output;
 
-/// Changes what there is to be changed; says what is in force.
+/// Makes the requested changes, then prints the filter in force.
 pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     let pid = args.pid;
     let sockets = control::find_control_sockets(Some(pid))?;
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
             "process {pid} has no control socket: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
         );
     }
-    // A process may have sockets with other engines beside the one that is meant.
+    // A process may also have sockets with other engines.
     let (mut guarded, mut why) = (Vec::new(), None);
     for client in &sockets {
         match client.filter() {
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     output::print(&text)
 }
 
-/// As a control socket hears them.
+/// As the control socket reads them.
 fn changes(args: &LimitArgs) -> Vec<String> {
     let mut lines: Vec<String> = args.limit.iter().map(|limit| format!("limit {limit}")).collect();
     if args.unlimited {
@@ -61,7 +61,7 @@ struct Settings {
     pid: u32,
 }
 
-/// What a control socket lets in.
+/// The filter that a control socket reports.
 #[derive(Debug, Default, Serialize)]
 struct Row {
     pid: u32,
@@ -82,7 +82,7 @@ impl Row {
                 Some(("deny", prefix)) => row.deny.push(prefix.into()),
                 Some(("denied", count)) => row.denied = count.parse()?,
                 Some(("limited", count)) => row.limited = count.parse()?,
-                // Of a later version.
+                // A line of a later version.
                 _ => {}
             }
         }

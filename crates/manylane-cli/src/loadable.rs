@@ -1,4 +1,4 @@
-//! Whether the library can be loaded into a program, judged by its file.
+//! Decides from a program's file whether the library can be loaded into it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -14,15 +14,15 @@ use object::{Endianness, ReadCache, ReadRef};
 
 use crate::find;
 
-/// Scripts whose interpreter is a script, at most; as the kernel has it.
+/// Maximum depth of scripts whose interpreter is a script, as in the kernel.
 const INTERPRETER_DEPTH_MAX: usize = 5;
-/// What the kernel reads of the first line of a script.
+/// Number of bytes that the kernel reads of a script's first line.
 const FIRST_LINE_LEN: usize = 256;
 
 /// Why a program runs without lanes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NotLoadable {
-    /// The file that it is about: the program, or the interpreter of a script.
+    /// The file in question: the program, or the interpreter of a script.
     file: PathBuf,
     reason: Reason,
 }
@@ -41,12 +41,12 @@ enum Reason {
 }
 
 impl NotLoadable {
-    /// Whether loading the library would only make the dynamic linker complain.
+    /// True if the dynamic linker would only print an error about the library.
     pub(crate) fn cannot_load(&self) -> bool {
         !matches!(self.reason, Reason::Go | Reason::Unreadable)
     }
 
-    /// A line that says so.
+    /// One line about it.
     pub(crate) fn message(&self) -> String {
         let why = match &self.reason {
             Reason::Static => "is statically linked: no library can be loaded into it".into(),
@@ -73,7 +73,7 @@ impl NotLoadable {
     }
 }
 
-/// Looks at the file of a program, and through scripts at their interpreters.
+/// Checks the file of a program, or for scripts the file of the interpreter.
 pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
     let mut file = program.to_owned();
     for _ in 0..INTERPRETER_DEPTH_MAX {
@@ -91,13 +91,13 @@ pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
                 Err(why) => beyond(why),
             };
         }
-        // Set-user-ID bits of scripts do not count.
+        // The kernel ignores the set-user-ID bits of scripts.
         file = match interpreter(&first) {
             Some(name) => match find::program(&name) {
                 Ok(file) => file,
                 Err(_) => return beyond(Reason::NoInterpreter(name)),
             },
-            // execvp(3) lets the shell try what the kernel does not know.
+            // execvp(3) runs files of an unknown format by the shell.
             None if is_text(&first) => "/bin/sh".into(),
             None => return beyond(Reason::NotElf),
         };
@@ -105,13 +105,13 @@ pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
     Err(NotLoadable { file, reason: Reason::NotElf })
 }
 
-/// The program of a line that begins with `#!`; of `/usr/bin/env NAME` that is NAME.
+/// The program in a line that begins with `#!`; for `/usr/bin/env NAME` it is NAME.
 fn interpreter(first: &[u8]) -> Option<OsString> {
     let line = first.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty());
     let program = words.next()?;
     let is_env = Path::new(OsStr::from_bytes(program)).file_name() == Some("env".as_ref());
-    // Options and variables of env: the name is the first word that is neither.
+    // The name is the first word that is neither an option nor a variable of env.
     let mut named = || words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
     let name = if is_env { named().unwrap_or(program) } else { program };
     Some(OsString::from_vec(name.to_vec()))
@@ -121,7 +121,7 @@ fn is_text(first: &[u8]) -> bool {
     !first.contains(&0)
 }
 
-/// Why the kernel would start it in secure-execution mode, if it would.
+/// The reason why the kernel would start it in secure-execution mode, if any.
 fn secure_exec_reason(file: &Path) -> Option<Reason> {
     let about = fs::metadata(file).ok()?;
     // With this set (as by NoNewPrivileges= of systemd), none of these bits counts.
@@ -134,11 +134,11 @@ fn secure_exec_reason(file: &Path) -> Option<Reason> {
     if mode & 0o4000 != 0 && about.uid() != user {
         return Some(Reason::SetId("set-user-ID"));
     }
-    // Without the right to execute it for the group, the bit has another meaning.
+    // Without execute permission for the group, the bit has another meaning.
     if mode & 0o2010 == 0o2010 && about.gid() != group {
         return Some(Reason::SetId("set-group-ID"));
     }
-    // Root has them all anyway.
+    // Root has all capabilities anyway.
     (user != 0 && process::has_capabilities(file)).then_some(Reason::Capabilities)
 }
 
@@ -153,7 +153,7 @@ fn check_elf(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// What counts of an ELF file.
+/// The relevant facts of an ELF file.
 #[derive(Debug, Default)]
 struct ElfInfo {
     machine: u16,
@@ -188,7 +188,7 @@ where
             let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
             facts.loader = Some(String::from_utf8_lossy(path).into_owned());
         }
-        // Go leaves this note also in programs that were stripped of their sections.
+        // Go programs have this note even if their sections are stripped.
         if segment.p_type(endian) == PT_NOTE
             && let Ok(Some(mut notes)) = segment.notes(endian, data)
         {
@@ -214,7 +214,7 @@ impl ElfInfo {
         if !is_ours {
             return Err(Reason::OtherMachine(machine_name(self.machine, class)));
         }
-        // Before the rest: a static Go program would be out of reach also if it was not static.
+        // Checked first: a Go program cannot use the library even if it is linked dynamically.
         if self.go {
             return Err(Reason::Go);
         }
@@ -231,7 +231,7 @@ fn is_other_libc(loader: &str) -> bool {
     name.starts_with("ld-musl") || name.starts_with("ld-uClibc") || name.starts_with("linker")
 }
 
-/// The machine that we are built for; `None` for one that nobody has told this place of.
+/// The machine that this program is built for; `None` if it is not in this list.
 const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(object::elf::EM_X86_64)
 } else if cfg!(target_arch = "aarch64") {
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Header of a program without anything else.
+    /// A program that is only a header.
     fn header(class: u8, data: u8, machine: u16) -> Vec<u8> {
         let mut bytes = vec![0; if class == 1 { 52 } else { 64 }];
         bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, data, 1]);
@@ -308,7 +308,7 @@ mod tests {
         }
         assert_eq!(judge(b"#!/bin/sh\nexit\n"), Ok(()));
         assert_eq!(judge(b"exit 3\n"), Ok(()));
-        // A script that is its own interpreter ends, too.
+        // A script that is its own interpreter does not loop.
         let itself = format!("#!{}\n", folder.path().join("program").display());
         assert!(judge(itself.as_bytes()).is_err());
         assert_eq!(check(Path::new("/bin/sh")), Ok(()));

@@ -1,4 +1,4 @@
-//! What the library has to say, on standard error: warnings always, the rest with `--verbose`.
+//! Prints the library's log on standard error: warnings always, other levels with `--verbose`.
 
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -12,7 +12,7 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        // Other crates than ours have their own idea of what is worth a line.
+        // Other crates log too much at these levels.
         if self.enabled(record.metadata()) && record.target().starts_with("manylane") {
             output::eprint_line(&format!("{}: {}", record.level().as_str().to_lowercase(), record.args()));
         }
@@ -21,7 +21,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Installs it, once.
+/// Installs the logger, once.
 pub(crate) fn install(verbose: bool) {
     if log::set_logger(&Logger).is_ok() {
         log::set_max_level(if verbose { LevelFilter::Debug } else { LevelFilter::Warn });

@@ -1,9 +1,9 @@
 //! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`,
 //! `bench`, `lab`, and its own manual.
 //!
-//! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to
-//! standard output, everything else to standard error. A reader that closes the pipe early is no
-//! failure.
+//! Exit codes: 0 done, 1 failed, 2 bad usage. Those of `run` are the program's. Results go to
+//! standard output, everything else to standard error. It is not a failure if the reader closes
+//! the pipe early.
 
 mod args;
 mod bench;
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(err) => {
-            // To standard error for bad usage, to standard output for help; a closed pipe is no
+            // Bad usage goes to standard error, help to standard output. A closed pipe is not an
             // error.
             let _ = err.print();
             return ExitCode::from(u8::try_from(err.exit_code()).unwrap_or(2));
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     match execute(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) if output::is_broken_pipe(&err) => ExitCode::SUCCESS,
-        // What is wrong has been printed.
+        // The error has been printed.
         Err(err) if err.is::<output::AlreadyReported>() => ExitCode::FAILURE,
         Err(err) => {
             output::eprint_line(&format!("manylane: {err:#}"));
@@ -67,7 +67,7 @@ fn execute(cli: Cli) -> Result<()> {
         Command::Capture(args) => capture::run(&args),
         Command::Limit(args) => limit::run(&args),
         Command::Top(args) => top::run(&args),
-        // Above: its exit code is not ours.
+        // Handled above, because its exit code is the program's.
         Command::Run(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),

@@ -1,5 +1,4 @@
-//! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`): the library
-//! serves them.
+//! Counters in the text format of Prometheus over HTTP (`--metrics`), served by the library.
 
 use std::mem::ManuallyDrop;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,27 +10,28 @@ use serde_json::Value;
 
 use crate::output;
 
-/// Parses where to serve: a port is one of this machine alone.
+/// Parses the address to serve at. A port alone means loopback.
 pub(crate) fn parse_addr(text: &str) -> Result<SocketAddr, String> {
     let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     port.or_else(|_| text.parse())
         .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
 }
 
-/// Takes the port.
+/// Binds the port.
 ///
 /// # Errors
-/// If it cannot be had.
+/// If it cannot be bound.
 pub(crate) fn bind(at: SocketAddr) -> Result<MetricsPort> {
     Ok(MetricsPort::bind(at)?)
 }
 
-/// Serves what `render` makes at each request, as long as this process lives, and says where.
+/// Serves the output of `render` at each request for the life of this process, and prints the
+/// address.
 ///
 /// # Errors
-/// When the system has no thread for us.
+/// If no thread can be started.
 pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'static) -> Result<()> {
-    // For as long as this process lives, which may end in many ways.
+    // Never dropped: the server runs until the process ends.
     let server = ManuallyDrop::new(port.serve(render)?);
     output::eprint_line(&format!("metrics at http://{}/metrics", server.addr()));
     Ok(())

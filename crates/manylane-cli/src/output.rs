@@ -1,4 +1,4 @@
-//! Where output goes: results to standard output, the rest to standard error. A closed pipe is no
+//! Output: results to standard output, everything else to standard error. A closed pipe is not an
 //! error.
 
 use std::io::{self, ErrorKind, Write};
@@ -6,8 +6,8 @@ use std::io::{self, ErrorKind, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Writes a result. When the reader has gone, the error is one that [`is_broken_pipe`] knows: the
-/// program ends, and has not failed.
+/// Writes a result. If the reader has closed the pipe, [`is_broken_pipe`] recognizes the error,
+/// and the program ends without a failure.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
@@ -18,23 +18,22 @@ pub(crate) fn print_json(document: &impl Serialize) -> Result<()> {
     print(&json(document)?)
 }
 
-/// A JSON document as text, with a line end.
+/// A JSON document as text, with a newline.
 pub(crate) fn json(document: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(document).context("cannot write JSON")? + "\n")
 }
 
-/// Writes a line to standard error. Nobody may be reading there; that is nobody's failure.
+/// Writes a line to standard error. If standard error is closed, the line is dropped.
 pub(crate) fn eprint_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// What others have chosen, such as the name of a process, for a terminal.
+/// Escapes text from other processes, such as a process name, for a terminal.
 pub(crate) fn strip_control(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// What was asked for cannot be, and how to ask: the program ends with 2, as for a flag that does
-/// not exist.
+/// An invalid request, with a hint. The program exits with 2, as for an unknown flag.
 #[derive(Debug)]
 pub(crate) struct UsageError(pub(crate) String);
 
@@ -46,7 +45,7 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// All has been said, and it was nothing good: the program ends with 1 and says no more.
+/// A failure that has been reported already. The program exits with 1 and prints nothing more.
 #[derive(Debug)]
 pub(crate) struct AlreadyReported;
 
@@ -58,7 +57,7 @@ impl std::fmt::Display for AlreadyReported {
 
 impl std::error::Error for AlreadyReported {}
 
-/// Whether the reason of a failure is that the reader of standard output has gone.
+/// True if the failure is that the reader of standard output closed the pipe.
 pub(crate) fn is_broken_pipe(err: &anyhow::Error) -> bool {
     err.chain()
         .filter_map(|cause| cause.downcast_ref::<io::Error>())

@@ -1,13 +1,13 @@
-//! Values of options as people write them: `250k`, `1.5M`, `500ms`, `4MiB`, `0-3,6`.
+//! Parsers of option values with units: `250k`, `1.5M`, `500ms`, `4MiB`, `0-3,6`.
 
 use std::time::Duration;
 
 /// Datagrams per second, or as many as possible (`max`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Rate {
-    /// So many.
+    /// This rate.
     Pps(f64),
-    /// As fast as it goes.
+    /// No limit.
     Max,
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
     manylane_sys::cpu::parse_list(text).ok_or_else(|| "give processors such as 0-3,6".into())
 }
 
-/// A list of ports and ranges of them, `53,8000-8010`, as it was given.
+/// A list of ports and ranges, `53,8000-8010`, unchanged.
 pub(crate) fn ports(text: &str) -> Result<String, String> {
     let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
     let right = |part: &str| match part.split_once('-') {
@@ -107,7 +107,7 @@ fn scaled(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// The number and the unit behind it.
+/// The number, and the unit after it.
 fn split(text: &str) -> (&str, &str) {
     let at = text.find(|c: char| c.is_alphabetic()).unwrap_or(text.len());
     (text[..at].trim(), text[at..].trim())

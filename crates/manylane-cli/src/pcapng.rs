@@ -1,9 +1,9 @@
-//! Writing capture files in the format pcapng, as far as captures of lanes need it.
+//! Writes capture files in pcapng format, as far as captures of lanes need it.
 //!
-//! Four kinds of blocks, each some numbers and options; a crate would be more code than this.
-//! (`pcap-file` is the one that writes; its last stable version is of 2022, and it allocates for
-//! each option of each packet. The tests read what is written here with `pcap-parser`, and so with
-//! somebody else's idea of the format.)
+//! There are four kinds of blocks, each with some numbers and options. Using a crate would take
+//! more code than this. (The crate that writes is `pcap-file`. Its last stable version is of 2022,
+//! and it allocates for each option of each packet. The tests read the files with `pcap-parser`,
+//! an independent implementation.)
 //!
 //! The format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>. All numbers are
 //! little-endian.
@@ -15,12 +15,12 @@ const INTERFACE: u32 = 1;
 const STATISTICS: u32 = 5;
 const PACKET: u32 = 6;
 
-/// Says which way round the numbers are.
+/// Identifies the byte order.
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 /// `LINKTYPE_ETHERNET`
 const LINKTYPE_ETHERNET: u16 = 1;
 
-/// Codes of options, which mean something else in each kind of block.
+/// Option codes. Each kind of block has its own.
 const COMMENT: u16 = 1;
 const SECTION_PROGRAM: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
@@ -40,40 +40,40 @@ const TSRESOL_NANOSECONDS: u8 = 9;
 /// One packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet<'a> {
-    /// The number of its interface: 0 for the one that was written first.
+    /// The number of its interface; the first one written is 0.
     pub(crate) interface: u32,
     /// Nanoseconds since 1970.
     pub(crate) time: u64,
     pub(crate) is_sent: bool,
     pub(crate) queue: u32,
     pub(crate) comment: &'a str,
-    /// Bytes that it had.
+    /// Original length in bytes.
     pub(crate) len: u32,
     pub(crate) bytes: &'a [u8],
 }
 
-/// What is known of an interface at the end.
+/// Statistics of an interface, written at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Statistics {
     /// Nanoseconds since 1970.
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Packets in the file.
+    /// Packets captured.
     pub(crate) captured: u64,
-    /// Packets that should be in the file, too.
+    /// Packets lost by the capture.
     pub(crate) dropped: u64,
 }
 
-/// Writes a file.
+/// The writer of a file.
 pub(crate) struct Writer<W> {
     out: W,
     snaplen: u32,
-    /// The block that is being made.
+    /// The block that is being built.
     block: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a file whose packets have `snaplen` bytes at most.
+    /// Begins a file whose packets have at most `snaplen` bytes.
     pub(crate) fn new(to: W, snaplen: u32) -> io::Result<Self> {
         let mut writer = Self { out: to, snaplen, block: Vec::with_capacity(2048) };
         writer.write_u32(BYTE_ORDER_MAGIC);
@@ -107,7 +107,7 @@ impl<W: Write> Writer<W> {
         self.finish_block(PACKET)
     }
 
-    /// Writes what is known of an interface at the end.
+    /// Writes the statistics of an interface.
     pub(crate) fn write_statistics(&mut self, interface: u32, known: &Statistics) -> io::Result<()> {
         self.write_u32(interface);
         self.write_timestamp(known.end);
@@ -125,7 +125,7 @@ impl<W: Write> Writer<W> {
         self.finish_block(STATISTICS)
     }
 
-    /// Hands everything on.
+    /// Flushes the output.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
@@ -151,8 +151,8 @@ impl<W: Write> Writer<W> {
         self.write_padded(bytes);
     }
 
-    /// Writes the block, which is of `kind`, with its length at both ends and the end of its
-    /// options.
+    /// Writes the block of type `kind`, with its length at both ends and the end-of-options
+    /// marker.
     fn finish_block(&mut self, kind: u32) -> io::Result<()> {
         self.write_u32(0);
         let len = (self.block.len() as u32 + 12).to_le_bytes();
@@ -180,7 +180,7 @@ mod tests {
         &found[0].value[..usize::from(found[0].len)]
     }
 
-    /// What another reader makes of a file, in words.
+    /// A file as text, as read by another implementation.
     fn read(file: &[u8]) -> Vec<String> {
         let mut found = Vec::new();
         blocks::for_each(file, |block| {

@@ -1,4 +1,4 @@
-//! How far it is: a bar on a terminal, a line now and then elsewhere.
+//! Progress: a bar on a terminal, otherwise a line now and then.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output;
 
-/// Without a terminal, a line at most this often: logs are read later.
+/// Minimum interval of the lines without a terminal, because logs are read later.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Steps of the bar.
 const STEPS: u64 = 1000;
@@ -19,12 +19,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar that goes from 0 to 1.
+    /// A bar from 0 to 1.
     pub(crate) fn bar() -> Self {
         Self::with_template("{bar:32} {percent:>3} %  {elapsed}  {wide_msg}")
     }
 
-    /// A line that is kept up to date, for what has no end of its own.
+    /// A line that is updated, for work without a known end.
     pub(crate) fn live() -> Self {
         Self::with_template("{wide_msg}")
     }
@@ -40,7 +40,7 @@ impl Progress {
         Self { bar, last_line: None }
     }
 
-    /// It is at `done` of 1 and does `what`.
+    /// Shows the fraction `done` and the current step `what`.
     pub(crate) fn show(&mut self, done: f64, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_position((done.clamp(0.0, 1.0) * STEPS as f64) as u64);
@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// A line of statistics: kept up to date on a terminal, one below the other elsewhere.
+    /// A line of statistics: updated in place on a terminal, otherwise one line after the other.
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),

@@ -1,4 +1,4 @@
-//! `manylane send`: the generator, with or without replies.
+//! `manylane send`: the load generator, with or without replies.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::parse::Rate;
 use crate::progress::Progress;
 use crate::signals;
 
-/// How long it sends when nobody says.
+/// Default duration.
 const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
-/// Sends, and reports.
+/// Sends, and prints the result.
 pub(crate) fn run(args: &SendArgs) -> Result<()> {
     let settings = Settings::new(args);
     let row = if args.fast {
@@ -47,12 +47,12 @@ fn resolve(addr: &str) -> Result<SocketAddr> {
     found.next().with_context(|| format!("{addr} has no address"))
 }
 
-/// The span that was asked for, or the default; none when a count is given.
+/// The given duration, or the default; none if a count is given.
 fn send_duration(args: &SendArgs) -> Option<Duration> {
     args.duration.or_else(|| args.count.is_none().then_some(DEFAULT_DURATION))
 }
 
-/// Requests by schedule, with replies.
+/// Sends requests by schedule, and checks the replies.
 fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     ensure!(!args.gso, "--gso sends trains and cannot time single replies: leave out --gso or --expect");
     let Rate::Pps(rate) = args.rate else {
@@ -95,7 +95,7 @@ fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     })
 }
 
-/// Datagrams by the portable sender; what becomes of them is not looked at.
+/// Sends datagrams with the portable sender, without replies.
 fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     let traffic = Traffic {
         pps: args.rate.pps(),
@@ -125,13 +125,13 @@ fn send_for(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<
             told.store(true, Ordering::Relaxed);
         });
         let sent = send(Until::Stop(stop.clone()));
-        // Also when the sender failed: the thread beside it must end.
+        // Even if the sender failed, the other thread must end.
         stop.store(true, Ordering::Relaxed);
         sent
     })
 }
 
-/// Frames by XDP, in a testbed of their own, to lanes that count them.
+/// Sends frames by XDP to counting lanes, in a testbed of its own.
 fn fast(args: &SendArgs) -> Result<Row> {
     ensure!(args.expect == Expect::Nothing, "--fast only counts what arrives: leave out --expect");
     output::eprint_line(
@@ -168,7 +168,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
             send_for(time.unwrap_or(DEFAULT_DURATION), |until| setup.send_until(to, &load, until))?
         }
     };
-    // What is queued is still handed out by a receiver that stops.
+    // A receiver that stops still delivers its queued datagrams.
     let end = running.stop()?;
     Ok(Row {
         delivered: Some(end.delivered),
@@ -213,26 +213,26 @@ impl Settings {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 struct Row {
     /// Datagrams that left.
     sent: u64,
-    /// Datagrams that the kernel did not take.
+    /// Datagrams that the kernel did not accept.
     rejected: u64,
-    /// How long it sent.
+    /// Duration of sending.
     seconds: f64,
     offered_pps: f64,
-    /// What became of the requests, with --expect.
+    /// Outcome of the requests, with --expect.
     #[serde(flatten)]
     replies: Option<RequestCounts>,
-    /// Times the kernel said that nobody listens there.
+    /// Number of ECONNREFUSED errors: no socket listens there.
     refused: u64,
-    /// Share of datagrams that were lost, where that is known.
+    /// Fraction of datagrams that were lost, if known.
     loss: Option<f64>,
-    /// From when a request was due to its reply.
+    /// Time from when a request was due to its reply.
     latency_ns: Option<Quantiles>,
-    /// How far behind its schedule the sender was.
+    /// Delay of the sender behind its schedule.
     behind_ns: Option<Quantiles>,
     /// Datagrams that the receiver in the testbed counted, with --fast.
     delivered: Option<u64>,

@@ -18,7 +18,7 @@ use crate::progress::Progress;
 /// Length of a sample of parts `clients` and `program`.
 const SAMPLE_DURATION: Duration = Duration::from_millis(1500);
 const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(300);
-/// How long there are new sources.
+/// Time with new sources.
 const SOURCES_DURATION: Duration = Duration::from_secs(60);
 const QUICK_SOURCES_DURATION: Duration = Duration::from_secs(5);
 

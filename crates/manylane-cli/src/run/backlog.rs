@@ -1,5 +1,5 @@
-//! What waits for a program that is run, seen from outside: in the kernel's queues of its lanes,
-//! whatever the program does, and in the rings that were leased to it.
+//! Datagrams queued for the program, as seen from outside: in the kernel's queues of its lanes,
+//! and in its leased rings.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,20 +12,20 @@ use crate::doctor::link::receive_buffers;
 /// The queue of a kernel socket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Queue {
-    /// Memory that waits.
+    /// Memory of the queued datagrams.
     pub(super) bytes: u64,
-    /// At which the kernel drops; not all kernels tell (`CONFIG_INET_UDP_DIAG`).
+    /// Memory limit at which the kernel drops; not all kernels report it (`CONFIG_INET_UDP_DIAG`).
     pub(super) limit: Option<u64>,
-    /// Datagrams that found no room, or were broken, since it was opened.
+    /// Datagrams that found the queue full, or were invalid, since it was opened.
     pub(super) drops: u64,
 }
 
-/// What there is at one moment.
+/// A snapshot of the queues.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Backlog {
-    /// By the number of the kernel socket, in this network namespace.
+    /// By inode of the kernel socket, in this network namespace.
     pub(super) queues: BTreeMap<u64, Queue>,
-    /// What was leased, with engine xdp.
+    /// Leased rings, with engine xdp.
     pub(super) rings: Vec<LeasedRing>,
 }
 

@@ -1,9 +1,9 @@
-//! Engine `xdp` for programs that are run: this process opens the devices, and leases the program
-//! their queues.
+//! Engine `xdp` for `manylane run`: this process opens the devices, and leases their queues to the
+//! program.
 //!
-//! The program, which may be an ordinary user's, has in its environment how its library asks. A
-//! thread of this process answers. When this process ends, however it ends, the kernel has all
-//! frames again.
+//! The program may be an ordinary user's. Its library finds the lessor by an environment variable.
+//! A thread of this process answers its requests. When this process ends, in whatever way, all
+//! frames go to the kernel again.
 
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
@@ -18,21 +18,21 @@ use crate::args::RunArgs;
 use crate::output;
 use crate::tune::protected_links::ProtectedLinks;
 
-/// Devices that are open.
+/// The open devices.
 pub(super) struct OpenDevices(Lessor);
 
-/// Whether the program is to have queues.
+/// True if the program gets queues.
 pub(super) fn is_requested(args: &RunArgs) -> bool {
     args.engine == Some(Engine::Xdp)
 }
 
-/// Opens the devices, and tells the program by its environment.
+/// Opens the devices, and sets the environment variable of the program.
 ///
 /// # Errors
-/// What is in the way, and what to change.
+/// The obstacle, and what to change.
 pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<OpenDevices> {
     let names = args.interface.as_deref();
-    // Who names a device has decided.
+    // A device that is named is used in any case.
     let links = if names.is_none() { ProtectedLinks::detect()? } else { ProtectedLinks::default() };
     let lessor = Lessor::open(names, |device| skip_reason(&links, device)).context("engine xdp")?;
     let filter = &args.filter;
@@ -51,10 +51,10 @@ pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<OpenDevices>
     Ok(OpenDevices(lessor))
 }
 
-/// Why a device is not to be touched: most drivers of network cards take the link down for a moment
-/// when a program comes.
+/// The reason to skip a device: most NIC drivers take the link down for a moment when a program is
+/// attached.
 fn skip_reason(links: &ProtectedLinks, device: &str) -> Option<String> {
-    /// Drivers that have no link to take down.
+    /// Drivers that keep the link up.
     const LINKLESS_DRIVERS: [&str; 6] = ["virtio_net", "ena", "gve", "hv_netvsc", "mana", "vmxnet3"];
     let why = links.reason(device)?;
     let is_virtual = driver(device).is_ok_and(|driver| LINKLESS_DRIVERS.contains(&driver.as_str()));
@@ -62,17 +62,17 @@ fn skip_reason(links: &ProtectedLinks, device: &str) -> Option<String> {
 }
 
 impl OpenDevices {
-    /// What the program is not to be bothered with.
+    /// The filter of the program's sockets.
     pub(super) fn filter(&self) -> FilterHandle {
         self.0.filter()
     }
 
-    /// How full the rings are that are leased.
+    /// The fill of the leased rings.
     pub(super) fn rings(&self) -> LeasedRings {
         self.0.rings()
     }
 
-    /// Lends from now on; the program has been started.
+    /// Leases queues from now on; the program has been started.
     ///
     /// # Errors
     /// If no thread can be started.

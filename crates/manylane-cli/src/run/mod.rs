@@ -1,16 +1,16 @@
 //! `manylane run`: an unmodified server on lanes.
 //!
-//! Exit codes are the program's; 125, 126 and 127 mean what they mean for `env(1)` and `nohup(1)`:
-//! we failed, the program cannot be executed, there is no such program.
+//! The exit code is the program's. 125, 126 and 127 are those of `env(1)` and `nohup(1)`: Manylane
+//! failed, the program cannot be executed, there is no such program.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`find`](crate::find) | looks for the program and for the library |
-//! | [`loadable`](crate::loadable) | judges whether the library can be loaded into the program |
-//! | [`lessor`] | opens devices for engine `xdp`, and leases the program their queues |
-//! | [`launch`] | starts it, passes signals on, learns how it ends |
-//! | [`report`] | reads what the library wrote down of lanes and fallbacks |
-//! | [`reporter`] | says it: live, at the end, as JSON |
+//! | [`find`](crate::find) | finds the program and the library |
+//! | [`loadable`](crate::loadable) | decides whether the library can be loaded into the program |
+//! | [`lessor`] | opens devices for engine `xdp`, and leases their queues to the program |
+//! | [`launch`] | starts it, forwards signals, waits for its end |
+//! | [`report`] | reads the library's counters of lanes and fallbacks |
+//! | [`reporter`] | prints them: live, at the end, as JSON |
 
 mod backlog;
 mod launch;
@@ -40,11 +40,11 @@ use crate::loadable::{self, NotLoadable};
 use crate::metrics;
 use crate::output;
 
-/// We failed, and the program has not been started.
+/// Manylane failed, and the program has not been started.
 const EXIT_LAUNCH_FAILED: u8 = 125;
-/// After so long, a program that was started has loaded its libraries, or will not.
+/// Time after which a started program has loaded its libraries, or will not.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(1);
-/// Nothing has to be looked at more often.
+/// Longest interval between two checks.
 const WAIT_INTERVAL_MAX: Duration = Duration::from_secs(3600);
 
 /// Runs the program.
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let name = &args.command[0];
     let file = match find::program(name) {
         Ok(file) => file,
-        // An option that is misspelt is the program's name for the parser of options.
+        // The parser takes a misspelt option for the program's name.
         Err(_) if name.as_encoded_bytes().starts_with(b"-") => {
             let name = Path::new(name).display();
             output::eprint_line(&format!(
@@ -100,7 +100,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     }
     let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
-    // Before the program: what is in the way is told, and it is not started.
+    // Before the program: if this fails, the program is not started.
     let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open_json).transpose()?;
     let port = args.metrics.map(metrics::bind).transpose()?;
@@ -117,10 +117,10 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         let (read, filter, rings) = (shared.reader(), filter.clone(), rings.clone());
         move || reporter::metrics_page(&read(), &Backlog::snapshot(rings.as_ref()), filter.as_ref())
     };
-    // Without it nothing is worse but that nobody sees it.
+    // Without it only `top` and `limit` do not work.
     let _control = ControlSocket::with_page(page(), filter.clone())
         .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
-    // Only now: its thread leaves signals to this one.
+    // Only now, because its thread inherits the signal mask and leaves signals to this one.
     if let Some(port) = port {
         metrics::serve(port, page())?;
     }
@@ -130,7 +130,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     Ok(exit_as(end))
 }
 
-/// The options as the library takes them: those that were given.
+/// The given options, as environment variables of the library.
 fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
@@ -143,17 +143,17 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     all
 }
 
-/// Where the JSON document goes.
+/// The output of the JSON document.
 fn open_json(path: &Path) -> Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdout()));
     }
-    // Now, and not when everything is over.
+    // Opened now, so that an error is reported before the program runs.
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(Box::new(file))
 }
 
-/// The kernel does not want to execute it after all.
+/// The kernel refused to execute it after all.
 fn exec_failed(file: &Path, err: &std::io::Error) -> ExitCode {
     output::eprint_line(&format!("manylane: {}: {err}", file.display()));
     let missing = if err.kind() == std::io::ErrorKind::NotFound {
@@ -164,7 +164,7 @@ fn exec_failed(file: &Path, err: &std::io::Error) -> ExitCode {
     ExitCode::from(missing.exit_code())
 }
 
-/// Stands for the program until it ends; meanwhile says what there is to be said.
+/// Represents the program until it ends, and prints progress meanwhile.
 fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyond: bool) -> Result<Exit> {
     let failed = "cannot wait for the program";
     let start = Instant::now();
@@ -201,7 +201,7 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
     }
 }
 
-/// Whether the child still is what we are.
+/// True if the child has not called exec yet.
 fn is_before_exec(pid: i32) -> bool {
     let exe = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/exe")).ok();
     let theirs: Option<PathBuf> = exe(&pid);
@@ -211,11 +211,11 @@ fn is_before_exec(pid: i32) -> bool {
 /// Ends as the program ended: its code, or by its signal.
 fn exit_as(end: Exit) -> ExitCode {
     match end {
-        // Of what exit(2) is given, the lower eight bits are what others get to see.
+        // Only the lower eight bits of exit(2)'s argument are visible to other processes.
         Exit::Code(code) => ExitCode::from((code & 0xff) as u8),
         Exit::Signal(signal) => {
             process::exit_by_signal(signal);
-            // That signal does not end processes, here.
+            // The signal did not end this process.
             ExitCode::from(u8::try_from(128 + signal).unwrap_or(EXIT_LAUNCH_FAILED))
         }
     }

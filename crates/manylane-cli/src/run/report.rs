@@ -1,4 +1,4 @@
-//! What the library writes down: its file, and what is in it at one moment.
+//! The library's report: its file, and a snapshot of its contents.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,15 +10,15 @@ use manylane_sys::lease;
 use manylane_sys::shim::{self, Addr, ReportFile};
 use serde::Serialize;
 
-/// The file, in memory. Programs inherit its descriptor; one that is started without it finds it by
-/// its path, as long as this value lives. Who has it mapped keeps it.
+/// The file, in memory. Programs inherit its descriptor. A program that is started without it
+/// finds it by its path, as long as this value lives. Processes that have mapped it keep it.
 pub(super) struct SharedReport {
     file: ReportFile,
     inherited: OwnedFd,
 }
 
 impl SharedReport {
-    /// Makes it.
+    /// Creates the file.
     ///
     /// # Errors
     /// Without memory or descriptors for it.
@@ -28,17 +28,17 @@ impl SharedReport {
         Ok(Self { file, inherited })
     }
 
-    /// Where the library finds it.
+    /// The path by which the library finds it.
     pub(super) fn path(&self) -> PathBuf {
         ReportFile::path(self.inherited.as_fd())
     }
 
-    /// What is in it now.
+    /// A snapshot of its contents.
     pub(super) fn read(&self) -> Report {
         Self::snapshot(self.file.report())
     }
 
-    /// What reads it from another thread.
+    /// A reader for another thread.
     pub(super) fn reader(&self) -> impl Fn() -> Report + Send + 'static {
         let report = self.file.report();
         move || Self::snapshot(report)
@@ -71,20 +71,20 @@ fn format_addr(addr: &Addr) -> String {
     addr.read().map_or_else(String::new, |addr| addr.to_string())
 }
 
-/// What was there at one moment.
+/// A snapshot of the report.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(super) struct Report {
-    /// Processes that loaded the library, or were forked by one that had.
+    /// Processes that loaded the library, or were forked by such a process.
     pub(super) processes: u32,
-    /// The last of those.
+    /// PID of the last of those.
     pub(super) last_pid: u32,
     /// UDP sockets that were bound.
     pub(super) sockets: u32,
-    /// Threads that receive on a socket, also those that have ended.
+    /// Threads that receive on a socket, including those that have ended.
     pub(super) receivers: Vec<Receiver>,
-    /// Why sockets stayed plain, or became so again.
+    /// Reasons why sockets stayed plain or became plain again.
     pub(super) fallbacks: Vec<Fallback>,
-    /// Receivers that the file had no room for.
+    /// Receivers for which the file had no room.
     pub(super) left_out: u32,
 }
 
@@ -95,31 +95,31 @@ pub(super) struct Receiver {
     pub(super) socket: String,
     /// Number of its lane; none if it shares the program's own socket.
     pub(super) lane: Option<u32>,
-    /// Its process.
+    /// PID of its process.
     pub(super) pid: u32,
-    /// The thread.
+    /// Id of the thread.
     pub(super) tid: u32,
-    /// Whether it still receives.
+    /// True if it still receives.
     pub(super) open: bool,
-    /// Datagrams handed to the program.
+    /// Datagrams returned to the program.
     pub(super) received: u64,
     /// Their bytes.
     pub(super) received_bytes: u64,
-    /// Calls of the program that brought something.
+    /// Calls of the program that returned datagrams.
     pub(super) receive_calls: u64,
-    /// Of the received ones, those that came from the lane of another thread.
+    /// Received datagrams that were in the lane of another thread.
     pub(super) stolen: u64,
-    /// Of the received ones, those that came past the kernel's stack (engine xdp).
+    /// Received datagrams that passed the kernel's stack by (engine xdp).
     pub(super) received_by_xdp: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
     pub(super) sent_bytes: u64,
-    /// Calls of the program that sent something.
+    /// Calls of the program that sent datagrams.
     pub(super) send_calls: u64,
-    /// Of the sent ones, those that left past the kernel's stack.
+    /// Sent datagrams that passed the kernel's stack by.
     pub(super) sent_by_xdp: u64,
-    /// Number of the kernel socket of its lane; 0 if it is not known.
+    /// Inode of the kernel socket of its lane; 0 if it is not known.
     #[serde(skip)]
     pub(super) inode: u64,
 }
@@ -146,14 +146,14 @@ impl Receiver {
     }
 }
 
-/// Something that had no lanes.
+/// A socket that fell back.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Fallback {
-    /// In a word.
+    /// The reason in one word.
     pub(super) reason: &'static str,
-    /// In more of them.
+    /// The reason as a sentence.
     pub(super) why: &'static str,
-    /// How often.
+    /// Number of times.
     pub(super) count: u64,
     /// The process in which it happened last.
     pub(super) pid: u32,
@@ -162,23 +162,24 @@ pub(super) struct Fallback {
 }
 
 impl Report {
-    /// Datagrams received and sent, of all.
+    /// Datagrams received and sent by all receivers.
     pub(super) fn total(&self) -> (u64, u64) {
         (self.sum(|one| one.received), self.sum(|one| one.sent))
     }
 
-    /// Of all receivers. The numbers are the program's word: no sum of them overflows.
+    /// Sum over all receivers. The numbers are written by the program, so the sum must not
+    /// overflow.
     pub(super) fn sum(&self, of: fn(&Receiver) -> u64) -> u64 {
         self.receivers.iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Lanes that there were.
+    /// Number of lanes.
     pub(super) fn lanes(&self) -> usize {
         let lanes = self.receivers.iter().filter_map(|one| Some((&one.socket, one.lane?)));
         lanes.collect::<BTreeSet<_>>().len()
     }
 
-    /// Processes that are known by number.
+    /// The known PIDs.
     pub(super) fn pids(&self) -> BTreeSet<u32> {
         let known = self.receivers.iter().map(|one| one.pid);
         known.chain([self.last_pid]).filter(|&pid| pid != 0).collect()
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!((report.receivers[2].lane, report.receivers[2].inode), (None, 42));
         assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
         assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
-        // What cannot be is the program's word all the same.
+        // The program may write invalid values.
         theirs.receivers[0].rx_datagrams.store(u64::MAX, Relaxed);
         assert_eq!(shared.read().total(), (u64::MAX, 0));
     }

@@ -1,5 +1,5 @@
-//! What lanes did and what fell back: a line now and then while the program runs, a table or a
-//! document at its end.
+//! Prints the report of lanes and fallbacks: a line now and then while the program runs, a table
+//! or a document at its end.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ use crate::bench::command_line;
 use crate::metrics::add_counters;
 use crate::output;
 
-/// Reads the report and says what is in it.
+/// Reads the report and prints it.
 pub(super) struct Reporter {
     shared: SharedReport,
     settings: Settings,
@@ -34,7 +34,7 @@ pub(super) struct Reporter {
     last: RefCell<(Instant, Report)>,
 }
 
-/// How it was run.
+/// The settings of the run.
 #[derive(Debug, Clone, Serialize)]
 struct Settings {
     command: String,
@@ -62,7 +62,7 @@ struct Document {
     processes: u32,
     sockets: u32,
     left_out: u32,
-    /// Datagrams that the XDP program dropped: from prefixes that are denied, and over a limit.
+    /// Datagrams that the XDP program dropped: from denied prefixes, and over a limit.
     denied: u64,
     limited: u64,
 }
@@ -92,19 +92,19 @@ impl Reporter {
         Self { shared, settings, filter, quiet: args.quiet, start, last }
     }
 
-    /// What is there now.
+    /// The current report.
     pub(super) fn report(&self) -> Report {
         self.shared.read()
     }
 
-    /// Says how it goes, in a line.
+    /// Prints one line of progress.
     pub(super) fn print_progress(&self) {
         let (now, report) = (Instant::now(), self.report());
         let (then, before) = self.last.replace((now, report.clone()));
         output::eprint_line(&format!("manylane: {}", line(&report, &before, (now - then).as_secs_f64())));
     }
 
-    /// Says how it went.
+    /// Prints the final report.
     ///
     /// # Errors
     /// If the document cannot be written.
@@ -154,14 +154,14 @@ impl Reporter {
         };
         let written = out.write_all(output::json(&document)?.as_bytes()).and_then(|()| out.flush());
         match written {
-            // Whoever read has seen enough.
+            // The reader has closed the pipe.
             Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             other => other.context("cannot write the report"),
         }
     }
 }
 
-/// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
+/// The report as metrics. Threads that have ended stay in it, so that sums never decrease.
 pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&FilterHandle>) -> String {
     let mut page = MetricsPage::default();
     page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
@@ -175,7 +175,7 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
             .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
         let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
         add_counters(&mut page, "manylane_run", &labels, one, &["lane", "pid", "tid"]);
-        // Who shares the queue of another one does not have it a second time.
+        // A queue that several receivers share is reported once.
         let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
         page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
         if let Some(limit) = queue.limit {
@@ -205,12 +205,12 @@ fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
 }
 
 fn is_alive(pid: u32) -> bool {
-    // One that has ended, and whose parent has not noticed yet, is not.
+    // A zombie is not alive.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
 }
 
-/// How much has happened since `before`.
+/// The change since `before`.
 fn line(report: &Report, before: &Report, seconds: f64) -> String {
     let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds.max(1e-3);
     let (now, then) = (report.total(), before.total());
@@ -225,7 +225,7 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
     if open.len() > 1 {
         text += "; each:";
         for (at, one) in open {
-            // A slot may have had another owner.
+            // The slot may have had another owner before.
             let then = before.receivers.get(at).filter(|then| then.tid == one.tid);
             // Writing to a string does not fail.
             _ = write!(text, " {}", format_number(rate(one.received, then.map_or(0, |then| then.received))));
@@ -284,16 +284,16 @@ fn text(report: &Report) -> String {
     text
 }
 
-/// Reasons that are about the queues of engine xdp alone.
+/// Reasons that are only about the queues of engine xdp.
 const QUEUE_REASONS: [&str; 3] = ["no-queue", "control", "no-lease"];
 
-/// How reasons begin that are about batches alone: the socket has its lanes.
+/// Prefix of the reasons that are only about batches. The socket has its lanes.
 const BATCH_REASON_PREFIX: &str = "no-prefetch-";
 
-/// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
+/// Maximum number of rows: a server may have had thousands of sockets, one after the other.
 const ROWS_MAX: usize = 40;
 
-/// Those who received most, in the order in which they came.
+/// The receivers with the most datagrams, in the order of their appearance.
 fn table(receivers: &[Receiver]) -> Table {
     let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
     most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.received), *at));
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn metrics_are_the_report_by_thread_and_lane() {
         let mut report = report([300, 100]);
-        // The second one shares the queue of the first.
+        // The second receiver shares the queue of the first.
         report.receivers.iter_mut().for_each(|one| one.inode = 77);
         let queue = Queue { bytes: 500, limit: Some(2000), drops: 3 };
         let waiting = Backlog { queues: [(77, queue), (78, queue)].into(), ..Backlog::default() };
@@ -398,7 +398,7 @@ mod tests {
         ] {
             assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
         }
-        // What a counter is of is a label, and no counter.
+        // Labels are not counters.
         assert!(!page.contains("pid_total") && !page.contains("lane_total"), "{page}");
     }
 

@@ -1,5 +1,5 @@
-//! The terminal: the table, what is known of the lane that is picked, and the cores. It fits into
-//! 80 columns and 24 lines.
+//! The terminal: the table, details of the selected lane, and the cores. It fits into 80 columns
+//! and 24 lines.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as Cells, Table, Tab
 
 use super::view::{NO_LANES_MESSAGE, Sort, TABLE_HEADER, View};
 
-/// What the keys have changed.
+/// The state that keys change.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
     pub(super) table: TableState,
@@ -17,10 +17,10 @@ pub(super) struct Screen {
     pub(super) is_paused: bool,
 }
 
-/// What the keys do, the longest first.
+/// Help on the keys, the longest text first.
 const KEYS: [&str; 4] =
     ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, ↑↓ pick", "q ends, ↑↓ pick", "q ends"];
-/// Columns of the table: 72, and one between each two.
+/// Column widths of the table: 72 in total, and a space between each two.
 const COLUMN_WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the cores.
 const DETAILS_HEIGHT: u16 = 5;
@@ -33,7 +33,7 @@ impl Screen {
         self.table.select((rows > 0).then_some(at.min(rows.saturating_sub(1))));
     }
 
-    /// Draws all of it.
+    /// Draws the whole screen.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>, view: &View) {
         let parts = [
             Constraint::Length(1),
@@ -48,7 +48,7 @@ impl Screen {
         let state = if self.is_paused { "stopped" } else { self.sort.name() };
         let count =
             |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-        // The first line of the table is its head.
+        // The first line of the table is its header.
         let shown = usize::from(table.height.saturating_sub(1)).min(view.rows.len());
         let but = if shown < view.rows.len() { format!(" ({shown} shown)") } else { String::new() };
         let line = format!(
@@ -56,7 +56,7 @@ impl Screen {
             count(processes.len(), "process", "processes"),
             count(view.rows.len(), "lane", "lanes")
         );
-        // What a newcomer needs most comes first where there is no room for all.
+        // The most basic help comes first, in case there is no room for all.
         let room = usize::from(title.width).saturating_sub(line.chars().count());
         let keys = KEYS.iter().find(|keys| keys.chars().count() <= room).unwrap_or(&"");
         let line = line + keys;
@@ -94,8 +94,8 @@ impl Screen {
         frame.render_stateful_widget(table, area, &mut self.table);
     }
 
-    /// What is known of the lane that is picked, and what was not let in: that of its socket comes
-    /// first.
+    /// Details of the selected lane, and the datagrams that filters dropped, first those of its
+    /// socket.
     fn details(&self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
         let picked = self.table.selected().and_then(|at| view.rows.get(at));
@@ -120,13 +120,12 @@ impl Screen {
     }
 }
 
-/// As many lines as there is room for when each is broken into pieces of `width`; where that is not
-/// all, the last place says so.
+/// The lines that fit when each is wrapped at `width`. If not all fit, the last line says so.
 fn fit_lines(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
     let count = lines.len();
     let (mut kept, mut used) = (Vec::new(), 0);
     for line in lines {
-        // Lines are broken between words: some room is left over at each end.
+        // Lines are wrapped between words, so that some columns stay empty.
         let height = line.chars().count().div_ceil((width * 7 / 8).max(1)).max(1);
         let is_last = kept.len() + 1 == count;
         if used + height + usize::from(!is_last) > room && !kept.is_empty() {
@@ -143,7 +142,7 @@ fn fit_lines(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
     kept
 }
 
-/// As much as has room, with what is last: a port says more than where an address begins.
+/// Truncates at the start, because the port matters more than the first part of the address.
 fn shorten(text: &str, room: usize) -> String {
     let len = text.chars().count();
     if len <= room {
@@ -209,7 +208,7 @@ mod tests {
         for (width, height) in [(1, 1), (10, 3), (40, 10), (79, 23), (200, 60)] {
             drawn(&mut screen, &view, width, height);
         }
-        // Processes that go away take the lane that was picked along.
+        // When a process ends, its selected lane is gone.
         screen.step(5, 2);
         let lines = drawn(&mut screen, &View::default(), 80, 24);
         assert!(lines[1].starts_with("no process here") && !lines[17].contains("lane 1"), "{lines:#?}");
@@ -245,7 +244,7 @@ mod tests {
             "{lines:#?}"
         );
         assert_eq!(lines[20], "and 5 more lines (--once shows all)");
-        // Those with most to do, where there is no room for all.
+        // The busiest cores, if there is no room for all.
         assert!(lines[22].starts_with("core 0 50%, core 39 39%, core 38 38%"), "{lines:#?}");
         assert!(lines[23].ends_with("and 32 more, 32% at most"), "{lines:#?}");
     }

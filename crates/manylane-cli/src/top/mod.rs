@@ -1,4 +1,4 @@
-//! `manylane top`: live lanes of running processes.
+//! `manylane top`: shows the lanes of running processes.
 //!
 //! ```text
 //!  control sockets of processes (manylane::control), /proc ─► look.rs ─► view.rs (rates between two looks) ─► draw.rs, a table, JSON
@@ -25,7 +25,7 @@ use self::view::{CoreRow, Refusals, RingRow, View};
 use crate::args::TopArgs;
 use crate::output::{self, UsageError};
 
-/// Rates of less time say nothing.
+/// Rates over less time mean nothing.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// Shows lanes until a key ends it, or once.
@@ -70,7 +70,7 @@ fn diff(before: &Snapshot, now: &Snapshot, interval: Duration) -> View {
     View::from_snapshots(before, now, times.unwrap_or(interval).max(INTERVAL_MIN).as_secs_f64())
 }
 
-/// Looks and draws until a key ends it.
+/// Samples and draws until a key ends it.
 fn run_live(
     terminal: &mut ratatui::DefaultTerminal,
     args: &TopArgs,
@@ -82,7 +82,7 @@ fn run_live(
     let mut due = Instant::now() + INTERVAL_MIN;
     loop {
         terminal.draw(|frame| screen.draw(frame, &view)).context(broken)?;
-        // A terminal that has another size is drawn anew, as after a key.
+        // When the terminal's size changes, it is drawn again, as after a key.
         if event::poll(due.saturating_duration_since(Instant::now())).context(broken)? {
             if let Event::Key(key) = event::read().context(broken)?
                 && key.kind == KeyEventKind::Press
@@ -110,7 +110,7 @@ fn run_live(
         }
         let now = match Snapshot::collect(args.pid) {
             Ok(now) => now,
-            // The process that was asked for has ended.
+            // The requested process has ended.
             Err(_) if args.pid.is_some() => Snapshot { at: Some(Instant::now()), ..Snapshot::default() },
             Err(err) => return Err(err),
         };
@@ -120,14 +120,14 @@ fn run_live(
     }
 }
 
-/// How it was looked, and what is not of a lane.
+/// How the sample was taken, and values that do not belong to a lane.
 #[derive(Debug, Serialize)]
 struct Settings {
     command: String,
-    /// Between the two looks.
+    /// Between the two samples.
     seconds: f64,
     refused: Vec<Refusals>,
-    /// Queues that were leased to programs that are run.
+    /// Queues leased to programs under `manylane run`.
     rings: Vec<RingRow>,
     cores: Vec<CoreRow>,
     silent: Vec<Silent>,

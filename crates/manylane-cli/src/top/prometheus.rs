@@ -1,5 +1,5 @@
-//! Reads the text form of Prometheus, as far as our own pages use it. What is not understood is
-//! passed over: a process may be of a later version, or not be what it says it is.
+//! Reads the text format of Prometheus, as far as our own pages use it. Unknown lines are skipped:
+//! the process may be of a later version, or may be an impostor.
 
 /// One line of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub(crate) struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// The text of a label; empty without it.
+    /// The value of a label; empty without it.
     pub(crate) fn label(&self, name: &str) -> &str {
         self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, text)| text)
     }
@@ -36,7 +36,7 @@ fn parse_sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { name, labels, value: rest.strip_prefix("} ")?.parse().ok()? })
 }
 
-/// What is within quotation marks, and what is behind them.
+/// The quoted text, and the text after it.
 fn parse_quoted(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices();
@@ -49,7 +49,7 @@ fn parse_quoted(text: &str) -> Option<(String, &str)> {
             },
             c => c,
         };
-        // It goes to a terminal.
+        // The text is printed on a terminal.
         if !c.is_control() {
             out.push(c);
         }

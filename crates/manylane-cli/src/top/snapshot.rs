@@ -1,5 +1,5 @@
-//! One look: what processes with a control socket say, the time of their threads, and what the
-//! cores do.
+//! One sample: the metrics of processes with a control socket, the CPU time of their threads, and
+//! the state of the cores.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,34 +11,34 @@ use manylane::{LaneCounters, control};
 use super::prometheus::{Sample, parse_samples};
 use crate::output;
 
-/// What was there at one moment.
+/// A sample.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Snapshot {
-    /// When; none in tests, which say how much later another one is.
+    /// Time of the sample; none in tests, which give the interval.
     pub(super) at: Option<Instant>,
-    /// By process, socket, and lane.
+    /// Lanes, by process, socket and lane.
     pub(super) lanes: BTreeMap<Key, Lane>,
     pub(super) sockets: BTreeMap<(u32, String), FilterDrops>,
-    /// By launcher, socket, device and queue.
+    /// Leased rings, by launcher, socket, device and queue.
     pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
     pub(super) cores: BTreeMap<u32, Core>,
-    /// Processes that did not answer, and why.
+    /// Processes that did not answer, with the reason.
     pub(super) silent: Vec<(u32, String)>,
 }
 
-/// Which lane.
+/// The identity of a lane.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) pid: u32,
     pub(super) socket: String,
-    /// By number; what has none comes last.
+    /// Sorted by number; lanes without one come last.
     pub(super) number: u64,
     pub(super) lane: String,
-    /// Threads of a program that is run may share a lane.
+    /// Threads of a program under `manylane run` may share a lane.
     pub(super) thread: Option<u32>,
 }
 
-/// One lane, with all that it counted.
+/// One lane with its counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lane {
     pub(super) program: String,
@@ -48,24 +48,24 @@ pub(super) struct Lane {
     pub(super) sent: u64,
     pub(super) queued: Option<u64>,
     pub(super) queue_limit: Option<u64>,
-    /// Frames that wait in the rings of its queues, and for how many there is room; none without
-    /// engine xdp.
+    /// Frames queued in the rings of its queues, and the size of the rings; none without engine
+    /// xdp.
     pub(super) ring_frames: Option<u64>,
     pub(super) ring_entries: Option<u64>,
-    /// By reason.
+    /// Losses by reason.
     pub(super) lost: BTreeMap<String, u64>,
-    /// Nanoseconds that its thread has run.
+    /// CPU time of its thread, in nanoseconds.
     pub(super) cpu: Option<u64>,
 }
 
-/// Datagrams that a socket did not let in.
+/// Datagrams that the filter of a socket dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct FilterDrops {
     pub(super) denied: u64,
     pub(super) limited: u64,
 }
 
-/// The receive ring of a queue that was leased to a program.
+/// The receive ring of a queue that is leased to a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) frames: u64,
@@ -73,7 +73,7 @@ pub(super) struct Ring {
     pub(super) dropped: u64,
 }
 
-/// Ticks of a core.
+/// Clock ticks of a core.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Core {
     pub(super) softirq: u64,
@@ -82,31 +82,30 @@ pub(super) struct Core {
 }
 
 impl Snapshot {
-    /// Asks everybody, or process `of`.
+    /// Queries all processes, or only process `of`.
     ///
     /// # Errors
-    /// If there is no process `of`, or nobody can be looked for.
+    /// If there is no process `of`, or if processes cannot be listed.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
         let mut snapshot = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
         for client in control::find_control_sockets(of)? {
             let pid = client.pid();
             match client.metrics() {
                 Ok(page) => snapshot.add(pid, &process_name(pid), &page),
-                // One that has ended meanwhile was never there.
+                // A process that has ended meanwhile is ignored.
                 Err(err) if err.kind() == manylane::ErrorKind::State => {}
                 Err(err) => snapshot.silent.push((pid, err.to_string())),
             }
         }
         for (key, lane) in &mut snapshot.lanes {
-            // The program that is run has another number than its launcher, which the thread's own
-            // list knows.
+            // The program has another PID than its launcher; it follows from the thread id.
             lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
         }
         snapshot.at = Some(Instant::now());
         Ok(snapshot)
     }
 
-    /// Adds the page of a process.
+    /// Adds the metrics page of a process.
     pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
         for sample in parse_samples(page) {
             if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
@@ -161,7 +160,7 @@ impl Snapshot {
         }
     }
 
-    /// A thread of a program that is run, which receives.
+    /// A receiving thread of a program under `manylane run`.
     fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>) {
         let number = |label| sample.label(label).parse::<u32>().ok();
         let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return };
@@ -198,18 +197,18 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The name of a process; empty if it has gone.
+/// The name of a process; empty if it has ended.
 fn process_name(pid: u32) -> String {
     output::strip_control(&read(&format!("/proc/{pid}/comm")))
 }
 
-/// Nanoseconds that a thread has run.
+/// CPU time of a thread, in nanoseconds.
 fn run_time(pid: u32, tid: u32) -> Option<u64> {
     read(&format!("/proc/{pid}/task/{tid}/schedstat")).split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, and two that are in the
-/// first ones.
+/// /proc/stat has user, nice, system, idle, iowait, irq, softirq, steal, and two that are included
+/// in the first ones.
 fn cores(stat: &str) -> BTreeMap<u32, Core> {
     let core = |line: &str| -> Option<(u32, Core)> {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
@@ -218,7 +217,7 @@ fn cores(stat: &str) -> BTreeMap<u32, Core> {
         let idle = ticks.get(3)? + ticks.get(4)?;
         Some((number, Core { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
     };
-    // The first line is all of them together, and has no number.
+    // The first line is the sum of all cores, and has no number.
     stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
 }
 

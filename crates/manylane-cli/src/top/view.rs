@@ -1,4 +1,4 @@
-//! What happened between two looks: rates and shares, sorted; as a table and as rows of JSON.
+//! The changes between two samples: rates and shares, sorted; as a table and as rows of JSON.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::snapshot::{Core, Snapshot};
 
-/// What happened on one lane.
+/// The changes of one lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) pid: u32,
@@ -27,18 +27,18 @@ pub(super) struct Row {
     pub(super) received_pps: f64,
     pub(super) sent_pps: f64,
     pub(super) lost_pps: f64,
-    /// Memory that waits in the lane's queue of the kernel, and at which it is full.
+    /// Memory used in the lane's kernel queue, and its limit.
     pub(super) queued_bytes: Option<u64>,
     pub(super) queue_limit_bytes: Option<u64>,
-    /// Frames that waited in the rings of its devices' queues behind its last batch, and for how
-    /// many there is room.
+    /// Frames queued in the rings of its devices' queues after its last batch, and the size of the
+    /// rings.
     pub(super) ring_frames: Option<u64>,
     pub(super) ring_entries: Option<u64>,
-    /// Share of a core that its thread had.
+    /// Share of a core that its thread used.
     pub(super) cpu: Option<f64>,
 }
 
-/// What a socket did not let in.
+/// The drops of a socket's filter.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Refusals {
     pub(super) pid: u32,
@@ -49,22 +49,22 @@ pub(super) struct Refusals {
     pub(super) limited_pps: f64,
 }
 
-/// A queue of a device that was leased to a program that is run.
+/// A queue of a device that is leased to a program under `manylane run`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct RingRow {
     pub(super) pid: u32,
     pub(super) socket: String,
     pub(super) device: String,
     pub(super) queue: u32,
-    /// Frames that wait in its receive ring, and for how many there is room.
+    /// Frames in its receive ring, and the size of the ring.
     pub(super) frames: u64,
     pub(super) entries: u64,
-    /// Frames that found no room.
+    /// Frames that found the ring full.
     pub(super) dropped: u64,
     pub(super) dropped_pps: f64,
 }
 
-/// What a core did, as shares of the time.
+/// Use of a core, as shares of the time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CoreRow {
     pub(super) core: u32,
@@ -72,7 +72,7 @@ pub(super) struct CoreRow {
     pub(super) busy: f64,
 }
 
-/// By what rows are sorted.
+/// The column that rows are sorted by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Sort {
     #[default]
@@ -102,7 +102,7 @@ impl Sort {
     }
 }
 
-/// What happened between two looks.
+/// The changes between two samples.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct View {
     pub(super) seconds: f64,
@@ -114,7 +114,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// From one look to a later one. What was not there before has no rates yet.
+    /// From one sample to a later one. A lane that is new has no rates yet.
     pub(super) fn from_snapshots(before: &Snapshot, now: &Snapshot, seconds: f64) -> Self {
         let rate =
             |now: u64, then: Option<u64>| then.map_or(0.0, |then| now.saturating_sub(then) as f64 / seconds);
@@ -187,7 +187,7 @@ impl View {
 
     pub(super) fn sort(&mut self, by: Sort) {
         let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
-        // It keeps the order of lanes where nothing else makes one.
+        // The sort is stable: equal rows stay in the order of lanes.
         self.rows.sort_by(|a, b| match by {
             Sort::Lane => Ordering::Equal,
             Sort::Received => most(a.received_pps, b.received_pps),
@@ -196,7 +196,7 @@ impl View {
         });
     }
 
-    /// As text of a few tables.
+    /// The text form: a few tables.
     pub(super) fn text(&self, most: usize) -> String {
         let mut text = String::new();
         if self.rows.is_empty() {
@@ -232,8 +232,8 @@ impl View {
         text + &format!("softirq: {}\n", self.cores_line())
     }
 
-    /// The queues that were leased, of each socket in a line: the fullest of their rings, and what
-    /// found no room.
+    /// The leased queues, one line for each socket: the fullest of their rings, and the frames
+    /// that found it full.
     pub(super) fn ring_lines(&self) -> Vec<String> {
         let mut sockets: BTreeMap<(u32, &str), Vec<&RingRow>> = BTreeMap::new();
         for ring in &self.rings {
@@ -261,11 +261,11 @@ impl View {
         self.cores.iter().map(CoreRow::text).collect::<Vec<_>>().join(", ")
     }
 
-    /// The same in so many lines of so many columns: where there is no room for all, those with the
-    /// largest shares.
+    /// The same in a limited number of lines and columns: if there is no room for all cores, those
+    /// with the largest shares.
     pub(super) fn fit_cores(&self, width: usize, lines: usize) -> String {
         let all = self.cores_line();
-        // No core is broken in two: the room of one is left over at each end.
+        // A core's text is not split, so that columns stay empty at the end of a line.
         let room = width.saturating_sub("core 123 100%, ".len()) * lines;
         if all.chars().count() <= room {
             return all;
@@ -285,7 +285,7 @@ impl View {
     }
 }
 
-/// What is said where there is nothing.
+/// The text if there are no lanes.
 pub(super) const NO_LANES_MESSAGE: &str = "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::control)";
 
 /// The columns.
@@ -304,7 +304,7 @@ impl Row {
             (Some(there), Some(room @ 1..)) => Some(there as f64 / room as f64),
             _ => None,
         };
-        // What is fuller is what loses first.
+        // The fuller queue is the one that drops first.
         let kernel = share(self.queued_bytes, self.queue_limit_bytes);
         let rings = share(self.ring_frames, self.ring_entries);
         let queue = [kernel, rings].into_iter().flatten().reduce(f64::max);
@@ -321,7 +321,7 @@ impl Row {
         ]
     }
 
-    /// What was lost, by reason.
+    /// Losses by reason.
     pub(super) fn losses(&self) -> String {
         let all: Vec<String> = self.lost.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
         if all.is_empty() { "nothing".into() } else { all.join(", ") }
@@ -342,7 +342,7 @@ impl Refusals {
     }
 }
 
-/// The numbers are another process's word: no sum of them overflows.
+/// The numbers come from another process, so their sum must not overflow.
 fn sum<'a>(of: impl Iterator<Item = &'a u64>) -> u64 {
     of.fold(0, |sum, one| sum.saturating_add(*one))
 }
@@ -368,7 +368,7 @@ pub(super) mod tests {
         manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 2048\n\
         manylane_filter_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
 
-    /// Two lanes, of which one got 1000 datagrams a second and lost 20, for two seconds.
+    /// Two lanes over two seconds; one got 1000 datagrams per second and lost 20.
     pub(in crate::top) fn view() -> View {
         let look = |received: &str, lost: &str, softirq, cpu| {
             let mut look = Snapshot::default();
