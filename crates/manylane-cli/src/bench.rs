@@ -59,7 +59,7 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     }
 }
 
-/// The command line, as far as its arguments are valid text.
+/// The command line with quoted arguments, to copy into a shell.
 pub(crate) fn command_line() -> String {
     let words = std::env::args().enumerate().map(|(at, word)| match at {
         0 => "manylane".into(),

@@ -12,7 +12,7 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        // Other crates log too much at these levels.
+        // Messages of other crates are not for users.
         if self.enabled(record.metadata()) && record.target().starts_with("manylane") {
             output::eprint_line(&format!("{}: {}", record.level().as_str().to_lowercase(), record.args()));
         }

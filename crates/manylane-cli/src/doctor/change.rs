@@ -1,5 +1,5 @@
-//! Settings that can be read, set and put back: what findings advise, and `manylane tune` carries
-//! out.
+//! Settings that can be read, set and restored. Findings advise them, and `manylane tune` applies
+//! them.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ethtool::Ethtool;
 
-/// What is set.
+/// The setting.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Target {
@@ -22,14 +22,14 @@ pub(crate) enum Target {
     DeviceFile { device: String, file: String },
     /// A file of a processor below `/sys/devices/system/cpu/cpuN`.
     CpuFile { cpu: usize, file: String },
-    /// A parameter of a module, also of one that is built in: a file below
+    /// A parameter of a module, which may be built in: a file below
     /// `/sys/module/MODULE/parameters`.
     ModuleParameter { module: String, name: String },
-    /// Processors that may get an interrupt.
+    /// Affinity of an interrupt.
     Interrupt { number: u32 },
-    /// Queues that receive and send.
+    /// Combined queues.
     CombinedQueues { device: String },
-    /// Queues that receive, of a driver that counts them apart.
+    /// Receive queues, of a driver that counts them separately.
     ReceiveQueues { device: String },
     /// Descriptors of each receive ring.
     ReceiveRing { device: String },
@@ -41,7 +41,7 @@ pub(crate) enum Target {
     Hash6 { device: String },
 }
 
-/// What it shall be.
+/// The new value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Change {
     pub(crate) target: Target,
@@ -57,7 +57,7 @@ impl Change {
         Self::new(Target::Sysctl { name: name.into() }, value)
     }
 
-    /// What to run for it without Manylane.
+    /// The command that makes the change without Manylane.
     pub(crate) fn command(&self) -> String {
         let value = &self.value;
         match &self.target {
@@ -87,7 +87,7 @@ impl Change {
 }
 
 impl Target {
-    /// Whether it is of the whole machine, and not of a network namespace.
+    /// True if it applies to the whole machine, not to a network namespace.
     pub(crate) fn is_machine_wide(&self) -> bool {
         match self {
             Self::Sysctl { name } => !name.starts_with("net."),
@@ -96,12 +96,12 @@ impl Target {
         }
     }
 
-    /// Names from a journal lead to no file but the one that they are to name. And `/sys` may show
-    /// the devices of another network namespace, under the same names.
+    /// A name from a journal must not lead to another file. Also, `/sys` may show devices of
+    /// another network namespace under the same names.
     fn check(&self) -> Result<()> {
         let is_name = |name: &str| is_below(name) && !name.contains('/');
         let is_right = match self {
-            // Its dots become slashes.
+            // Dots become slashes.
             Self::Sysctl { name } => !name.contains('/'),
             Self::DeviceFile { device, file } => is_name(device) && is_below(file),
             Self::CpuFile { file, .. } => is_below(file),
@@ -133,7 +133,7 @@ impl Target {
         })
     }
 
-    /// The device that it is a setting of.
+    /// The device that the setting belongs to.
     pub(crate) fn device(&self) -> Option<&str> {
         match self {
             Self::DeviceFile { device, .. }
@@ -150,17 +150,17 @@ impl Target {
         }
     }
 
-    /// Whether drivers take the link down and up for it.
+    /// True if drivers take the link down and up for it.
     pub(crate) fn resets_link(&self) -> bool {
         match self {
             Self::CombinedQueues { .. } | Self::ReceiveQueues { .. } | Self::ReceiveRing { .. } => true,
-            // What the kernel's own stack does, it does without the driver.
+            // The kernel's own stack does this without the driver.
             Self::Feature { name, .. } => name != "rx-gro",
             _ => false,
         }
     }
 
-    /// What it is now, as it has to be written to have it again.
+    /// The current value, in the form in which it can be written back.
     pub(crate) fn read(&self) -> Result<String> {
         let of = || format!("cannot read {self}");
         self.check().with_context(of)?;
@@ -190,7 +190,7 @@ impl Target {
         })
     }
 
-    /// Sets it.
+    /// Writes the value.
     pub(crate) fn write(&self, value: &str) -> Result<()> {
         let done = self.try_write(value);
         done.with_context(|| format!("cannot set {self} to {value}"))
@@ -199,7 +199,8 @@ impl Target {
     fn try_write(&self, value: &str) -> Result<()> {
         self.check()?;
         if let Some(path) = self.path() {
-            // Not made if it is not there, and in one call: the kernel takes each write as a value.
+            // The file is not created, and is written in one call, because the kernel takes each
+            // write as a value.
             let mut file = fs::OpenOptions::new().write(true).open(path)?;
             return Ok(io::Write::write_all(&mut file, value.as_bytes())?);
         }
@@ -223,8 +224,7 @@ impl Target {
         Ok(())
     }
 
-    /// Whether two values mean the same: masks and lists of processors are printed in more than one
-    /// way.
+    /// True if two values mean the same. Masks and lists of processors have several text forms.
     pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
         use super::gather::files::parse_cpu_mask;
         use manylane_sys::cpu::parse_list;
@@ -256,7 +256,7 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// Whether a path leads to something below the folder that it starts from.
+/// True if the path stays below the folder that it starts from.
 fn is_below(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
@@ -265,7 +265,7 @@ fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Fields of a hash as `ethtool -N` takes them.
+/// Fields of a hash in the form of `ethtool -N`.
 fn hash_letters(fields: &str) -> String {
     let fields: u64 = fields.parse().unwrap_or(0);
     let all = [(2, 'v'), (3, 't'), (4, 's'), (5, 'd'), (6, 'f'), (7, 'n')];

@@ -1,5 +1,5 @@
-//! Settings of devices by the netlink form of ethtool (Linux 5.6), and what drivers do with XDP
-//! (Linux 6.3).
+//! Settings of devices by ethtool netlink (Linux 5.6), and the XDP features of drivers (Linux
+//! 6.3).
 
 use std::io;
 
@@ -18,7 +18,7 @@ const COALESCE_GET: u8 = 19;
 /// The header, in every message.
 const HEADER: u16 = 1;
 
-/// Asks about devices of the network namespace of the thread that opened it.
+/// Queries devices of the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Ethtool(Family);
 
@@ -75,14 +75,14 @@ impl Ethtool {
         })
     }
 
-    /// Whether a feature, such as `rx-gro`, is on.
+    /// True if a feature, such as `rx-gro`, is on.
     pub(crate) fn feature(&mut self, device: &str, name: &str) -> io::Result<bool> {
         const ACTIVE: u16 = 4;
         const BITS: u16 = 3;
         const BIT_NAME: u16 = 2;
         self.get(FEATURES_GET, device, |attrs| {
             let bits = attrs.nest(ACTIVE)?.nest(BITS)?;
-            // Of the active ones, only those that are on are in the list.
+            // The list of active features has only those that are on.
             Some(bits.all().any(|(_, bit)| AttrReader::new(bit).text(BIT_NAME).as_deref() == Some(name)))
         })
     }
@@ -95,7 +95,7 @@ impl Ethtool {
         self.set(FEATURES_SET, &device_header(device).nest(WANTED, &Attrs::default().nest(3, &bits)))
     }
 
-    /// Asks for everything of a device that the doctor judges.
+    /// Queries all settings of a device that the doctor judges.
     pub(crate) fn fill(&mut self, device: &mut Device) {
         let name = device.name.clone();
         device.driver = device::driver(&name).ok().filter(|driver| !driver.is_empty());
@@ -116,14 +116,14 @@ fn device_header(device: &str) -> Attrs {
     Attrs::default().nest(HEADER, &Attrs::default().text(DEV_NAME, device))
 }
 
-/// Driver runs XDP programs.
+/// The driver runs XDP programs.
 pub(crate) const XDP_BASIC: u64 = 1;
-/// They may redirect.
+/// Programs may redirect.
 pub(crate) const XDP_REDIRECT: u64 = 2;
-/// AF_XDP without a copy.
+/// AF_XDP zero-copy.
 pub(crate) const XDP_ZERO_COPY: u64 = 8;
 
-/// What the driver of each device does with XDP, by index.
+/// XDP features of each device's driver, by index.
 pub(crate) fn xdp_features() -> io::Result<Vec<(u32, u64)>> {
     const DEV_GET: u8 = 1;
     let mut found = Vec::new();

@@ -1,27 +1,27 @@
-//! What was seen of this machine, as plain values: rules judge these and nothing else, `--json`
-//! prints them.
+//! Facts about this machine, as plain values. Rules judge these and nothing else; `--json` prints
+//! them.
 //!
-//! `None` and empty lists mean that something could not be seen; [`Facts::gaps`] says why.
+//! `None` and empty lists mean that a value could not be read; [`Facts::gaps`] has the reason.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// Everything that was seen.
+/// All facts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
     /// Release of the kernel.
     pub(crate) kernel: String,
-    /// Seconds since boot: since when the machine's counters count.
+    /// Seconds since boot, when the machine's counters started.
     pub(crate) uptime: Option<f64>,
-    /// Seconds that the losses stand for, if they are those of a watch and not all since boot.
+    /// Length of the watch in seconds, if losses are those of a watch and not all since boot.
     pub(crate) watched: Option<f64>,
-    /// What the kernel lets this process use.
+    /// Kernel features that this process can use.
     pub(crate) features: Vec<Feature>,
-    /// What this process may do.
+    /// Privileges of this process.
     pub(crate) privileges: Privileges,
-    /// Settings by name; those that are not visible are not in here.
+    /// Settings by name, as far as they can be read.
     pub(crate) sysctls: BTreeMap<String, u64>,
     /// Processors.
     pub(crate) cpu: Cpu,
@@ -29,30 +29,30 @@ pub(crate) struct Facts {
     pub(crate) irqbalance: Option<u32>,
     /// Network devices of this network namespace.
     pub(crate) devices: Vec<Device>,
-    /// What the kernel lost before it came to a socket's queue, or there.
+    /// Losses in the kernel, before a socket's queue and there.
     pub(crate) losses: Losses,
-    /// UDP sockets of this network namespace: those asked for, else all that lost something.
+    /// UDP sockets of this network namespace: the requested ones, or all with losses.
     pub(crate) sockets: Vec<Socket>,
-    /// The processes that have one of [`Facts::sockets`].
+    /// The processes that have one of [`Facts::sockets`] open.
     pub(crate) programs: Vec<Program>,
-    /// Lanes of running programs, as far as these open a control socket and let this user in.
+    /// Lanes of running programs, as far as these have a control socket that this user may use.
     pub(crate) lanes: Vec<Lane>,
-    /// Whether the user asked for a process or a port.
+    /// True if the user named a process or a port.
     pub(crate) asked: bool,
-    /// What could not be seen, by name: `sysfs`, `softnet`, `processes`, … with the reason.
+    /// Facts that could not be read, by name: `sysfs`, `softnet`, `processes`, … with the reason.
     pub(crate) gaps: BTreeMap<String, String>,
 }
 
-/// Something of the kernel that was tried.
+/// A kernel feature that was probed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Feature {
-    /// Its name, as in KERNELS.md.
+    /// The name, as in KERNELS.md.
     pub(crate) name: String,
     /// Why it cannot be used; `None` if it can.
     pub(crate) missing: Option<String>,
 }
 
-/// What this process may do.
+/// Privileges of this process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Privileges {
     /// Effective user.
@@ -70,7 +70,7 @@ impl Privileges {
     pub(crate) const SYS_ADMIN: u32 = 21;
     pub(crate) const BPF: u32 = 39;
 
-    /// Whether it has a capability, if that is known.
+    /// True if it has the capability; none if that is not known.
     pub(crate) fn has(&self, capability: u32) -> Option<bool> {
         self.capabilities.map(|bits| bits >> capability & 1 == 1)
     }
@@ -79,39 +79,37 @@ impl Privileges {
 /// Processors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cpu {
-    /// Those that run.
+    /// Those that are online.
     pub(crate) online: Vec<usize>,
-    /// Those that the scheduler leaves alone (`isolcpus`).
+    /// Those that are isolated from the scheduler (`isolcpus`).
     pub(crate) isolated: Vec<usize>,
-    /// Groups of more than one that share a core (SMT).
+    /// Groups of processors that share a core (SMT).
     pub(crate) siblings: Vec<Vec<usize>>,
-    /// Frequency governor of each, where there is one.
+    /// Frequency governor of each, if any.
     pub(crate) governors: BTreeMap<usize, String>,
-    /// What decides how processors idle, such as `menu`, or `haltpoll` in virtual machines.
+    /// The cpuidle governor, such as `menu`, or `haltpoll` in virtual machines.
     pub(crate) idle_governor: Option<String>,
-    /// Nanoseconds that an idle processor of a virtual machine looks for work at most before it
-    /// halts, where the kernel has `haltpoll` (Linux 5.4).
+    /// Maximum time in nanoseconds that an idle processor of a virtual machine polls before it
+    /// halts, if the kernel has `haltpoll` (Linux 5.4).
     pub(crate) halt_poll_ns: Option<u64>,
-    /// How each may idle, where the kernel has a choice of states and can be told how late one may
-    /// be left.
+    /// Idle states of each, if the kernel has several and supports a limit of their exit latency.
     pub(crate) idle: BTreeMap<usize, Idle>,
-    /// NUMA node of each, where the kernel tells.
+    /// NUMA node of each, if known.
     pub(crate) nodes: BTreeMap<usize, u32>,
 }
 
-/// How a processor may idle.
+/// The idle states of a processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Idle {
-    /// Microseconds that each state takes to be left, by the kernel's table; those that are
-    /// switched off are not in here.
+    /// Exit latency of each state in microseconds, by the kernel's table, without disabled states.
     pub(crate) latencies: Vec<u64>,
-    /// Microseconds that it may take at most (`pm_qos_resume_latency_us`): `0` for no limit, `n/a`
-    /// for none at all.
+    /// Limit of the exit latency in microseconds (`pm_qos_resume_latency_us`): `0` for no limit,
+    /// `n/a` for no latency at all.
     pub(crate) limit: String,
 }
 
 impl Idle {
-    /// The longest that leaving a state may take now.
+    /// The longest exit latency that is allowed now.
     pub(crate) fn exit_latency_max(&self) -> u64 {
         let limit = match self.limit.as_str() {
             "n/a" => 0,
@@ -120,7 +118,7 @@ impl Idle {
         self.latencies.iter().copied().filter(|latency| *latency <= limit).max().unwrap_or(0)
     }
 
-    /// Whether the processor never leaves off looking for work.
+    /// True if the processor polls instead of idling.
     pub(crate) fn is_polling(&self) -> bool {
         self.limit == "n/a"
     }
@@ -133,8 +131,8 @@ pub(crate) struct Lane {
     pub(crate) thread: u64,
     pub(crate) socket: String,
     pub(crate) lane: String,
-    /// How it waits (`manylane::WaitPolicy`); none of programs that are run, which wait as they
-    /// like.
+    /// Its wait policy (`manylane::WaitPolicy`); none for programs under `manylane run`, which
+    /// have their own way to wait.
     pub(crate) wait: Option<String>,
     /// Processors that the thread may run on.
     pub(crate) cpus: Vec<usize>,
@@ -151,21 +149,21 @@ pub(crate) struct Device {
     pub(crate) loopback: bool,
     /// Kind of a virtual device, such as `veth` or `bridge`.
     pub(crate) kind: Option<String>,
-    /// Its driver, by ethtool.
+    /// Driver, by ethtool.
     pub(crate) driver: Option<String>,
     /// Receive queues in use.
     pub(crate) rx_queues: Option<u32>,
-    /// Queues that are and could be, by ethtool.
+    /// Current and maximum number of queues, by ethtool.
     pub(crate) channels: Option<Channels>,
     /// Descriptors of each receive ring.
     pub(crate) ring: Option<Ring>,
-    /// When it interrupts.
+    /// Interrupt coalescing.
     pub(crate) coalescing: Option<Coalescing>,
-    /// Whether frames are joined to trains (`rx-gro`).
+    /// True if GRO is on (`rx-gro`).
     pub(crate) gro: Option<bool>,
-    /// What its driver does with XDP, bits of `NETDEV_XDP_ACT_*` (Linux 6.3).
+    /// XDP features of the driver, bits of `NETDEV_XDP_ACT_*` (Linux 6.3).
     pub(crate) xdp_features: Option<u64>,
-    /// How an XDP program is attached: `driver`, `generic`, `hardware`, `several`.
+    /// Mode of an attached XDP program: `driver`, `generic`, `hardware`, `several`.
     pub(crate) xdp_attached: Option<String>,
     /// Fields of the receive hash for UDP over IPv4, bits of `RXH_*`.
     pub(crate) hash_udp4: Option<u64>,
@@ -177,17 +175,17 @@ pub(crate) struct Device {
     pub(crate) rfs: Option<Vec<u64>>,
     /// Processors of each send queue (XPS).
     pub(crate) xps: Option<Vec<Vec<usize>>>,
-    /// Whether NAPI runs in threads of its own (Linux 5.12).
+    /// True with threaded NAPI (Linux 5.12).
     pub(crate) threaded: Option<bool>,
-    /// NUMA node, where it has one.
+    /// NUMA node, if it has one.
     pub(crate) numa: Option<u32>,
     /// Interrupts of its receive queues.
     pub(crate) irqs: Vec<Irq>,
-    /// What the device counted.
+    /// Counters of the device.
     pub(crate) counters: DeviceCounters,
-    /// Whether a default route of this namespace leaves by it, or by a device above it.
+    /// True if a default route of this namespace uses it, or a device above it.
     pub(crate) default_route: bool,
-    /// Indices of the devices that this one is made of, or lies on (bond, bridge, VLAN).
+    /// Indices of the lower devices of a bond, bridge or VLAN.
     pub(crate) below: Vec<u32>,
 }
 
@@ -207,14 +205,14 @@ pub(crate) struct Ring {
     pub(crate) rx_max: u32,
 }
 
-/// `ETHTOOL_MSG_COALESCE_GET`, of what is received; what the driver does not tell is `None`.
+/// `ETHTOOL_MSG_COALESCE_GET`, of the receive side; `None` if the driver does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Coalescing {
-    /// Microseconds that an interrupt waits at most.
+    /// Maximum delay of an interrupt in microseconds.
     pub(crate) rx_usecs: Option<u32>,
-    /// Frames that it waits for at most.
+    /// Maximum number of frames that it waits for.
     pub(crate) rx_frames: Option<u32>,
-    /// Whether the driver adapts both to the load.
+    /// True if the driver adapts both to the load.
     pub(crate) adaptive: Option<bool>,
 }
 
@@ -223,13 +221,13 @@ pub(crate) struct Coalescing {
 pub(crate) struct Irq {
     pub(crate) number: u32,
     pub(crate) name: String,
-    /// Processors that may get it.
+    /// Affinity: processors that may get it.
     pub(crate) allowed: Vec<usize>,
-    /// Processors that do get it.
+    /// Effective affinity: processors that get it.
     pub(crate) effective: Vec<usize>,
 }
 
-/// `struct rtnl_link_stats64`, as far as it tells of what is received.
+/// The receive counters of `struct rtnl_link_stats64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceCounters {
     pub(crate) rx_packets: u64,
@@ -242,7 +240,7 @@ pub(crate) struct DeviceCounters {
 }
 
 impl DeviceCounters {
-    /// Frames that the device had no room for. Drivers count one under several names.
+    /// Frames for which the device had no room. Some drivers count a frame under several names.
     pub(crate) fn rx_overruns(&self) -> u64 {
         self.rx_missed.max(self.rx_fifo).max(self.rx_over)
     }
@@ -251,11 +249,11 @@ impl DeviceCounters {
 /// Counters of the kernel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Losses {
-    /// Of `/proc/net/snmp`, `Udp:`.
+    /// `Udp:` in `/proc/net/snmp`.
     pub(crate) udp4: Option<Udp>,
-    /// Of `/proc/net/snmp6`, `Udp6…`.
+    /// `Udp6…` in `/proc/net/snmp6`.
     pub(crate) udp6: Option<Udp>,
-    /// Of `/proc/net/softnet_stat`, a row for each processor; machine-wide.
+    /// `/proc/net/softnet_stat`, a row for each processor; machine-wide.
     pub(crate) softnet: Vec<Softnet>,
 }
 
@@ -286,9 +284,9 @@ pub(crate) struct Socket {
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) inode: u64,
     pub(crate) drops: u64,
-    /// Bytes that wait.
+    /// Bytes in the receive queue.
     pub(crate) queued: u64,
-    /// Size of the receive buffer as the kernel counts, where it tells (`sock_diag`).
+    /// Size of the receive buffer as the kernel counts, if known (`sock_diag`).
     pub(crate) buffer: Option<u64>,
 }
 
@@ -298,18 +296,18 @@ pub(crate) struct Program {
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) threads: u32,
-    /// Inodes of the sockets, of those looked for, that it has.
+    /// Inodes of the wanted sockets that it has open.
     pub(crate) sockets: Vec<u64>,
-    /// Threads that wait on a socket just now, in a receive call or by epoll, by inode.
+    /// Number of threads that currently wait on a socket, in a receive call or by epoll, by inode.
     pub(crate) waiting: BTreeMap<u64, u32>,
-    /// Whether the preload library is in it.
+    /// True if the preload library is loaded in it.
     pub(crate) on_lanes: bool,
-    /// Why `manylane run` would not reach it; `None` if it would.
+    /// Why `manylane run` could not give it lanes; `None` if it could.
     pub(crate) beyond: Option<String>,
 }
 
 impl Facts {
-    /// Since when losses count, in words.
+    /// The period of the losses, in words.
     pub(crate) fn describe_period(&self) -> String {
         match (self.watched, self.uptime) {
             (Some(seconds), _) => format!("in the last {seconds:.1} seconds"),
@@ -318,7 +316,7 @@ impl Facts {
         }
     }
 
-    /// Takes away what had been counted before: what is left was lost between the two.
+    /// Subtracts earlier counters, which leaves the losses between the two.
     pub(crate) fn delta_since(mut self, before: &Facts, seconds: f64) -> Facts {
         let now = &mut self.losses;
         for (now, before) in [(&mut now.udp4, before.losses.udp4), (&mut now.udp6, before.losses.udp6)] {
@@ -363,7 +361,7 @@ impl Facts {
         self.sysctls.get(name).copied()
     }
 
-    /// The processes that have a socket.
+    /// The processes that have a socket open.
     pub(crate) fn owners(&self, inode: u64) -> impl Iterator<Item = &Program> {
         self.programs.iter().filter(move |program| program.sockets.contains(&inode))
     }

@@ -1,18 +1,18 @@
-//! What rules find.
+//! Findings: the results of rules.
 
 use serde::{Deserialize, Serialize};
 
 use super::change::Change;
 
-/// How bad it is; the worst first.
+/// Severity, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     /// Datagrams were lost.
     Loss,
-    /// Holds this machine back.
+    /// Limits this machine.
     Wrong,
-    /// Could be better, or is good to know; nothing is wrong.
+    /// An improvement or information; nothing is wrong.
     Note,
 }
 
@@ -26,30 +26,31 @@ impl Severity {
     }
 }
 
-/// Something that a rule found.
+/// A finding of a rule.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Finding {
-    /// Of the rule.
+    /// Id of the rule.
     pub(crate) id: &'static str,
-    /// The device, socket or feature that it is about, if it is about one.
+    /// The device, socket or feature concerned, if any.
     pub(crate) subject: Option<String>,
     pub(crate) severity: Severity,
-    /// What it costs compared to others, 0 to 100.
+    /// Cost compared with other findings, 0 to 100.
     pub(crate) cost: u8,
     /// Datagrams or frames that were lost.
     pub(crate) lost: Option<u64>,
     pub(crate) seen: String,
     pub(crate) why: String,
-    /// What to run or do.
+    /// Commands or actions.
     pub(crate) run: Vec<String>,
-    /// What `manylane tune` would set.
+    /// Changes that `manylane tune` would make.
     pub(crate) changes: Vec<Change>,
-    /// It sets that only if the finding is named: others pay for it, or somebody had a reason.
+    /// True if `tune` changes it only when the finding is named: the change costs other programs,
+    /// or the setting was probably made on purpose.
     pub(crate) only_named: bool,
 }
 
 impl Finding {
-    /// By which `manylane tune` knows it.
+    /// Name of the finding for `manylane tune`.
     pub(crate) fn name(&self) -> String {
         match &self.subject {
             Some(subject) => format!("{}:{subject}", self.id),
@@ -57,20 +58,20 @@ impl Finding {
         }
     }
 
-    /// Whether a word of the user's means it.
+    /// True if the user's word names it.
     pub(crate) fn is_named(&self, word: &str) -> bool {
         word == self.id || word == self.name()
     }
 }
 
-/// Something that could not be judged.
+/// A rule that could not be judged.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Unknown {
     pub(crate) id: &'static str,
     pub(crate) because: String,
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Verdict {
     pub(crate) findings: Vec<Finding>,
@@ -78,7 +79,7 @@ pub(crate) struct Verdict {
 }
 
 impl Verdict {
-    /// Whether something is wrong.
+    /// True if a finding is more than a note.
     pub(crate) fn has_problems(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity <= Severity::Wrong)
     }

@@ -16,7 +16,7 @@ const GET_ROUTE: u16 = 26;
 const INET: u8 = 2;
 const INET6: u8 = 10;
 
-/// All devices, with what rtnetlink says of them.
+/// All devices, with the facts of rtnetlink.
 pub(crate) fn devices() -> io::Result<Vec<Device>> {
     let mut found = Vec::new();
     // struct ifinfomsg.
@@ -105,7 +105,7 @@ pub(crate) fn addresses() -> io::Result<Vec<(IpAddr, u32)>> {
     Ok(found)
 }
 
-/// Indices of the devices that default routes leave by.
+/// Indices of the devices of default routes.
 pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
     const OIF: u16 = 4;
     const MULTIPATH: u16 = 9;
@@ -115,7 +115,7 @@ pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
         // struct rtmsg.
         let body = [&[family][..], &[0; 11]].concat();
         kernel.request(GET_ROUTE, &body, RequestKind::Dump, |message| {
-            // A prefix of no bits, and a route by which something leaves.
+            // A prefix of length 0, and a unicast route.
             let [_, 0, _, _, _, _, _, 1, ..] = message else { return };
             let attrs = AttrReader::new(message.get(12..).unwrap_or_default());
             found.extend(attrs.u32(OIF));
@@ -132,7 +132,7 @@ pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// Index of the device by which datagrams to `peer` leave.
+/// Index of the device of the route to `peer`.
 pub(crate) fn route_to(peer: IpAddr) -> io::Result<Option<u32>> {
     const DST: u16 = 1;
     const OIF: u16 = 4;
@@ -159,15 +159,15 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Size of the receive buffer of each UDP socket, by inode. A kernel without `CONFIG_INET_UDP_DIAG`
-/// tells nothing.
+/// Size of the receive buffer of each UDP socket, by inode. Empty on a kernel without
+/// `CONFIG_INET_UDP_DIAG`.
 pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
     const BY_FAMILY: u16 = 20;
     const UDP: u8 = 17;
     const SKMEMINFO: u16 = 7;
     let mut found = BTreeMap::new();
     for family in [INET, INET6] {
-        // struct inet_diag_req_v2: all states, and which attributes are wanted.
+        // struct inet_diag_req_v2: all states, and the wanted attributes.
         let mut body = vec![family, UDP, 1 << (SKMEMINFO - 1), 0];
         body.extend(u32::MAX.to_ne_bytes());
         body.resize(56, 0);
@@ -206,7 +206,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let inode = manylane_sys::sock::inode(socket.as_fd()).unwrap();
         let default = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
-        // Kernels without it say that there is no such thing.
+        // A kernel without `CONFIG_INET_UDP_DIAG` returns an error.
         if let Ok(found) = receive_buffers() {
             assert_eq!(found.get(&inode).copied(), default.trim().parse().ok());
         }

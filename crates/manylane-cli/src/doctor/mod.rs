@@ -1,4 +1,4 @@
-//! `manylane doctor`: what this machine can do, and what holds it back. `tune` changes it.
+//! `manylane doctor`: checks what limits UDP on this machine. `tune` makes the changes.
 //!
 //! ```text
 //! gather/ ─► facts.rs ─► rules/ ─► finding.rs ─► text.rs, JSON, exit code
@@ -6,10 +6,10 @@
 //!  the library's probe     values    findings out
 //! ```
 //!
-//! - [`gather`] alone looks at the machine, and never fails. A value that cannot be read becomes a
+//! - Only [`gather`] reads the machine, and it never fails. A value that cannot be read becomes a
 //!   gap with its reason.
-//! - A rule sees facts and nothing else, and keeps no state. It reports a finding, reports none,
-//!   or says that it does not know. A rule is data: its id, meaning, remedy and cost are a row of
+//! - A rule sees facts and nothing else, and keeps no state. It reports a finding, no finding, or
+//!   that it cannot judge. A rule is data: its id, meaning, remedy and cost are a row of
 //!   docs/doctor.md. Tests check every rule both ways.
 //! - A finding names the changes that `tune` would make: the setting and its value. Nothing is
 //!   changed here.
@@ -37,7 +37,7 @@ use self::gather::Scope;
 use crate::args::DoctorArgs;
 use crate::output::{self, AlreadyReported};
 
-/// Looks, judges, prints.
+/// Gathers facts, judges them, prints the findings.
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if args.list {
         return output::print(&text::list(&rules::all()));
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if verdict.has_problems() { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
-/// The facts: all since boot, or those of some seconds.
+/// The facts, with losses since boot or during the watch.
 fn gather_facts(asked: Scope, watch: Option<f64>) -> Result<Facts> {
     let before = gather::gather_all(asked);
     if before.asked && before.sockets.is_empty() {

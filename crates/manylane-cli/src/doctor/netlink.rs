@@ -1,10 +1,10 @@
-//! Asking the kernel by netlink: what the doctor asks generic netlink (ethtool, devices), links,
-//! addresses, routes and sockets.
+//! Netlink queries of the doctor: generic netlink (ethtool, devices), links, addresses, routes and
+//! sockets.
 //!
-//! A question is a header and attributes; an answer is messages, each cut into a body and
-//! attributes. What is cut short ends the walk, and nothing beyond it is read. Only the attributes
-//! that are asked for are looked at, so that a kernel which tells more, or in another form, hides
-//! no device.
+//! A request is a header and attributes. A reply is messages, each split into a body and
+//! attributes. A truncated message ends the parsing, and nothing beyond it is read. Only the
+//! wanted attributes are parsed, so that a device is not lost if the kernel reports more, or in
+//! another form.
 
 use std::io;
 
@@ -17,18 +17,18 @@ use netlink_sys::{Socket, SocketAddr};
 /// Length of a message's header.
 const HEADER: usize = 16;
 
-/// What is wanted of a request.
+/// Flags of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     /// One answer.
     Get,
-    /// All there are.
+    /// A dump of all objects.
     Dump,
-    /// That it is done.
+    /// An acknowledgement.
     Ack,
 }
 
-/// Attributes that are written one behind the other.
+/// Attributes to send, one after the other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attrs(Vec<DefaultNla>);
 
@@ -58,7 +58,7 @@ impl Attrs {
     }
 }
 
-/// Attributes that were read.
+/// Received attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttrReader<'a>(&'a [u8]);
 
@@ -128,12 +128,12 @@ impl NetlinkSocket {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Reasons in words, where the kernel has them (Linux 4.12).
+        // Error messages of the kernel, if it has them (Linux 4.12).
         let _ = socket.set_ext_ack(true);
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Asks, and hands each answer's body to `each`.
+    /// Sends a request, and passes the body of each reply to `each`.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -175,7 +175,7 @@ impl NetlinkSocket {
     }
 }
 
-/// The messages of a datagram of the kernel.
+/// The messages in one datagram from the kernel.
 fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     std::iter::from_fn(move || {
         let message = NetlinkBuffer::new_checked(rest).ok()?;
@@ -184,7 +184,7 @@ fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     })
 }
 
-/// What an acknowledgement says: an error number, and a text if the kernel has one.
+/// The result in an acknowledgement: an error number, and a text if the kernel sent one.
 fn parse_ack(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     const TEXT: u16 = 1;
     let body = message.payload();
@@ -193,7 +193,7 @@ fn parse_ack(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
         return Ok(());
     }
     let err = io::Error::from_raw_os_error(code.wrapping_neg());
-    // Behind the number: the header of what was asked, and the rest of it unless it was cut off.
+    // After the number: the header of the request, and its body unless it was truncated.
     let asked = u32_at(body, 4).unwrap_or(0) as usize;
     let skip = 4 + if message.flags() & NLM_F_CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
     let text = (message.flags() & NLM_F_ACK_TLVS != 0)
@@ -213,7 +213,7 @@ pub(crate) struct Family {
 }
 
 impl Family {
-    /// Looks for a family by its name.
+    /// Finds a family by its name.
     pub(crate) fn open(name: &str) -> io::Result<Self> {
         const CONTROL: u16 = 16;
         const GET_FAMILY: u8 = 3;
@@ -229,7 +229,7 @@ impl Family {
         Ok(family)
     }
 
-    /// Asks, and hands the attributes of each answer to `each`.
+    /// Sends a request, and passes the attributes of each reply to `each`.
     pub(crate) fn request(
         &mut self,
         command: u8,
@@ -267,7 +267,7 @@ mod tests {
             let read = AttrReader::new(&bytes[..len]);
             assert_eq!(read.all().count(), len / 8, "{len}");
         }
-        // An attribute of length 0 would be there for ever.
+        // An attribute of length 0 would loop for ever.
         assert_eq!(AttrReader::new(&[0; 16]).all().count(), 0);
         for bytes in [[0; 32], [255; 32]] {
             assert_eq!((messages(&bytes).count(), AttrReader::new(&bytes).all().count()), (0, 0));

@@ -1,4 +1,4 @@
-//! The doctor's report for people.
+//! The doctor's report as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use super::facts::{Device, Facts, Privileges};
 use super::finding::{Finding, Severity, Verdict};
 use super::rules::{self, Rule};
 
-/// Columns of the text, at most, unless a command is longer.
+/// Maximum width of the text, unless a command is longer.
 const LINE_WIDTH_MAX: usize = 100;
 
 pub(super) fn report(facts: &Facts, verdict: &Verdict) -> String {
@@ -17,7 +17,7 @@ pub(super) fn report(facts: &Facts, verdict: &Verdict) -> String {
     while let Some((finding, behind)) = rest.split_first() {
         out.push('\n');
         entry(finding, &mut out);
-        // A machine may have a hundred devices of which the same is to be said.
+        // A machine may have a hundred devices with the same finding.
         let same = |other: &&Finding| {
             finding.severity == Severity::Note && other.id == finding.id && other.why == finding.why
         };
@@ -33,7 +33,7 @@ pub(super) fn report(facts: &Facts, verdict: &Verdict) -> String {
     out
 }
 
-/// All rules in their own words.
+/// All rules with their texts.
 pub(super) fn list(rules: &[&Rule]) -> String {
     let mut out = String::new();
     for rule in rules {
@@ -44,7 +44,7 @@ pub(super) fn list(rules: &[&Rule]) -> String {
     out
 }
 
-/// What was seen, also where it is well: whoever reads it wants to know what was looked at.
+/// All facts, including healthy ones, so that the reader knows what was checked.
 fn heading(facts: &Facts, out: &mut String) {
     let cpus = facts.cpu.online.len();
     let _ = writeln!(
@@ -122,7 +122,7 @@ fn processors(facts: &Facts) -> String {
     parts.join(", ")
 }
 
-/// What came and what was lost, by where.
+/// Received datagrams and losses, by place.
 fn describe_counters(facts: &Facts) -> String {
     let losses = &facts.losses;
     let mut parts = Vec::new();
@@ -161,7 +161,7 @@ fn describe_device(device: &Device) -> String {
     parts.extend(device.ring.map(|ring| format!("rings of {} (of {})", ring.rx, ring.rx_max)));
     parts.extend(device.xdp_features.map(describe_xdp));
     parts.extend(device.xdp_attached.as_ref().map(|how| format!("XDP attached ({how})")));
-    // With one queue there is nothing to spread.
+    // With one queue there is no spread.
     parts.extend(describe_hash(device).filter(|_| device.rx_queues != Some(1)));
     if !device.irqs.is_empty() {
         let cpus: BTreeSet<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
@@ -191,7 +191,7 @@ fn describe_device(device: &Device) -> String {
     parts.join(", ")
 }
 
-/// What the driver does with XDP.
+/// XDP features of the driver.
 fn describe_xdp(features: u64) -> String {
     /// `NETDEV_XDP_ACT_BASIC`, `_REDIRECT`, `_XSK_ZEROCOPY`.
     const BASIC: u64 = 1;
@@ -205,7 +205,7 @@ fn describe_xdp(features: u64) -> String {
     }
 }
 
-/// What a card with several queues spreads UDP by.
+/// The fields by which a NIC with several queues spreads UDP.
 fn describe_hash(device: &Device) -> Option<String> {
     /// `RXH_L4_B_0_1` and `RXH_L4_B_2_3`: both ports.
     const PORTS: u64 = 0xc0;
@@ -237,7 +237,7 @@ fn entry(finding: &Finding, out: &mut String) {
     }
 }
 
-/// Rules that do not know, by reason.
+/// Rules that could not be judged, by reason.
 fn unknown(verdict: &Verdict, out: &mut String) {
     let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for unknown in &verdict.unknown {
@@ -266,7 +266,7 @@ fn summary(verdict: &Verdict) -> String {
     line + "\n"
 }
 
-/// Writes words into lines, each after the first one as far to the right as the first.
+/// Wraps words into lines, with a hanging indent.
 fn wrap(out: &mut String, head: &str, text: &str) {
     let indent = head.chars().count().min(12);
     let mut at = head.chars().count();
@@ -325,7 +325,7 @@ mod tests {
         let text = said(Severity::Note);
         assert!(text.contains("The same: gro-off:veth2, gro-off:veth3\n"), "{text}");
         assert!(text.matches("Because.").count() == 1 && text.contains("notes: 3"), "{text}");
-        // What is wrong is said of each.
+        // Faults are reported for each device.
         assert_eq!(said(Severity::Wrong).matches("Because.").count(), 3);
     }
 

@@ -98,7 +98,8 @@ impl Snapshot {
             }
         }
         for (key, lane) in &mut snapshot.lanes {
-            // The program has another PID than its launcher; it follows from the thread id.
+            // The program has another PID than its launcher, whose control socket this is.
+            // `/proc/PID/task` lists the program's threads.
             lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
         }
         snapshot.at = Some(Instant::now());

@@ -1,10 +1,10 @@
-//! Making changes and taking them back, each by its entry in the journal.
+//! Makes changes and reverts them, each by its entry in the journal.
 //!
 //! ```text
-//! apply:  read ─► entry with what is intended, on the disk ─► write ─► read ─► entry with what is there
-//! undo:   read ─► ours? write what was before ─► read ─► no entry
+//! apply:  read ─► entry with the intended value, on the disk ─► write ─► read ─► entry with the actual value
+//! undo:   read ─► ours? write the previous value ─► read ─► no entry
 //!              ├─ as before: no entry
-//!              └─ somebody else's: left alone, named, no entry
+//!              └─ changed by others: left as it is, named, no entry
 //! ```
 
 use anyhow::{Context, Result};
@@ -14,30 +14,30 @@ use super::journal::{Entry, Journal};
 use super::settings::Settings;
 use crate::doctor::change::Change;
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// It was made, or taken back.
+    /// It was made, or reverted.
     Done,
-    /// It would be made, or taken back.
+    /// It would be made, or reverted.
     Would,
-    /// There is nothing to do: the value is that one.
+    /// Nothing to do: it already has the value.
     Already,
-    /// Somebody else has changed it since: left alone.
+    /// It was changed by others since then, and is left as it is.
     Foreign,
-    /// The device is gone, and with it the setting.
+    /// The device does not exist any more.
     Gone,
-    /// It is of another network namespace: nothing can be done from here.
+    /// It belongs to another network namespace, and cannot be changed from here.
     Elsewhere,
-    /// It could cut the user off.
+    /// It could interrupt the user's connection.
     Refused,
-    /// It could not be done.
+    /// It failed.
     Failed,
 }
 
 impl Outcome {
-    /// Whether what was asked for is not as it should be now.
+    /// True if the setting does not have the requested value now.
     pub(super) fn is_failure(&self) -> bool {
         matches!(self, Self::Foreign | Self::Elsewhere | Self::Refused | Self::Failed)
     }
@@ -54,7 +54,7 @@ pub(super) fn apply(
     let current = settings.read(target)?;
     let at = journal.find(target, settings);
     if target.is_same(&current, value) {
-        // A crash came between the change and the second entry.
+        // A crash between the change and the second entry.
         if let Some(at) = at
             && journal.entries[at].intent.take().is_some()
         {
@@ -79,7 +79,7 @@ pub(super) fn apply(
     });
     let entry = &mut journal.entries[at];
     if !entry.is_own(&current) && !entry.is_original(&current) {
-        // Somebody has changed it since: that is what it goes back to.
+        // It was changed by others since then: this is the value to restore.
         entry.before.clone_from(&current);
         entry.after = None;
     }
@@ -99,7 +99,7 @@ pub(super) fn apply(
             Ok(Outcome::Done)
         }
         (written, now) => {
-            // If it is as before, there is nothing to keep; else, the entry stays as it is.
+            // If the value is unchanged, the entry is not needed; otherwise it stays as it is.
             if now.is_ok_and(|now| target.is_same(&now, &current)) {
                 journal.entries = saved;
                 journal.save()?;
@@ -111,7 +111,7 @@ pub(super) fn apply(
     }
 }
 
-/// What taking back entry `at` comes to, without doing it: the outcome, and what is there now.
+/// The outcome of reverting entry `at`, without doing so, and the current value.
 pub(super) fn plan_undo(settings: &dyn Settings, entry: &Entry) -> Result<(Outcome, String)> {
     if entry.is_other_namespace(settings) {
         return Ok((Outcome::Elsewhere, String::new()));
@@ -124,7 +124,7 @@ pub(super) fn plan_undo(settings: &dyn Settings, entry: &Entry) -> Result<(Outco
         }
     }
     let current = settings.read(&entry.target)?;
-    // First: where both are the same, nothing was changed.
+    // First, because nothing was changed if both are the same.
     let outcome = if entry.is_original(&current) {
         Outcome::Already
     } else if entry.is_own(&current) {
@@ -135,7 +135,8 @@ pub(super) fn plan_undo(settings: &dyn Settings, entry: &Entry) -> Result<(Outco
     Ok((outcome, current))
 }
 
-/// Takes back entry `at`. It is gone from the journal afterwards unless it may yet be taken back.
+/// Reverts entry `at`. The entry is then removed from the journal, unless it can be reverted
+/// later.
 pub(super) fn undo(settings: &dyn Settings, journal: &mut Journal, at: usize) -> Result<(Outcome, String)> {
     let entry = journal.entries[at].clone();
     let (planned, current) = plan_undo(settings, &entry)?;

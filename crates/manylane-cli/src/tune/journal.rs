@@ -1,13 +1,13 @@
-//! What `manylane tune` changed, and what was there before: a file that survives a crash at any
-//! point.
+//! The journal of `manylane tune`: changes with their previous values, in a file that survives a
+//! crash at any point.
 //!
-//! An entry is written, with what is intended, before the change is made, and again when it is
-//! done. So whatever value is found later, the entry says whose it is: what was there, what was
-//! set, or somebody else's.
+//! An entry is written with the intended value before the change is made, and again after it. So
+//! the entry identifies any value that is found later: the previous one, the one that was set, or
+//! one that was set by others.
 //!
-//! Whoever could write the journal could have root set what he likes. So neither it nor a folder on
-//! the way to it may be another user's, or one that others may write to; and no link is followed in
-//! the folder that it is in.
+//! A user that can write the journal could make root set any value. So neither the journal nor a
+//! folder on the path to it may belong to another user, or be writable by others. In the journal's
+//! own folder, no link is followed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -22,7 +22,7 @@ use super::settings::Settings;
 use crate::doctor::change::Target;
 
 const SCHEMA: &str = "manylane.tune-journal.v1";
-/// Bytes of a journal: far more than a machine has settings.
+/// Maximum size of a journal in bytes: far more than the settings of a machine need.
 const JOURNAL_LEN_MAX: u64 = 16 << 20;
 
 /// A setting that was changed.
@@ -31,22 +31,22 @@ pub(super) struct Entry {
     /// The finding that it was changed for.
     pub(super) finding: String,
     pub(super) target: Target,
-    /// What was there before the first change.
+    /// The value before the first change.
     pub(super) before: String,
-    /// What it was after the last change that is known to be done.
+    /// The value after the last change that is known to be done.
     pub(super) after: Option<String>,
-    /// What a change would make it that may or may not have been done.
+    /// The intended value of a change that may or may not have been made.
     pub(super) intent: Option<String>,
-    /// The boot in which that was.
+    /// Id of that boot.
     pub(super) boot: String,
-    /// Inode of the network namespace, of what is not the machine's.
+    /// Inode of the network namespace, for settings that are not machine-wide.
     pub(super) namespace: Option<u64>,
-    /// Number of the device, of what is a device's.
+    /// Index of the device, for settings of a device.
     pub(super) index: Option<u32>,
 }
 
 impl Entry {
-    /// Whether a value that was read is one that we have set.
+    /// True if the value is one that this program has set.
     pub(super) fn is_own(&self, value: &str) -> bool {
         [&self.after, &self.intent].into_iter().flatten().any(|ours| self.target.is_same(ours, value))
     }
@@ -55,8 +55,8 @@ impl Entry {
         self.target.is_same(&self.before, value)
     }
 
-    /// Whether it is of a network namespace that is not this one, as far as that can be told: after
-    /// a restart of the machine, namespaces have other numbers.
+    /// True if it belongs to another network namespace, as far as that is known: after a reboot,
+    /// namespaces have other numbers.
     pub(super) fn is_other_namespace(&self, settings: &dyn Settings) -> bool {
         self.boot == settings.boot_id() && self.namespace.is_some() && self.namespace != settings.namespace()
     }
@@ -68,11 +68,11 @@ struct Document {
     entries: Vec<Entry>,
 }
 
-/// The journal, for this process alone.
+/// The journal, locked by this process.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    /// Holds the lock; none for one that only looks.
+    /// Holds the lock; none if it is only read.
     lock: Option<File>,
     pub(super) entries: Vec<Entry>,
 }
@@ -80,14 +80,14 @@ pub(super) struct Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         if let Some(lock) = &self.lock {
-            // Closed, it is unlocked in any case, if perhaps not at once.
+            // Closing unlocks it in any case, but maybe not at once.
             _ = flock::unlock(lock);
         }
     }
 }
 
 impl Journal {
-    /// Opens it to change it. There need be no file yet, and no folder.
+    /// Opens it for changes. The file and its folder need not exist yet.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let hint = || {
             format!(
@@ -97,7 +97,7 @@ impl Journal {
         };
         DirBuilder::new().recursive(true).mode(0o755).create(parent_dir(path)).with_context(hint)?;
         let path = resolve_path(path).with_context(hint)?;
-        // Beside the journal, which is replaced at each change.
+        // A separate file, because the journal is replaced at each change.
         let lock = sibling_path(&path, ".lock").with_context(hint)?;
         let lock = open_options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
         match flock::try_lock(&lock) {
@@ -111,7 +111,7 @@ impl Journal {
         Ok(Self { path, lock: Some(lock), entries })
     }
 
-    /// Opens it to look.
+    /// Opens it for reading.
     pub(super) fn open_read_only(path: &Path) -> Result<Self> {
         let path = match fs::exists(parent_dir(path)) {
             Ok(false) => path.into(),
@@ -121,18 +121,18 @@ impl Journal {
         Ok(Self { path, lock: None, entries })
     }
 
-    /// The entry of a setting as it is here and now.
+    /// The entry of a setting in this boot and namespace.
     pub(super) fn find(&self, target: &Target, settings: &dyn Settings) -> Option<usize> {
         self.entries.iter().position(|entry| entry.target == *target && !entry.is_other_namespace(settings))
     }
 
-    /// Puts it on the disk: after this, it is there whatever happens.
+    /// Writes it to the disk. After this, it survives a crash.
     pub(super) fn save(&self) -> Result<()> {
         let hint = || format!("cannot write {}", self.path.display());
         let document = Document { schema: SCHEMA.into(), entries: self.entries.clone() };
         let text = crate::output::json(&document)?;
         let new = sibling_path(&self.path, ".new").with_context(hint)?;
-        // One that a crash has left.
+        // A file that a crash has left.
         match fs::remove_file(&new) {
             Err(err) if err.kind() != ErrorKind::NotFound => return Err(err).with_context(hint),
             _ => {}
@@ -155,15 +155,15 @@ fn sibling_path(path: &Path, ending: &str) -> Option<PathBuf> {
     Some(path.with_file_name(name))
 }
 
-/// A link is not followed, and a pipe not waited for.
+/// A link is not followed, and a pipe does not block.
 fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 
-/// Whether nobody but root and this user can change a file or a folder; in one that is sticky,
-/// others can add to it.
+/// True if only root and this user can change a file or a folder. In a sticky folder, others can
+/// add files.
 fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
     const STICKY: u32 = 0o1000;
     let others = of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
@@ -176,7 +176,7 @@ fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Res
     Ok(())
 }
 
-/// The path without links on the way to the folder, which is checked, and all that it is in.
+/// The path with all links to the folder resolved. The folder and all its parents are checked.
 fn resolve_path(path: &Path) -> Result<PathBuf> {
     let folder = fs::canonicalize(parent_dir(path))?;
     for at in folder.ancestors() {

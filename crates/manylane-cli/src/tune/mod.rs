@@ -1,10 +1,10 @@
-//! `manylane tune`: the doctor's advice carried out, and taken back.
+//! `manylane tune`: applies the doctor's advice, and reverts it.
 //!
 //! | module | does |
 //! |---|---|
-//! | [`protected_links`] | says what could cut the user off |
-//! | [`apply`] | makes a change, takes one back |
-//! | [`journal`] | keeps what was there, on the disk before each change |
+//! | [`protected_links`] | finds changes that could interrupt the user's connection |
+//! | [`apply`] | makes a change, reverts one |
+//! | [`journal`] | saves the previous value, on the disk before each change |
 //! | [`settings`] | the machine, or one for tests |
 
 mod apply;
@@ -30,20 +30,20 @@ use crate::doctor::gather::{self, Scope};
 use crate::doctor::rules;
 use crate::output::{self, AlreadyReported, UsageError};
 
-/// What became of a setting.
+/// The outcome for a setting.
 #[derive(Debug, Serialize)]
 struct Row {
     finding: String,
     setting: String,
-    /// What was there.
+    /// The previous value.
     before: String,
-    /// What it is, or was to be.
+    /// The value now, or the intended one.
     after: String,
     outcome: Outcome,
     why: Option<String>,
 }
 
-/// Applies, takes back, or shows.
+/// Applies, reverts, or shows changes.
 pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     check(args)?;
     let rows = if args.undo { undo(args)? } else { apply_findings(args)? };
@@ -58,12 +58,12 @@ pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     if rows.iter().any(|row| row.outcome.is_failure()) { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
-/// Without a finding to act on, it only shows.
+/// Without findings to act on, only show them.
 fn is_dry_run(args: &TuneArgs) -> bool {
     args.dry_run || !(args.undo || args.all || !args.findings.is_empty())
 }
 
-/// Words that mean no finding at all.
+/// Words that do not name a finding.
 fn check(args: &TuneArgs) -> Result<()> {
     let ids: Vec<&str> = rules::all().iter().map(|rule| rule.id).collect();
     for word in &args.findings {
@@ -76,7 +76,7 @@ fn check(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
-/// Says a line: results on standard output, unless that is for JSON.
+/// Prints a line to standard output, or to standard error with --json.
 fn print_line(args: &TuneArgs, line: &str) -> Result<()> {
     if args.json {
         output::eprint_line(line);
@@ -88,7 +88,7 @@ fn print_line(args: &TuneArgs, line: &str) -> Result<()> {
 fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
     let facts = gather::gather_all(Scope::default());
     let findings = rules::evaluate(&facts).findings;
-    // Without names it is all but what has to be named.
+    // Without names: all except those that have to be named.
     let is_wanted = |finding: &&Finding| match &args.findings[..] {
         [] => !finding.only_named,
         names => names.iter().any(|word| finding.is_named(word)),
@@ -131,13 +131,13 @@ fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What has to stay up, if anything may go down.
+/// Links that must stay up, if a change may take one down.
 fn detect_protected(is_needed: bool) -> Result<ProtectedLinks> {
     let context = "--allow-link-reset goes without";
     if is_needed { ProtectedLinks::detect().context(context) } else { Ok(ProtectedLinks::default()) }
 }
 
-/// One change: says it, makes it.
+/// Prints one change, and makes it.
 fn apply_change(
     args: &TuneArgs,
     journal: &mut Journal,
@@ -181,7 +181,7 @@ fn apply_change(
     }
 }
 
-/// What is in force.
+/// The changes in force.
 fn list(args: &TuneArgs, journal: &Journal) -> Result<()> {
     for entry in &journal.entries {
         let Entry { finding, target, before, after, intent, .. } = entry;
@@ -198,7 +198,7 @@ fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
         let names = |word: &String| *word == entry.finding || entry.finding.split(':').next() == Some(word);
         args.findings.is_empty() || args.findings.iter().any(names)
     };
-    // The last first; each goes from the journal when it is done.
+    // The last one first. Each is removed from the journal when it is done.
     let wanted: Vec<usize> =
         (0..journal.entries.len()).rev().filter(|&at| is_wanted(&journal.entries[at])).collect();
     let resets = wanted.iter().any(|&at| journal.entries[at].target.resets_link());
@@ -213,7 +213,7 @@ fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Takes one change back, and says what became of it.
+/// Reverts one change, and prints the outcome.
 fn undo_entry(args: &TuneArgs, journal: &mut Journal, guard: &ProtectedLinks, at: usize) -> Result<Row> {
     let entry = journal.entries[at].clone();
     let target = &entry.target;

@@ -1,5 +1,5 @@
-//! What could cut the user off: changes that take a link down which the default route or an ssh
-//! session needs, and XDP programs on devices that nobody has named.
+//! Links that must stay up, because the default route or an ssh session needs them: no change may
+//! take them down, and no XDP program is attached to them unless the device is named.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ pub(crate) struct ProtectedLinks {
 }
 
 impl ProtectedLinks {
-    /// Looks at routes, addresses and sessions.
+    /// Reads routes, addresses and sessions.
     pub(crate) fn detect() -> Result<Self> {
         let context = "cannot find out which links have to stay up";
         let devices = link::devices().context(context)?;
@@ -45,7 +45,7 @@ impl ProtectedLinks {
         }
     }
 
-    /// Why a setting is not to be touched, if it is not.
+    /// The reason why a setting must not be changed, if any.
     pub(super) fn refusal(&self, target: &Target) -> Option<String> {
         let why = self.reason(target.device().filter(|_| target.resets_link())?)?;
         Some(format!(
@@ -53,14 +53,14 @@ impl ProtectedLinks {
         ))
     }
 
-    /// Why a device has to stay up, if it has to.
+    /// The reason why a device has to stay up, if any.
     pub(crate) fn reason(&self, device: &str) -> Option<&str> {
         self.devices.get(device).map(String::as_str)
     }
 }
 
-/// Local address and peer of each ssh session: that of this process, which sudo may have hidden
-/// from it, and all others.
+/// Local address and peer of each ssh session: that of this process (even if sudo has removed its
+/// variable), and all others.
 fn ssh_sessions() -> Vec<(IpAddr, IpAddr)> {
     let mut found = Vec::new();
     let mut pid = std::process::id();

@@ -1,4 +1,4 @@
-//! The machine whose settings are changed; in tests, one that crashes when it is told to.
+//! The machine whose settings are changed; in tests, one that crashes on request.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,13 +8,13 @@ use manylane_sys::netns;
 
 use crate::doctor::change::Target;
 
-/// What can be read and set.
+/// Settings that can be read and set.
 pub(super) trait Settings {
     fn read(&self, target: &Target) -> Result<String>;
     fn write(&self, target: &Target, value: &str) -> Result<()>;
-    /// Number of a device, if there is one of this name.
+    /// Index of a device, if there is one of this name.
     fn device_index(&self, name: &str) -> Option<u32>;
-    /// Something that is another after each start of the machine.
+    /// An id that changes at each boot.
     fn boot_id(&self) -> String;
     /// Inode of the network namespace.
     fn namespace(&self) -> Option<u64>;

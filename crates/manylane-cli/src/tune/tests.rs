@@ -1,4 +1,4 @@
-//! Changes on a machine that crashes when it is told to, with a journal on the disk.
+//! Changes on a machine that crashes on request, with a journal on the disk.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::journal::Journal;
 use super::settings::Settings;
 use crate::doctor::change::{Change, Target};
 
-/// Where the machine goes down.
+/// The point at which the machine crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crash {
     Never,
@@ -92,7 +92,7 @@ impl Fake {
     }
 }
 
-/// A journal in a folder of this test; opened anew by each use, as by a new process.
+/// A journal in a folder of this test, opened again for each use, as by a new process.
 struct Place(PathBuf);
 
 impl Place {
@@ -110,7 +110,7 @@ impl Place {
         apply(fake, &mut self.open(), "a-finding", &Change::new(target.clone(), value))
     }
 
-    /// Takes all back, the last first.
+    /// Reverts all changes, the last one first.
     fn undo(&self, fake: &Fake) -> Vec<Outcome> {
         let mut journal = self.open();
         (0..journal.entries.len()).rev().map(|at| undo(fake, &mut journal, at).unwrap().0).collect()
@@ -137,7 +137,7 @@ fn what_others_could_have_put_there_is_no_journal() {
         assert!(said.contains(why), "{said}");
     };
     open().unwrap();
-    // Links that others have put there first.
+    // Links that other users created before.
     let target = place.0.join("target");
     for ending in ["tune.json.lock", "tune.json"] {
         let link = deep.join(ending);
@@ -159,7 +159,7 @@ fn what_others_could_have_put_there_is_no_journal() {
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
     open().unwrap();
-    // Only root can give one away.
+    // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
         refused("is of the user 65533");
     }
@@ -170,7 +170,7 @@ fn what_was_changed_goes_back_and_only_once() {
     let (place, fake) = (Place::new("back"), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Done);
     assert_eq!(place.apply(&fake, &ring(), "512").unwrap(), Outcome::Done);
-    // Again, nothing happens; another value keeps what was there first.
+    // Applying it again does nothing. Another value keeps the first previous value.
     assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Already);
     assert_eq!(place.apply(&fake, &sysctl(), "300").unwrap(), Outcome::Done);
     assert_eq!(place.open().entries.len(), 2);
@@ -181,7 +181,7 @@ fn what_was_changed_goes_back_and_only_once() {
 
 #[test]
 fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
-    // No limit, and one of somebody's: what is read is what has to be written.
+    // No limit, and a limit: the value that is read is the value to write.
     let place = Place::new("idle");
     let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
     let fake = fake();
@@ -192,7 +192,7 @@ fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
     assert_eq!(place.apply(&fake, &target(1), "n/a").unwrap(), Outcome::Already);
     assert_eq!(place.undo(&fake), [Outcome::Done, Outcome::Done]);
     assert_eq!((fake.value(&target(0)), fake.value(&target(1))), ("0".into(), "55".into()));
-    // No limit is not the same as none at all.
+    // No limit is not the same as no latency at all.
     place.apply(&fake, &target(0), "10").unwrap();
     fake.set(&target(0), "n/a");
     assert_eq!(place.undo(&fake), [Outcome::Foreign]);
@@ -276,7 +276,7 @@ fn what_somebody_else_changed_is_left_alone() {
     assert_eq!(place.undo(&fake), [Outcome::Foreign]);
     assert_eq!(fake.value(&sysctl()), "777");
     assert!(place.undo(&fake).is_empty());
-    // And if it is changed again after that, what somebody else wanted is what it goes back to.
+    // If it is changed again after that, the value that others set is restored.
     place.apply(&fake, &sysctl(), "200").unwrap();
     fake.set(&sysctl(), "888");
     place.apply(&fake, &sysctl(), "200").unwrap();
@@ -290,7 +290,7 @@ fn a_restart_of_the_machine_takes_settings_along() {
     let mut fake = fake();
     place.apply(&fake, &sysctl(), "200").unwrap();
     place.apply(&fake, &ring(), "512").unwrap();
-    // One is as it was, the other was put there again by somebody; namespaces and devices have
+    // One has its previous value, the other was set again by others; namespaces and devices have
     // other numbers.
     (fake.boot, fake.namespace, fake.device) = ("second", 2, Some(9));
     fake.set(&sysctl(), "100");
@@ -305,7 +305,7 @@ fn devices_and_namespaces_are_not_mistaken_for_others() {
     place.apply(&fake, &ring(), "512").unwrap();
     fake.namespace = 2;
     assert_eq!(place.undo(&fake), [Outcome::Elsewhere]);
-    // The same setting there is another one.
+    // The same setting in another namespace is a different one.
     place.apply(&fake, &ring(), "1024").unwrap();
     assert_eq!(place.open().entries.len(), 2);
     fake.namespace = 1;

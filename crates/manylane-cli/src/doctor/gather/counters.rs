@@ -1,4 +1,4 @@
-//! What the kernel lost: its counters of UDP and of each processor's receive work.
+//! Losses in the kernel: its counters of UDP and of each processor's receive work.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     }
 }
 
-/// Two lines that begin with `Udp:`: names, then values.
+/// Parses two lines that begin with `Udp:`: names, then values.
 fn udp4(text: &str) -> Option<Udp> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -51,8 +51,8 @@ fn udp(field: impl Fn(&str) -> Option<u64>) -> Udp {
     }
 }
 
-/// A row for each processor that is on line, in hexadecimal: processed, dropped, out of budget or
-/// time, …; the 13th is the processor (Linux 5.10; before that, rows are counted).
+/// A row for each online processor, in hexadecimal: processed, dropped, out of budget or time, ….
+/// The 13th value is the processor (Linux 5.10; on older kernels, rows are counted).
 fn softnet(text: &str) -> Vec<Softnet> {
     let row = |(at, line): (usize, &str)| {
         let fields: Vec<u64> =
@@ -79,7 +79,7 @@ mod tests {
             Udp6RcvbufErrors\t7\nUdp6InCsumErrors 2\nUdp6MemErrors 1\nUdpLite6InDatagrams 3\n";
         assert_eq!(udp6(text), Some(expected));
         assert_eq!((udp4("Udp: A B"), udp4(""), udp6("Ip6InReceives 1")), (None, None, None));
-        // Fewer values than names: an older kernel, or a line that is cut off.
+        // Fewer values than names: an older kernel, or a truncated line.
         assert_eq!(udp4("Udp: InDatagrams RcvbufErrors\nUdp: 5").map(|udp| udp.in_datagrams), Some(5));
     }
 

@@ -1,8 +1,8 @@
-//! What files say of devices: RPS, RFS, XPS, threaded NAPI, NUMA node, interrupts.
+//! Facts about devices from files: RPS, RFS, XPS, threaded NAPI, NUMA node, interrupts.
 //!
-//! `/sys` shows the devices of the network namespace in which it was mounted, which need not be
-//! ours, and names and indices may be the same there. So what it says of a device is taken only if
-//! it says the same of all that netlink lists.
+//! `/sys` shows the devices of the network namespace in which it was mounted. That may be another
+//! one with the same names and indices. So it is used only if it agrees with netlink about all
+//! devices.
 
 use std::collections::BTreeSet;
 
@@ -30,13 +30,13 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     }
 }
 
-/// Whether `/sys` shows the devices of our namespace: all of them, and no other.
+/// True if `/sys` shows exactly the devices of our namespace.
 fn is_own_namespace(files: &Files, devices: &[Device]) -> bool {
     let same = |device: &Device| {
         let file = |name: &str| files.text(&format!("{SYSFS_NET}/{}/{name}", device.name));
         file("ifindex") == Some(device.index.to_string()) && file("address") == device.mac
     };
-    // bonding_masters and the like are files.
+    // bonding_masters and others are files.
     let is_device = |name: &String| files.path(&format!("{SYSFS_NET}/{name}/ifindex")).exists();
     let shown = files.names(SYSFS_NET).iter().filter(|name| is_device(name)).count();
     !devices.is_empty() && devices.iter().all(same) && shown == devices.len()
@@ -53,22 +53,21 @@ fn read_sysfs(files: &Files, device: &mut Device) {
     device.rfs = read_all(&of("rx-", "rps_flow_cnt"), |path| files.number(path));
     device.xps = read_all(&of("tx-", "xps_cpus"), |path| files.cpu_mask(path));
     device.threaded = files.number(&format!("{base}/threaded")).map(|on| on != 0);
-    // -1 for none.
+    // -1 means none.
     device.numa = files.text(&format!("{base}/device/numa_node")).and_then(|node| node.parse().ok());
 }
 
-/// Something of each queue, if there is any queue and all of them tell.
+/// A value of each queue, if there are queues and all have it.
 fn read_all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
     (!paths.is_empty()).then(|| paths.iter().map(|path| read(path)).collect()).flatten()
 }
 
-/// Interrupts of the receive queues: those of the device itself (MSI), and those that carry its
-/// name.
+/// Interrupts of the receive queues: those of the device itself (MSI), and those with its name.
 fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
     let base = format!("{SYSFS_NET}/{device}/device");
     let own: BTreeSet<u32> =
         files.names(&format!("{base}/msi_irqs")).iter().filter_map(|name| name.parse().ok()).collect();
-    // Of a virtio device, the name in the table is that of the device below.
+    // For a virtio device, the name in the table is that of the parent device.
     let below = files.link_name(&base).filter(|name| name.starts_with("virtio"));
     let mut found = Vec::new();
     for line in interrupts.lines() {
@@ -89,7 +88,7 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
             });
         }
     }
-    // Where some are named as queues, others with the device's name alone are for its link or its
+    // If some are named as queues, those with the device's name only are for its link or its
     // management.
     let is_queue = |irq: &Irq| {
         let name = irq.name.to_ascii_lowercase();
@@ -101,8 +100,8 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
     found
 }
 
-/// Whether an interrupt of this name may be one of a receive queue: not one for sending alone, nor
-/// for management.
+/// True if an interrupt of this name may belong to a receive queue, and not only to sending or
+/// management.
 fn is_rx_irq(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let for_both = name.contains("txrx") || name.contains("rxtx");

@@ -1,4 +1,4 @@
-//! Files below a root. In tests the root is a folder that looks like `/proc` and `/sys` of some
+//! Reads files below a root. In tests the root is a folder with the `/proc` and `/sys` of some
 //! machine.
 
 use std::fs;
@@ -6,14 +6,14 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Reads below a root.
+/// A root to read files below.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     root: PathBuf,
 }
 
 impl Files {
-    /// Those of this machine.
+    /// The root of this machine.
     pub(crate) fn live() -> Self {
         Self { root: "/".into() }
     }
@@ -27,9 +27,9 @@ impl Files {
         self.root.join(path)
     }
 
-    /// What is in a file, without spaces at its ends; `None` if it cannot be read.
+    /// Content of a file, trimmed; `None` if it cannot be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
-        // Some of these have bytes that are no text, such as names of processes.
+        // Some files have bytes that are not valid text, such as names of processes.
         let bytes = fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
@@ -68,7 +68,7 @@ impl Files {
         names
     }
 
-    /// The last part of what a link points at.
+    /// The last part of a link's target.
     pub(crate) fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

@@ -1,6 +1,5 @@
-//! Lanes of running programs, how they wait, and the processors that their threads may run on: what
-//! programs say at their control socket ([`manylane::control`]), and what the kernel says of the
-//! threads.
+//! Lanes of running programs, their wait policy, and the processors that their threads may run on:
+//! from the programs' control sockets ([`manylane::control`]), and from the kernel.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ use super::super::facts::{Facts, Lane};
 use super::files::Files;
 use crate::top::prometheus::parse_samples;
 
-/// Asks all programs that this user may ask.
+/// Queries all programs whose control socket this user may use.
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     let mut silent = 0;
     match control::find_control_sockets(None) {
@@ -18,7 +17,7 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
             for client in sockets {
                 match client.metrics() {
                     Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
-                    // It has ended meanwhile.
+                    // The process has ended meanwhile.
                     Err(err) if err.kind() == ErrorKind::State => {}
                     Err(_) => silent += 1,
                 }
@@ -33,10 +32,11 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     }
 }
 
-/// The lanes on a page of metrics that a thread serves.
+/// The lanes with a thread on a page of metrics.
 pub(crate) fn lanes(files: &Files, pid: u32, page: &str) -> Vec<Lane> {
     let mut waiting = BTreeMap::new();
-    // Process, thread, and socket; a thread of a program that is run has a line for each counter.
+    // Process, thread, and socket. A thread of a program under `manylane run` has a line for each
+    // counter.
     let mut threads = BTreeMap::new();
     for sample in parse_samples(page) {
         let socket = sample.label("socket").to_owned();

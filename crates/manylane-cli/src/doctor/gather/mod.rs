@@ -1,14 +1,13 @@
-//! Looks at this machine: [`Facts`] from the files of `/proc` and `/sys`, from netlink, and by
-//! trying.
+//! Gathers the [`Facts`] about this machine: from `/proc` and `/sys`, by netlink, and by probing.
 //!
-//! | module | sees |
+//! | module | gathers |
 //! |---|---|
-//! | [`files`] | reading below a root, which in tests is a folder |
-//! | [`counters`] | what the kernel lost |
+//! | [`files`] | (reads files below a root, which in tests is a folder) |
+//! | [`counters`] | losses in the kernel |
 //! | [`system`] | settings, processors, privileges |
-//! | [`devices`] | what the files say of devices; netlink comes before it |
-//! | [`sockets`] | UDP sockets, who has them and who waits on them |
-//! | [`lanes`] | lanes of running programs, and how they wait |
+//! | [`devices`] | facts about devices from files; netlink is read before |
+//! | [`sockets`] | UDP sockets, the processes that have them and the threads that wait on them |
+//! | [`lanes`] | lanes of running programs, and their wait policies |
 
 pub(crate) mod counters;
 pub(crate) mod devices;
@@ -25,14 +24,14 @@ use super::facts::{Device, Facts, Feature};
 use super::link;
 use files::Files;
 
-/// What the user asked about.
+/// The scope that the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scope {
     pub(crate) pid: Option<u32>,
     pub(crate) port: Option<u16>,
 }
 
-/// Everything, of this machine and the network namespace of this process.
+/// All facts about this machine and the network namespace of this process.
 pub(crate) fn gather_all(asked: Scope) -> Facts {
     let files = Files::live();
     let mut facts = Facts { features: features(), ..Facts::default() };
@@ -44,7 +43,7 @@ pub(crate) fn gather_all(asked: Scope) -> Facts {
     facts
 }
 
-/// What is in files, of devices that are known.
+/// The facts from files, for known devices.
 pub(crate) fn gather_files(files: &Files, links: Vec<Device>, facts: &mut Facts) {
     system::gather(files, facts);
     counters::gather(files, facts);
@@ -97,7 +96,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
     devices
 }
 
-/// These devices, and all that they are made of.
+/// These devices, and all of their lower devices.
 pub(crate) fn with_lower_devices(indices: &[u32], devices: &[Device]) -> Vec<u32> {
     let mut all = indices.to_vec();
     let mut at = 0;
@@ -126,7 +125,7 @@ fn gather_buffers(facts: &mut Facts) {
     }
 }
 
-/// What the library's own probe finds by trying.
+/// The results of the library's probe.
 fn features() -> Vec<Feature> {
     let probe = manylane::probe();
     let feature = |name: &str, tried: &Result<(), manylane::Error>| Feature {
@@ -145,7 +144,7 @@ fn features() -> Vec<Feature> {
     ]
 }
 
-/// An error with all that is behind it.
+/// An error with its causes.
 fn error_chain(err: &manylane::Error) -> String {
     let mut text = err.to_string();
     let mut source = std::error::Error::source(err);
@@ -176,7 +175,7 @@ mod tests {
         assert!(facts.features.len() >= 8 && facts.devices.iter().any(|device| device.name == "lo"));
         assert!(!facts.cpu.online.is_empty() && !facts.losses.softnet.is_empty());
         assert!(facts.losses.udp4.is_some() && !facts.sysctls.is_empty());
-        // What is printed as JSON comes back.
+        // The JSON form can be read back.
         let text = serde_json::to_string(&facts).unwrap();
         let back: Facts = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::to_string(&back).unwrap(), text);

@@ -1,8 +1,9 @@
-//! UDP sockets: what they lost, which processes have them, how many threads wait on them.
+//! UDP sockets: their losses, the processes that have them, the number of threads that wait on
+//! them.
 //!
-//! All tables of open files are looked through once. A thread waits on a socket when it is in a
-//! receive call on it, or on an epoll instance that has it; both are seen by whoever may trace the
-//! process.
+//! All tables of open files are searched once. A thread waits on a socket if it is in a receive
+//! call on it, or waits on an epoll instance that contains it. Both are visible to users that may
+//! trace the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,7 @@ use super::files::Files;
 use crate::loadable;
 use crate::output;
 
-/// Adds the sockets that were asked for, or all that lost something, and the processes that have
-/// them.
+/// Adds the requested sockets, or all with losses, and the processes that have them.
 pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
     facts.asked = asked != Scope::default();
     let mut all = Vec::new();
@@ -44,12 +44,13 @@ pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
             && asked.port.is_none_or(|port| socket.local.port() == port)
     };
     all.retain(|socket| keep(socket));
-    // With a watch, one that has lost nothing yet may do so; the caller forgets it then.
+    // With a watch, a socket without losses may still have some later. The caller removes it
+    // otherwise.
     facts.sockets = all;
     programs(files, facts);
 }
 
-/// A line of the tables.
+/// A line of the socket tables.
 fn parse_socket(line: &str) -> Option<Socket> {
     let entry = Entry::parse(line)?;
     Some(Socket {
@@ -74,7 +75,7 @@ fn descriptors(files: &Files, pid: u32) -> Option<BTreeMap<i32, u64>> {
     Some(files.names(&folder).into_iter().filter_map(socket).collect())
 }
 
-/// Finds the processes of the sockets that are wanted.
+/// Finds the processes of the wanted sockets.
 fn programs(files: &Files, facts: &mut Facts) {
     let wanted: BTreeSet<u64> = facts
         .sockets
@@ -113,7 +114,7 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
         }
     }
     let exe = files.path(&format!("{base}/exe"));
-    // By its own name where that is still the same file, for whoever reads the reason.
+    // Named by its own path if that is still the same file, because users read the reason.
     let named = std::fs::read_link(&exe).ok().filter(|path| path.exists());
     Program {
         pid,
@@ -130,7 +131,7 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     }
 }
 
-/// The sockets among `open` that a call waits for.
+/// The sockets among `open` that the system call waits for.
 fn awaited_sockets(
     files: &Files,
     base: &str,

@@ -1,4 +1,4 @@
-//! Settings of the kernel, processors, and what this process may do.
+//! Settings of the kernel, processors, and privileges of this process.
 
 use super::super::facts::{Facts, Idle};
 use super::files::Files;
@@ -74,7 +74,7 @@ fn cpu(files: &Files, facts: &mut Facts) {
     }
 }
 
-/// How the processor of this folder may idle.
+/// The idle states of the processor with this folder.
 fn idle(files: &Files, folder: &str) -> Option<Idle> {
     let limit = files.text(&format!("{folder}/power/pm_qos_resume_latency_us"))?;
     let states = files.names(&format!("{folder}/cpuidle"));

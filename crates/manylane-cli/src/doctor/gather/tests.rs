@@ -1,4 +1,4 @@
-//! Gathering from folders that look like `/proc` and `/sys` of some machine.
+//! Gathers facts from folders with the `/proc` and `/sys` of some machine.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::Files;
 use super::{Scope, gather_files, lanes, sockets};
 
-/// A root, gone when this value is.
+/// A root, deleted with this value.
 struct Root(TempDir);
 
 impl Root {
@@ -68,7 +68,7 @@ fn settings_processors_and_privileges() {
         ("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "2\n"),
         ("sys/devices/system/cpu/cpu0/cpuidle/state2/latency", "170\n"),
         ("sys/devices/system/cpu/cpu0/cpuidle/state2/disable", "1\n"),
-        // Without a choice there is nothing to limit.
+        // With a single idle state there is nothing to limit.
         ("sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us", "0\n"),
         ("sys/devices/system/node/node0/cpulist", "0-1\n"),
         ("sys/devices/system/node/node1/cpulist", "2-3\n"),
@@ -95,11 +95,11 @@ fn settings_processors_and_privileges() {
     assert_eq!(facts.cpu.idle, [(0, Idle { latencies: vec![0, 2], limit: "n/a".into() })].into());
     assert_eq!(facts.cpu.nodes, [(0, 0), (1, 0), (2, 1), (3, 1)].into());
     assert_eq!(facts.irqbalance, Some(345));
-    // What is not there is told.
+    // Missing files are reported.
     assert!(facts.gaps.contains_key("softnet") && facts.gaps.contains_key("udp"));
 }
 
-/// A card with two queues, and a virtio device whose interrupts have another name.
+/// A NIC with two queues, and a virtio device whose interrupts have another name.
 fn devices() -> Root {
     let root = Root::new();
     root.write(&[
@@ -165,7 +165,7 @@ fn queues_and_interrupts_of_devices() {
 fn devices_of_another_namespace_are_not_taken_for_ours() {
     let root = devices();
     for links in [
-        // Another address; another number; one that is not there; one too few.
+        // Another address; another index; a device that does not exist; one too few.
         vec![link0("eth0", 2, "02:00:00:00:00:09"), link0("eth1", 3, "02:00:00:00:00:02")],
         vec![link0("eth0", 5, "02:00:00:00:00:01"), link0("eth1", 3, "02:00:00:00:00:02")],
         vec![link0("eth0", 2, "02:00:00:00:00:01"), link0("link0", 3, "02:00:00:00:00:02")],
@@ -178,7 +178,7 @@ fn devices_of_another_namespace_are_not_taken_for_ours() {
     }
 }
 
-/// One socket that two processes have, one that nobody has who can be seen.
+/// A socket that two processes have, and one without a visible process.
 fn sockets_of() -> Root {
     let root = Root::new();
     let header = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n";
@@ -233,7 +233,7 @@ fn sockets_and_those_who_have_them() {
     );
     let [server, heir] = &facts.programs[..] else { panic!("{:?}", facts.programs) };
     assert_eq!((server.pid, server.name.as_str(), server.threads), (20, "server", 3));
-    // Of a socket that lost nothing nobody wants to know.
+    // Sockets without losses are not reported.
     assert_eq!((&server.sockets, &server.waiting), (&vec![501], &[(501, 2)].into()));
     assert_eq!((server.on_lanes, &server.beyond), (false, &None));
     assert!(heir.on_lanes && heir.waiting.is_empty() && heir.beyond.is_some());
@@ -246,7 +246,7 @@ fn sockets_and_those_who_have_them() {
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [502]);
     let facts = look(Scope { pid: None, port: Some(7) });
     assert!(facts.asked && facts.sockets.is_empty() && facts.programs.is_empty());
-    // A process that cannot be looked at.
+    // A process that cannot be read.
     let facts = look(Scope { pid: Some(77), port: None });
     assert!(facts.sockets.is_empty() && facts.gaps.contains_key("processes"));
 }
@@ -293,11 +293,11 @@ fn lanes_are_those_that_threads_serve_and_wait_as_their_socket_does() {
         lanes::lanes(&root.files(), 7, of_library),
         [
             lane(7, 71, "[::]:53", "0", Some("adaptive"), &[2]),
-            // Its thread has gone meanwhile.
+            // Its thread has ended meanwhile.
             lane(7, 72, "[::]:54", "3", Some("sleep"), &[]),
         ]
     );
-    // Of a program that is run, the threads are its own, and so is how they wait.
+    // A program under `manylane run` has threads of its own, and its own way to wait.
     let of_launcher = "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"1\",pid=\"90\",tid=\"91\"} 11\n\
          manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"x\",tid=\"91\"} 11\n";
     assert_eq!(

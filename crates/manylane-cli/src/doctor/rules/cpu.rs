@@ -93,12 +93,12 @@ fn autogroup_shares(facts: &Facts, found: &mut FindingSink<'_>) {
             format!("{} that waits by adaptive, in a session whose threads share the weight of one", pluralize(lanes, "lane")),
             "It gives its processor away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
         )
-        // Desktops have it for good reason.
+        // Desktops need it.
         .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
 }
 
 fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
-    /// The kernel's own setting: who has another one has chosen it.
+    /// The kernel's default. Any other value was chosen on purpose.
     const HALT_POLL_DEFAULT_NS: u64 = 200_000;
     match facts.cpu.idle_governor.as_deref() {
         Some("haltpoll") => {}
@@ -123,8 +123,7 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
                     "an idle processor halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
                     "A lane that sleeps is woken by way of the hypervisor; one whose processor still looks has it in a few microseconds.",
                 )
-                // The host pays for it, and the kernel's own setting is another: somebody wanted it
-                // so.
+                // It costs the host, and it is not the kernel's default, so it was set on purpose.
                 .set_if_named(Change::new(target, HALT_POLL_DEFAULT_NS));
         }
         Some(_) => {}
@@ -133,8 +132,8 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
-    /// Microseconds: about what an interrupt and the scheduler take anyway. The first states of
-    /// most processors are left sooner.
+    /// Microseconds: about what an interrupt and the scheduler take anyway. The first idle states
+    /// of most processors have a shorter exit latency.
     const EXIT_LATENCY_MAX_US: u64 = 10;
     let cpu = &facts.cpu;
     if cpu.idle.is_empty() {
@@ -142,10 +141,10 @@ fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
             "the kernel does not tell how late its processors leave idle states, or takes no limit (no cpuidle, no pm_qos_resume_latency_us)",
         );
     }
-    // What halting costs a virtual machine, its table of states does not know.
+    // A virtual machine's table of states does not include the cost of halting.
     let halts = match (cpu.idle_governor.as_deref(), cpu.halt_poll_ns) {
         (Some("haltpoll"), Some(0)) => true,
-        // It looks first.
+        // It polls first.
         (Some("haltpoll"), Some(_)) => return,
         (Some("haltpoll"), None) => {
             return found.unknown("/sys/module/haltpoll/parameters cannot be read");

@@ -1,4 +1,4 @@
-//! What devices could do and do not.
+//! Features that devices have and do not use.
 
 use manylane_sys::device::{HASH_ADDRESSES, HASH_PORTS};
 
@@ -110,7 +110,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// Ports whose queues in use are known to be several.
+/// Devices that are known to use several queues.
 fn multi_queue_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
     rx_devices(facts).filter(|device| device.rx_queues.is_some_and(|queues| queues > 1))
 }
@@ -123,7 +123,7 @@ fn udp_ports_not_hashed(facts: &Facts, found: &mut FindingSink<'_>) {
             (device.hash_udp6, "IPv6", Target::Hash6 { device: name() }),
         ];
         if hashes.iter().all(|(fields, ..)| fields.is_none()) {
-            // Veth has no hash of its own: the kernel's is made of the ports, too.
+            // Veth has no hash of its own. The kernel's includes the ports.
             if device.kind.is_none() {
                 found.unknown(format!("the driver of {} does not tell what it hashes", device.name));
             }
@@ -179,7 +179,7 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
     }
 }
 
-/// The processors that a device's queues interrupt, if all of them are known.
+/// The processors that get interrupts of a device's queues, if all are known.
 fn irq_cpus(device: &Device) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for irq in &device.irqs {
@@ -234,7 +234,7 @@ fn interrupts_far(facts: &Facts, found: &mut FindingSink<'_>) {
         let far: Vec<_> =
             device.irqs.iter().filter(|irq| irq.effective.first().is_some_and(is_far)).collect();
         let near = local_cpus(facts, device, &usable_cpus(facts));
-        // A node without a processor that may do it.
+        // The node has no usable processor.
         if far.is_empty() || near.iter().any(is_far) {
             continue;
         }
@@ -311,7 +311,7 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
             continue;
         };
         if rps.iter().all(Vec::is_empty) {
-            // Spreading costs, too: it is wrong only where the one core was not enough.
+            // Spreading has a cost. Its absence is wrong only if one core was not enough.
             let severity = if dropped { Severity::Wrong } else { Severity::Note };
             let file = "queues/rx-0/rps_cpus".into();
             let target = Target::DeviceFile { device: device.name.clone(), file };
@@ -400,7 +400,7 @@ fn no_native_xdp(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn no_zero_copy(facts: &Facts, found: &mut FindingSink<'_>) {
-    // Between veth devices there is nothing to save by it.
+    // Between veth devices it saves nothing.
     for device in rx_devices(facts).filter(|device| device.kind.is_none()) {
         let Some(features) = device.xdp_features else {
             found.unknown(format!(
@@ -442,7 +442,7 @@ fn coalescing_off(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts) {
         let Some(coalescing) = device.coalescing else { continue };
         let is_alone = coalescing.rx_frames.is_none_or(|frames| frames <= 1);
-        // One that says nothing of either has no such settings; of a virtio device, the host
+        // A device that reports neither has no such settings. For a virtio device, the host
         // decides.
         if device.driver.as_deref() == Some("virtio_net") {
             continue;

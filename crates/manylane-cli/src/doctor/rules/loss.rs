@@ -1,4 +1,4 @@
-//! What was lost, where.
+//! Losses, by place.
 
 use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Socket, Udp};
@@ -114,11 +114,11 @@ fn socket_drops(facts: &Facts, found: &mut FindingSink<'_>) {
     }
 }
 
-/// What the socket's buffer is limited by, if that is a setting of the machine that is not large.
+/// The setting of the machine that limits the socket's buffer, if it is not large.
 fn buffer_change(facts: &Facts, socket: &Socket) -> Option<Change> {
     let (max, default) = (facts.sysctl("net.core.rmem_max")?, facts.sysctl("net.core.rmem_default")?);
     let buffer = socket.buffer?;
-    // The kernel doubles what a program asks for, and gives no more than twice the maximum.
+    // The kernel doubles the size that a program requests, up to twice the maximum.
     if buffer == default && default < 4 * MIB {
         Some(Change::sysctl("net.core.rmem_default", 4 * MIB))
     } else if buffer == max * 2 && max < 16 * MIB {
@@ -134,7 +134,7 @@ fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
         return found.unknown("the counters of UDP cannot be read");
     };
     let all = udp4.receive_buffer + losses.udp6.map_or(0, |udp| udp.receive_buffer);
-    // A question about one socket has its answer there.
+    // For one socket, the answer is in its own finding.
     if facts.asked {
         return;
     }
@@ -269,7 +269,7 @@ fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
         return;
     }
     let processed: u64 = rows.iter().map(|row| row.processed).sum();
-    // A poll takes up to 64 frames; now and then one that is cut short costs nothing.
+    // A poll takes up to 64 frames. An occasional early end costs nothing.
     let is_often = squeezed.saturating_mul(10_000) >= processed;
     let severity = if is_often { Severity::Wrong } else { Severity::Note };
     found

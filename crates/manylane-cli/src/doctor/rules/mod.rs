@@ -1,4 +1,4 @@
-//! Rules: facts in, findings out. No rule reads a file or knows another one.
+//! Rules: facts in, findings out. No rule reads a file or depends on another rule.
 
 mod cpu;
 mod device;
@@ -13,19 +13,19 @@ use super::change::Change;
 use super::facts::{Device, Facts};
 use super::finding::{Finding, Severity, Unknown, Verdict};
 
-/// A rule. Its words are those of docs/doctor.md.
+/// A rule. Its texts are those of docs/doctor.md.
 pub(crate) struct Rule {
     pub(crate) id: &'static str,
-    /// What it costs compared to others, 0 to 100: decides the order.
+    /// Cost compared with other rules, 0 to 100; determines the order.
     pub(crate) cost: u8,
-    /// What it means that it fires.
+    /// Meaning of the finding.
     pub(crate) meaning: &'static str,
-    /// What helps.
+    /// Remedy.
     pub(crate) remedy: &'static str,
     check: fn(&Facts, &mut FindingSink<'_>),
 }
 
-/// All rules, those that cost most first.
+/// All rules, the most costly first.
 pub(crate) fn all() -> Vec<&'static Rule> {
     let mut all: Vec<&Rule> =
         [loss::RULES, socket::RULES, device::RULES, sending::RULES, system::RULES, cpu::RULES]
@@ -36,7 +36,7 @@ pub(crate) fn all() -> Vec<&'static Rule> {
     all
 }
 
-/// Judges by all rules; what costs most comes first.
+/// Applies all rules; the most costly findings come first.
 pub(crate) fn evaluate(facts: &Facts) -> Verdict {
     let mut verdict = Verdict::default();
     for rule in all() {
@@ -48,7 +48,7 @@ pub(crate) fn evaluate(facts: &Facts) -> Verdict {
     verdict
 }
 
-/// Where a rule puts what it finds.
+/// Collects the findings of a rule.
 pub(crate) struct FindingSink<'a> {
     rule: &'static Rule,
     verdict: &'a mut Verdict,
@@ -90,7 +90,7 @@ impl Finding {
         self
     }
 
-    /// Something to do that is no setting.
+    /// An action that is not a setting.
     fn run(&mut self, line: impl Into<String>) -> &mut Self {
         self.run.push(line.into());
         self
@@ -109,7 +109,8 @@ impl Finding {
         self.set(change)
     }
 
-    /// A sysctl to raise, unless it is that high already; where it cannot be seen, where to look.
+    /// A sysctl to raise, unless it is that high already. If it cannot be read, the command to
+    /// read it.
     fn raise(&mut self, facts: &Facts, name: &str, value: u64) -> &mut Self {
         match facts.sysctl(name) {
             Some(now) if now >= value => {
@@ -123,7 +124,7 @@ impl Finding {
     }
 }
 
-/// Devices that are up and get frames from a queue of their own, not from another device.
+/// Devices that are up and have receive queues of their own, not frames of another device.
 fn rx_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
     let is_port = |device: &&Device| {
         device.up && !device.loopback && matches!(device.kind.as_deref(), None | Some("veth"))
@@ -131,7 +132,7 @@ fn rx_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
     facts.devices.iter().filter(is_port)
 }
 
-/// Processors that may get work of the network: those that run and are not isolated.
+/// Processors for network work: those that are online and not isolated.
 fn usable_cpus(facts: &Facts) -> Vec<usize> {
     let cpu = &facts.cpu;
     cpu.online.iter().copied().filter(|number| !cpu.isolated.contains(number)).collect()

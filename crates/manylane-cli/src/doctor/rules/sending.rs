@@ -1,4 +1,4 @@
-//! What sending pays for.
+//! Costs of sending.
 
 use super::super::change::{Change, Target};
 use super::super::facts::Facts;
@@ -19,7 +19,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
     if cpus.len() < 2 {
         return;
     }
-    // Virtual devices have no lock to meet at, or pick by themselves.
+    // Virtual devices have no send lock, or select queues by themselves.
     for device in rx_devices(facts).filter(|device| device.kind.is_none()) {
         let Some(xps) = &device.xps else {
             // Without several send queues, the kernel has no such file.
@@ -42,7 +42,8 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
             )
             .subject(&device.name);
         for queue in 0..xps.len() {
-            // Processors take queues in turn, and so do queues where there are more of them.
+            // Queues are assigned to processors in turn, also if there are more queues than
+            // processors.
             let own = |at: &usize| at % xps.len() == queue || queue % cpus.len() == *at;
             let of_queue: Vec<usize> = (0..cpus.len()).filter(own).map(|at| cpus[at]).collect();
             let file = format!("queues/tx-{queue}/xps_cpus");

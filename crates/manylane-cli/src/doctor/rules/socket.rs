@@ -1,4 +1,4 @@
-//! Who shares a socket, and what lanes would change.
+//! Sockets that threads share, and the effect of lanes.
 
 use super::super::facts::{Facts, Program};
 use super::super::finding::Severity;
@@ -32,7 +32,7 @@ fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
         let owners: Vec<&Program> = facts.owners(socket.inode).filter(|owner| !owner.on_lanes).collect();
         let waiting: u32 = owners.iter().filter_map(|owner| owner.waiting.get(&socket.inode)).sum();
         let threads: u32 = owners.iter().map(|owner| owner.threads).sum();
-        // A socket of a process that forked is open in all of them, also where one alone uses it.
+        // After a fork the socket is open in all processes, even if only one uses it.
         if waiting < 2 && (waiting > 0 || threads < 2 || socket.drops == 0) {
             continue;
         }
@@ -41,7 +41,7 @@ fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
         let (severity, who) = if waiting > 1 {
             (Severity::Wrong, format!("{waiting} threads of {processes} wait on it just now"))
         } else {
-            // None waits: all are busy, or it is one that is.
+            // Few or no threads wait: the others are busy, or do not receive.
             (Severity::Note, format!("{processes} with {threads} threads have it open"))
         };
         let finding = found.add(
@@ -62,7 +62,7 @@ fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn beyond_reach(facts: &Facts, found: &mut FindingSink<'_>) {
-    // A long list of programs that nobody asked about helps nobody.
+    // A long list of programs that the user did not ask about does not help.
     if !facts.asked {
         return;
     }

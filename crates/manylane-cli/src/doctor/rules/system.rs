@@ -1,4 +1,4 @@
-//! Settings of the kernel, and what this process may use.
+//! Settings of the kernel, and features that this process may use.
 
 use super::super::change::Change;
 use super::super::facts::{Facts, Privileges};
@@ -140,7 +140,7 @@ fn busy_poll_for_all(facts: &Facts, found: &mut FindingSink<'_>) {
                         "It saves latency where a core is to spare, and takes the core from others where none is.",
                     )
                     .subject(name)
-                    // Somebody wanted it so.
+                    // It was set on purpose.
                     .run(format!("sysctl -w {name}=0, if that was not meant for all of them"));
             }
         }
@@ -173,7 +173,7 @@ fn io_uring_disabled(facts: &Facts, found: &mut FindingSink<'_>) {
                 format!("io_uring is disabled {whom} (kernel.io_uring_disabled: {how})"),
                 "Engine uring falls back to mmsg, which costs about the same on most machines.",
             )
-            // Somebody had a reason, which is not tune's to weigh.
+            // It was set for a reason that `tune` does not know.
             .run("sysctl -w kernel.io_uring_disabled=0, if the reason for it does not count here");
     }
 }
@@ -209,7 +209,7 @@ fn feature_missing(facts: &Facts, found: &mut FindingSink<'_>) {
     // Steering by eBPF has a rule of its own.
     for feature in facts.features.iter().filter(|feature| feature.name != "ebpf-steering") {
         let Some(why) = &feature.missing else { continue };
-        // Switched off on purpose, which has a rule of its own.
+        // Switched off on purpose; another rule covers that.
         if feature.name == "io-uring" && facts.sysctl("kernel.io_uring_disabled").is_some_and(|how| how > 0) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What single rules say: how bad it is, what they count, and what would be set.
+//! Details of single rules: severity, counts, and changes.
 
 use super::super::super::change::{Change, Target};
 use super::super::super::facts::{Channels, Facts, Program, Udp};
@@ -15,12 +15,12 @@ fn losses_are_counted_once() {
     let verdict = evaluate(&facts);
     assert_eq!(find(&verdict.findings, "socket-drops").lost, Some(60));
     assert_eq!(find(&verdict.findings, "receive-buffer-full").lost, Some(40));
-    // All of it is known.
+    // All facts are known.
     facts.sockets = vec![socket(100, 212_992)];
     assert!(evaluate(&facts).findings.iter().all(|finding| finding.id != "receive-buffer-full"));
 }
 
-/// The kernel counts what found no room among the errors, too: what is left of these was refused.
+/// The kernel also counts datagrams without room as errors; the remaining errors were refused.
 #[test]
 fn errors_that_have_a_reason_are_not_told_twice() {
     let mut facts = healthy_facts();
@@ -41,8 +41,8 @@ fn what_limits_a_buffer_is_what_is_raised() {
         facts.sysctls.insert("net.core.rmem_max".into(), max);
         find(&evaluate(&facts).findings, "socket-drops").changes.clone()
     };
-    // The system's default; what the program asked for, cut at the maximum; what it asked for and
-    // got.
+    // The system's default; a requested size that the maximum limited; a requested size that was
+    // granted.
     assert_eq!(set(212_992, 4 << 20), [Change::sysctl("net.core.rmem_default", 4 << 20)]);
     assert_eq!(set(8 << 20, 4 << 20), [Change::sysctl("net.core.rmem_max", 16 << 20)]);
     assert_eq!(set(50_000, 4 << 20), []);
@@ -64,7 +64,7 @@ fn what_was_raised_already_is_not_raised_again() {
 
 #[test]
 fn tune_does_not_weigh_the_reasons_of_others() {
-    // What was switched off for safety, or on for latency, is told and left alone.
+    // Settings that were switched off for safety, or on for latency, are reported and not changed.
     let mut facts = healthy_facts();
     facts.sysctls.insert("kernel.io_uring_disabled".into(), 2);
     facts.sysctls.insert("net.core.busy_read".into(), 50);
@@ -84,14 +84,14 @@ fn what_the_host_pays_for_is_set_only_if_it_is_named() {
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
     assert!(target.is_machine_wide() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
-    // One whose processors all never halt, one that looks already, and another governor, for which
-    // the number means nothing.
+    // A machine whose processors never halt, one that polls already, and one with another
+    // governor, for which the number means nothing.
     let mut awake = healthy_facts();
     (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
     awake.cpu.idle.values_mut().for_each(|idle| idle.limit = "n/a".into());
     assert!(evaluate(&awake).findings.is_empty());
     assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
-    // All others go by --all.
+    // --all includes all others.
     let mut facts = healthy_facts();
     facts.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
     assert!(!find(&evaluate(&facts).findings, "jit-off").only_named);
@@ -103,7 +103,7 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
     let set = |value: &str, cpus: &[usize]| -> Vec<Change> {
         cpus.iter().map(|&cpu| Change::new(target(cpu), value)).collect()
     };
-    // By what the machine is, and which lanes there are: how bad it is, and what would be set.
+    // Severity and changes depend on the machine and its lanes.
     let judged = |change: &dyn Fn(&mut Facts)| {
         let mut facts = healthy_facts();
         facts.cpu.idle.values_mut().for_each(|idle| idle.latencies.push(133));
@@ -122,14 +122,13 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
         all.2,
         "for n in 0 1; do echo 10 > /sys/devices/system/cpu/cpu$n/power/pm_qos_resume_latency_us; done"
     );
-    // Where lanes are seen, it is about their processors; and those that wait for little come
-    // first.
+    // If there are lanes, the finding is about their processors, the ones that wait least first.
     let one = judged(&|f| f.lanes = vec![lane("sleep", &[1])]).unwrap();
     assert_eq!((one.0, one.1), (Severity::Note, set("10", &[1])));
     assert_eq!(one.2, "echo 10 > /sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us");
     let adaptive = judged(&|f| f.lanes = vec![lane("sleep", &[1]), lane("adaptive", &[0])]).unwrap();
     assert_eq!((adaptive.0, adaptive.1), (Severity::Wrong, set("10", &[0])));
-    // Once theirs is done, the others are but a note.
+    // When these are set, the others are only a note.
     let limited = |f: &mut Facts, cpu, limit: &str| f.cpu.idle.get_mut(&cpu).unwrap().limit = limit.into();
     let rest = judged(&|f| {
         f.lanes = vec![lane("sleep", &[1]), lane("adaptive", &[0])];
@@ -143,7 +142,7 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
         });
         assert_eq!(found.is_none(), is_enough, "{limit}");
     }
-    // A virtual machine that halts at once: whatever its table says, and no number helps.
+    // A virtual machine that halts at once, whatever its table says; no value helps.
     let guest = |nanos, limit: &'static str| {
         judged(&move |f| {
             (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(nanos));
@@ -196,7 +195,7 @@ fn evidence_makes_a_note_a_wrong() {
     let mut facts = healthy_facts();
     facts.losses.softnet[0].squeezed = 1;
     assert_eq!(find(&evaluate(&facts).findings, "softirq-squeezed").severity, Severity::Note);
-    // Without GRO a veth device does what it always did.
+    // GRO is off on veth devices by default.
     let mut facts = healthy_facts();
     (facts.devices[1].gro, facts.devices[1].kind) = (Some(false), Some("veth".into()));
     assert_eq!(find(&evaluate(&facts).findings, "gro-off").severity, Severity::Note);
@@ -215,7 +214,7 @@ fn interrupts_are_spread_over_processors_that_may_work() {
         let changes = find(&verdict.findings, "interrupts-on-one-core").changes.clone();
         changes.into_iter().map(|change| change.value).collect::<Vec<_>>()
     };
-    // On the device's node there is only one that is not isolated.
+    // The device's node has only one processor that is not isolated.
     assert_eq!(set(&facts), ["0", "0", "0"]);
     facts.cpu.isolated.clear();
     assert_eq!(set(&facts), ["0", "1", "0"]);
@@ -238,7 +237,7 @@ fn each_send_queue_gets_processors_of_its_own() {
             find(&verdict.findings, "xps-off").changes.iter().map(|change| change.value.as_str()).collect();
         assert_eq!(changes, expected);
     }
-    // One queue, or a driver that has set them: nothing to say.
+    // One queue, or a driver that has set them: no finding.
     for xps in [vec![vec![]], vec![vec![0], vec![]]] {
         let mut facts = healthy_facts();
         facts.devices[1].xps = Some(xps);
@@ -253,10 +252,10 @@ fn queues_are_as_many_as_processors_at_most() {
     let verdict = evaluate(&facts);
     let target = Target::ReceiveQueues { device: "eth0".into() };
     assert_eq!(find(&verdict.findings, "queues-unused").changes, [Change::new(target, 2)]);
-    // Of a veth device, it is no fault.
+    // For a veth device, this is not a fault.
     facts.devices[1].kind = Some("veth".into());
     assert_eq!(find(&evaluate(&facts).findings, "queues-unused").severity, Severity::Note);
-    // A link that is down, and a device that lies on others, are left alone.
+    // A link that is down, and a device with lower devices, are not judged.
     (facts.devices[1].up, facts.devices[1].kind) = (false, None);
     assert!(evaluate(&facts).findings.is_empty());
     (facts.devices[1].up, facts.devices[1].kind) = (true, Some("bond".into()));
@@ -273,7 +272,7 @@ fn a_shared_socket_says_what_lanes_would_change() {
     let finding = shared(vec![program(4, None)]).unwrap();
     assert!(finding.seen.contains("4 threads of 1 process wait"), "{}", finding.seen);
     assert!(finding.run[0].contains("manylane run -- named"), "{:?}", finding.run);
-    // Two that one process made by forking.
+    // Two processes that one process forked.
     let mut second = program(1, None);
     second.pid += 1;
     let finding = shared(vec![program(1, None), second]).unwrap();

@@ -1,5 +1,5 @@
-//! Every rule, both ways: nothing fires on a machine that is well, and each fires on the one thing
-//! that it is about. What single rules say beyond that: `details.rs`.
+//! Every rule, both ways: no rule fires on a healthy machine, and each fires on its own fault.
+//! `details.rs` has the details of single rules.
 
 mod details;
 
@@ -16,7 +16,7 @@ fn irq(number: u32, cpu: usize) -> Irq {
     Irq { number, name: format!("eth0-TxRx-{number}"), allowed: vec![cpu], effective: vec![cpu] }
 }
 
-/// A server that is as it should be: two processors, a card with two queues.
+/// A healthy server: two processors, a NIC with two queues.
 fn healthy_facts() -> Facts {
     let device = Device {
         name: "eth0".into(),
@@ -67,7 +67,7 @@ fn healthy_facts() -> Facts {
             governors: [(0, "performance".to_owned()), (1, "performance".to_owned())].into(),
             idle_governor: Some("menu".into()),
             nodes: [(0, 0), (1, 0)].into(),
-            // Looks, halts, halts and slows down.
+            // Polls, halts, halts and slows down.
             idle: [0, 1].map(|cpu| (cpu, Idle { latencies: vec![0, 1, 10], limit: "0".into() })).into(),
             ..Cpu::default()
         },
@@ -118,10 +118,10 @@ fn lane(wait: &str, cpus: &[usize]) -> Lane {
     Lane { pid: 4711, wait: Some(wait.into()), cpus: cpus.into(), ..Lane::default() }
 }
 
-/// Changes what was seen.
+/// Changes the facts.
 type Cause = fn(&mut Facts);
 
-/// What makes each rule fire, on a machine that is well but for this.
+/// The fault that makes each rule fire on an otherwise healthy machine.
 fn causes() -> Vec<(&'static str, Severity, Cause)> {
     use Severity::{Loss, Note, Wrong};
     vec![
@@ -135,7 +135,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("frames-broken", Loss, |f| f.devices[1].counters.rx_crc = 2),
         ("softirq-squeezed", Wrong, |f| f.losses.softnet[0].squeezed = 1000),
         ("device-dropped", Note, |f| f.devices[1].counters.rx_dropped = 1),
-        // The fields that a card hashes without being told: addresses.
+        // The fields that a NIC hashes by default: addresses.
         ("udp-ports-not-hashed", Wrong, |f| f.devices[1].hash_udp4 = Some(0x30)),
         ("queues-unused", Wrong, |f| {
             f.devices[1].channels.as_mut().unwrap().combined = 1;
@@ -192,7 +192,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         }),
         ("halts-at-once", Note, |f| {
             (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
-            // But for the processors of lanes.
+            // Except the processors of lanes.
             (f.lanes, f.cpu.idle.get_mut(&1).unwrap().limit) = (vec![lane("sleep", &[1])], "n/a".into());
         }),
         ("idle-leaves-late", Note, |f| f.cpu.idle.get_mut(&1).unwrap().latencies.push(133)),
@@ -231,8 +231,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
         cause(&mut facts);
         let verdict = evaluate(&facts);
         let ids: Vec<_> = verdict.findings.iter().map(|finding| finding.id).collect();
-        // A processor that is isolated, or far away, gets no interrupts: another rule may see that,
-        // too.
+        // An isolated or distant processor gets no interrupts, which another rule may report, too.
         assert_eq!(ids, [id]);
         let finding = &verdict.findings[0];
         assert_eq!(finding.severity, severity, "{id}");
@@ -284,7 +283,7 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
         let unknown = verdict.unknown.iter().find(|unknown| unknown.id == id);
         assert!(unknown.is_some_and(|unknown| !unknown.because.is_empty()), "{id} says nothing");
     }
-    // Nothing at all was seen: rules have no opinion, and none of them fails.
+    // Without any facts, no rule fires and none fails.
     let verdict = evaluate(&Facts::default());
     assert!(!verdict.has_problems() && verdict.unknown.len() >= 10);
 }
@@ -321,8 +320,8 @@ fn what_costs_most_comes_first() {
     assert_eq!(findings[0].id, "socket-drops");
 }
 
-/// The table of docs/doctor.md is made of the rules:
-/// `MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli` writes it anew.
+/// The table of docs/doctor.md is generated from the rules: `MANYLANE_WRITE_DOCS=1 cargo test -p
+/// manylane-cli` writes it again.
 #[test]
 fn the_page_has_every_rule_in_its_words() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");
