@@ -14,9 +14,9 @@ use manylane_sys::process;
 
 use crate::link::{DeviceCounters, LinkEnd, device_counters};
 
-/// How long a device or an address may take until it can be used. One worker of the kernel's tells
-/// of all carriers on the machine, once a second and behind the lock for all devices: where other
-/// processes make and take down namespaces, five seconds were not enough.
+/// Timeout until a device or an address can be used. One kernel worker reports all carrier changes
+/// on the machine, once a second and under the lock for all devices. While other processes create
+/// and remove namespaces, five seconds are not enough.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives
@@ -30,7 +30,7 @@ pub struct Host {
 struct Inner {
     index: usize,
     namespace: NetNs,
-    /// By number of the link; `None` where the link does not end at this host.
+    /// By index of the link; `None` if the link does not end at this host.
     ends: Vec<Option<LinkEnd>>,
 }
 
@@ -39,7 +39,7 @@ impl Host {
         Host { inner: Arc::new(Inner { index, namespace, ends }) }
     }
 
-    /// Number of the host in its testbed.
+    /// Index of the host in its testbed.
     #[must_use]
     pub fn index(&self) -> usize {
         self.inner.index
@@ -51,8 +51,8 @@ impl Host {
         &self.inner.namespace
     }
 
-    /// Runs `work` on a fresh thread inside the host and waits for it. Threads and processes that
-    /// `work` starts are inside too, and so are its sockets, wherever they are used later.
+    /// Runs `work` on a new thread inside the host and waits for it. Threads and processes that
+    /// `work` starts are inside, too, and so are its sockets, wherever they are used later.
     ///
     /// # Panics
     /// When `work` does.
@@ -69,7 +69,7 @@ impl Host {
     /// Starts a thread called `name` inside the host.
     ///
     /// # Errors
-    /// When the system has no thread for us.
+    /// When no thread can be started.
     pub fn spawn<T: Send + 'static>(
         &self,
         name: &str,
@@ -82,9 +82,9 @@ impl Host {
         })
     }
 
-    /// A command that will run inside the host. As every child, it keeps copies of the descriptors
-    /// of this process for as long as it takes to start: for what is run to its end,
-    /// [`output`](Self::output) is better.
+    /// A command that will run inside the host. As every child, it has copies of this process's
+    /// descriptors until it calls exec. To run a program to its end, [`output`](Self::output) is
+    /// better.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -95,7 +95,7 @@ impl Host {
     }
 
     /// Runs a program to its end inside the host, by a process that never has descriptors of this
-    /// one: sockets that other threads close meanwhile are closed.
+    /// one, so that sockets that other threads close meanwhile are really closed.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -106,7 +106,7 @@ impl Host {
     /// The IPv4 address of this end of a link.
     ///
     /// # Panics
-    /// As everything that takes a link: when it does not end at this host.
+    /// As all functions with a link: when it does not end at this host.
     #[must_use]
     pub fn ip4(&self, link: usize) -> Ipv4Addr {
         self.end(link).ip4
@@ -146,7 +146,7 @@ impl Host {
         self.end(link).mtu
     }
 
-    /// Number of the device in this host.
+    /// Index of the device in this host.
     ///
     /// # Errors
     /// When the device is gone.
@@ -163,11 +163,11 @@ impl Host {
         self.run(|| device_counters(self.device(link)))
     }
 
-    /// Gives this end of a link, which is up, one more address, beside those that it has. It can be
-    /// used when this returns.
+    /// Adds an address to this end of a link, which is up. The address can be used when this
+    /// returns.
     ///
     /// # Errors
-    /// What `ip` says; an IPv6 address that [cannot be used](Self::wait_for_addrs).
+    /// The error of `ip`; an IPv6 address that [cannot be used](Self::wait_for_addrs).
     pub fn add_address(&self, link: usize, address: IpAddr) -> Result<()> {
         let device = self.device(link);
         self.ip_batch(&match address {
@@ -177,11 +177,11 @@ impl Host {
         self.wait_for_addrs(link)
     }
 
-    /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is
-    /// done; what is up can carry frames if the other end is up too.
+    /// Sets this end of a link up or down; while it is down, the other end has no carrier. Returns
+    /// when it is done. A link carries frames if both ends are up.
     ///
-    /// The kernel forgets IPv6 addresses and neighbours of a device that goes down: the addresses
-    /// of the layout come back here, neighbours are then looked for as usual.
+    /// The kernel removes IPv6 addresses and neighbours of a device that goes down. The addresses
+    /// of the layout are added again here; neighbours are resolved as usual.
     ///
     /// # Errors
     /// What `ip` says.
@@ -199,8 +199,8 @@ impl Host {
     }
 
     /// Waits until this end of a link carries frames, and its IPv6 addresses can be used
-    /// ([`wait_for_addrs`](Self::wait_for_addrs)): a neighbour's first question to an address that
-    /// is tentative still is not answered, and its second comes a second later.
+    /// ([`wait_for_addrs`](Self::wait_for_addrs)): a neighbour solicitation for a tentative
+    /// address is not answered, and the next one is sent a second later.
     ///
     /// # Errors
     /// When it does not within a few seconds: the other end is down.
@@ -217,18 +217,18 @@ impl Host {
         self.wait_for_addrs(link)
     }
 
-    /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new
-    /// ones, also those that need no look for duplicates, when it comes to it, and takes nothing
+    /// Waits until all IPv6 addresses of this end of a link can be used. The kernel completes new
+    /// addresses later, even those without duplicate address detection, and accepts no datagrams
     /// for them until then.
     ///
     /// # Errors
-    /// When one stays as it is for seconds, because the link has no carrier.
+    /// When an address cannot be used after some seconds, because the link has no carrier.
     pub fn wait_for_addrs(&self, link: usize) -> Result<()> {
         let device = self.device(link);
         self.run(|| {
             let start = Instant::now();
             loop {
-                // Not there without IPv6.
+                // The file does not exist without IPv6.
                 let table =
                     |name| fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default();
                 if are_addrs_usable(&table("if_inet6"), &table("ipv6_route"), device) {
@@ -240,8 +240,8 @@ impl Host {
         })
     }
 
-    /// Switches generic receive offload of this end of a link. Layouts have it on: a veth device
-    /// runs NAPI only then, and frames sent by XDP enter it only so.
+    /// Switches generic receive offload of this end of a link. Layouts have it on, because a veth
+    /// device runs NAPI and accepts frames sent by XDP only then.
     ///
     /// # Errors
     /// What the kernel says.
@@ -250,8 +250,8 @@ impl Host {
         self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
     }
 
-    /// Switches whether this end of a link leaves checksums to the device, as layouts do. If not,
-    /// frames are sent as over a wire: one by one, with their checksums.
+    /// Switches checksum offload of this end of a link, which layouts have on. Without it, frames
+    /// are sent as over a wire: one by one, with their checksums.
     ///
     /// # Errors
     /// What the kernel says.
@@ -297,9 +297,8 @@ impl Host {
     }
 }
 
-/// Whether all addresses of `device` in the table `/proc/net/if_inet6` can be used: they are not
-/// tentative, and `/proc/net/ipv6_route` has the route that makes them local, which comes a moment
-/// later.
+/// True if all addresses of `device` in `/proc/net/if_inet6` can be used: they are not tentative,
+/// and `/proc/net/ipv6_route` has the route that makes them local, which is added a moment later.
 fn are_addrs_usable(addrs: &str, routes: &str, device: &str) -> bool {
     const TENTATIVE: u32 = 0x40;
     const LOCAL: u32 = 1 << 31;

@@ -1,4 +1,4 @@
-//! What Manylane is tested and measured with: hosts on one machine, traffic, baseline receivers,
+//! Tools that test and measure Manylane: hosts on one machine, traffic, baseline receivers,
 //! statistics and reports. Not a part of the product.
 
 mod baseline;

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 
-/// One end of a link: what a host has to know of its device.
+/// One end of a link: the facts about its device.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkEnd {
     pub(crate) device: String,
@@ -15,13 +15,13 @@ pub(crate) struct LinkEnd {
 }
 
 impl LinkEnd {
-    /// The end of link `link` on host `host`. Everything follows from the two numbers, so that each
-    /// end knows the other without asking.
+    /// The end of link `link` on host `host`. Everything follows from the two numbers, so that
+    /// each end can compute the other.
     pub(crate) fn new(link: u8, host: u8, mtu: u32, ipv6: bool) -> LinkEnd {
         let number = host + 1;
         LinkEnd {
             device: device_name(link),
-            // 02: administered locally. Then "ml", to be known in a dump.
+            // 02: administered locally. Then "ml", to be recognized in a dump.
             mac: [0x02, b'm', b'l', 0, link, number],
             mtu,
             ip4: Ipv4Addr::new(10, 77, link, number),
@@ -35,7 +35,7 @@ impl LinkEnd {
         let mut lines = format!("link set dev {device} addrgenmode none\n");
         lines += &format!("address replace {}/24 dev {device}\n", self.ip4);
         if let Some(ip6) = self.ip6 {
-            // A new address may not be used before duplicates were looked for; there are none here.
+            // Without duplicate address detection, which would delay the use of a new address.
             lines += &format!("address replace {ip6}/64 dev {device} nodad\n");
         }
         lines += &format!("link set dev {device} up\n");
@@ -60,7 +60,7 @@ pub(crate) fn format_mac(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// What the kernel counted on a device.
+/// The kernel's counters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceCounters {
@@ -74,7 +74,7 @@ pub struct DeviceCounters {
     pub tx_bytes: u64,
     /// Frames sent.
     pub tx_packets: u64,
-    /// Frames that the device did not take.
+    /// Frames that the device did not accept for sending.
     pub tx_dropped: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The machine a result was measured on, as far as a reader needs it to judge the figures.
+//! The machine that a result was measured on, as far as a reader needs it to judge the figures.
 
 use std::fs;
 
@@ -8,30 +8,29 @@ use serde::{Deserialize, Serialize};
 /// Processors, kernel and memory of the machine that ran a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Processors that are on line.
+    /// Number of online processors.
     pub cpus: usize,
-    /// The processor's own name for itself, or `unknown`.
+    /// Model name of the processor, or `unknown`.
     pub model: String,
     /// Release of the running kernel, with its architecture.
     pub kernel: String,
     /// Memory in bytes; 0 when `/proc/meminfo` cannot be read.
     pub memory_bytes: u64,
-    /// True when the processor says that it is a guest of a hypervisor: timings are noisier there.
+    /// True if the processor reports a hypervisor: timings are noisier there.
     pub virtual_machine: bool,
     /// Mitigations of processor flaws that cost time at each system call, as the kernel words them.
     pub mitigations: Vec<String>,
     /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
     pub rmem_max: u64,
-    /// What decides how processors idle, and in a virtual machine how long they look for work
-    /// before they halt: it decides how late sleepers are woken. Empty where the kernel does not
-    /// tell.
+    /// The cpuidle governor, and in a virtual machine the time that processors poll before they
+    /// halt, which determine the latency of wake-ups. Empty if the kernel does not report it.
     #[serde(default)]
     pub idle: String,
 }
 
 impl Machine {
-    /// Reads `/proc` and `/sys`. Whatever cannot be read is left at its neutral value: a result
-    /// without the name of the processor is still a result.
+    /// Reads `/proc` and `/sys`. Values that cannot be read are left at their neutral value,
+    /// because a result without the name of the processor is still a result.
     pub fn read() -> Self {
         let cpuinfo = read_file("/proc/cpuinfo");
         Self {
@@ -54,7 +53,7 @@ impl Machine {
     }
 }
 
-/// The processors that are on line, in rising order; never empty.
+/// The online processors, in rising order; never empty.
 pub fn online_cpus() -> Vec<usize> {
     let list = cpu::parse_list(&read_file("/sys/devices/system/cpu/online")).unwrap_or_default();
     if list.is_empty() { vec![0] } else { list }
@@ -69,17 +68,16 @@ pub fn allowed_cpus() -> Vec<usize> {
 
 /// Nanoseconds that the processors together spent idle since boot.
 ///
-/// The kernel counts idle time by its clock and not by sampling at the tick, so what is left of the
-/// wall clock is the more exact way to the busy time.
+/// The kernel counts idle time by its clock and not by sampling at the tick, so that the wall
+/// clock minus idle time is the more exact busy time.
 pub(crate) fn idle_ns() -> u64 {
     let stat = read_file("/proc/stat");
     let line = stat.lines().next().unwrap_or_default();
-    // user nice system idle iowait irq softirq steal: time that was stolen is nobody's work here.
+    // user nice system idle iowait irq softirq steal: stolen time is not work of this machine.
     [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
 }
 
-/// Nanoseconds that the hypervisor gave to others in place of each processor, by its number, since
-/// boot.
+/// Steal time of each processor in nanoseconds, by its number, since boot.
 pub(crate) fn steal_ns() -> Vec<u64> {
     parse_steal(&read_file("/proc/stat"))
 }
@@ -89,8 +87,7 @@ fn parse_steal(stat: &str) -> Vec<u64> {
     for line in stat.lines() {
         let number =
             line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-        // The first line is all of them together: its first word is a count, and not behind the
-        // name at once.
+        // The first line is the sum of all processors.
         let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
         all.resize(all.len().max(number + 1), 0);
         all[number] = stat_field(line, 7);
@@ -155,7 +152,7 @@ mod tests {
     #[test]
     fn the_setting_is_told_where_it_counts() {
         assert_eq!(idle_policy("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
-        // The module is there whichever governor is in force.
+        // The module exists whichever governor is in force.
         assert_eq!(
             (idle_policy("menu", "200000"), idle_policy("haltpoll", ""), idle_policy("", "")),
             ("menu".into(), "haltpoll".into(), String::new())

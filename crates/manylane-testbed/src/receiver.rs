@@ -1,5 +1,5 @@
-//! What a benchmark compares: receivers that take datagrams and count or answer them, all alike but
-//! for the way they take them.
+//! The receivers that benchmarks compare. All count or answer datagrams in the same way, and
+//! differ in how they receive them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,13 +24,13 @@ pub enum Kind {
     ReuseportGro,
     /// Ours: lanes of the engine `mmsg`.
     LaneMmsg,
-    /// A socket for each thread by `SO_REUSEPORT`, and a receive by io_uring that is armed once.
+    /// A socket for each thread by `SO_REUSEPORT`, and a multishot receive by io_uring.
     UringPlain,
     /// Ours: lanes of the engine `uring`.
     LaneUring,
     /// A minimal loop over raw AF_XDP rings. Testbed only.
     XskRaw,
-    /// The same loop, but it checks what a receiver of UDP has to check. Testbed only.
+    /// The same loop, with the checks that a UDP receiver has to make. Testbed only.
     XskChecked,
     /// Ours: lanes of the engine `xdp`. Testbed only.
     LaneXdp,
@@ -67,12 +67,12 @@ impl Kind {
         }
     }
 
-    /// True for what this project makes, false for what it is compared with.
+    /// True for lanes, false for baselines.
     pub const fn is_lane(self) -> bool {
         matches!(self, Self::LaneMmsg | Self::LaneUring | Self::LaneXdp)
     }
 
-    /// Receive queues that it has with so many threads.
+    /// Number of receive queues with `threads` threads.
     pub const fn lanes(self, threads: usize) -> usize {
         match self {
             Self::SocketRecvfrom | Self::SocketRecvmmsg => 1,
@@ -80,12 +80,12 @@ impl Kind {
         }
     }
 
-    /// Whether it takes frames from a device, so that there has to be one: not on loopback.
+    /// True if it receives frames from a device, which loopback does not have.
     pub const fn needs_device(self) -> bool {
         matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
     }
 
-    /// Whether it receives by io_uring, which a system may not have or forbid.
+    /// True if it receives by io_uring, which may be missing or forbidden.
     pub const fn needs_uring(self) -> bool {
         matches!(self, Self::UringPlain | Self::LaneUring)
     }
@@ -108,48 +108,48 @@ impl FromStr for Kind {
     }
 }
 
-/// What a receiver does with each datagram, beside counting it.
+/// Handling of each datagram, in addition to counting it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Work {
-    /// Looks at its first byte.
+    /// Reads its first byte.
     #[default]
     Count,
-    /// Sends it back to where it came from.
+    /// Sends it back to its sender.
     Echo,
 }
 
-/// What all receivers are told alike.
+/// Options of all receivers.
 #[derive(Debug, Clone)]
 pub struct ReceiverOptions {
     /// Address to bind; port 0 for any.
     pub addr: SocketAddr,
     /// What is done with each datagram.
     pub work: Work,
-    /// The application's own work for each datagram, after it was taken and before it is answered.
+    /// Simulated work of the application for each datagram, between receive and reply.
     pub synthetic_work: SyntheticWork,
     /// Threads that receive.
     pub threads: usize,
-    /// Datagrams that one call takes at most.
+    /// Maximum number of datagrams of one call.
     pub batch: usize,
     /// Receive buffer of each socket in bytes; 0 leaves the system's default.
     pub recv_buffer: usize,
-    /// Largest payload that is going to arrive.
+    /// Largest payload that will arrive.
     pub size: usize,
     /// Processors that threads are pinned to, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
-    /// What lanes and `reuseport/*` pause for after a batch that was not full; zero for no pause.
+    /// Delay of lanes and `reuseport/*` after a batch that was not full; zero for none.
     pub rx_coalesce: Duration,
-    /// The devices that the traffic comes in on, where there are some to take frames from.
+    /// The devices that the traffic arrives on, if there are any to receive frames from.
     pub devices: Vec<String>,
-    /// Entries of the rings of each queue, for what takes frames from a device.
+    /// Entries of the rings of each queue, for receivers of frames.
     pub ring: u32,
-    /// What lanes and `socket/recvfrom` do while there is nothing; all others sleep.
+    /// Wait policy of lanes and `socket/recvfrom`; all others sleep.
     pub wait: WaitPolicy,
-    /// How lanes are steered to. Baselines have the kernel's hash.
+    /// Steering of the lanes. Baselines have the kernel's hash.
     pub steering: Steering,
 }
 
-/// How a receiver stands.
+/// Counters of a receiver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Datagrams that reached the application since the start.
@@ -160,20 +160,20 @@ pub struct Snapshot {
     pub rx_cpu: Duration,
 }
 
-/// A receiver that runs. It stops when it is dropped.
+/// A running receiver. It stops when it is dropped.
 pub trait RunningReceiver: Send {
     /// The address it listens on.
     fn addr(&self) -> SocketAddr;
 
-    /// How it stands, without disturbing the threads that receive.
+    /// Its counters, read without disturbing the receiving threads.
     fn snapshot(&self) -> Snapshot;
 
-    /// The handle of the lanes, for what has lanes.
+    /// The handle of the lanes, for receivers with lanes.
     fn lanes(&self) -> Option<Handle> {
         None
     }
 
-    /// Stops it and says how it stood at the end.
+    /// Stops it and returns its final counters.
     ///
     /// # Errors
     /// When one of its threads failed.

@@ -49,14 +49,14 @@ pub const LIMIT: &str = "manylane.limit.v1";
 /// Name of the document that `send` writes.
 pub const SEND: &str = "manylane.send.v1";
 
-/// One result: what was measured, on what, how, and every figure.
+/// One result: the machine, the settings, and all figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Document<S, R> {
     /// `manylane.NAME.vN`.
     pub schema: String,
     /// The machine that ran it.
     pub machine: Machine,
-    /// The options in force, also those nobody named, and the command line.
+    /// The options in force, including defaults, and the command line.
     pub settings: S,
     /// The results.
     pub rows: Vec<R>,
@@ -81,7 +81,7 @@ pub struct BenchSettings {
     pub setup: String,
     /// The device that the traffic went through, with its queues.
     pub device: String,
-    /// Which sender made the traffic.
+    /// The sender of the traffic.
     pub sender: String,
     /// Processor of the sender.
     pub sender_cpus: Vec<usize>,
@@ -97,30 +97,30 @@ pub struct BenchSettings {
     pub rounds: usize,
     /// Length of a sample in seconds.
     pub sample_seconds: f64,
-    /// Sources that the traffic comes from, each a flow of its own.
+    /// Number of flows.
     pub flows: usize,
     /// Datagrams that one call may take.
     pub batch: usize,
-    /// Receive buffer that was asked for each socket, in bytes.
+    /// Requested receive buffer of each socket, in bytes.
     pub recv_buffer: usize,
-    /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for
-    /// each of `threads`.
+    /// Delay of lanes and `reuseport/*` after a batch that was not full, in microseconds, for each
+    /// of `threads`.
     #[serde(default)]
     pub rx_usecs: Vec<u64>,
     /// The same of `xsk/*` and `lane/xdp`; empty without them.
     #[serde(default)]
     pub xdp_rx_usecs: Vec<u64>,
-    /// How the datagrams of `lane/*` find their lane, with what does it.
+    /// Steering of `lane/*`, with its backend.
     pub steering: String,
-    /// Nanoseconds of an application's own work that every receiver did for each datagram, by a
-    /// count of steps that was measured before.
+    /// Simulated work of every receiver for each datagram, in nanoseconds, done as a calibrated
+    /// number of steps.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub work_nanos: u64,
     /// Largest share of datagrams that a no-loss rate may lose.
     pub loss_limit: f64,
     /// True for a shortened run.
     pub quick: bool,
-    /// What a reader must know before comparing with another run, in plain words.
+    /// Notes for a comparison with another run.
     pub notes: Vec<String>,
 }
 
@@ -128,8 +128,8 @@ fn is_nothing(number: &u64) -> bool {
     *number == 0
 }
 
-/// One sample: one receiver, one time span of traffic. In `bench echo` the datagrams sent are
-/// requests, and those delivered are the answers that came back to the host that sent.
+/// One sample: one receiver, one time span of traffic. In `bench echo`, the datagrams sent are
+/// requests, and those delivered are the replies that reached the sending host.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The round that it was taken in, from 0.
@@ -138,7 +138,7 @@ pub struct Sample {
     pub offered_pps: f64,
     /// Datagrams per second that reached the application.
     pub delivered_pps: f64,
-    /// Share of the sent datagrams that did not.
+    /// Share of the sent datagrams that did not reach it.
     pub loss: f64,
     /// Nanoseconds of CPU of the receiving threads per delivered datagram.
     pub rx_cpu_ns: f64,
@@ -156,8 +156,8 @@ pub struct Sample {
     pub taken: Option<u64>,
 }
 
-/// What every row of a benchmark of traffic has: who received, with what, and the medians of its
-/// samples.
+/// Common fields of the rows of traffic benchmarks: the receiver, its parameters, and the medians
+/// of its samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
@@ -208,20 +208,20 @@ impl Metrics {
 /// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
-    /// What every row has.
+    /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
     /// Highest rate with a loss within the limit; null when it was not searched for.
     pub no_loss_pps: Option<f64>,
-    /// True when the sender and not the receiver set that rate: the receiver can do at least this.
+    /// True if the sender limited that rate: the receiver can handle at least this.
     pub sender_limited: Option<bool>,
     /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not
     /// measured.
     pub goodput_at_double_pps: Option<f64>,
-    /// Datagrams per second that were really sent in that measurement: a sender may not reach twice
-    /// the rate.
+    /// Datagrams per second that were really sent in that measurement, because the sender may not
+    /// reach twice the rate.
     pub offered_at_double_pps: Option<f64>,
-    /// The raw samples that the medians were taken of.
+    /// The raw samples of the medians.
     pub samples: Vec<Sample>,
 }
 
@@ -308,7 +308,7 @@ mod tests {
         ] {
             assert!(!row[name].is_null(), "rows[0].{name}");
         }
-        // Not measured is said, not left out.
+        // Fields without a value are null, not left out.
         assert!(row.as_object().unwrap().contains_key("no_loss_pps"));
         assert!(row["no_loss_pps"].is_null() && row["goodput_at_double_pps"].is_null());
     }

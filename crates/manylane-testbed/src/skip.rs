@@ -1,14 +1,14 @@
-//! Tests that cannot run on this machine say so, where nobody can overlook it.
+//! Tests that cannot run on this machine are reported as skipped.
 //!
-//! A skip is printed past the test harness, which hides what passing tests print; it is appended to
-//! the file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end; and with
-//! `CI=true` it is a failure, unless the machine itself forces it.
+//! A skip is printed past the test harness, which hides the output of passing tests. It is also
+//! appended to the file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end.
+//! With `CI=true` it is a failure, unless the machine itself forces it.
 
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
-/// What a machine can lack that no set-up of it brings: the only reasons to skip in CI.
+/// Requirements that no set-up of a machine can provide: the only reasons to skip in CI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Forced {
@@ -30,8 +30,8 @@ impl fmt::Display for Forced {
     }
 }
 
-/// Whether the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here. Says so
-/// if not: `if !skip::need_root("netns_name") { return; }`
+/// True if the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here.
+/// Reports a skip if not: `if !skip::need_root("netns_name") { return; }`
 ///
 /// # Panics
 /// In CI, where it must be possible.
@@ -46,8 +46,9 @@ pub fn need_root(name: &str) -> bool {
     }
 }
 
-/// Whether `condition` holds, which the test `name` needs; if not, the skip is told with `why`. For
-/// what any machine can be given (a package, a privilege), so that it fails in CI.
+/// True if `condition` holds, which the test `name` needs. If not, the skip is reported with
+/// `why`. For requirements that any machine can meet (a package, a privilege), so that it fails in
+/// CI.
 ///
 /// # Panics
 /// In CI, when the condition does not hold.
@@ -59,7 +60,7 @@ pub fn need(name: &str, condition: bool, why: &str) -> bool {
     condition
 }
 
-/// As [`need`], for what the machine forces: allowed in CI too.
+/// As [`need`], for requirements that depend on the machine: allowed in CI, too.
 #[must_use]
 pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str) -> bool {
     if !condition {
@@ -74,8 +75,8 @@ fn skip(name: &str, forced: Option<Forced>, why: &str) {
         Some(forced) => format!("SKIP {name}: {why} (forced by {forced})\n"),
         None => format!("SKIP {name}: {why}\n"),
     };
-    // Not eprint!, which the test harness captures. A skip that cannot be told is not worth a
-    // failure.
+    // Not eprint!, which the test harness captures. Errors are ignored, because a skip that cannot
+    // be printed is not worth a failure.
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
         // One write in append mode: tests run in parallel, also in several processes.

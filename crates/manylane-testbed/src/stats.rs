@@ -1,11 +1,11 @@
-//! Samples and what is said about them: medians with their spread, never a single run.
+//! Statistics of samples: medians with their spread, never a single run.
 
 use serde::{Deserialize, Serialize};
 
-/// What a set of samples says: the middle of it and how far it spreads.
+/// Summary of a set of samples: median and spread.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Samples that were counted; those that are not finite are left out.
+    /// Number of finite samples; others are left out.
     pub count: usize,
     /// The middle sample, or the mean of the two in the middle.
     pub median: f64,
@@ -20,7 +20,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises the finite samples; `None` when there is none.
+    /// Summarizes the finite samples; `None` if there is none.
     pub fn from_samples(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
@@ -35,19 +35,18 @@ impl Summary {
         })
     }
 
-    /// The distance between the quartiles: the spread that one odd round cannot blow up.
+    /// The interquartile range: a spread that one outlier cannot inflate.
     pub fn iqr(&self) -> f64 {
         self.upper_quartile - self.lower_quartile
     }
 }
 
-/// The median of the finite samples; 0 when there is none, which no measured figure can be.
+/// The median of the finite samples; 0 if there is none, which no measured figure can be.
 pub fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
     Summary::from_samples(samples).map_or(0.0, |summary| summary.median)
 }
 
-/// The value below which the share `at` of the samples lies, between neighbours by proportion.
-/// `sorted` must be in rising order and not be empty.
+/// The quantile `at`, with linear interpolation. `sorted` must be in rising order and not empty.
 fn quantile(sorted: &[f64], at: f64) -> f64 {
     let position = at * (sorted.len() - 1) as f64;
     let below = position.floor() as usize;
@@ -55,11 +54,11 @@ fn quantile(sorted: &[f64], at: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (position - below as f64)
 }
 
-/// Whether two sets of samples differ by more than chance: the two-sided p-value of the
-/// Mann-Whitney test, which assumes nothing about how timings are distributed.
+/// The two-sided p-value of the Mann-Whitney test for the difference of two sets of samples, which
+/// assumes nothing about the distribution of timings.
 ///
-/// Exact for up to 10 samples a side without ties (the usual case of 5 rounds), by the normal
-/// approximation above. 1 when either side is empty.
+/// Exact for up to 10 samples a side without ties (the usual case of 5 rounds), otherwise by the
+/// normal approximation. 1 if either side is empty.
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> f64 {
     if a.is_empty() || b.is_empty() {
         return 1.0;
@@ -106,7 +105,7 @@ fn normal_p(n: usize, m: usize, u: f64) -> f64 {
     let (n, m) = (n as f64, m as f64);
     let deviation = (n * m * (n + m + 1.0) / 12.0).sqrt();
     let z = ((u - n * m / 2.0).abs() - 0.5).max(0.0) / deviation;
-    // Abramowitz and Stegun 26.2.17: off by less than 1e-7, far finer than any use of it here.
+    // Abramowitz and Stegun 26.2.17: the error is below 1e-7, much less than needed here.
     let t = 1.0 / (1.0 + 0.231_641_9 * z);
     let poly = t
         * (0.319_381_530
@@ -114,15 +113,15 @@ fn normal_p(n: usize, m: usize, u: f64) -> f64 {
     (2.0 * (-z * z / 2.0).exp() / std::f64::consts::TAU.sqrt() * poly).min(1.0)
 }
 
-/// The order in which `items` take their turns, one list a round.
+/// The order of `items` in each round, one list a round.
 ///
-/// Rounds are interleaved (A B C, then all again), so what changes slowly on the machine hits all
-/// alike; and each round starts with another item, so none always runs after the same neighbour.
+/// Rounds are interleaved (A B C, then all again), so that slow changes of the machine affect all
+/// alike. Each round starts with another item, so that none always runs after the same neighbour.
 pub fn interleaved(rounds: usize, items: usize) -> impl Iterator<Item = Vec<usize>> {
     (0..rounds).map(move |round| (0..items).map(|turn| (round + turn) % items).collect())
 }
 
-/// Each value once, in the order in which they first come.
+/// Each value once, in the order of the first occurrences.
 pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut found = Vec::new();
     for value in values {

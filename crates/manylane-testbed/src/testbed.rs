@@ -1,8 +1,9 @@
 //! Two or more hosts on one machine: network namespaces joined by veth pairs with several queues.
 //!
-//! Nothing of it has a name outside the process, so there is nothing to clean up: the kernel takes
-//! the namespaces and their devices away when the process ends, whether it returns, panics, gets
-//! Ctrl-C or is killed. (A program started inside a host keeps that host alive until it ends too.)
+//! Nothing of it has a name outside the process, so that there is nothing to clean up: the kernel
+//! removes the namespaces and their devices when the process ends, whether it returns, panics,
+//! gets Ctrl-C or is killed. (A program started inside a host keeps that host alive until it ends,
+//! too.)
 
 use std::collections::BTreeSet;
 use std::{fs, io};
@@ -14,10 +15,10 @@ use manylane_sys::process;
 use crate::host::{Host, explain_missing_ip};
 use crate::link::{LinkEnd, device_name, format_mac};
 
-/// Hosts and links at most: both are bytes of the addresses.
+/// Maximum number of hosts and of links: both are bytes of the addresses.
 const HOSTS_AND_LINKS_MAX: usize = 200;
 
-/// What a testbed shall look like. The default is two hosts joined by one link of four queues.
+/// The layout of a testbed. The default is two hosts joined by one link of four queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Number of hosts.
@@ -26,13 +27,14 @@ pub struct Layout {
     pub links: Vec<(usize, usize)>,
     /// Queues of every device, in each direction.
     pub queues: u32,
-    /// Largest IP packet of every device.
+    /// MTU of every device.
     pub mtu: u32,
-    /// IPv6 addresses beside the IPv4 ones.
+    /// IPv6 addresses in addition to the IPv4 ones.
     pub ipv6: bool,
-    /// Hosts know each other's hardware addresses from the start, so that no frame waits for ARP.
+    /// Hosts have neighbour entries for each other from the start, so that no frame waits for ARP.
     pub neighbours: bool,
-    /// Generic receive offload of every device. Without it, a veth device takes no frames from XDP.
+    /// Generic receive offload of every device. Without it, a veth device accepts no frames from
+    /// XDP.
     pub gro: bool,
 }
 
@@ -89,11 +91,11 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// Makes link `link` of `layout` anew after its devices were deleted, with their names and
+    /// Creates link `link` of `layout` again after its devices were deleted, with their names and
     /// addresses.
     ///
     /// # Errors
-    /// What `ip` says, also if there is one.
+    /// The error of `ip`, also if the link exists.
     pub fn recreate_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         create_link(&self.hosts[a], &self.hosts[b], link, layout)
@@ -101,8 +103,8 @@ impl Testbed {
         self.restore_link(link, layout)
     }
 
-    /// Gives the devices of link `link` of `layout` what they lose when they go to another host and
-    /// come back: addresses, neighbours, and that they are up.
+    /// Restores what the devices of link `link` of `layout` lose when they are moved to another
+    /// host and back: addresses, neighbours, and the link state.
     ///
     /// # Errors
     /// What `ip` says.
@@ -118,14 +120,14 @@ impl Testbed {
     fn finish_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for host in [&self.hosts[a], &self.hosts[b]] {
-            // Only once it is up: a veth device tells its peer of GRO when it is switched, and only
-            // then does the peer become a target for XDP (Linux 6.18).
+            // Only after it is up: a veth device notifies its peer when GRO is switched, and only
+            // then does the peer accept XDP frames (Linux 6.18).
             if layout.gro {
                 host.set_gro(link, true)?;
             }
         }
-        // Traffic to addresses that are none yet would be lost, and each that becomes one is a
-        // change to who follows them.
+        // Traffic to addresses that cannot be used yet would be lost, and each that becomes usable
+        // is a change that sockets follow.
         self.hosts[a].wait_for_carrier(link)?;
         self.hosts[b].wait_for_carrier(link)
     }
@@ -152,10 +154,10 @@ impl Testbed {
     }
 }
 
-/// Whether this process can build a testbed.
+/// Checks that this process can build a testbed.
 ///
 /// # Errors
-/// What is missing, and how to get it.
+/// What is missing, and how to provide it.
 pub fn available() -> Result<()> {
     check_privileges()?;
     let ip = process::run_isolated(None, "ip", &["-V"], b"");
@@ -218,7 +220,7 @@ fn validate(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Makes the pair of devices, one in each host from its first moment.
+/// Creates the pair of devices, each directly in its host.
 fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
     let Layout { queues, mtu, .. } = layout;
     let name = device_name(link as u8);
@@ -233,8 +235,7 @@ fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
 
 fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
     if !layout.ipv6 {
-        // Without this the kernel sends a few multicast reports of its own. It may have no IPv6 at
-        // all.
+        // Without this the kernel sends some multicast reports. It may have no IPv6 at all.
         let _ = host.set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
     }
     let mut lines = String::from("link set dev lo up\n");
@@ -248,15 +249,15 @@ fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
     host.ip_batch(&lines)
 }
 
-/// The network namespaces that some process or thread of this machine is in, by number: to show
-/// that nothing is left over.
+/// Inodes of the network namespaces of all processes and threads of this machine, to show that
+/// none is left over.
 ///
 /// # Errors
 /// When /proc cannot be read.
 pub fn namespaces_in_use() -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::new();
     for process in fs::read_dir("/proc").context("reading /proc")?.filter_map(Result::ok) {
-        // Processes end while we look, and those of others may be closed to us.
+        // Processes may end meanwhile, and those of other users may not be readable.
         let Ok(tasks) = fs::read_dir(process.path().join("task")) else { continue };
         for task in tasks.filter_map(Result::ok) {
             let link = fs::read_link(task.path().join("ns/net")).unwrap_or_default();

@@ -16,8 +16,8 @@ use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 struct Lanes {
     addr: SocketAddr,
     handle: Handle,
-    /// A seat for each lane that ever was: lanes come and go while it runs. Locked when a lane
-    /// starts and when somebody asks, never per batch.
+    /// A seat for each lane, including removed ones, because lanes are added and removed while it
+    /// runs. Locked when a lane starts and when counters are read, never per batch.
     stats: Arc<Mutex<Vec<Arc<WorkerStats>>>>,
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
 }
@@ -52,7 +52,7 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     let known = seats.clone();
     let (work, toil) = (options.work, options.synthetic_work);
     let serve = move || match work {
-        // Who has no work of its own does not even ask for it.
+        // Without simulated work, the check is not in the loop.
         Work::Count if toil.is_zero() => socket.serve_with(move |_lane: LaneInfo| {
             let seat = StatsGuard::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
@@ -89,7 +89,8 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     Ok(Box::new(Lanes { addr, handle, stats: seats, thread: Some(thread) }))
 }
 
-/// The seat of one lane's thread, taken at its first batch and left when the closure is dropped.
+/// The seat of one lane's thread, occupied at its first batch and freed when the closure is
+/// dropped.
 struct StatsGuard {
     stats: Arc<WorkerStats>,
     registered: AtomicBool,
@@ -155,7 +156,7 @@ impl RunningReceiver for Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        // Whoever cares about a failed lane calls `stop`.
+        // `stop` reports a failed lane.
         let _ = self.shutdown();
     }
 }

@@ -1,8 +1,8 @@
-//! The receivers that lanes are measured against, and the lanes themselves in the same dress.
+//! The receivers that lanes are measured against, and the lanes behind the same interface.
 //!
-//! Each is what a good engineer would write by hand for the same job: no needless system call, no
-//! shared counter, the same batch, the same receive buffer, the same pinning. All read the first
-//! byte of each payload, so that all pay for the memory the datagram is in.
+//! Each is a good hand-written receiver for the same job: no needless system call, no shared
+//! counter, the same batch, the same receive buffer, the same pinning. All read the first byte of
+//! each payload, so that all pay for accessing the datagram's memory.
 
 mod lane;
 mod recvfrom;
@@ -23,10 +23,10 @@ use self::xsk_raw::Unchecked;
 use crate::receiver::{Kind, ReceiverOptions, RunningReceiver};
 
 impl Kind {
-    /// Starts it in the network namespace of the calling thread.
+    /// Starts the receiver in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When its sockets or threads cannot be made.
+    /// When its sockets or threads cannot be created.
     pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         match self {
             Self::SocketRecvfrom => recvfrom::start(options),

@@ -1,6 +1,6 @@
-//! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call, and
-//! answers it with one. It sleeps in that call, or lets the kernel look at the device first
-//! (`SO_BUSY_POLL`), or asks again and again.
+//! `socket/recvfrom`: one socket that all threads share. Each call receives one datagram, and each
+//! reply is one call. The receive blocks, or the kernel polls the device first (`SO_BUSY_POLL`),
+//! or the thread polls without blocking.
 
 use std::hint::black_box;
 use std::io::ErrorKind;
@@ -45,19 +45,19 @@ fn recv_loop(
     let mut delivered = 0;
     loop {
         match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
-            // Shut down for receiving: no datagram, though one without payload looks alike.
+            // The socket was shut down. An empty datagram looks the same.
             Ok(0) if post.should_stop() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
                 toil.run();
                 if answers {
-                    // An answer that does not leave is missed where answers are counted.
+                    // A reply that is not sent is missing where replies are counted.
                     let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }
                 delivered += 1;
                 post.stats.set_delivered(delivered);
             }
-            // It spins.
+            // Spin.
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
                 if post.should_stop() {
                     return Ok(());

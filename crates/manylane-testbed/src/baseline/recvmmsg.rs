@@ -1,6 +1,6 @@
 //! `socket/recvmmsg`, `reuseport/recvmmsg`, `reuseport/gro`: batches by `recvmmsg` on headers that
-//! are built once, from one shared socket or from a socket for each thread. Those that answer send
-//! each batch back by one `sendmmsg` on the same headers, trains as trains.
+//! are built once, from one shared socket or from a socket for each thread. Receivers that answer
+//! send each batch back with one `sendmmsg` on the same headers, GRO messages as GSO messages.
 
 use std::hint::black_box;
 use std::net::UdpSocket;
@@ -16,9 +16,9 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address};
 use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
 use crate::synthetic_work::SyntheticWork;
 
-/// The longest train of datagrams that the kernel hands over as one message.
+/// Maximum length of a GRO message.
 const GRO_SIZE_MAX: usize = 65_535;
-/// Buffers of receivers that take datagrams one by one: a page's half, more for larger datagrams.
+/// Buffer size of receivers without GRO: half a page, more for larger datagrams.
 const BUF_SIZE_MIN: usize = 2048;
 
 pub(crate) fn start_shared(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
@@ -30,7 +30,7 @@ pub(crate) fn start_reuseport(options: &ReceiverOptions) -> Result<Box<dyn Runni
 }
 
 fn start_without_gro(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
-    // A pause of threads that share one socket would leave it to one of them.
+    // If threads that share one socket delayed, one of them would receive everything.
     let pause = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
     let control = needs_local_address(options);
     let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
@@ -61,7 +61,7 @@ fn pktinfo_flags(options: &ReceiverOptions) -> &'static [Flag] {
     }
 }
 
-/// Looks at a message that is one datagram.
+/// Reads a message that is one datagram.
 #[inline]
 fn process_datagram(message: &Message<'_>, toil: SyntheticWork) -> u64 {
     black_box(message.data.first().copied());
@@ -69,7 +69,7 @@ fn process_datagram(message: &Message<'_>, toil: SyntheticWork) -> u64 {
     1
 }
 
-/// Looks at each datagram of a message that may be a train, and says how many there are.
+/// Reads each datagram of a message that may be a GRO message, and returns their number.
 #[inline]
 fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
     let segment = usize::from(message.ancillary().segment_size);
@@ -83,7 +83,7 @@ fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
     datagrams.count() as u64
 }
 
-/// The loop of all of them; `look` takes a message and counts its datagrams.
+/// The common loop. `look` reads a message and returns its number of datagrams.
 #[inline]
 fn recv_loop(
     post: &WorkerCtx<'_>,
@@ -104,12 +104,11 @@ fn recv_loop(
         }
         delivered += (0..messages).map(|index| handle(&ring.message(index))).sum::<u64>();
         if let Some(controls) = &mut controls {
-            // An answer that does not leave is missed where answers are counted.
+            // A reply that is not sent is missing where replies are counted.
             ring.echo(socket.as_fd(), controls);
         }
         post.stats.set_delivered(delivered);
-        // Waits for a larger batch, unless more is waiting: which behind a full one the next call
-        // will tell.
+        // Delays for a larger batch, unless more is probably queued, as after a full batch.
         wait = Wait::First;
         if !pause.is_zero() {
             if messages == ring.capacity() {

@@ -22,8 +22,8 @@ fn options(threads: usize) -> ReceiverOptions {
     }
 }
 
-/// Sends `count` datagrams from each of 8 sources and waits until they arrived, a few seconds at
-/// most.
+/// Sends `count` datagrams from each of 8 sources and waits until they have arrived, at most a few
+/// seconds.
 fn exercise(running: &dyn RunningReceiver, count: u64) {
     for _ in 0..8 {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -52,7 +52,7 @@ fn every_receiver_counts_exactly_and_stops() {
     }
 }
 
-/// Asks 100 times from each of 4 sources, each time waiting for the very payload to come back.
+/// Sends 100 requests from each of 4 sources, and waits each time for the same payload as reply.
 fn send_requests(to: std::net::SocketAddr) {
     let mut buffer = [0; 2000];
     for source in 0..4_u8 {
@@ -64,7 +64,7 @@ fn send_requests(to: std::net::SocketAddr) {
             client.send(&payload).unwrap();
             let len = loop {
                 match client.recv(&mut buffer) {
-                    // A receive with a timeout comes back in vain when its thread was stopped for a
+                    // A receive with a timeout returns EINTR when its thread was stopped for a
                     // moment.
                     Err(err) if err.kind() == std::io::ErrorKind::Interrupted => {}
                     other => break other.unwrap(),

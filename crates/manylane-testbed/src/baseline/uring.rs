@@ -1,7 +1,7 @@
-//! `uring/plain`: a multishot receive for each thread, on sockets of its own by `SO_REUSEPORT`: the
-//! loop that one writes by hand, with buffers as large as the datagrams, and each batch answered by
-//! one `sendmmsg`. Receives that are submitted one by one (`uring/single` of `bench batch`) cost
-//! more, and have no name here.
+//! `uring/plain`: a multishot receive for each thread, on a socket of its own (`SO_REUSEPORT`). It
+//! is the usual hand-written loop, with buffers as large as the datagrams, and one `sendmmsg` for
+//! the replies of each batch. Receives that are submitted one by one (`uring/single` of `bench
+//! batch`) cost more, and are not included here.
 
 use std::hint::black_box;
 use std::net::UdpSocket;
@@ -18,11 +18,11 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address};
 use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
 use crate::synthetic_work::SyntheticWork;
 
-/// Buffers for datagrams one by one, as those of `reuseport/recvmmsg`.
+/// Buffer size for single datagrams, as in `reuseport/recvmmsg`.
 const BUF_SIZE_MIN: usize = 2048;
-/// It sleeps without a timer: a shutdown wakes it.
+/// Waits without a timeout, because a shutdown wakes it.
 const RECV_TIMEOUT: Duration = Duration::MAX;
-/// How long an answer waits for room in the send buffer.
+/// Maximum wait of a reply for room in the send buffer.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
@@ -78,7 +78,7 @@ fn recv_loop(
     }
 }
 
-/// Sends the batch back. An answer that does not leave is missed where answers are counted.
+/// Sends the batch back. A reply that is not sent is missing where replies are counted.
 fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
     let mut out = answers.batch();
     for index in 0..messages {

@@ -1,4 +1,4 @@
-//! Threads that receive, and what others may see of them.
+//! Receiving threads, and their state that other threads may read.
 
 use std::any::Any;
 use std::io;
@@ -15,27 +15,27 @@ use manylane_sys::{cpu, measure, xsk};
 
 use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 
-/// What one thread shows to others, on cache lines of its own: two, for processors fetch them in
-/// pairs.
+/// State that one thread publishes, on two cache lines of its own, because processors fetch lines
+/// in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct WorkerStats {
     delivered: AtomicU64,
     /// The thread's id, 0 before it runs and after it ended.
     tid: AtomicI32,
-    /// CPU time when it ended.
+    /// CPU time of the thread when it ended.
     final_cpu_ns: AtomicU64,
 }
 
 impl WorkerStats {
-    /// Says how many datagrams this thread has taken. One writer: a plain store, no locked
-    /// instruction.
+    /// Publishes the number of datagrams that this thread has received. There is one writer, so
+    /// that a plain store without a locked instruction is enough.
     #[inline]
     pub(crate) fn set_delivered(&self, delivered: u64) {
         self.delivered.store(delivered, Ordering::Relaxed);
     }
 
-    /// The calling thread takes the seat: its CPU time counts from now on.
+    /// The calling thread occupies the seat. Its CPU time counts from now on.
     pub(crate) fn register_thread(&self) {
         self.tid.store(cpu::thread_id(), Ordering::Relaxed);
     }
@@ -58,9 +58,9 @@ impl WorkerStats {
     }
 }
 
-/// Where datagrams come in: what is told of it, and how it is shut.
+/// The source of datagrams: its counters, and how it is shut down.
 pub(crate) enum Source {
-    /// A kernel socket, of one thread or of all.
+    /// A kernel socket, of one thread or shared by all.
     Socket(Arc<UdpSocket>),
     /// A descriptor of an AF_XDP socket.
     Queue(OwnedFd),
@@ -76,7 +76,7 @@ impl Source {
         }
     }
 
-    /// Wakes who sleeps at it. Who sleeps at a queue does not sleep for long.
+    /// Wakes threads that wait on it. A wait on a queue is always short.
     fn wake(&self) {
         if let Self::Socket(socket) = self {
             sock::wake(socket.as_fd());
@@ -84,33 +84,33 @@ impl Source {
     }
 }
 
-/// Threads that run the same loop, each on what it was given.
+/// Threads that run the same loop, each with its own share.
 pub(crate) struct Workers {
     addr: SocketAddr,
     sources: Vec<Source>,
     stats: Arc<[WorkerStats]>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
-    /// What has to stay as long as they run.
+    /// Kept alive as long as the threads run.
     _keep_alive: Box<dyn Any + Send>,
 }
 
-/// What a thread of the crew works with.
+/// The context of one thread.
 pub(crate) struct WorkerCtx<'a> {
     pub(crate) stats: &'a WorkerStats,
     stop: &'a AtomicBool,
 }
 
 impl WorkerCtx<'_> {
-    /// Whether to stop. Asked when a receive came back empty, so that it costs nothing under load,
-    /// or per batch.
+    /// True if the thread has to stop. Checked when a receive returned nothing, so that it costs
+    /// nothing under load, or per batch.
     pub(crate) fn should_stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
 impl Workers {
-    /// Starts a thread that runs `work` for each of `shares`, what the thread works on.
+    /// Starts a thread that runs `work` for each of `shares`.
     pub(crate) fn start<S, F>(
         options: &ReceiverOptions,
         (addr, inlets): (SocketAddr, Vec<Source>),
@@ -201,18 +201,17 @@ impl RunningReceiver for Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        // Whoever cares about a failed thread calls `stop`.
+        // `stop` reports a failed thread.
         let _ = self.shutdown();
     }
 }
 
-/// Whether the receive has to say to which address a datagram was sent, so that its answer can
-/// leave from there.
+/// True if the receive has to return the destination address, so that the reply has it as source.
 pub(crate) fn needs_local_address(options: &ReceiverOptions) -> bool {
     options.work == Work::Echo && options.addr.ip().is_unspecified()
 }
 
-/// Binds `count` sockets to one address: as one reuseport group when there are several.
+/// Binds `count` sockets to one address, several as one reuseport group.
 pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> Result<Vec<UdpSocket>> {
     let mut addr = options.addr;
     let mut sockets = Vec::with_capacity(count);
@@ -235,8 +234,8 @@ pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> R
     Ok(sockets)
 }
 
-/// Binds, and waits a moment for an address that is in use: a child process that is being started
-/// has copies of the sockets that a receiver before has closed, until it runs its own program.
+/// Binds, and retries for a moment if the address is in use: a child process that is being started
+/// has copies of closed sockets of an earlier receiver until it calls exec.
 fn bind_with_retry(fd: &OwnedFd, addr: &SocketAddr) -> io::Result<()> {
     const BIND_TIMEOUT: Duration = Duration::from_secs(1);
     let start = Instant::now();

@@ -1,13 +1,13 @@
-//! `xsk/checked`: the loop of `xsk/raw`, but it believes no frame that a kernel would not. What it
-//! costs more is what checking costs; what lanes cost more than it is what lanes cost.
+//! `xsk/checked`: the loop of `xsk/raw`, with the checks that a kernel makes. The difference to
+//! `xsk/raw` is the cost of checking. The difference of a lane to it is the cost of the library.
 //!
-//! By hand, for untagged frames: Ethernet type; version and length of the IP header, lengths, no
-//! fragment; length of UDP; the checksums of the IPv4 header and of UDP. It shares no code with the
-//! library.
+//! The checks are written by hand, for untagged frames: Ethernet type; version and length of the
+//! IP header, lengths, no fragment; length of UDP; the checksums of the IPv4 header and of UDP.
+//! They share no code with the library.
 
 use super::xsk_raw::FrameParser;
 
-/// Bytes of the headers.
+/// Header lengths in bytes.
 const ETH_HEADER_LEN: usize = 14;
 const IPV4_HEADER_LEN: usize = 20;
 const IPV6_HEADER_LEN: usize = 40;
@@ -15,7 +15,7 @@ const UDP_HEADER_LEN: usize = 8;
 /// The protocol number.
 const IPPROTO_UDP: u8 = 17;
 
-/// Checks what it takes.
+/// Checks each frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checked;
 
@@ -51,12 +51,12 @@ impl FrameParser for Checked {
     }
 }
 
-/// The payload behind an IPv4 header without options.
+/// The payload after an IPv4 header without options.
 #[inline]
 fn parse_ipv4(packet: &[u8]) -> Option<&[u8]> {
     let head = packet.first_chunk::<{ IPV4_HEADER_LEN + UDP_HEADER_LEN }>()?;
     let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
-    // Version and header length; no fragment, whatever "do not fragment" says.
+    // Version and header length; no fragment, whether DF is set or not.
     if head[0] != 0x45 || head[6] & 0x3f != 0 || head[7] != 0 || head[9] != IPPROTO_UDP {
         return None;
     }
@@ -68,7 +68,7 @@ fn parse_ipv4(packet: &[u8]) -> Option<&[u8]> {
     parse_udp(segment, addresses, false)
 }
 
-/// The payload behind an IPv6 header without extensions.
+/// The payload after an IPv6 header without extensions.
 #[inline]
 fn parse_ipv6(packet: &[u8]) -> Option<&[u8]> {
     let head = packet.first_chunk::<{ IPV6_HEADER_LEN + UDP_HEADER_LEN }>()?;
@@ -80,27 +80,28 @@ fn parse_ipv6(packet: &[u8]) -> Option<&[u8]> {
     parse_udp(segment, csum_partial(0, &head[8..40]), true)
 }
 
-/// The payload of UDP, whose checksum IPv4 may leave out. `addresses` is the sum of both.
+/// The payload of UDP, whose checksum is optional over IPv4. `addresses` is the sum of both
+/// addresses.
 #[inline]
 fn parse_udp(segment: &[u8], addresses: u64, needs_checksum: bool) -> Option<&[u8]> {
     let head = segment.first_chunk::<UDP_HEADER_LEN>()?;
-    // It may be shorter than what IP has, as the kernel sees it.
+    // UDP may be shorter than the IP payload, as the kernel allows.
     let segment = segment.get(..usize::from(u16::from_be_bytes([head[4], head[5]])))?;
     let payload = segment.get(UDP_HEADER_LEN..)?;
     if [head[6], head[7]] == [0, 0] {
         return (!needs_checksum).then_some(payload);
     }
-    // The rest of the pseudo header, in the byte order of the machine as all sums here.
+    // The other fields of the pseudo header, in the machine's byte order, as all sums here.
     let pseudo = addresses
         + u64::from(u16::from_ne_bytes([0, IPPROTO_UDP]))
         + u64::from(u16::from_ne_bytes([head[4], head[5]]));
     let is_whole = csum_fold(csum_partial(pseudo, segment)) == 0xffff;
-    // The other end of a virtual link leaves the sum of the payload to a device that is not there.
+    // The other end of a virtual link leaves the checksum to a device that does not exist.
     (is_whole || csum_fold(pseudo) == u16::from_ne_bytes([head[6], head[7]])).then_some(payload)
 }
 
-/// Adds `bytes`, as words of 16 bits, four bytes at a time: a frame is far too short to overflow
-/// it.
+/// Adds `bytes` as words of 16 bits, four bytes at a time. A frame is far too short for an
+/// overflow.
 #[inline]
 fn csum_partial(mut sum: u64, bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
@@ -161,8 +162,8 @@ mod tests {
         }
     }
 
-    /// What flips of bits leave, this refuses and believes as the library does, which reads tags
-    /// and options, too.
+    /// With flipped bits, this accepts and rejects the same frames as the library, which also
+    /// parses tags and options.
     #[test]
     fn it_believes_what_the_library_believes_whatever_is_flipped_or_cut() {
         for v6 in [false, true] {
@@ -218,7 +219,7 @@ mod tests {
         for (at, value) in [(16, 1), (17, 34), (14, 0x46), (20, 0x20), (21, 1), (23, 6), (13, 6)] {
             let mut bytes = good.clone();
             bytes[at] = value;
-            // With a header checksum that holds, so that it is the field that is refused.
+            // With a valid header checksum, so that the field is the reason.
             bytes[24..26].fill(0);
             let sum = manylane_wire::checksum::checksum(&bytes[14..34]);
             bytes[24..26].copy_from_slice(&sum.to_be_bytes());

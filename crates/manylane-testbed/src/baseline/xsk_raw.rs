@@ -1,8 +1,7 @@
-//! `xsk/raw`: a minimal loop over raw AF_XDP rings, with an XDP program that does no more than it
-//! must.
+//! `xsk/raw`: a minimal loop over raw AF_XDP rings, with a minimal XDP program.
 //!
-//! Answers leave in the frame of their request: both addresses and both ports change places, which
-//! leaves the checksums as they are. It trusts every frame: that is what makes it minimal.
+//! Replies are sent in the frame of their request: both addresses and both ports are swapped,
+//! which does not change the checksums. No frame is checked; that makes it minimal.
 //! [`xsk_checked`](super::xsk_checked) is the same loop with another way to read a frame.
 
 use std::any::Any;
@@ -24,30 +23,30 @@ use crate::synthetic_work::SyntheticWork;
 
 /// Where the payload of UDP over IPv4 starts in an untagged frame without options.
 const PAYLOAD_OFFSET: usize = 42;
-/// The longest sleep of an idle receiver: how late a stop may be noticed.
+/// The longest sleep of an idle receiver, and so the latency of a stop.
 const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(20);
-/// The same while the device was too busy to take all answers.
+/// The same, while the TX ring had no room for all replies.
 const TX_POLL_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// How frames are read.
 pub(crate) trait FrameParser: Copy + Send + 'static {
     /// Name of the receiver.
     const NAME: &'static str;
-    /// Whether a frame without a payload counts as none.
+    /// True if a frame without a payload is not counted.
     const REJECTS_INVALID: bool;
 
     /// The payload of a frame.
     fn payload(packet: &[u8]) -> Option<&[u8]>;
 
-    /// Makes a frame one that goes back. False for a frame that cannot be one.
+    /// Turns a frame into its reply. Returns false if that is not possible.
     fn reply_in_place(packet: &mut [u8]) -> bool;
 }
 
-/// Believes what it takes.
+/// Accepts every frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unchecked;
 
-/// What a look at a queue has brought.
+/// Result of polling a queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollResult {
     /// Frames.
@@ -56,14 +55,15 @@ pub(crate) struct PollResult {
     pub(crate) datagrams: u32,
 }
 
-/// The queues of the devices, open, and what leads frames into them as long as it lives.
+/// The open queues of the devices, with the program that redirects frames into them as long as
+/// this lives.
 pub(crate) struct OpenQueues {
-    /// Each with the number of its device and its own.
+    /// Each with the index of its device and its own.
     pub(crate) queues: Vec<(usize, u32, RawXsk)>,
     pub(crate) programs: Box<dyn Any + Send>,
 }
 
-/// Opens all queues of the devices, and leads UDP to `port` there.
+/// Opens all queues of the devices, and redirects UDP to `port` into them.
 pub(crate) fn open_queues(
     name: &str,
     devices: &[String],
@@ -96,11 +96,12 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
     let mut inlets = Vec::new();
     for (number, queue, socket) in queues {
         inlets.push(Source::Queue(socket.as_fd().try_clone_to_owned()?));
-        // The same queue of two devices is often busy at the same time: it goes to two threads.
+        // Equal queues of two devices are often busy at the same time, so that they go to two
+        // threads.
         shares[(number + queue as usize) % options.threads].push(socket);
     }
     let (batch, pause, toil) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
-    // Who has no work of its own does not even ask for it.
+    // Without simulated work, the check is not in the loop.
     let is_idle = toil.is_zero();
     Workers::start(options, (options.addr, inlets), shares, programs, move |post, share| {
         match (answers, is_idle) {
@@ -117,7 +118,7 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
     })
 }
 
-/// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the
+/// Attaches the program that redirects UDP to `port` into the rings, to the device `index` of the
 /// calling thread's namespace, as long as the value lives.
 pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     let mut ebpf =
@@ -132,8 +133,8 @@ impl FrameParser for Unchecked {
     const NAME: &'static str = "xsk/raw";
     const REJECTS_INVALID: bool = false;
 
-    /// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to
-    /// be asked.
+    /// The payload of UDP over IPv4. Its length is read from the header, because a short frame has
+    /// padding.
     #[inline]
     fn payload(packet: &[u8]) -> Option<&[u8]> {
         let head = packet.first_chunk::<PAYLOAD_OFFSET>()?;
@@ -154,7 +155,7 @@ impl FrameParser for Unchecked {
     }
 }
 
-/// Takes a batch of one queue, looks at it, and does `work` for each datagram.
+/// Receives a batch of one queue, reads it, and does `work` for each datagram.
 #[inline]
 pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> PollResult {
     let mut refused = 0;
@@ -170,7 +171,7 @@ pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: 
     PollResult { frames: taken, datagrams: taken - refused }
 }
 
-/// Takes a batch of one queue, and sends it back.
+/// Receives a batch of one queue, and sends it back.
 fn poll_and_reply<R: FrameParser>(
     socket: &mut RawXsk,
     batch: u32,
@@ -203,7 +204,7 @@ fn recv_loop(
         watch.add(socket, token as u64)?;
     }
     let mut delivered = 0;
-    // The last batch was full, so that there was no pause after it.
+    // The last batch was full, so that there was no delay after it.
     let mut is_owed = false;
     while !post.should_stop() {
         let mut most = 0;
@@ -219,7 +220,7 @@ fn recv_loop(
         }
         if most == 0 {
             let idle = if share.iter().any(RawXsk::is_sending) { TX_POLL_TIMEOUT } else { IDLE_POLL_TIMEOUT };
-            // Readiness is all that counts, and the rings tell it, too.
+            // Errors are ignored, because the rings show readiness, too.
             let _ = watch.wait(idle)?.count();
             continue;
         }

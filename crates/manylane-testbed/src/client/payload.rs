@@ -1,4 +1,4 @@
-//! What a client sends and what it expects back.
+//! Requests of a client, and the replies that it expects.
 
 use std::fmt;
 use std::fs;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
-/// Bytes that the user gave: `text:HELLO`, `hex:00ff`, `file:PATH`.
+/// Bytes given by the user: `text:HELLO`, `hex:00ff`, `file:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payload {
     bytes: Vec<u8>,
@@ -37,23 +37,23 @@ impl FromStr for Payload {
     }
 }
 
-/// What a server should answer.
+/// The expected reply of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Expect {
-    /// Nothing: answers are not even looked at.
+    /// None: replies are not read.
     #[default]
     Nothing,
-    /// The bytes that it was sent.
+    /// The bytes of the request.
     Echo,
-    /// Always these bytes.
+    /// The same bytes always.
     Bytes(Pattern),
 }
 
-/// Bytes of which some may be anything: as a [`Payload`], and in `hex:` also `??`.
+/// Bytes with wildcards: as a [`Payload`], and in `hex:` also `??`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     bytes: Vec<u8>,
-    /// Zero where a byte may be anything; empty if none may.
+    /// A mask: zero for a wildcard byte; empty without wildcards.
     mask: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ impl Pattern {
         Self { bytes: bytes.to_vec(), mask: Vec::new() }
     }
 
-    /// Whether an answer is like that.
+    /// True if a reply matches.
     pub fn matches(&self, answer: &[u8]) -> bool {
         if self.mask.is_empty() || answer.len() != self.bytes.len() {
             return answer == self.bytes;
@@ -80,7 +80,7 @@ impl FromStr for Pattern {
         let Some(digits) = text.strip_prefix("hex:").filter(|digits| digits.contains('?')) else {
             return text.parse().map(|payload: Payload| Self::exact(&payload.bytes));
         };
-        // 0 and f say where the question marks were.
+        // 0 and f mark where the question marks were.
         let bytes = format!("hex:{}", digits.replace('?', "0")).parse::<Payload>()?.bytes;
         let mask =
             parse_hex(&digits.replace(|digit: char| digit.is_ascii_hexdigit(), "f").replace('?', "0"))?;
@@ -115,7 +115,7 @@ impl fmt::Display for Expect {
     }
 }
 
-/// Pairs of hexadecimal digits; spaces, colons and underscores between them are for the eye.
+/// Pairs of hexadecimal digits; spaces, colons and underscores between them are ignored.
 fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
     let mut digits = Vec::with_capacity(text.len());
     for character in text.chars().filter(|c| !matches!(c, ' ' | ':' | '_')) {
@@ -131,15 +131,15 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
     Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }
 
-/// Length of the head of a numbered request.
+/// Length of the header of a numbered request.
 pub const SEQ_HEADER_LEN: usize = 16;
 
-/// A request that carries its own number, so that its answer is known whatever order answers come
-/// in: a mark of this run (8 bytes) and the number (8), both with the highest byte first; the rest
-/// is fixed.
+/// A request with a number, so that its reply is recognized in any order: a mark of this run (8
+/// bytes) and the number (8 bytes), both big-endian, and fixed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeqPayload {
-    /// A mark that earlier and other clients do not have: their late answers are not ours.
+    /// A mark that is unique to this client, so that late replies to other clients are not
+    /// counted.
     pub run_id: u64,
     /// Length of the request.
     pub size: usize,
@@ -157,8 +157,8 @@ impl SeqPayload {
         }
     }
 
-    /// The number of the request that `answer` echoes, and whether it echoes it whole; `None` when
-    /// it answers no request of this run.
+    /// The number of the request that `answer` echoes, and whether all bytes are equal; `None` if
+    /// it is not a reply to a request of this run.
     pub fn read(&self, answer: &[u8]) -> Option<(u64, bool)> {
         let (mark, rest) = answer.split_first_chunk::<8>()?;
         let (number, rest) = rest.split_first_chunk::<8>()?;
@@ -171,7 +171,7 @@ impl SeqPayload {
     }
 }
 
-/// `size` bytes that any change shows in.
+/// `size` bytes in which any change is visible.
 pub fn fill_pattern(size: usize) -> Vec<u8> {
     (0..size).map(pattern_byte).collect()
 }

@@ -1,62 +1,63 @@
-//! Who was asked what, and which answers came: accounts of a client, without clock or sockets.
+//! Matches replies with requests and counts the outcomes, without clock or sockets.
 //!
-//! Times are nanoseconds since the start of the run. A request counts from the moment it was *due*,
-//! not from the moment it was sent: a server that stalls the client delays the requests behind it
-//! too, and measuring from the sending would hide exactly that (coordinated omission).
+//! Times are nanoseconds since the start of the run. The latency of a request counts from the
+//! moment when it was *due*, not from when it was sent. A server that stalls the client also
+//! delays later requests, and latencies from the time of sending would hide that (coordinated
+//! omission).
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// What became of all requests. `asked = answered + late + wrong + lost`.
+/// Outcomes of all requests. `asked = answered + late + wrong + lost`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestCounts {
     /// Requests that were sent.
     pub asked: u64,
-    /// Requests whose right answer came in time.
+    /// Requests with a correct reply in time.
     pub answered: u64,
-    /// Requests whose right answer came after the timeout.
+    /// Requests with a correct reply after the timeout.
     pub late: u64,
-    /// Requests that were answered by other bytes than expected.
+    /// Requests with a reply of unexpected bytes.
     pub wrong: u64,
-    /// Requests without any answer.
+    /// Requests without any reply.
     pub lost: u64,
-    /// Further answers to a request that had one.
+    /// Further replies to a request that had one.
     pub duplicates: u64,
-    /// Datagrams that answer no request.
+    /// Datagrams that are not a reply to any request.
     pub unexpected: u64,
 }
 
-/// What one datagram was.
+/// Classification of one datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyStatus {
-    /// The right answer in time, so many nanoseconds after the request was due.
+    /// A correct reply in time, this many nanoseconds after the request was due.
     OnTime(u64),
-    /// The right answer after the timeout.
+    /// A correct reply after the timeout.
     Late,
-    /// An answer of the wrong bytes.
+    /// A reply of the wrong bytes.
     Wrong,
-    /// One more answer.
+    /// A further reply.
     Duplicate,
-    /// Not an answer to anything.
+    /// Not a reply to any request.
     Unexpected,
 }
 
-/// Accounts where each answer tells the number of its request.
+/// The tracker for replies that carry the number of their request.
 #[derive(Debug)]
 pub struct SeqTracker {
     timeout_ns: u64,
     counts: RequestCounts,
-    /// When the requests were due that may still be answered in time; the first has number `base`.
+    /// Due times of the requests that may still be answered in time; the first has number `base`.
     due: VecDeque<u64>,
     base: u64,
-    /// A bit for each request, set when it has an answer: small enough to keep for all of them, so
-    /// that an answer is told from a duplicate however late it comes.
+    /// A bit for each request, set when it has a reply. It is kept for all requests, so that a
+    /// duplicate is recognized however late it is.
     answered: Vec<u64>,
 }
 
 impl SeqTracker {
-    /// Empty accounts; answers later than `timeout_ns` after the request was due are late.
+    /// An empty tracker. Replies later than `timeout_ns` after the request was due are late.
     pub fn new(timeout_ns: u64) -> Self {
         Self {
             timeout_ns,
@@ -67,7 +68,7 @@ impl SeqTracker {
         }
     }
 
-    /// Enters the next request and returns its number.
+    /// Records the next request and returns its number.
     pub fn record_request(&mut self, due_ns: u64) -> u64 {
         let number = self.counts.asked;
         self.counts.asked += 1;
@@ -78,20 +79,20 @@ impl SeqTracker {
         number
     }
 
-    /// Enters an answer to request `number`, `right` when its bytes are.
+    /// Records a reply to request `number`; `right` says whether its bytes are correct.
     pub fn record_reply(&mut self, number: u64, right: bool, now_ns: u64) -> ReplyStatus {
         let verdict = self.classify(number, right, now_ns);
         record(&mut self.counts, verdict);
         verdict
     }
 
-    /// Enters a datagram that carries no number of ours.
+    /// Records a datagram without a number of this run.
     pub fn record_unexpected(&mut self) {
         self.counts.unexpected += 1;
     }
 
-    /// Forgets when requests were due that are beyond their timeout. True when none is left to wait
-    /// for.
+    /// Drops the due times of requests that have timed out. Returns true if no request is left to
+    /// wait for.
     pub fn expire(&mut self, now_ns: u64) -> bool {
         while let Some(due) = self.due.front() {
             if now_ns.saturating_sub(*due) <= self.timeout_ns && !self.is_answered(self.base) {
@@ -119,7 +120,7 @@ impl SeqTracker {
         if !right {
             return ReplyStatus::Wrong;
         }
-        // Before `base`: its time was over when it was forgotten.
+        // Before `base`: it had timed out when it was dropped.
         let due = number.checked_sub(self.base).and_then(|at| self.due.get(at as usize));
         match due.map(|due| now_ns.saturating_sub(*due)) {
             Some(latency) if latency <= self.timeout_ns => ReplyStatus::OnTime(latency),
@@ -132,25 +133,25 @@ impl SeqTracker {
     }
 }
 
-/// Accounts where answers carry no number: within a flow, the first answer belongs to the first
+/// The tracker for replies without a number: within a flow, the first reply belongs to the first
 /// request.
 ///
-/// That is all that can be known, and it has a price: when an answer is lost, those behind it seem
-/// to come one request early until the lost one has timed out. Duplicates show as unexpected.
+/// That has a limit: when a reply is lost, later ones are matched with the request before theirs
+/// until the lost one has timed out. Duplicates show as unexpected.
 #[derive(Debug)]
 pub struct FifoTracker {
     timeout_ns: u64,
     counts: RequestCounts,
     flows: Vec<VecDeque<u64>>,
-    /// Requests that wait, over all flows.
+    /// Pending requests of all flows.
     outstanding: usize,
 }
 
 impl FifoTracker {
-    /// How many timeouts a request stays on the books for a late answer.
+    /// Number of timeouts for which a request is kept for a late reply.
     const EXPIRY_TIMEOUTS: u64 = 2;
 
-    /// Empty accounts of `flows` flows.
+    /// An empty tracker of `flows` flows.
     pub fn new(flows: usize, timeout_ns: u64) -> Self {
         Self {
             timeout_ns,
@@ -160,14 +161,14 @@ impl FifoTracker {
         }
     }
 
-    /// Enters the next request of `flow`.
+    /// Records the next request of `flow`.
     pub fn record_request(&mut self, flow: usize, due_ns: u64) {
         self.counts.asked += 1;
         self.flows[flow].push_back(due_ns);
         self.outstanding += 1;
     }
 
-    /// Enters an answer on `flow`, `right` when its bytes are the expected ones.
+    /// Records a reply on `flow`; `right` says whether its bytes are the expected ones.
     pub fn record_reply(&mut self, flow: usize, right: bool, now_ns: u64) -> ReplyStatus {
         self.expire_flow(flow, now_ns);
         let verdict = match self.flows[flow].pop_front() {
@@ -186,7 +187,8 @@ impl FifoTracker {
         verdict
     }
 
-    /// Gives up on requests that nobody will answer any more. True when none is left to wait for.
+    /// Drops requests that have timed out for good. Returns true if no request is left to wait
+    /// for.
     pub fn expire(&mut self, now_ns: u64) -> bool {
         for flow in 0..self.flows.len() {
             self.expire_flow(flow, now_ns);

@@ -4,20 +4,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::median;
 
-/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what
-/// was delivered is what the kernel took.
+/// One sample of `bench batch`: some queues, filled and drained. Or of `bench replies`, where the
+/// delivered datagrams are those that the kernel accepted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct BatchSample {
     /// The round that it was taken in, from 0.
     pub round: usize,
-    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied
+    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it drained
     /// the queues.
     pub rx_cpu_ns: f64,
     /// Datagrams sent.
     pub sent: u64,
-    /// Datagrams taken.
+    /// Datagrams received.
     pub delivered: u64,
-    /// Receives that it took.
+    /// Number of receive calls.
     pub calls: u64,
 }
 
@@ -32,11 +32,11 @@ pub struct BatchRow {
     pub lanes: usize,
     /// Payload in bytes.
     pub size: usize,
-    /// Messages that a call may take.
+    /// Maximum number of messages of a call.
     pub messages: usize,
-    /// Messages that one took on the average.
+    /// Average number of messages of a call.
     pub messages_taken: f64,
-    /// Share of the sent datagrams that were not taken.
+    /// Share of the sent datagrams that were not received.
     pub loss: f64,
     /// Nanoseconds of CPU of the receiving thread per datagram.
     pub rx_cpu_ns: f64,

@@ -21,8 +21,8 @@ pub struct ChurnRow {
     pub delivered_pps: f64,
     /// Share of the sent datagrams that did not.
     pub loss: f64,
-    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null: threads come and
-    /// go.
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null, because threads
+    /// start and end.
     pub rx_cpu_ns: Option<f64>,
     /// Nanoseconds of CPU of the whole machine per delivered datagram.
     pub total_cpu_ns: f64,
@@ -30,7 +30,7 @@ pub struct ChurnRow {
     pub sent: u64,
     /// Datagrams delivered.
     pub delivered: u64,
-    /// Sent but not delivered, counted after everything came to rest.
+    /// Sent but not delivered, counted after all traffic has ended.
     pub lost: u64,
     /// Lanes added while traffic ran.
     pub added: u64,

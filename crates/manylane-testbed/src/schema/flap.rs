@@ -8,12 +8,12 @@ use crate::stats::median;
 /// One sample of `bench flap`: one event, once.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FlapSample {
-    /// What every sample has. The sender counts as sent what entered the link.
+    /// Common fields. Datagrams that entered the link count as sent.
     #[serde(flatten)]
     pub sample: Sample,
-    /// Made by the sender, and not taken by the link: it was down.
+    /// Generated, and not accepted by the link, which was down.
     pub refused: u64,
-    /// Sent and not delivered, counted after everything came to rest.
+    /// Sent and not delivered, counted after all traffic has ended.
     pub lost: u64,
     /// Microseconds that the event took.
     pub event_micros: u64,
@@ -22,22 +22,22 @@ pub struct FlapSample {
 /// One row of `bench flap`: one event beside one receiver. Figures are medians over the samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FlapRow {
-    /// What happened: `nothing`, `xdp-opens`, `receiver-link`, …
+    /// The event: `nothing`, `xdp-opens`, `receiver-link`, …
     pub event: String,
-    /// What every row has.
+    /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
     /// Datagrams that entered the link.
     pub sent: f64,
-    /// Made, and not taken by the link: it was down.
+    /// Generated, and not accepted by the link, which was down.
     pub refused: f64,
     /// Datagrams delivered.
     pub delivered: f64,
     /// Sent and not delivered.
     pub lost: f64,
-    /// The same in the worst sample: medians hide what happens rarely.
+    /// The same in the worst sample, because medians hide rare losses.
     pub lost_most: u64,
-    /// Of those lost, what the kernel counted as dropped at the receiver's sockets.
+    /// Those of the lost datagrams that the kernel counted as dropped at the receiver's sockets.
     pub kernel_dropped: f64,
     /// Microseconds that the event took.
     pub event_micros: f64,

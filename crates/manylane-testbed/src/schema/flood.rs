@@ -8,24 +8,24 @@ use crate::stats::Summary;
 /// Name of the document that `bench flood` writes.
 pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
 
-/// One sample of `bench flood`: one server, one stretch of time. What was sent is the flood and
-/// what regular clients asked.
+/// One sample of `bench flood`: one server, one time span. The datagrams sent are the flood and
+/// the requests of regular clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FloodSample {
-    /// What every sample has.
+    /// Common fields.
     #[serde(flatten)]
     pub sample: Sample,
-    /// Datagrams that the limit held back.
+    /// Datagrams that the limit dropped.
     pub limited: u64,
     /// Datagrams that found the ring of a device's queue full.
     pub xsk_dropped: u64,
-    /// How regular clients fared, in part `clients`.
+    /// Results of regular clients, in part `clients`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<FloodClients>,
     /// Memory in each second, in part `sources`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<FloodMemory>,
-    /// Who was kept from running, and for how long, in parts `sources` and `program`.
+    /// Pauses of threads, in parts `sources` and `program`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pauses: Vec<FloodPauses>,
 }
@@ -43,11 +43,11 @@ impl FloodSample {
 pub struct FloodClients {
     /// Requests that were due.
     pub asked: u64,
-    /// Answers that came in time.
+    /// Replies in time.
     pub answered: u64,
-    /// Milliseconds from when a request was due that half of the answers took at most.
+    /// Median time from when a request was due to its reply, in milliseconds.
     pub p50_ms: f64,
-    /// The same of 99 % of them.
+    /// The 99th percentile of that.
     pub p99_ms: f64,
 }
 
@@ -59,12 +59,12 @@ impl FloodClients {
     }
 }
 
-/// Memory while sources come and go.
+/// Memory while there are new sources.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FloodMemory {
-    /// Sources that nobody had seen before.
+    /// Number of new sources.
     pub new_sources: u64,
-    /// KiB of the process that serves, sender and observers included, at the end of each second.
+    /// Memory in KiB of the serving process, with sender and observers, at the end of each second.
     pub rss_kib: Vec<u64>,
     /// KiB of the kernel's own objects (`Slab`) of the whole machine, at the same moments.
     pub slab_kib: Vec<u64>,
@@ -73,7 +73,7 @@ pub struct FloodMemory {
 /// Bins of [`FloodPauses::histogram`].
 pub const PAUSE_BINS: usize = 24;
 
-/// How long somebody was kept from running.
+/// Pauses of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct FloodPauses {
     /// `program` (a thread that only looks at the clock, on the lane's processor),
@@ -83,15 +83,15 @@ pub struct FloodPauses {
     pub who: String,
     /// Its processor.
     pub cpu: usize,
-    /// How long it was watched, in seconds.
+    /// Length of the observation in seconds.
     pub seconds: f64,
     /// The longest pause in milliseconds.
     pub longest_ms: f64,
-    /// The longest after what the hypervisor took is taken off; of `program` only.
+    /// The longest pause without stolen time; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_unstolen_ms: Option<f64>,
-    /// The longest after that, and what the thread had that makes the flood, is taken off
-    /// (`program beside the sender`), or the lane's own one (`program`).
+    /// The longest pause without stolen time and without the time of the flood generator (`program
+    /// beside the sender`) or of the lane (`program`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_apart_ms: Option<f64>,
     /// Pauses of more than a millisecond.
@@ -101,13 +101,12 @@ pub struct FloodPauses {
     /// Share of the time that the thread ran; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// Milliseconds in which the hypervisor ran somebody else in place of this processor (`steal`
-    /// in `/proc/stat`, in steps of 10 ms).
+    /// Stolen time of this processor in milliseconds (`steal` in `/proc/stat`, in steps of 10 ms).
     pub steal_ms: f64,
-    /// Pauses by length: below 1 µs, then up to 2, 4, 8 µs and so on; the last bin has all longer
-    /// ones.
+    /// Histogram of the pauses: below 1 µs, then up to 2, 4, 8 µs and so on; the last bin has all
+    /// longer ones.
     pub histogram: Vec<u64>,
-    /// All pauses of more than a millisecond, taken apart; of `program` only.
+    /// All pauses of more than a millisecond with their parts; of `program` only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<FloodGap>,
 }
@@ -120,21 +119,21 @@ impl FloodPauses {
     }
 }
 
-/// One pause of a program that wants to run all the time, taken apart. What is in none of the
-/// parts, interrupts had.
+/// One pause of a program that is always runnable, with its parts. The remainder is time of
+/// interrupts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct FloodGap {
-    /// All of it.
+    /// Total length.
     pub ms: f64,
-    /// Other threads ran here (`run_delay`); what the hypervisor took meanwhile is in it.
+    /// Other threads ran on the processor (`run_delay`), including stolen time meanwhile.
     pub waited_ms: f64,
-    /// Nobody ran here: the hypervisor had the processor.
+    /// The hypervisor had taken the processor.
     pub stolen_ms: f64,
-    /// The thread that makes the flood ran, the taking of its frames from the link in its context
-    /// included: of `waited_ms`.
+    /// Part of `waited_ms`: the flood generator ran, including the receive work for its frames in
+    /// its context.
     #[serde(default)]
     pub sender_ms: f64,
-    /// The lane's own thread ran: of `waited_ms`, on the lane's processor.
+    /// Part of `waited_ms`, on the lane's processor: the lane's own thread ran.
     #[serde(default)]
     pub lane_ms: f64,
 }
@@ -145,9 +144,9 @@ pub struct FloodRow {
     /// `clients`, `sources` or `program`.
     pub part: String,
     /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`, `busy-thread` (no flood, but a thread
-    /// that spins in place of its maker); of `sources`, `one-source`, `new-sources`.
+    /// that spins in place of the generator); of `sources`, `one-source`, `new-sources`.
     pub variant: String,
-    /// What every row has.
+    /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
     /// Share of the requests of regular clients that were answered.
@@ -157,7 +156,7 @@ pub struct FloodRow {
     pub longest_ms: Option<f64>,
     /// See [`FloodPauses`].
     pub longest_unstolen_ms: Option<f64>,
-    /// KiB that the process had more in any second than in the first one, over all rounds.
+    /// Largest growth of the process's memory in KiB over its first second, of all rounds.
     pub grown_kib: Option<i64>,
     /// The raw samples.
     pub samples: Vec<FloodSample>,

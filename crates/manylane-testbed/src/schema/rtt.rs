@@ -5,32 +5,30 @@ use serde::{Deserialize, Serialize};
 use super::{Metrics, Sample};
 use crate::stats::median;
 
-/// What came of one stretch of requests, or of several: how long answers took, and what that cost.
+/// Result of one series of requests, or of several: round-trip times, and the cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RttMetrics {
-    /// Nanoseconds that half of the answers took at most.
+    /// Median in nanoseconds.
     pub p50_ns: f64,
-    /// Nanoseconds that 90 % of them took at most.
+    /// 90th percentile in nanoseconds.
     pub p90_ns: f64,
-    /// Nanoseconds that 99 % of them took at most.
+    /// 99th percentile in nanoseconds.
     pub p99_ns: f64,
-    /// Nanoseconds that 99.9 % of them took at most.
+    /// 99.9th percentile in nanoseconds.
     pub p999_ns: f64,
-    /// Nanoseconds that the last one took; of several stretches the longest of all: medians hide
-    /// what happens rarely.
+    /// Maximum in nanoseconds; of several series the maximum of all, because medians hide rare
+    /// events.
     pub max_ns: f64,
-    /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the
-    /// requests.
+    /// 99th percentile of the generator's delay behind its own schedule, in nanoseconds.
     pub behind_p99_ns: f64,
-    /// Processors that the answering thread kept busy, 1 at most.
+    /// Processors that the answering thread kept busy, at most 1.
     pub server_cores: f64,
-    /// Processors that were busy on the machine, with the generator, which never sleeps but in
-    /// `idle`.
+    /// Busy processors of the machine, including the generator, which sleeps only in `idle`.
     pub machine_cores: f64,
 }
 
 impl RttMetrics {
-    /// Of several stretches: medians, but for the longest time.
+    /// Of several series: medians, except the maximum.
     fn from_samples(samples: &[RttSample]) -> Self {
         let middle = |value: fn(&Self) -> f64| median(samples.iter().map(|seen| value(&seen.rtt)));
         Self {
@@ -50,10 +48,10 @@ impl RttMetrics {
 /// request was due.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RttSample {
-    /// What every sample has: sent are the requests that were due, delivered the answers.
+    /// Common fields: sent are the requests that were due, delivered are the replies.
     #[serde(flatten)]
     pub sample: Sample,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub rtt: RttMetrics,
 }
@@ -62,18 +60,18 @@ pub struct RttSample {
 /// samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RttRow {
-    /// What every row has.
+    /// Common fields.
     #[serde(flatten)]
     pub figures: Metrics,
-    /// How it waits: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
+    /// Wait policy: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
     pub wait: String,
-    /// Where server, generator and device work: `apart`, `together`, …
+    /// Placement of server, generator and device work: `apart`, `together`, …
     pub placement: String,
     /// `ping-pong`, `open` (a loop at a fixed rate) or `idle`.
     pub mode: String,
     /// Requests per second of an open loop.
     pub rate: Option<f64>,
-    /// How requests of an open loop follow each other: `even` or `chance`.
+    /// Intervals of an open loop: `even` or `chance`.
     pub arrivals: String,
     /// The medians.
     #[serde(flatten)]
