@@ -1,15 +1,14 @@
-//! `bench batch`: what taking a datagram costs when it is there already, by its size and by how
-//! many a call may take. The queue is filled, then emptied by one thread, and the CPU time of the
-//! emptying is divided by the datagrams: no wake-up, no pause and no idle time is in it, only what
-//! the call costs and what each datagram does.
+//! `bench batch`: cost of receiving a queued datagram, by its size and by the messages of a call.
+//! The queue is filled, then drained by one thread, and the CPU time of draining is divided by the
+//! number of datagrams. It includes no wake-up, no delay and no idle time, only the cost of calls
+//! and of datagrams.
 //!
 //! Each stage of a sample:
 //!
-//! 1. The receiver is made, with its buffers and whatever it registers, and takes some datagrams,
-//!    so that no page is new.
-//! 2. As often as it takes: a queue is filled, from another core where there is one; the CPU clock
-//!    is read; calls take all of it; the clock is read again. Datagrams that do not arrive are
-//!    counted as lost.
+//! 1. The receiver is created, with its buffers and registrations, and receives some datagrams, so
+//!    that no page is new.
+//! 2. Repeated: a queue is filled, from another core if there is one; the CPU clock is read; calls
+//!    drain the queue; the clock is read again. Datagrams that do not arrive are counted as lost.
 
 use std::any::Any;
 use std::fmt;
@@ -35,31 +34,31 @@ use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document}
 use crate::stats::interleaved;
 use crate::traffic::Until;
 
-/// Datagrams that a queue is filled with: no fewer than one call may take.
+/// Number of datagrams in a filled queue: at least the maximum of one call.
 const FILL_DATAGRAMS: u64 = 2048;
-/// Buffers for datagrams one by one: half a page, more for larger datagrams.
+/// Buffer size for single datagrams: half a page, more for larger datagrams.
 const BUF_SIZE_MIN: usize = 2048;
-/// Calls in a row that find nothing after which the rest is lost.
+/// Number of empty calls in a row after which the missing datagrams count as lost.
 const EMPTY_CALLS_MAX: u32 = 1000;
 
-/// Ways to take what is there.
+/// Methods of receiving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecvMethod {
     /// `recvmmsg` on headers that are built once.
     Recvmmsg,
-    /// As many receives by io_uring as a call may take, each submitted anew.
+    /// Single receives by io_uring, submitted again for each message.
     UringSingle,
-    /// A receive by io_uring that is armed once.
+    /// A multishot receive by io_uring.
     UringPlain,
     /// A lane of engine `mmsg`.
     LaneMmsg,
     /// A lane of engine `uring`.
     LaneUring,
-    /// The loop of `xsk/raw`. Testbed only, and what fits a frame.
+    /// The loop of `xsk/raw`. Testbed only, and datagrams that fit a frame.
     XskRaw,
     /// The same with the checks of `xsk/checked`.
     XskChecked,
-    /// A lane of engine `xdp`. Testbed only, and what fits a frame.
+    /// A lane of engine `xdp`. Testbed only, and datagrams that fit a frame.
     LaneXdp,
 }
 
@@ -90,12 +89,12 @@ impl RecvMethod {
         }
     }
 
-    /// Whether it takes frames from a device.
+    /// True if it receives frames from a device.
     pub const fn needs_device(self) -> bool {
         matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
     }
 
-    /// Whether it needs io_uring.
+    /// True if it needs io_uring.
     pub const fn needs_uring(self) -> bool {
         matches!(self, Self::UringSingle | Self::UringPlain | Self::LaneUring)
     }
@@ -116,14 +115,14 @@ impl FromStr for RecvMethod {
     }
 }
 
-/// What is compared, beside the sizes.
+/// Options in addition to the sizes.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The receivers.
     pub methods: Vec<RecvMethod>,
-    /// Messages that a call may take.
+    /// Maximum number of messages of a call.
     pub messages: Vec<usize>,
-    /// Queues that one sample empties.
+    /// Number of queues that one sample drains.
     pub fills: usize,
 }
 
@@ -134,7 +133,7 @@ struct Config {
     messages: usize,
 }
 
-/// Runs the benchmark. Of `options` it takes sizes, rounds, flows and the receive buffer.
+/// Runs the benchmark. It uses the sizes, rounds, flows and receive buffer of `options`.
 ///
 /// # Errors
 /// When a receiver or the sender fails, or when it is stopped.
@@ -178,7 +177,7 @@ pub fn run(
     Ok(Document::new(BENCH_BATCH, settings, rows))
 }
 
-/// Takes one sample, on a thread of its own: the pinning must not outlive it.
+/// Takes one sample, on a thread of its own, because the pinning must not outlive it.
 fn sample(
     setup: &mut Setup,
     options: &Options,
@@ -206,11 +205,10 @@ fn measure(
     config: Config,
     round: usize,
 ) -> Result<BatchSample> {
-    // Several flows, in turn: of one the kernel would make trains on a device, for those that take
-    // them.
+    // Several flows, in turn, because the kernel would join one flow to GRO messages on a device.
     let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, gso: false };
     let mut sum = BatchSample { round, ..BatchSample::default() };
-    // A receive that is armed once is armed by the first call.
+    // A multishot receive is armed by the first call.
     taker.recv()?;
     let mut time = Duration::ZERO;
     for fill in 0..=fills {
@@ -231,7 +229,7 @@ fn measure(
     Ok(sum)
 }
 
-/// Takes `sent` datagrams, or as many as come, and says in how many calls.
+/// Receives `sent` datagrams, or as many as arrive, and returns the number of calls.
 fn drain(taker: &mut BatchReceiver, sent: u64) -> Result<(u64, u64)> {
     let (mut got, mut calls, mut in_vain) = (0, 0, 0);
     while got < sent && in_vain < EMPTY_CALLS_MAX {
@@ -261,11 +259,11 @@ enum Backend {
 struct XskPoller {
     poll: fn(&mut RawXsk, u32) -> u32,
     queues: Vec<RawXsk>,
-    /// Frames that a look takes at most.
+    /// Maximum number of frames of one poll.
     batch: u32,
-    /// Whose turn it is.
+    /// The queue to poll next.
     next: usize,
-    /// What leads frames into the queues.
+    /// The program that redirects frames into the queues.
     _programs: Box<dyn Any + Send>,
 }
 
@@ -279,12 +277,12 @@ impl XskPoller {
         Ok(Self { poll: look, queues, batch: batch as u32, next: 0, _programs: programs })
     }
 
-    /// A batch of the first queue that has something.
+    /// A batch of the first queue that has frames.
     fn recv(&mut self) -> usize {
         for _ in 0..self.queues.len() {
             let Some(queue) = self.queues.get_mut(self.next) else { break };
             let taken = (self.poll)(queue, self.batch);
-            // It stays with a queue that brings something: it alone has traffic.
+            // It stays with a queue that has frames, because only that one has traffic.
             if taken > 0 {
                 return taken as usize;
             }
@@ -336,7 +334,7 @@ impl BatchReceiver {
         Ok(Self { addr, backend: Backend::Lane(Box::new(lane)) })
     }
 
-    /// Takes what one call brings, looks at it, and says how much it was.
+    /// Receives with one call, reads the datagrams, and returns their number.
     #[inline]
     fn recv(&mut self) -> Result<usize> {
         Ok(match &mut self.backend {
@@ -368,7 +366,7 @@ impl BatchReceiver {
     }
 }
 
-/// What belongs to the thread that receives is made there.
+/// State of the receiving thread is created there.
 fn get_or_init<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
     if place.is_none() {
         *place = Some(make().context("io_uring: see kernel.io_uring_disabled")?);

@@ -1,7 +1,7 @@
-//! `bench churn`: do lanes that come and go lose datagrams?
+//! `bench churn`: do lanes that are added and removed lose datagrams?
 //!
-//! While traffic runs at half the rate that loses nothing, a lane is added or removed at every
-//! tick. All that was sent must have been delivered when everything has come to rest.
+//! While traffic runs at half the no-loss rate, a lane is added or removed at every tick. In the
+//! end, all sent datagrams must have been delivered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +17,9 @@ use crate::receiver::Kind;
 use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
 use crate::traffic::Until;
 
-/// Time between two changes unless told otherwise.
+/// Default time between two changes.
 pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
-/// How soon a request to stop is seen.
+/// Interval at which a request to stop is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the benchmark with a change every `every`.
@@ -62,7 +62,7 @@ fn churn(
     let stop = Arc::new(AtomicBool::new(false));
     let changer = {
         let stop = stop.clone();
-        // Lanes are opened in the network namespace of the thread that asks for them.
+        // Lanes are opened in the network namespace of the calling thread.
         setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, every, &stop)))
     };
     let clock = CpuBusyTimer::start();
@@ -77,7 +77,7 @@ fn churn(
             sent
         });
         let mut outcome = Ok(());
-        // Ends with its time, on request, and when either side has failed.
+        // Ends when the time is over, on request, and when either side has failed.
         while start.elapsed() < options.duration
             && sending.load(Ordering::Relaxed)
             && !changer.is_finished()
@@ -140,8 +140,8 @@ fn churn(
     })
 }
 
-/// Adds a lane, removes the oldest, adds one, … one change a tick; so in time every first lane has
-/// gone.
+/// Adds a lane, removes the oldest, adds one, …, one change a tick. So after a while, none of the
+/// first lanes is left.
 fn change_lanes(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
     let (mut added, mut removed) = (0, 0);
     let mut next = Instant::now() + every;

@@ -1,11 +1,11 @@
-//! `bench flap`: what is lost when something beside the traffic changes: a second socket opens or
-//! closes on the device, an XDP program comes or goes, a link goes down and up.
+//! `bench flap`: losses in the event of a change: a second socket opens or closes on the device,
+//! an XDP program is attached or detached, a link goes down and up.
 //!
-//! Traffic runs to one receiver at a rate that it takes easily, and in the middle of it one thing
-//! happens. What entered the link and did not reach the application is lost; what the link did not
-//! take, because it was down, is refused and nobody's fault. Rounds in which nothing happens tell
-//! what the machine loses by itself, and the receiver on kernel sockets tells what the kernel loses
-//! in the same event.
+//! Traffic runs to one receiver at a rate that it handles easily, and one event occurs in the
+//! middle. Datagrams that entered the link and did not reach the application are lost. Those that
+//! the link did not accept, because it was down, are refused and not counted as lost. Rounds
+//! without an event show the losses of the machine itself, and the receiver on kernel sockets
+//! shows those of the kernel in the same event.
 
 use std::any::Any;
 use std::fmt;
@@ -27,34 +27,34 @@ use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sa
 use crate::stats::interleaved;
 use crate::traffic::{Sent, Until};
 
-/// The receivers that it compares unless told otherwise.
+/// The receivers that it compares by default.
 pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
 
 /// How long a link stays down.
 const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
-/// How long the first datagram may take to arrive.
+/// Timeout of the first datagram.
 const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
-/// Port that the program beside is made for: nobody sends to it.
+/// Port of the second socket: no datagrams are sent to it.
 const UNUSED_PORT: u16 = 9;
-/// The link that things happen to.
+/// The link of the events.
 const LINK: usize = 0;
 
-/// What happens in the middle of the traffic.
+/// An event in the middle of the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Nothing: the measure for all others.
+    /// None, for comparison.
     Nothing,
     /// Lanes of engine `mmsg` open on another port.
     MmsgOpens,
-    /// Such lanes close.
+    /// Lanes of engine `mmsg` on another port close.
     MmsgCloses,
-    /// A trivial XDP program, which takes nothing, is attached to the receiver's device.
+    /// A trivial XDP program, which passes everything, is attached to the receiver's device.
     ProgramAttaches,
     /// It is detached.
     ProgramDetaches,
     /// Lanes of engine `xdp` open on another port of the device: its program is attached.
     XdpOpens,
-    /// Such lanes close: the program goes.
+    /// Lanes of engine `xdp` on another port close: its program is detached.
     XdpCloses,
     /// The receiver's end of the link goes down and up.
     ReceiverLink,
@@ -91,16 +91,16 @@ impl Event {
         }
     }
 
-    /// Whether it can happen beside a receiver of this kind. A device has one XDP program: where
-    /// the receiver has attached it, no other can come, and a second socket of the process attaches
-    /// none.
+    /// True if it is possible with a receiver of this kind. A device has one XDP program. If the
+    /// receiver has attached it, no other one can be attached, and a second socket of the process
+    /// attaches none.
     pub const fn is_supported(self, kind: Kind) -> bool {
         let brings_program =
             matches!(self, Self::ProgramAttaches | Self::ProgramDetaches | Self::XdpOpens | Self::XdpCloses);
         !(brings_program && kind.needs_device())
     }
 
-    /// What is opened for it beside the receiver: before the traffic if it goes in the event.
+    /// The second socket or program of an event, opened before the traffic if the event closes it.
     fn open(self, host: &Host, receiver: &ReceiverOptions) -> Result<Option<Box<dyn Any + Send>>> {
         let lanes = |engine| -> Result<Option<Box<dyn Any + Send>>> {
             let mut builder = Builder::new((host.ip4(LINK), 0))?;
@@ -118,7 +118,7 @@ impl Event {
         }
     }
 
-    /// Whether something goes in it, which has to be there before.
+    /// True if the event closes something that has to be opened before.
     const fn is_teardown(self) -> bool {
         matches!(self, Self::MmsgCloses | Self::ProgramDetaches | Self::XdpCloses)
     }
@@ -268,7 +268,7 @@ fn flap(
     })
 }
 
-/// What the sender made in a second, also while the link took nothing.
+/// Datagrams generated per second, including those that the link did not accept.
 fn offered_rate(sent: &Sent) -> f64 {
     (sent.datagrams + sent.rejected) as f64 / sent.elapsed.as_secs_f64().max(1e-9)
 }
@@ -283,7 +283,7 @@ fn wait_for_traffic(running: &dyn RunningReceiver, sender_ended: &dyn Fn() -> bo
     Ok(())
 }
 
-/// Takes the end of the link at `host` down and up again, and waits until both ends carry frames.
+/// Sets the end of the link at `host` down and up again, and waits until both ends carry frames.
 fn bounce_link(host: &Host, other: &Host) -> Result<()> {
     host.set_link(LINK, false)?;
     thread::sleep(LINK_DOWN_TIME);

@@ -1,8 +1,7 @@
-//! `bench gso`: what receiving costs when the sender sends trains of datagrams (UDP GSO) over
-//! loopback.
+//! `bench gso`: cost of receiving when the sender uses UDP GSO over loopback.
 //!
-//! The kernel then carries a train through as one packet; a receiver with GRO takes it as one
-//! message, one without has it cut into datagrams first.
+//! The kernel then carries a GSO message as one packet. A receiver with GRO gets it as one
+//! message; for one without, the kernel segments it first.
 
 use anyhow::Result;
 
@@ -12,7 +11,7 @@ use crate::receiver::Kind;
 use crate::schema::{BENCH_GSO, BenchRow, BenchSettings, Document};
 use crate::stats::interleaved;
 
-/// The receivers that it compares unless told otherwise.
+/// The receivers that it compares by default.
 pub const RECEIVERS: [Kind; 4] =
     [Kind::SocketRecvmmsg, Kind::ReuseportRecvmmsg, Kind::ReuseportGro, Kind::LaneMmsg];
 

@@ -1,15 +1,15 @@
 //! The benchmarks: every receiver side by side in one run, interleaved, with all samples kept.
 //!
-//! | module | answers |
+//! | module | measures |
 //! |---|---|
-//! | [`rx`] | what receiving costs (or receiving and answering), up to which rate, and what is left at twice that rate |
-//! | [`batch`] | what taking a datagram costs that is there already, by its size and by messages per call |
-//! | [`replies`] | what sending a datagram costs, by `sendmmsg` and by io_uring |
-//! | [`gso`] | what receiving costs when the sender sends trains |
-//! | [`churn`] | whether lanes that come and go lose datagrams |
-//! | [`rtt`] | how long answers take, with each way to wait, and what that costs |
-//! | [`flap`] | what is lost when a program, a second socket or a link comes and goes |
-//! | [`flood`] | what a flood does to those who are no part of it, with limits and without |
+//! | [`rx`] | cost of receiving (or of receiving and answering), the no-loss rate, and the goodput at twice that rate |
+//! | [`batch`] | cost of receiving a queued datagram, by its size and by messages per call |
+//! | [`replies`] | cost of sending a datagram, by `sendmmsg` and by io_uring |
+//! | [`gso`] | cost of receiving when the sender uses GSO |
+//! | [`churn`] | losses while lanes are added and removed |
+//! | [`rtt`] | round-trip times and cost of each wait policy |
+//! | [`flap`] | losses when a program, a second socket or a link changes |
+//! | [`flood`] | effects of a flood on clients and programs, with limits and without |
 
 pub mod batch;
 pub mod churn;
@@ -40,12 +40,12 @@ use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
 use crate::synthetic_work::SyntheticWork;
 
-/// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can
-/// have. A hypervisor may take a core away for longer than a quarter of them lasts, and kernel
-/// sockets have queues for that, too.
+/// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
+/// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets
+/// have large queues, too.
 pub(crate) const RING_SIZE: u32 = 16_384;
 
-/// What all benchmarks share.
+/// Options of all benchmarks.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Numbers of receiving threads.
@@ -54,26 +54,25 @@ pub struct Options {
     pub sizes: Vec<usize>,
     /// The receivers to compare.
     pub receivers: Vec<Kind>,
-    /// What they do with each datagram.
+    /// Handling of each datagram.
     pub work: Work,
-    /// The application's own work for each datagram.
+    /// Simulated work of the application for each datagram.
     pub synthetic_work: SyntheticWork,
     /// Rounds; each measures every receiver once.
     pub rounds: usize,
     /// Length of a sample.
     pub duration: Duration,
-    /// Rate of the cost rounds and the churn; found by the search when `None`.
+    /// Rate of the cost rounds and of churn; found by the search if `None`.
     pub pps: Option<f64>,
-    /// Sources, each a flow.
+    /// Number of flows.
     pub flows: u16,
-    /// Datagrams that one call may take.
+    /// Maximum number of datagrams of one call.
     pub batch: usize,
     /// Receive buffer of each socket in bytes.
     pub recv_buffer: usize,
-    /// What lanes and `reuseport/*` pause for after a batch that was not full; by default what
-    /// lanes do by themselves.
+    /// Delay of lanes and `reuseport/*` after a batch that was not full; by default that of lanes.
     pub rx_coalesce: Option<Duration>,
-    /// How lanes are steered to.
+    /// Steering of the lanes.
     pub steering: Steering,
     /// Shorter: fewer searches, shorter samples.
     pub quick: bool,
@@ -101,8 +100,8 @@ impl Options {
         }
     }
 
-    /// The pause with so many threads on so many processors, of what takes frames and of what does
-    /// not; none where threads are not pinned.
+    /// The delay for this number of threads and processors, of receivers of frames and of others;
+    /// none if threads are not pinned.
     fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
         let usual = if frames { Builder::default_xdp_rx_coalesce } else { Builder::default_rx_coalesce };
@@ -149,17 +148,17 @@ impl Options {
     }
 }
 
-/// Who runs a benchmark: is told how far it is, and may end it.
+/// The caller of a benchmark: gets its progress, and may end it.
 pub trait Controller {
-    /// The benchmark is at `done` of 1 and now does `what`.
+    /// Reports progress: the fraction `done`, and the current step `what`.
     fn progress(&mut self, done: f64, what: &str);
 
-    /// Set to end the benchmark before its time.
+    /// Set to end the benchmark early.
     fn stop(&self) -> &AtomicBool;
 }
 
-/// The rate that was asked for; else half of the highest that each of `kinds` takes without loss,
-/// so that what is lost at it has another reason.
+/// The requested rate, or else half of the lowest no-loss rate of `kinds`, so that any losses have
+/// another reason.
 fn safe_rate(
     setup: &mut Setup,
     options: &Options,
@@ -192,17 +191,17 @@ fn safe_rate(
     Ok(lowest * NO_LOSS_FRACTION)
 }
 
-/// Tells what a note must say about a machine with too few processors, if it is one.
+/// A note about a machine with too few processors, if it is one.
 fn oversubscribed_note(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
         "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
     })
 }
 
-/// Receive buffer of each socket unless the user says: 64 MiB, or what this process may have.
+/// Default receive buffer of each socket: 64 MiB, or the maximum of this process.
 ///
-/// On a shared machine the receivers stand still for tens of milliseconds now and then (the
-/// hypervisor runs somebody else). A queue that outlasts that is what makes a loss mean that the
+/// On a shared machine the receivers stop for tens of milliseconds now and then, while the
+/// hypervisor runs other guests. Only with a queue that outlasts this does a loss mean that the
 /// receiver is too slow.
 #[must_use]
 pub fn default_recv_buffer() -> usize {

@@ -1,7 +1,7 @@
-//! `bench replies`: what sending a datagram costs, by its size and by how many a call sends: by
-//! `sendmmsg` on headers that are built once, which is how lanes on kernel sockets answer, and by
-//! io_uring with an entry for each. One thread sends over loopback to a socket that refuses all:
-//! what the kernel does to deliver, up to there, is in the CPU time of all alike.
+//! `bench replies`: cost of sending a datagram, by its size and by the messages of a call: with
+//! `sendmmsg` on headers that are built once, as lanes on kernel sockets answer, and with io_uring
+//! with an entry for each. One thread sends over loopback to a socket that drops everything. The
+//! CPU time of all methods includes the kernel's delivery up to there.
 
 use std::fmt;
 use std::net::UdpSocket;
@@ -20,16 +20,16 @@ use super::{Controller, Limits, Options, Setup};
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
 use crate::stats::interleaved;
 
-/// Bytes of payload that a sample sends at most, and datagrams, of which the first eighth warms up.
+/// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
 const DATAGRAMS_MAX: usize = 8192;
 
-/// Ways to send.
+/// Methods of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SendMethod {
     /// `sendmmsg`.
     Sendmmsg,
-    /// An entry for each datagram (`IORING_OP_SENDMSG`), no completion where all went well.
+    /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
     UringSendmsg,
     /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
     UringZeroCopy,
@@ -64,7 +64,7 @@ impl FromStr for SendMethod {
     }
 }
 
-/// Runs the benchmark. Of `options` it takes sizes and rounds.
+/// Runs the benchmark. It uses the sizes and rounds of `options`.
 ///
 /// # Errors
 /// When a sender fails, or when it is stopped.
@@ -93,8 +93,8 @@ pub fn run(
             let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
             director.progress(f64::from(taken) / planned, &what);
             let pin = setup.receiver_cpus().first().copied();
-            // On a thread of its own: the pinning must not outlive it, and a ring belongs to a
-            // thread.
+            // On a thread of its own, because the pinning must not outlive it, and a ring belongs
+            // to a thread.
             let measured = thread::spawn(move || {
                 if let Some(cpu) = pin {
                     cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
@@ -120,7 +120,7 @@ fn measure(sender: SendMethod, size: usize, messages: usize, round: usize) -> Re
     sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
     let peer = SockAddr::from(target.local_addr()?);
     let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
-    // Payloads in places of their own, as those of a batch are.
+    // Payloads in separate memory, as those of a batch.
     let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
     let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
     let mut send = make_send_fn(sender, &socket, peer, messages)?;
@@ -141,7 +141,7 @@ fn measure(sender: SendMethod, size: usize, messages: usize, round: usize) -> Re
     Ok(sum)
 }
 
-/// Sends payloads and says how many left.
+/// Sends payloads and returns how many were accepted.
 type SendFn<'a> = Box<dyn FnMut(&[Vec<u8>]) -> Result<usize> + 'a>;
 
 fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Result<SendFn<'_>> {

@@ -1,10 +1,10 @@
-//! The fast sender: an XDP program makes the frames and the kernel hands them to the device,
+//! The fast sender: an XDP program generates the frames, and the kernel passes them to the device
 //! without a socket, a route or an skb on the sending side (live frames, Linux 5.18).
 //!
-//! A run is one system call, in which the program itself keeps the pace: it asks the clock for each
-//! frame that the kernel offers, and lets those go that are not due. So a run occupies a CPU as
-//! long as it lasts, whatever the rate; and it is ended by a signal (SIGURG, which means nothing
-//! else here).
+//! A run is one system call, in which the program itself keeps the rate: it reads the clock for
+//! each frame that the kernel offers, and drops those that are not due. So a run occupies a CPU as
+//! long as it lasts, at any rate. A signal ends it (SIGURG, which is not used for anything else
+//! here).
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -27,14 +27,14 @@ use super::{Sent, Traffic, Until};
 use crate::host::Host;
 use crate::link::{DeviceCounters, device_counters};
 
-/// Frames that the kernel prepares at one time, after which the other end of the link may take
-/// them: so many as it takes in one go (NAPI_POLL_WEIGHT).
+/// Number of frames that the kernel prepares at a time before the other end of the link receives
+/// them: as many as one poll takes (NAPI_POLL_WEIGHT).
 const BATCH: u32 = 64;
-/// Bytes that fit one page beside what the kernel keeps there, on every kernel so far.
+/// Bytes that fit one page beside the kernel's own data, on every kernel so far.
 const PACKET_LEN_MAX: usize = 3300;
-/// How often a run is looked at from outside: how late a stop may be noticed.
+/// Interval at which a run is checked from outside, and so the latency of a stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// How long frames may be on their way through the link after the last one was made.
+/// Maximum time of frames on the link after the last one was generated.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// `struct ml_generator` of bpf/generator.bpf.c, in words.
@@ -52,17 +52,17 @@ const NEXT: usize = 7;
 /// headers.
 type LinkTemplate = [u8; 72];
 const HEADER_OFFSET: usize = 8;
-/// The most of them.
+/// Maximum number of links.
 const MAX_LINKS: usize = 64;
 
-/// Sends frames from one end of a link, or of several in turn. Exact counts need that it is the
+/// Sends frames from one end of a link, or of several in turn. Counts are exact only if it is the
 /// only such sender on that end.
 #[derive(Debug)]
 pub struct LiveSender {
     host: Host,
     links: Vec<usize>,
     ebpf: Ebpf,
-    /// As it leaves by the first link.
+    /// The traffic of the first link.
     frame: Vec<u8>,
     pps: Option<f64>,
     cpu: Option<usize>,
@@ -90,8 +90,8 @@ impl LiveSender {
     }
 
     /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the
-    /// rate: what goes over a link is sent to the address that `to` has there, and the port of the
-    /// traffic.
+    /// rate. Frames over a link are sent to the address that `to` has there, and to the port of
+    /// the traffic.
     ///
     /// # Errors
     /// As [`LiveSender::new`]; also without links.
@@ -102,7 +102,7 @@ impl LiveSender {
         Self::build(from, to, links, &each, false)
     }
 
-    /// Link n carries traffic n; they differ in their target only.
+    /// Link n carries traffic n. They differ in their target only.
     fn build(
         from: &Host,
         to: &Host,
@@ -159,8 +159,9 @@ impl LiveSender {
         self
     }
 
-    /// The thread that makes the frames, and in whose context the other end takes them, as long as
-    /// it runs; 0 without one. Its clock tells what of a processor's time the testbed had.
+    /// Id of the thread that generates the frames, and in whose context the other end receives
+    /// them, as long as it runs; otherwise 0. Its CPU time is the testbed's share of the
+    /// processor.
     pub fn sender_tid(&self) -> Arc<AtomicI32> {
         Arc::clone(&self.sender_tid)
     }
@@ -174,14 +175,14 @@ impl LiveSender {
     /// Sends, and returns when all frames have entered the other end.
     ///
     /// # Errors
-    /// When the kernel does not run live frames, or the other end takes none of them.
+    /// When the kernel does not run live frames, or the other end accepts none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
         self.set_params(&until)?;
         let before = self.link_counters()?;
         let cpu = self.run(&until)?;
         let state = self.state()?;
-        // The last frame has its time too, so that the rate is right also for few frames.
+        // The time of the last frame is included, so that the rate is right also for few frames.
         let interval = if state[FRAMES] > 0 { state[INTERVAL] >> 8 } else { 0 };
         let mut sent = Sent {
             datagrams: state[FRAMES],
@@ -190,8 +191,9 @@ impl LiveSender {
             late: Duration::from_nanos(state[LATE]),
             cpu,
         };
-        // The program counts what it made. The link counts what it refused because it was full, and
-        // what went through; what is in neither went to a link that was down.
+        // The program counts the frames that it generated. The link counts those that it rejected
+        // because it was full, and those that it carried. The others were sent to a link that was
+        // down.
         let settled = Instant::now();
         loop {
             let now = self.link_counters()?;
@@ -214,7 +216,7 @@ impl LiveSender {
         Ok(sent)
     }
 
-    /// What the devices counted, all together.
+    /// The sum of the devices' counters.
     fn link_counters(&self) -> Result<DeviceCounters> {
         self.host.run(|| {
             let mut sum = DeviceCounters::default();
@@ -227,8 +229,8 @@ impl LiveSender {
         })
     }
 
-    /// Runs the program on a thread inside the host until it has done its orders, and returns the
-    /// CPU time of that thread.
+    /// Runs the program on a thread inside the host until it is done, and returns the CPU time of
+    /// that thread.
     fn run(&self, until: &Until) -> Result<Duration> {
         install_signal_handler()?;
         let (thread_id, over) = (&*self.sender_tid, AtomicBool::new(false));
@@ -246,7 +248,7 @@ impl LiveSender {
             let (mut began, mut failed) = (None, None);
             while !worker.is_finished() {
                 thread::sleep(POLL_INTERVAL);
-                // When we cannot see how far it is, it has to end too.
+                // If its progress cannot be read, it has to end, too.
                 let done = self.is_done(until, &mut began).unwrap_or_else(|err| {
                     failed = Some(err);
                     true
@@ -254,8 +256,8 @@ impl LiveSender {
                 if done {
                     over.store(true, Ordering::Relaxed);
                     let tid = thread_id.load(Ordering::Relaxed);
-                    // Again and again, since one that comes before the system call is lost; and to
-                    // a thread that may just have ended.
+                    // Repeated, because a signal before the system call is lost. The thread may
+                    // just have ended.
                     if tid != 0 && !worker.is_finished() {
                         let _ = signal::interrupt_thread(tid, SIGURG);
                     }
@@ -267,11 +269,11 @@ impl LiveSender {
         })
     }
 
-    /// Runs the program as often as there is something to do; most often once.
+    /// Runs the program as often as there is work; usually once.
     fn run_program(&self, until: &Until, over: &AtomicBool) -> Result<()> {
         let program: &Xdp = self.ebpf.program("generate").context("no program generate")?.try_into()?;
         loop {
-            // Without a pace every frame offered is made, so that a count ends the call by itself.
+            // Without a rate every offered frame is sent, so that a count ends the call by itself.
             let repeat = match until {
                 Until::Count(count) | Until::CountOrStop(count, _) if self.pps.is_none() => {
                     count.saturating_sub(self.state()?[FRAMES])
@@ -289,7 +291,7 @@ impl LiveSender {
             };
             match program.test_run(options) {
                 Ok(_) => {}
-                // Our signal, or somebody else's, after which we go on.
+                // Our signal, or another one, after which the run continues.
                 Err(ProgramError::SyscallError(err)) if err.io_error.kind() == io::ErrorKind::Interrupted => {
                 }
                 Err(err) => {
@@ -299,14 +301,14 @@ impl LiveSender {
         }
     }
 
-    /// Whether the run is over; `began` is when its first frame was seen.
+    /// True if the run is over; `began` is when its first frame was seen.
     fn is_done(&self, until: &Until, began: &mut Option<Instant>) -> Result<bool> {
         Ok(match until {
             Until::Count(count) => self.state()?[FRAMES] >= *count,
             Until::CountOrStop(count, stop) => {
                 stop.load(Ordering::Relaxed) || self.state()?[FRAMES] >= *count
             }
-            // The program ends it by its own clock. Ours may start late, but not early.
+            // The program ends it by its own clock. This clock may start late, but not early.
             Until::Duration(duration) => match began {
                 Some(began) => began.elapsed() > *duration,
                 None => {
@@ -346,7 +348,7 @@ impl LiveSender {
 fn install_signal_handler() -> Result<()> {
     static INSTALLED: OnceLock<io::Result<()>> = OnceLock::new();
     let caught = INSTALLED.get_or_init(|| {
-        // The flag is not looked at: what counts is that there is a handler.
+        // The flag is not used: only the handler matters.
         signal_hook::flag::register(SIGURG, Arc::new(AtomicBool::new(false))).map(|_| ())
     });
     match caught {
@@ -359,7 +361,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The frame as the program will find it, with source port and checksum zero.
+/// The frame as the program gets it, with source port and checksum zero.
 fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> Result<Vec<u8>> {
     let source = from.ip(link, traffic.target.is_ipv6());
     let plan = UdpFrame {

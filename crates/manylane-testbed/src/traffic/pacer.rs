@@ -1,17 +1,18 @@
-//! Sending at a rate: how many datagrams are due, from the time since the start. No clock in here.
+//! Sending at a rate: computes how many datagrams are due from the time since the start. It reads
+//! no clock.
 //!
-//! The schedule is absolute: being late once does not lower the rate. What is due goes in bursts,
+//! The schedule is absolute: a delay does not lower the rate. Datagrams are sent in bursts,
 //! because one wake-up per datagram would cost more than the datagram.
 
 use std::time::Duration;
 
-/// The time that one burst stands for, unless it would be less than one datagram.
+/// The time span of one burst, unless it would be less than one datagram.
 const BURST_TIME: f64 = 100e-6;
 
 /// A rate, absolute from the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pacer {
-    /// Datagrams per second; `None` is no limit.
+    /// Datagrams per second; `None` means no limit.
     pps: Option<f64>,
     /// Datagrams of one burst.
     burst: u64,
@@ -20,19 +21,19 @@ pub struct Pacer {
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Send so many datagrams, which should have left `late` ago.
+    /// Send this number of datagrams, which were due `late` ago.
     Now {
         /// Datagrams, at least one.
         count: u64,
-        /// How far behind the schedule the first of them is.
+        /// Delay of the first of them behind the schedule.
         late: Duration,
     },
-    /// Nothing before this time has passed.
+    /// Wait for this time.
     In(Duration),
 }
 
 impl Pacer {
-    /// `pps` datagrams per second (no limit if `None`), in bursts of `most` at most.
+    /// `pps` datagrams per second (no limit if `None`), in bursts of at most `most`.
     #[must_use]
     pub fn new(pps: Option<f64>, most: u64) -> Pacer {
         let most = most.max(1);
@@ -46,11 +47,11 @@ impl Pacer {
         self.burst
     }
 
-    /// What is due `elapsed` after the start, when `sent` datagrams have left.
+    /// The next step, `elapsed` after the start and after `sent` datagrams.
     #[must_use]
     pub fn due(&self, sent: u64, elapsed: Duration) -> Due {
         let Some(pps) = self.pps else { return Due::Now { count: self.burst, late: Duration::ZERO } };
-        // The datagram number `sent` is due at sent / pps; a burst, when its first one is.
+        // Datagram number `sent` is due at sent / pps. A burst is due with its first datagram.
         let at = seconds(sent as f64 / pps);
         if elapsed < at {
             return Due::In(at - elapsed);
@@ -59,7 +60,7 @@ impl Pacer {
     }
 }
 
-/// As `Duration::from_secs_f64`, but a rate near zero is a long wait and not a panic.
+/// As `Duration::from_secs_f64`, but a rate near zero means a long wait and not a panic.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(3600))
 }
@@ -68,7 +69,7 @@ fn seconds(seconds: f64) -> Duration {
 mod tests {
     use super::*;
 
-    /// Follows the pace on a clock that jumps by `step` at each look.
+    /// Follows the pace on a clock that jumps by `step` at each reading.
     fn follow(pace: Pacer, step: Duration, until: Duration) -> (u64, Duration) {
         let (mut sent, mut now, mut worst) = (0, Duration::ZERO, Duration::ZERO);
         while now < until {

@@ -1,5 +1,5 @@
-//! The portable sender: one connected socket a flow, `sendmmsg(2)`, and UDP GSO when asked for. It
-//! runs in the network namespace of the calling thread.
+//! The portable sender: one connected socket for each flow, `sendmmsg(2)`, and UDP GSO on request.
+//! It runs in the network namespace of the calling thread.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -16,18 +16,19 @@ use super::{Sent, Traffic, Until};
 
 /// Messages of one system call.
 const MESSAGES_PER_CALL: usize = 64;
-/// The same with GSO, where each message is a train: about a thousand datagrams.
+/// The same with GSO, where each message has many datagrams: about a thousand datagrams.
 const GSO_MESSAGES_PER_CALL: usize = 16;
-/// The longest sleep: how late a stop may be noticed.
+/// The longest sleep, and so the latency of a stop.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Sends `traffic` on the calling thread.
 ///
-/// What the socket refuses for now (no buffers, link down, no route) is counted in
-/// [`Sent::rejected`] and the sender goes on; that nobody listens at the target is no error either.
+/// Datagrams that the socket rejects for now (no buffers, link down, no route) are counted in
+/// [`Sent::rejected`], and the sender continues. It is not an error either if no socket listens at
+/// the target.
 ///
 /// # Errors
-/// When sockets cannot be made, or the datagram is too large.
+/// When sockets cannot be created, or the datagram is too large.
 #[allow(clippy::needless_pass_by_value, reason = "an order is used once")]
 pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
     Flows::open(traffic)?.send(traffic.pps, &until)
@@ -38,12 +39,12 @@ pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
 pub struct Flows {
     sockets: Vec<UdpSocket>,
     send_burst: SendBurst,
-    /// Trains at the sender's own speed are sent whole.
+    /// Without a rate, GSO messages have full length.
     gso: bool,
 }
 
 impl Flows {
-    /// Opens the flows of `traffic`; its rate does not count.
+    /// Opens the flows of `traffic`; its rate is ignored.
     ///
     /// # Errors
     /// As [`send`].
@@ -54,7 +55,7 @@ impl Flows {
             .map(|_| connect(traffic.target))
             .collect::<Result<Vec<UdpSocket>>>()
             .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
-        // Until here a train of one is all that an empty datagram gives.
+        // An empty datagram gives a message of one datagram only.
         if traffic.gso && !datagram.is_empty() {
             let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
             for socket in &sockets {
@@ -66,8 +67,7 @@ impl Flows {
         Ok(Flows { sockets, send_burst, gso: traffic.gso })
     }
 
-    /// From here on whatever comes to the flows is dropped and counted, at the least cost that
-    /// there is.
+    /// From here on, datagrams to the flows are dropped and counted, at the lowest possible cost.
     ///
     /// # Errors
     /// What the kernel says.
@@ -76,7 +76,7 @@ impl Flows {
         self.sockets.iter().try_for_each(refuse).context("attaching a filter to a sender's socket")
     }
 
-    /// Datagrams that were refused; up to four billion of each flow.
+    /// Number of dropped datagrams; up to four billion of each flow.
     ///
     /// # Errors
     /// What the kernel says.
@@ -101,7 +101,7 @@ impl Flows {
 fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
     let Flows { sockets, send_burst, gso: segment } = flows;
     let pace = Pacer::new(pps, send_burst.capacity() as u64);
-    // A burst is divided among the flows, so that they take turns as finely as the rate allows.
+    // A burst is divided among the flows, so that they alternate as finely as the rate allows.
     let mut share = (pace.burst() / sockets.len() as u64).max(1);
     if *segment && pps.is_none() {
         share = share.max(send_burst.datagrams_per_message() as u64);
@@ -135,7 +135,7 @@ fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
     Ok(sent)
 }
 
-/// Sends `count` datagrams of one flow; each ends up in one of the two counters.
+/// Sends `count` datagrams of one flow. Each is counted in one of the two counters.
 fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Sent) -> Result<()> {
     let mut left = count as usize;
     while left > 0 {
@@ -144,8 +144,8 @@ fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Se
                 sent.datagrams += done as u64;
                 left -= done;
             }
-            // The kernel reports here that an earlier datagram met no socket; this one was not
-            // tried. Each such report takes a datagram that left, so this ends.
+            // The kernel reports here that an earlier datagram found no socket, and has not tried
+            // this one. There is at most one report for each sent datagram, so that this ends.
             Err(err) if matches!(err.kind(), ErrorKind::ConnectionRefused | ErrorKind::Interrupted) => {}
             Err(err) if is_transient(&err) => {
                 let lost = left.min(send_burst.datagrams_per_message());
@@ -158,7 +158,7 @@ fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Se
     Ok(())
 }
 
-/// Whether what the socket refuses now, it may take later.
+/// True if the socket may accept later what it rejects now.
 fn is_transient(err: &std::io::Error) -> bool {
     const ENOBUFS: i32 = 105;
     matches!(

@@ -1,6 +1,6 @@
-//! Answers to generated requests, counted where the requests came from, and dropped there at once:
-//! neither a queue that overflows nor a client that is late makes an answer look lost, and the
-//! server hears of no closed port.
+//! Counts replies to generated requests at the sending host, and drops them at once. So neither a
+//! full queue nor a slow client makes a reply look lost, and the server gets no ICMP error for a
+//! closed port.
 //!
 //! Between hosts a program on the sender's device counts and drops ([`CountHook`]); over loopback
 //! the sender's sockets refuse everything, which the kernel counts.
@@ -17,16 +17,16 @@ use aya::{Ebpf, EbpfLoader};
 use super::portable::Flows;
 use crate::host::Host;
 
-/// Where answers are counted between hosts, and dropped. A virtual link hands an answer over in the
-/// thread that sends it, which so pays for all that happens up to there.
+/// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the
+/// context of the sending thread, which pays for all work up to there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CountHook {
-    /// Where the other host's stack begins (tc, Linux 6.6 or a `clsact` qdisc): the device hands
-    /// over the sender's own buffer.
+    /// At the start of the other host's stack (tc, Linux 6.6 or a `clsact` qdisc): the device
+    /// passes on the sender's own buffer.
     #[default]
     Stack,
-    /// In the other host's driver (XDP). The device copies each answer into a page of its own
-    /// first.
+    /// In the other host's driver (XDP): the device first copies each reply into a page of its
+    /// own.
     Driver,
 }
 
@@ -59,7 +59,7 @@ impl FromStr for CountHook {
     }
 }
 
-/// Counts answers as long as a clone of it lives.
+/// Counts replies as long as a clone of it lives.
 #[derive(Clone)]
 pub struct ReplyCounter {
     backend: Backend,
@@ -71,10 +71,10 @@ enum Backend {
     Flows(SharedFlows),
 }
 
-/// What a sender on loopback keeps.
+/// State of a sender on loopback.
 pub(crate) type SharedFlows = Arc<Mutex<ReplyFlows>>;
 
-/// The flows of the last target, and what came back to those before.
+/// The flows of the last target, and the count of replies to earlier ones.
 #[derive(Default)]
 pub(crate) struct ReplyFlows {
     flows: Option<Arc<Flows>>,
@@ -86,7 +86,7 @@ impl ReplyFlows {
         self.flows.clone()
     }
 
-    /// Counts the answers to `flows` from here on.
+    /// Counts the replies to `flows` from here on.
     pub(crate) fn replace(&mut self, flows: Arc<Flows>) -> Result<()> {
         flows.drop_replies()?;
         self.prior_count = self.count()?;
@@ -102,12 +102,13 @@ impl ReplyFlows {
 /// A program on the devices of a host.
 struct DeviceCounter {
     counts: PerCpuArray<MapData, u64>,
-    /// Holds the program, and with it its links.
+    /// Keeps the program loaded, and with it its links.
     _program: Ebpf,
 }
 
 impl ReplyCounter {
-    /// Counts and drops what comes from `port` to `host` over `links`, where `counter` says.
+    /// Counts and drops datagrams from `port` to `host` over `links`, at the place that `counter`
+    /// says.
     ///
     /// # Errors
     /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
@@ -128,15 +129,15 @@ impl ReplyCounter {
         Ok(Self { backend: Backend::Devices(Arc::new(devices)) })
     }
 
-    /// Counts what comes back to the flows that are in `kept` when it is asked.
+    /// Counts the replies to the flows that are in `kept` at the time of the query.
     pub(crate) fn from_flows(kept: SharedFlows) -> Self {
         Self { backend: Backend::Flows(kept) }
     }
 
-    /// Answers so far.
+    /// Number of replies so far.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// When the counters cannot be read.
     pub fn count(&self) -> Result<u64> {
         match &self.backend {
             Backend::Devices(devices) => {
@@ -170,7 +171,7 @@ fn attach_tc(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
         ebpf.program_mut("ml_count_in_stack").context("no program ml_count_in_stack")?.try_into()?;
     program.load().context(LOAD_CONTEXT)?;
     for device in devices {
-        // Before Linux 6.6 a program needs a qdisc, which may be there.
+        // Before Linux 6.6 a program needs a qdisc, which may exist already.
         let _ = tc::qdisc_add_clsact(device);
         program
             .attach(device, TcAttachType::Ingress)

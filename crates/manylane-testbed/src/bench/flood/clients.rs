@@ -1,5 +1,5 @@
-//! Part `clients`: a flood from one address, and regular clients at another. How many of their
-//! requests are answered?
+//! Part `clients`: a flood from one address, and regular clients at another. Measures how many of
+//! their requests are answered.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread;
@@ -17,11 +17,11 @@ use crate::schema::{FloodClients, FloodSample};
 use crate::traffic::live::LiveSender;
 use crate::traffic::{Traffic, Until};
 
-/// What regular clients ask for, together.
+/// Total rate of the regular clients' requests.
 pub(super) const REQUESTS_PER_SEC: f64 = 1000.0;
-/// Clients, with a socket each.
+/// Number of clients, with a socket each.
 const CLIENTS: usize = 4;
-/// An answer that has not come so long after the last request does not come.
+/// Timeout of replies after the last request.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Length of a trial of the search.
 const TRIAL_TIME: Duration = Duration::from_millis(300);
@@ -32,7 +32,7 @@ pub(super) const VARIANTS: [Variant; 3] = [
     Variant { name: "limit", engine: Engine::Xdp, limit: true, sender_load: SenderLoad::Flood },
 ];
 
-/// Gives the sending host another address, which the flood does not have.
+/// Adds an address to the sending host that the flood does not use.
 pub(super) fn add_client_address(bed: &FloodTestbed) -> Result<Ipv4Addr> {
     let [one, two, three, _] = bed.from.ip4(0).octets();
     let other = Ipv4Addr::new(one, two, three, 77);
@@ -40,7 +40,7 @@ pub(super) fn add_client_address(bed: &FloodTestbed) -> Result<Ipv4Addr> {
     Ok(other)
 }
 
-/// The highest rate at which the server loses a thousandth at most.
+/// The highest rate at which the server loses at most a thousandth.
 pub(super) fn server_no_loss_rate(bed: &FloodTestbed, go_on: &dyn Fn() -> Result<()>) -> Result<f64> {
     let limits = Limits { start_pps: 20_000.0, max_pps: 1e6, precision: 0.1, ..Limits::default() };
     let found = no_loss_rate(&limits, |pps| {
@@ -85,12 +85,12 @@ pub(super) fn sample(
     Ok(seen)
 }
 
-/// Requests of each client in so long a time.
+/// Requests of each client in this time.
 fn request_count(time: Duration) -> u64 {
     (time.as_secs_f64() * REQUESTS_PER_SEC / CLIENTS as f64) as u64
 }
 
-/// Asks at an even pace, whatever comes back (an open loop), and returns how long each answer took,
+/// Sends requests at an even rate (an open loop), and returns the round-trip time of each reply,
 /// in milliseconds.
 fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) -> Result<Vec<f64>> {
     let each = CLIENTS as f64 / REQUESTS_PER_SEC;
@@ -106,7 +106,7 @@ fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) 
             let start = Instant::now() + Duration::from_secs_f64(each * client as f64 / CLIENTS as f64);
             let recv_replies = scope.spawn(move || {
                 let (mut times, mut buffer) = (Vec::new(), [0; 2 * PAYLOAD_SIZE]);
-                // The first receive without anything for so long is behind the last answer.
+                // The first receive that times out is after the last reply.
                 while let Ok(PAYLOAD_SIZE) = receiver.recv(&mut buffer) {
                     let index = u64::from_le_bytes(buffer[..8].try_into().unwrap_or_default());
                     let due = start + Duration::from_secs_f64(each * index as f64);
@@ -120,7 +120,7 @@ fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) 
                     thread::sleep(due.saturating_duration_since(Instant::now()));
                     let mut question = [b'q'; PAYLOAD_SIZE];
                     question[..8].copy_from_slice(&index.to_le_bytes());
-                    // One that has no room is lost like any other.
+                    // A request without room in the socket is lost like any other.
                     let _ = socket.send(&question);
                 }
             });

@@ -1,13 +1,13 @@
-//! `bench flood`: what a flood does to those who are no part of it, with limits and without.
+//! `bench flood`: effects of a flood on clients and programs, with limits and without.
 //!
-//! | part | asks |
+//! | part | measures |
 //! |---|---|
-//! | `clients` | how many requests of regular clients are answered beside a flood of ten times what the server can do |
-//! | `sources` | what grows, and who pauses for longer, with 100,000 new sources per second than with one source |
-//! | `program` | how long a program that only wants to run is kept from it |
+//! | `clients` | how many requests of regular clients are answered beside a flood of ten times the no-loss rate |
+//! | `sources` | growth of memory, and pauses, with 100,000 new sources per second compared with one source |
+//! | `program` | how long a program that is always runnable is kept from running |
 //!
-//! The flood is made on the sender's processor, where the other end of the link takes it, too; the
-//! one lane is on another.
+//! The flood is generated on the sender's processor, where the other end of the link also receives
+//! it. The lane is on another one.
 
 mod clients;
 mod pauses;
@@ -29,21 +29,21 @@ use crate::stats::interleaved;
 
 /// Payload of every datagram.
 const PAYLOAD_SIZE: usize = 32;
-/// What a request costs the server, in parts `clients` and `program`.
+/// Simulated work of a request, in parts `clients` and `program`.
 const REQUEST_COST: Duration = Duration::from_micros(10);
-/// The flood that `clients` has, in times of the no-loss rate.
+/// Rate of the flood in part `clients`, as a multiple of the no-loss rate.
 const FLOOD_RATE_FACTOR: f64 = 10.0;
 /// The flood of `program`, in datagrams per second.
 const PROGRAM_PPS: f64 = 1e6;
 /// Links of the testbed: `sources` needs a server on each of two.
 pub const LINKS: usize = 2;
 
-/// What is measured.
+/// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Regular clients beside a flood.
     Clients,
-    /// New sources all the time.
+    /// A new source for each datagram.
     Sources,
     /// A program beside a flood.
     Program,
@@ -78,18 +78,18 @@ impl FromStr for Part {
     }
 }
 
-/// What is asked beside the options that all benchmarks have.
+/// Options in addition to those of all benchmarks.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The parts, in their order.
     pub parts: Vec<Part>,
-    /// The limit of the server where it has one, in `clients` and `program`.
+    /// The limit of the server in variants with a limit, in `clients` and `program`.
     pub limit: Limit,
-    /// How long there are new sources, in all rounds together; the load of one source is as long.
+    /// Total time with new sources, over all rounds. The load of one source takes as long.
     pub sources: Duration,
 }
 
-/// One way in which a server is flooded.
+/// A variant: how a server is flooded.
 struct Variant {
     name: &'static str,
     engine: Engine,
@@ -97,15 +97,15 @@ struct Variant {
     sender_load: SenderLoad,
 }
 
-/// What runs on the sender's processor.
+/// The load on the sender's processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SenderLoad {
     /// Nothing.
     Idle,
-    /// The maker of the flood.
+    /// The flood generator.
     Flood,
-    /// A thread that only spins, as the maker does between two frames: what it does to others there
-    /// is not the flood's doing.
+    /// A thread that only spins, as the generator does between two frames. Its effect on other
+    /// threads there is not an effect of the flood.
     BusyThread,
 }
 
@@ -115,13 +115,13 @@ impl Variant {
     }
 }
 
-/// Where it happens.
+/// The place of a server.
 struct FloodTestbed {
     from: Host,
     to: Host,
     lane_cpu: usize,
     sender_cpu: usize,
-    /// Datagrams that one call of a server takes at most.
+    /// Maximum number of datagrams of one call of a server.
     batch: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Who is kept from running, and for how long.
+//! Measures pauses of threads: times in which they were kept from running.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -12,16 +12,16 @@ use manylane_sys::{cpu, measure};
 use crate::machine;
 use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
 
-/// Gaps of a program that are looked at: shorter ones are ticks of the clock.
+/// Minimum length of a gap; shorter ones are ticks of the clock.
 const GAP_MIN: Duration = Duration::from_micros(200);
-/// How often the clocks of a thread are read while there are no gaps: they run apart from that of
-/// the wall.
+/// Interval at which a thread's clocks are read while there are no gaps, because they drift from
+/// the wall clock.
 const CLOCK_READ_INTERVAL: Duration = Duration::from_millis(10);
-/// What an observer sleeps for.
+/// Sleep time of an observer.
 const OBSERVER_INTERVAL: Duration = Duration::from_micros(100);
 const NANOS_PER_MILLI: u64 = 1_000_000;
 
-/// Pauses by their length. One thread adds to it, others take what it has.
+/// A histogram of pauses. One thread adds to it, other threads take its contents.
 #[derive(Debug, Default)]
 pub(super) struct PauseHistogram {
     bins: [AtomicU64; PAUSE_BINS],
@@ -40,7 +40,7 @@ impl PauseHistogram {
         self.longest.fetch_max(nanos, Ordering::Relaxed);
     }
 
-    /// What there was since the last call.
+    /// The pauses since the last call.
     pub(super) fn drain(&self, who: &str, cpu: usize, seconds: f64, steal: &StealTime) -> FloodPauses {
         let taken = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
         FloodPauses {
@@ -63,8 +63,8 @@ impl PauseHistogram {
     }
 }
 
-/// In milliseconds. Whatever is compared comes from here: two ways to the same time differ in their
-/// last digit.
+/// In milliseconds. All values that are compared are computed here, because two computations of
+/// the same time may differ in their last digit.
 fn ms(time: Duration) -> f64 {
     time.as_nanos() as f64 / NANOS_PER_MILLI as f64
 }
@@ -73,7 +73,7 @@ fn bin_index(micros: u64) -> usize {
     ((u64::BITS - micros.leading_zeros()) as usize).min(PAUSE_BINS - 1)
 }
 
-/// What the hypervisor took of each processor, since this was made.
+/// Stolen time of each processor, since this was created.
 pub(super) struct StealTime(Vec<u64>);
 
 impl StealTime {
@@ -87,10 +87,10 @@ impl StealTime {
     }
 }
 
-/// A program that wants to run all the time, on a processor: it looks at the clock again and again.
-/// The time between two looks is a gap, and the kernel's clocks of the thread tell whose it was;
-/// that of `maker`, what a thread with this id had of it, which runs on the same processor and no
-/// other: who makes the flood, or the lane.
+/// A program that is always runnable, on one processor: it reads the clock in a loop. The time
+/// between two readings is a gap, and the kernel's clocks of the thread show what used it. `maker`
+/// is the id of another thread on the same processor, the flood generator or the lane; its CPU
+/// time is its part of the gap.
 ///
 /// # Errors
 /// When it cannot be pinned there.
@@ -118,7 +118,7 @@ pub(super) fn run_program(
             if gap.ms > 1.0 {
                 apart.push(gap);
             }
-            // To look is not to be kept from running.
+            // The time of reading these clocks is not a gap.
             before = Instant::now();
         } else if now - clocks.read_at >= CLOCK_READ_INTERVAL {
             clocks.sample();
@@ -135,15 +135,15 @@ pub(super) fn run_program(
     })
 }
 
-/// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes
-/// what was stolen off that where it is told of it), what it waited for others, and what is left,
-/// which was stolen.
+/// The clocks of the calling thread. Wall time is the sum of three: the time that it ran (without
+/// stolen time, if the kernel knows it), the time that it waited for other threads, and the
+/// remainder, which was stolen.
 struct ThreadClocks<'a> {
     schedstat: File,
     read_at: Instant,
     run_time: Duration,
     wait_time: Duration,
-    /// Of the thread that makes the flood, with what it had run at the last look.
+    /// The CPU clock of the flood generator, with its last reading.
     generator: Option<(&'a AtomicI32, Duration)>,
 }
 
@@ -164,8 +164,8 @@ impl<'a> ThreadClocks<'a> {
         Ok(clocks)
     }
 
-    /// What ran by since the last look: waited for others, stolen, and of the former what the maker
-    /// had.
+    /// Times since the last reading: waiting for other threads, stolen, and the generator's part
+    /// of the former.
     fn sample(&mut self) -> [Duration; 3] {
         let mut text = [0; 96];
         let len = self.schedstat.read_at(&mut text, 0).unwrap_or(0);
@@ -178,9 +178,9 @@ impl<'a> ThreadClocks<'a> {
             (now - self.read_at).saturating_sub(ran.saturating_sub(self.run_time)).saturating_sub(others);
         (self.read_at, self.run_time, self.wait_time) = (now, ran, waited);
         let made = self.generator.as_mut().map_or(Duration::ZERO, |(tid, had)| {
-            // One that has ended has no clock any more, and had nothing since.
+            // A thread that has ended has no clock, and has used nothing since.
             let has = match tid.load(Ordering::Relaxed) {
-                // Not there yet.
+                // It has not started yet.
                 0 => *had,
                 tid => measure::thread_cpu_time_of(tid).unwrap_or(*had),
             };
@@ -202,7 +202,7 @@ impl<'a> ThreadClocks<'a> {
     }
 }
 
-/// Sleeps for a moment again and again until `stop`, and counts how late it wakes up.
+/// Sleeps for short times until `stop`, and counts how late it wakes up.
 pub(super) fn measure_wakeup_latency(cpu: usize, tally: &PauseHistogram, stop: &AtomicBool) -> Result<()> {
     cpu::pin(cpu).with_context(|| format!("cannot pin the observer to CPU {cpu}"))?;
     while !stop.load(Ordering::Relaxed) {
@@ -255,7 +255,7 @@ mod tests {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
         let busy = BusyThread::start(cpu).unwrap();
         let sum = |seen: &FloodPauses, part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
-        // Some turns of the scheduler's; again, should others here have had those of the busy
+        // Some time slices of the scheduler; repeated, in case other threads got those of the busy
         // thread.
         let look = || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
         let mut seen = look().unwrap();
@@ -267,8 +267,8 @@ mod tests {
         }
         busy.stop().unwrap();
         let parts = |part| sum(&seen, part);
-        // Whoever waits does not run: there is no more of both than the time it took, but for what
-        // two clocks differ by.
+        // A waiting thread does not run, so that the sum of both is at most the elapsed time, up
+        // to the difference of two clocks.
         let waited = parts(|gap| gap.waited_ms) / 1e3;
         assert!(waited > 0.0 && seen.share.unwrap() < 1.01 - waited / seen.seconds, "{seen:?}");
         assert!(

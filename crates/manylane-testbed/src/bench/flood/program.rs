@@ -1,7 +1,8 @@
-//! Part `program`: how long a program that only wants to run is kept from it in a flood, on the
-//! lane's processor and on that where the flood is made and taken from the link. There the maker of
-//! the flood, a thread that wants the whole processor, takes turns with the program; what it had is
-//! told apart, and a thread that only spins in its place shows what taking turns does by itself.
+//! Part `program`: how long a program that is always runnable is kept from running in a flood, on
+//! the lane's processor and on the one where the flood is generated and received from the link.
+//! There the flood generator, a thread that needs the whole processor, alternates with the
+//! program. Its time is reported separately, and a thread that only spins in its place shows the
+//! effect of the alternation itself.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The server of a flood, and who floods it.
+//! The server of a flood, and the flood.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use crate::schema::{FloodSample, Sample};
 use crate::traffic::live::LiveSender;
 use crate::traffic::{Sent, Traffic, Until};
 
-/// How a server shall be.
+/// The settings of a server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ServerConfig {
     pub(super) link: usize,
     pub(super) cpu: usize,
     pub(super) engine: Engine,
     pub(super) limit: Option<Limit>,
-    /// What a request costs it.
+    /// Simulated work of a request.
     pub(super) request_cost: Duration,
     pub(super) wait: WaitPolicy,
-    /// Datagrams that one call takes at most.
+    /// Maximum number of datagrams of one call.
     pub(super) batch: usize,
 }
 
-/// A server with one lane, and what that saw.
+/// A server with one lane, and its measurements.
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
     handle: manylane::Handle,
     thread: thread::JoinHandle<manylane::Result<Counters>>,
     /// Times between two calls of the closure.
     pub(super) pauses: Arc<PauseHistogram>,
-    /// The lane's thread, once it has received something.
+    /// The lane's thread, once it has received a datagram.
     pub(super) tid: Arc<AtomicI32>,
 }
 
@@ -83,7 +83,7 @@ impl Server {
         Ok(Self { addr, handle, thread, pauses, tid })
     }
 
-    /// What it counted so far.
+    /// Its counters so far.
     pub(super) fn snapshot(&self) -> ServerStats {
         let tid = self.tid.load(Ordering::Relaxed);
         let rx_cpu = if tid == 0 { Ok(Duration::ZERO) } else { measure::thread_cpu_time_of(tid) };
@@ -93,9 +93,9 @@ impl Server {
         }
     }
 
-    /// Ends it: all that it counted.
+    /// Stops it and returns its final counters.
     pub(super) fn stop(self) -> Result<ServerStats> {
-        // A thread that has ended has no time that could be asked for.
+        // The CPU time of a thread that has ended cannot be read.
         let rx_cpu = self.snapshot().rx_cpu;
         self.handle.stop();
         let ended = self.thread.join().map_err(|_| anyhow!("the server panicked"))?;
@@ -125,7 +125,7 @@ impl ServerStats {
         }
     }
 
-    /// The sample from `before` to this, in which so many datagrams were sent.
+    /// The sample from `before` to this, with the number of sent datagrams.
     pub(super) fn since(&self, before: &Self, round: usize, sent: u64, clock: &CpuBusyTimer) -> FloodSample {
         let (elapsed, busy) = clock.stop();
         let seconds = elapsed.as_secs_f64().max(1e-9);
@@ -153,19 +153,19 @@ impl ServerStats {
     }
 }
 
-/// A flood that goes on until it is stopped.
+/// A flood that runs until it is stopped.
 pub(super) struct Flood {
-    /// The thread that makes it.
+    /// The generating thread.
     pub(super) tid: Arc<AtomicI32>,
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<Sent>>,
 }
 
-/// How long a flood runs before anything is measured.
+/// Warm-up time of a flood.
 const WARM_UP_TIME: Duration = Duration::from_millis(100);
 
 impl Flood {
-    /// None at a rate of 0.
+    /// None if the rate is 0.
     pub(super) fn start((from, to): (&Host, &Host), cpu: usize, traffic: &Traffic) -> Result<Option<Self>> {
         if traffic.pps == Some(0.0) {
             return Ok(None);
@@ -180,14 +180,14 @@ impl Flood {
         Ok(Some(flood))
     }
 
-    /// Datagrams that it sent.
+    /// Number of sent datagrams.
     pub(super) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         Ok(self.thread.join().map_err(|_| anyhow!("the sender panicked"))??.datagrams)
     }
 }
 
-/// A thread that spins in place of a flood's maker until it is stopped.
+/// A thread that spins in place of the flood generator until it is stopped.
 pub(super) struct BusyThread {
     /// Its id.
     pub(super) tid: Arc<AtomicI32>,

@@ -1,7 +1,7 @@
-//! Part `sources`: a new source with each datagram, and the same load of one source, which leaves
-//! all tables empty. What grows, and who pauses for longer? Two servers, on a link each, live
-//! through all rounds and have turns, so that the tables of the one stay full and those of the
-//! other empty.
+//! Part `sources`: a new source with each datagram, compared with the same load of one source,
+//! which leaves all tables empty. It measures the growth of memory, and pauses. Two servers, on a
+//! link each, live through all rounds and alternate, so that the tables of one stay full and those
+//! of the other empty.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,21 +23,21 @@ use crate::bench::sample::CpuBusyTimer;
 use crate::machine;
 use crate::schema::{FloodMemory, FloodSample};
 
-/// Datagrams, and new sources, per second.
+/// Rate of datagrams and of new sources, per second.
 pub(super) const RATE_PPS: u32 = 100_000;
-/// The limit of the server that meets new sources: nobody is over it, and everybody has a bucket.
+/// The limit of the server with new sources: no source is over it, and each has a bucket.
 const SERVER_LIMIT: &str = "1000/50";
-/// Datagrams of a batch: the work of so many is done in far less than a millisecond, however their
-/// replies leave (those to new sources by the companion), so that what takes longer is a pause.
+/// Datagrams of a batch. Their work takes much less than a millisecond, however their replies
+/// leave (those to new sources through the companion), so that anything longer is a pause.
 const BATCH_SIZE: usize = 8;
-/// How long a stretch runs before anything is measured.
+/// Warm-up time.
 const WARM_UP_TIME: Duration = Duration::from_millis(300);
 /// Addresses of new sources: 10.128.0.0/9, and of the one source 10.127.0.1.
 const NEW_SOURCES_BASE: u32 = 0x0a80_0000;
 const NEW_SOURCES_MASK: u32 = 0x7f_ffff;
 const ONE_SOURCE: u32 = 0x0a7f_0001;
 
-/// The two loads: of one source without a limit, and of new sources with one.
+/// The two loads: one source without a limit, and new sources with a limit.
 pub(super) const VARIANTS: [&str; 2] = ["one-source", "new-sources"];
 
 /// The two servers.
@@ -128,8 +128,7 @@ impl ServerPair {
         Ok(sample)
     }
 
-    /// Sends one datagram of each source, those of some microseconds at a time, until it is
-    /// stopped.
+    /// Sends one datagram of each source, in bursts of some microseconds, until it is stopped.
     fn send(
         &self,
         bed: &FloodTestbed,
@@ -149,12 +148,12 @@ impl ServerPair {
             away.record(now - looked);
             looked = now;
             let due = ((now - start).as_secs_f64() * f64::from(RATE_PPS)) as u64;
-            // What was missed while the machine did something else is not made up for: that would
+            // Datagrams that were missed while the machine was busy are not sent later: that would
             // be another flood.
             let least = due.saturating_sub(u64::from(RATE_PPS) / 100);
             let mut taken = 0;
             for _ in done.max(least)..due {
-                // All of 10.128.0.0/9 in an order that looks like none: an odd factor visits each
+                // All of 10.128.0.0/9 in a scattered order: an odd factor visits each address
                 // once.
                 let source = match VARIANTS[link] {
                     "new-sources" => {
@@ -170,7 +169,7 @@ impl ServerPair {
                 };
                 bytes.resize(plan.len(), 0);
                 plan.write(&mut bytes).map_err(|err| anyhow!("{err}"))?;
-                // A device that is full loses it.
+                // A full device drops it.
                 taken += u64::from(socket.send(&bytes).is_ok());
             }
             count.fetch_add(taken, Ordering::Relaxed);
