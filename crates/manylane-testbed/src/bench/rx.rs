@@ -1,9 +1,10 @@
-//! `bench rx` and `bench echo`: what receiving costs, or receiving and answering. The two differ in
-//! what receivers do with a datagram and in what counts as delivered; the rest is one run:
+//! `bench rx` and `bench echo`: cost of receiving, or of receiving and answering. The two differ
+//! in what receivers do with a datagram and in what counts as delivered. Otherwise the run is the
+//! same:
 //!
-//! 1. Search: up to which rate does each receiver lose next to nothing?
-//! 2. Cost: all receivers at one common rate that none of them loses at, interleaved.
-//! 3. Overload: what does each still deliver at twice its own no-loss rate? A receiver that
+//! 1. Search: the highest rate at which each receiver loses almost nothing.
+//! 2. Cost: all receivers, interleaved, at one common rate without loss.
+//! 3. Overload: the rate that each still delivers at twice its own no-loss rate. A receiver that
 //!    collapses there has receive livelock.
 
 use std::collections::HashMap;
@@ -19,19 +20,19 @@ use crate::receiver::{Kind, Work};
 use crate::schema::{BENCH_ECHO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
 use crate::stats::{interleaved, median};
 
-/// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well
-/// inside.
+/// The cost rounds run at this share of the lowest no-loss rate, well below the limit of all
+/// receivers.
 const COMMON_RATE_FRACTION: f64 = 0.9;
-/// Trials that a search takes as a rule; only the progress bar depends on it.
+/// Usual number of trials of a search. Only the progress bar depends on it.
 const TRIALS_EXPECTED: usize = 14;
 
-/// When a quick run stops searching rates and starts to measure cost.
+/// Time at which a quick run stops searching rates and starts to measure cost.
 const QUICK_SEARCH_TIMEOUT: Duration = Duration::from_secs(14);
-/// When a quick run must come to its end, whatever is left: on a busy machine everything takes
-/// longer.
+/// Time at which a quick run ends, whatever is left, because everything takes longer on a busy
+/// machine.
 const QUICK_RUN_TIMEOUT: Duration = Duration::from_secs(36);
 
-/// One thing that is measured.
+/// One measured configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Config {
     kind: Kind,
@@ -101,7 +102,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Whether a quick run is beyond `limit`; any other run has all the time.
+    /// True if a quick run is beyond `limit`. Other runs have no limit.
     fn is_overdue(&self, limit: Duration) -> bool {
         self.options.quick && self.start.elapsed() > limit
     }
@@ -115,8 +116,8 @@ impl Bench<'_> {
             .collect()
     }
 
-    /// The configurations whose no-loss rate is searched: all, or in a quick run those with most
-    /// threads.
+    /// The configurations whose no-loss rate is searched: all, or in a quick run those with the
+    /// most threads.
     fn searched_configs<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
         let most = configs.iter().map(|config| config.threads).max();
         let quick = self.options.quick;
@@ -169,8 +170,7 @@ impl Bench<'_> {
                     .push(format!("quick run, slow machine: no time for {kind}, {threads} threads"));
                 continue;
             }
-            // What the receiver before it reached is a good first guess: half of it saves the
-            // climb.
+            // Start at half of the previous receiver's rate, to save steps.
             let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
             let from = Limits { start_pps: guess, ..limits };
             let time = self.trial_duration();
@@ -210,7 +210,7 @@ impl Bench<'_> {
         let mut samples = vec![Vec::new(); configs.len()];
         let mut longest = Duration::ZERO;
         for (round, order) in interleaved(self.options.rounds, configs.len()).enumerate() {
-            // Only whole rounds: every receiver has as many samples as any other.
+            // Only whole rounds, so that all receivers have the same number of samples.
             if round > 0 && self.is_overdue(QUICK_RUN_TIMEOUT.saturating_sub(longest)) {
                 settings.notes.push(format!("quick run, slow machine: time for {round} rounds only"));
                 break;
@@ -266,7 +266,7 @@ impl Bench<'_> {
     }
 }
 
-/// The time that a sample takes with all that belongs to it.
+/// Duration of a sample with its set-up.
 fn with_overhead(duration: Duration) -> Duration {
     duration.mul_f64(1.2) + Duration::from_millis(40)
 }

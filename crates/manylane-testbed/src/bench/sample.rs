@@ -1,4 +1,4 @@
-//! One sample: a receiver, a stretch of traffic, and what it cost.
+//! One sample: a receiver, a time span of traffic, and the cost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,12 +13,12 @@ use crate::schema::Sample;
 use crate::traffic::Sent;
 use crate::traffic::replies::ReplyCounter;
 
-/// How long what was sent may take to be delivered or dropped.
+/// Timeout until all sent datagrams are delivered or dropped.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// Nothing happened for so long: what has not arrived by now does not arrive.
+/// Time without progress after which the missing datagrams count as lost.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(25);
-/// The same after warming up: what arrives later would count as a part of the sample, and nobody
-/// pays for the wait. So long that a thread has its turn on a busy machine.
+/// The same after warm-up: later datagrams would count as a part of the sample, and the wait is
+/// not measured. It is long enough for a thread to be scheduled on a busy machine.
 const WARM_UP_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends a benchmark early, on request.
@@ -32,8 +32,8 @@ pub(crate) fn check_stop(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// What is known of a receiver at one moment. What was asked of it is counted where it shows that
-/// it is done: in its threads, or for answers at the host that they come back to.
+/// Counters of a receiver at one moment. Finished work is counted where it shows: in the receiving
+/// threads, or for replies at the host that they return to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReceiverCounts {
     /// Datagrams delivered, or requests answered.
@@ -41,7 +41,7 @@ pub(crate) struct ReceiverCounts {
     pub(crate) receiver: Snapshot,
 }
 
-/// A receiver that runs, and who counts its answers if it gives any.
+/// A running receiver, and the counter of its replies if it answers.
 pub(crate) struct MeasuredReceiver<'a> {
     pub(crate) running: &'a dyn RunningReceiver,
     pub(crate) reply_counter: Option<&'a ReplyCounter>,
@@ -63,8 +63,8 @@ fn receiver_counts(answers: Option<&ReplyCounter>, receiver: Snapshot) -> Result
 
 /// Starts a receiver, warms it up, and measures it under `load`.
 ///
-/// Each sample has a receiver of its own, so that only one is there at a time and none inherits the
-/// state of an earlier sample.
+/// Each sample has a receiver of its own, so that there is only one at a time and none inherits
+/// the state of an earlier sample.
 ///
 /// # Errors
 /// When the receiver or the sender fails.
@@ -81,7 +81,7 @@ pub fn measure(
     };
     let running = setup.start(kind, options)?;
     let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: answers.as_ref() };
-    // Page faults, sleeping cores, neighbour tables: not part of what is measured.
+    // Page faults, sleeping cores and neighbour tables are not measured.
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
     let cold = watched.counts()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
@@ -98,19 +98,19 @@ pub fn measure(
     let busy = clock.stop().1;
     let at_end = watched.counts()?;
     wait_drained(&watched, &before, &sent)?;
-    // Closing is not receiving: a queue has megabytes of frames, and its thread gives them back.
+    // Closing is not measured: a queue has megabytes of frames, which its thread frees.
     let rx_cpu = running.snapshot().rx_cpu;
     let receiver = Snapshot { rx_cpu, ..running.stop()? };
     let after = receiver_counts(answers.as_ref(), receiver)?;
-    // Idle time counts in ticks; what was busy between the two looks served what was delivered
-    // between them.
+    // Idle time counts in ticks. Busy time between the two readings belongs to the datagrams
+    // delivered between them.
     let total_cpu_ns = ns_per_datagram(busy, at_end.completed - before.completed);
     let delivered_pps = delivered_pps?;
     Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
 }
 
-/// Datagrams per second that are done in the middle of a stretch of traffic: neither its first
-/// moments count nor the queue that is emptied after its end.
+/// Datagrams per second handled in the middle of the traffic, without its first moments and
+/// without the queue that is drained after its end.
 fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64> {
     thread::sleep(duration.mul_f64(0.3));
     let (start, before) = (Instant::now(), watched.counts()?.completed);
@@ -119,7 +119,8 @@ fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64
     Ok(done as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Waits until all that was sent since `before` is done or dropped, or nothing moves any more.
+/// Waits until all datagrams sent since `before` are handled or dropped, or there is no more
+/// progress.
 pub(crate) fn wait_drained(
     watched: &MeasuredReceiver<'_>,
     before: &ReceiverCounts,
@@ -153,7 +154,7 @@ fn wait_drained_for(
     Ok(())
 }
 
-/// What follows from the counts; rates of the machine are left at 0.
+/// The sample that follows from the counts, with the machine's rates left at 0.
 fn sample(round: usize, sent: &Sent, work: Work, before: &ReceiverCounts, after: &ReceiverCounts) -> Sample {
     let delivered = after.completed - before.completed;
     let (first, last) = (&before.receiver, &after.receiver);
@@ -179,7 +180,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Time that the processors of the machine are busy, all together.
+/// Total busy time of the machine's processors.
 pub(crate) struct CpuBusyTimer {
     start: Instant,
     idle_ns: u64,
@@ -192,7 +193,7 @@ impl CpuBusyTimer {
         Self { start: Instant::now(), idle_ns: machine::idle_ns(), cpus }
     }
 
-    /// The time that passed, and how much of it, over all processors, was not idle.
+    /// The elapsed time, and the busy time of all processors in it.
     pub(crate) fn stop(&self) -> (Duration, Duration) {
         let idle = machine::idle_ns().saturating_sub(self.idle_ns);
         let elapsed = self.start.elapsed();

@@ -1,16 +1,16 @@
-//! The highest rate that a receiver takes with next to no loss.
+//! The no-loss rate: the highest rate that a receiver handles with almost no loss.
 //!
-//! The search comes from below: under a flood above that rate the kernel spends its time on
-//! datagrams that it then drops, so trials from above would see a collapsed receiver.
+//! The search starts from below. In a flood above that rate, the kernel spends its time on
+//! datagrams that it then drops, so that trials from above would see a collapsed receiver.
 
 use anyhow::Result;
 
-/// What one trial saw.
+/// Result of one trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trial {
     /// Datagrams per second that the sender really sent.
     pub offered_pps: f64,
-    /// Share of them that was lost.
+    /// Share of datagrams that was lost.
     pub loss: f64,
 }
 
@@ -19,13 +19,14 @@ pub struct Trial {
 pub struct Limits {
     /// First rate that is tried.
     pub start_pps: f64,
-    /// Rate above which nobody looks.
+    /// Rate at which the search stops.
     pub max_pps: f64,
-    /// Largest share of datagrams that may be lost.
+    /// Maximum share of lost datagrams.
     pub loss: f64,
     /// The search ends when pass and failure are this close, as a share of the rate.
     pub precision: f64,
-    /// Tries that a rate has: noise of the machine must not look like a limit of the receiver.
+    /// Attempts at a rate, because noise of the machine must not look like a limit of the
+    /// receiver.
     pub attempts: usize,
 }
 
@@ -35,25 +36,25 @@ impl Default for Limits {
     }
 }
 
-/// What the search found.
+/// Result of the search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SearchResult {
-    /// Highest confirmed rate; 0 when even the lowest rate that was tried loses datagrams.
+    /// Highest confirmed rate; 0 if even the lowest tried rate loses datagrams.
     pub pps: f64,
-    /// True when the sender could not send faster: the receiver can do at least this.
+    /// True if the sender could not send faster: the receiver can handle at least this.
     pub sender_limited: bool,
-    /// Trials that it took.
+    /// Number of trials.
     pub trials: usize,
 }
 
-/// A sender that reaches less than this share of the asked rate is at its own limit.
+/// A sender that reaches less than this share of the requested rate is at its own limit.
 const SENDER_FRACTION_MIN: f64 = 0.95;
 /// How far the rate grows at each step while nothing is lost.
 const GROWTH_FACTOR: f64 = 1.6;
 /// Rates below this say nothing about a receiver: the machine is busy with something else.
 const RATE_MIN_PPS: f64 = 1000.0;
 
-/// Searches for the highest rate that `trial` passes. `trial` gets the rate to offer.
+/// Searches for the highest rate that passes `trial`, which gets the rate to offer.
 ///
 /// The answer is a rate that was really offered and passed twice.
 pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<SearchResult> {
@@ -61,7 +62,7 @@ pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>
     let mut rate = limits.start_pps.max(RATE_MIN_PPS).min(limits.max_pps);
     let (mut good, mut bad, mut sender_limited) = (0.0_f64, f64::INFINITY, false);
 
-    // Up until something is lost, or down until nothing is.
+    // Go up until datagrams are lost, or down until none are.
     loop {
         match search.try_rate(rate)? {
             Some(seen) => {
@@ -84,7 +85,7 @@ pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>
             }
         }
     }
-    // Halve what is between the two.
+    // Bisect between the two.
     while bad.is_finite() && bad - good > limits.precision * good {
         let middle = f64::midpoint(good, bad);
         match search.try_rate(middle)? {
@@ -117,9 +118,8 @@ struct Search<'a, T> {
 impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
     /// The rate that was really offered, if `rate` stayed within the limit.
     ///
-    /// A receiver that loses and a sender that stays behind have the same number of tries, for
-    /// either may have been the machine's doing; a try where the sender stayed behind says nothing
-    /// about the receiver.
+    /// Losses and a slow sender have the same number of attempts, because the machine may have
+    /// caused either. An attempt with a slow sender says nothing about the receiver.
     fn try_rate(&mut self, rate: f64) -> Result<Option<f64>> {
         let tries = self.limits.attempts.max(1);
         let (mut lost, mut behind, mut fastest) = (0, 0, 0.0_f64);
@@ -143,8 +143,8 @@ impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
 mod tests {
     use super::*;
 
-    /// A receiver that takes everything up to `knee` and collapses above it, behind a sender that
-    /// reaches `sender` at most.
+    /// A receiver that handles everything up to `knee` and collapses above it, with a sender that
+    /// reaches at most `sender`.
     fn receiver(knee: f64, sender: f64) -> impl FnMut(f64) -> Result<Trial> {
         move |rate| {
             let offered_pps = rate.min(sender);

@@ -16,28 +16,28 @@ use crate::traffic::portable::{self, Flows};
 use crate::traffic::replies::{CountHook, ReplyCounter, ReplyFlows, SharedFlows};
 use crate::traffic::{Sent, Traffic, Until};
 
-/// One stretch of traffic.
+/// Traffic of one sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// Datagrams per second; `None` for as fast as the sender can.
     pub pps: Option<f64>,
-    /// How long.
+    /// Duration.
     pub duration: Duration,
     /// Payload in bytes.
     pub size: usize,
-    /// Sources, each a flow.
+    /// Number of flows.
     pub flows: u16,
-    /// Let the kernel cut trains into datagrams (UDP GSO). Loopback only.
+    /// Send GSO messages, which the kernel segments into datagrams. Loopback only.
     pub gso: bool,
 }
 
 /// A place to measure in: it starts receivers and sends to them.
 pub struct Setup {
     environment: Environment,
-    /// Processor of the sender, when it has one of its own.
+    /// Processor of the sender, if it has one of its own.
     sender_cpu: Option<usize>,
     receiver_cpus: Vec<usize>,
-    /// Counts what comes back, once somebody asked for it.
+    /// Counts replies, once that was requested.
     reply_counter: Option<ReplyCounter>,
     count_hook: CountHook,
 }
@@ -50,15 +50,14 @@ enum Environment {
 /// Sends over loopback.
 #[derive(Default)]
 struct LoopbackSender {
-    /// The target that flows were opened for, and the flows, where answers are counted: they come
-    /// back to them.
+    /// The target of the flows, and the flows, at which replies are counted.
     target: Option<Traffic>,
     flows: SharedFlows,
 }
 
 impl LoopbackSender {
     fn lock_flows(&self) -> MutexGuard<'_, ReplyFlows> {
-        // Whoever panics with it leaves flows and a count that belong together.
+        // After a panic, the flows and the count still belong together.
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,8 +84,8 @@ struct Hosts {
     testbed: Testbed,
     /// Receive queues of each device.
     queues: u32,
-    /// The sender and the traffic that it was made for: it keeps its program while only the rate
-    /// changes.
+    /// The sender and the traffic that it was created for. It keeps its program while only the
+    /// rate changes.
     sender: Option<(Traffic, LiveSender)>,
 }
 
@@ -113,11 +112,11 @@ impl Hosts {
     }
 }
 
-/// Port of the receivers in the testbed, where nobody else has one.
+/// Port of the receivers in the testbed, where it is free.
 const RECEIVER_PORT: u16 = 7;
 
-/// Receive queues of the devices of a testbed, if nobody says: as many as the most lanes of a
-/// default run.
+/// Default number of receive queues of testbed devices: the largest number of lanes in a default
+/// run.
 const DEFAULT_QUEUES: u32 = 8;
 
 impl Setup {
@@ -129,16 +128,16 @@ impl Setup {
         Ok(Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus))
     }
 
-    /// Two hosts joined by `interfaces` veth pairs of several queues; the sender makes frames in
-    /// XDP, and takes the pairs in turn.
+    /// Two hosts joined by `interfaces` veth pairs of several queues. The sender generates frames
+    /// in XDP, and uses the pairs in turn.
     ///
     /// # Errors
-    /// Without root, or where a network namespace cannot be made.
+    /// Without root, or if a network namespace cannot be created.
     pub fn testbed(receiver_cpus: Option<Vec<usize>>, interfaces: usize) -> Result<Self> {
         Self::testbed_with_queues(receiver_cpus, interfaces, DEFAULT_QUEUES)
     }
 
-    /// The same, with so many receive queues for each device.
+    /// The same, with a given number of receive queues for each device.
     ///
     /// # Errors
     /// As for [`testbed`](Self::testbed).
@@ -148,8 +147,8 @@ impl Setup {
         queues: u32,
     ) -> Result<Self> {
         let links = vec![(0, 1); interfaces.max(1)];
-        // Without IPv6 the kernels send nothing of their own, which the devices would count beside
-        // the traffic.
+        // Without IPv6 the kernels send no packets of their own, which the devices would count in
+        // addition to the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
         Ok(Self::with_environment(
@@ -160,7 +159,7 @@ impl Setup {
 
     fn with_environment(place: Environment, receiver_cpus: Option<Vec<usize>>) -> Self {
         let cpus = machine::allowed_cpus();
-        // The sender has the last processor for itself, where there is more than one.
+        // The sender has the last processor for itself, if there is more than one.
         let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
         let others = cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
         Self {
@@ -180,7 +179,7 @@ impl Setup {
         }
     }
 
-    /// The device that the traffic goes through.
+    /// The device of the traffic.
     pub fn device_description(&self) -> String {
         match &self.environment {
             Environment::Loopback(_) => "lo".into(),
@@ -193,7 +192,7 @@ impl Setup {
         }
     }
 
-    /// Names of the devices that receivers can take frames from; none over loopback.
+    /// Names of the devices that receivers can get frames from; none over loopback.
     pub fn device_names(&self) -> Vec<String> {
         match &self.environment {
             Environment::Loopback(_) => Vec::new(),
@@ -203,7 +202,7 @@ impl Setup {
         }
     }
 
-    /// The host that sends and the one that receives, where there are two.
+    /// The sending and the receiving host, if there are two.
     pub fn hosts(&self) -> Option<(&Host, &Host)> {
         match &self.environment {
             Environment::Loopback(_) => None,
@@ -211,7 +210,7 @@ impl Setup {
         }
     }
 
-    /// What makes the traffic.
+    /// The sender of the traffic.
     pub fn sender_name(&self) -> &'static str {
         match &self.environment {
             Environment::Loopback(_) => "sockets (sendmmsg)",
@@ -229,7 +228,7 @@ impl Setup {
         &self.receiver_cpus
     }
 
-    /// The address that receivers bind: the wildcard where traffic arrives at several addresses.
+    /// The address that receivers bind: the wildcard if traffic arrives at several addresses.
     pub fn bind_addr(&self) -> SocketAddr {
         match &self.environment {
             Environment::Loopback(_) => ([127, 0, 0, 1], 0).into(),
@@ -240,22 +239,21 @@ impl Setup {
         }
     }
 
-    /// Has answers between hosts counted elsewhere than usual, if nobody has asked for them yet.
+    /// Selects where replies between hosts are counted, if counting has not started yet.
     pub fn set_count_hook(&mut self, counter: CountHook) {
         self.count_hook = counter;
     }
 
-    /// Where answers between hosts are counted; none over loopback.
+    /// The place where replies between hosts are counted; none over loopback.
     pub fn count_hook(&self) -> Option<CountHook> {
         self.hosts().map(|_| self.count_hook)
     }
 
-    /// What counts the answers to the traffic: from the first call on they are dropped where they
-    /// come back to. Over loopback those of the last target that was sent to are counted, and what
-    /// was counted before.
+    /// The counter of replies to the traffic. From the first call on, they are dropped at the
+    /// sending host. Over loopback it counts those of the last target, and the earlier count.
     ///
     /// # Errors
-    /// Where eBPF cannot be loaded.
+    /// If eBPF cannot be loaded.
     pub fn reply_counter(&mut self) -> Result<ReplyCounter> {
         if let Some(answers) = &self.reply_counter {
             return Ok(answers.clone());
@@ -278,7 +276,7 @@ impl Setup {
             .with_context(|| format!("cannot start {kind} with {} threads", options.threads))
     }
 
-    /// Does `work` where the traffic arrives; sockets and threads that it makes are there too.
+    /// Runs `work` where the traffic arrives. Sockets and threads that it creates are there, too.
     pub fn run_at_receiver<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.environment {
             Environment::Loopback(_) => work(),
@@ -294,7 +292,7 @@ impl Setup {
         self.send_until(to, load, Until::Duration(load.duration))
     }
 
-    /// Sends to `to` until what `until` says; the duration of the load does not count.
+    /// Sends to `to` as `until` says; the duration of the load is ignored.
     ///
     /// # Errors
     /// When the sender fails.
@@ -304,7 +302,7 @@ impl Setup {
         let (cpu, keep) = (self.sender_cpu, self.reply_counter.is_some());
         match &mut self.environment {
             Environment::Testbed(hosts) => hosts.send(&traffic, cpu, until),
-            // On a thread of its own: the pinning must not outlive it.
+            // On a thread of its own, because the pinning must not outlive it.
             Environment::Loopback(local) => std::thread::scope(|scope| {
                 let sender = scope.spawn(|| {
                     if let Some(cpu) = cpu {

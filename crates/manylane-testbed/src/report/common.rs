@@ -1,5 +1,5 @@
-//! What pages of small benchmarks have in common: title, sentences, sections with plots, and how it
-//! was measured.
+//! Common parts of the pages of small benchmarks: title, sentences, sections with plots, and the
+//! settings.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::{about, escape, figure, plots, subtitle};
 use crate::schema::{BenchSettings, Document};
 use crate::stats::Summary;
 
-/// A page with what `said` says and what `body` adds.
+/// A page with the sentences of `said` and the sections of `body`.
 pub(super) fn page<R>(
     document: &Document<BenchSettings, R>,
     said: &[String],
@@ -33,7 +33,7 @@ pub(super) fn page<R>(
     Ok(page)
 }
 
-/// What a plot is of: its title, what is said below it, its axes.
+/// The texts of a plot: its title, its caption, its axes.
 #[derive(Clone, Copy)]
 pub(super) struct PlotLabels<'a> {
     pub(super) title: &'a str,
@@ -42,8 +42,8 @@ pub(super) struct PlotLabels<'a> {
     pub(super) y: &'a str,
 }
 
-/// Samples of each of `names` at each of `places`, with lines that join the medians. Nothing where
-/// there are no samples at all.
+/// Samples of each of `names` at each of `places`, with lines that join the medians. Empty without
+/// samples.
 pub(super) fn samples(
     page: &mut String,
     words: PlotLabels<'_>,
@@ -73,8 +73,7 @@ pub(super) fn samples(
     Ok(())
 }
 
-/// A bar for each of `names` at each of `places`; where `most` has a value, a dark line stands at
-/// it.
+/// A bar for each of `names` at each of `places`, with a dark line at the value of `most`, if any.
 pub(super) fn bars(
     page: &mut String,
     words: PlotLabels<'_>,
@@ -105,7 +104,7 @@ fn legend(names: &[&str]) -> String {
     format!("<ul class=legend>{}</ul>", names.iter().enumerate().map(entry).collect::<String>())
 }
 
-/// A table; lines whose first cell is a lane's are ours.
+/// A table; rows of lanes are highlighted.
 pub(super) fn table(page: &mut String, header: &[&str], lines: &[Vec<String>]) {
     page.push_str("<h3>All figures</h3><div class=wide><table><thead><tr>");
     header.iter().for_each(|name| _ = write!(page, "<th>{}", escape(name)));

@@ -1,25 +1,24 @@
-//! What the figures of a run say, in plain words. Every sentence is computed; none is there because
-//! it was hoped for.
+//! The conclusion of a run in plain words. Every sentence is computed from the figures.
 
 use crate::schema::{BENCH_ECHO, BenchRow, Sample};
 use crate::stats::{Summary, mann_whitney, median};
 
-/// Differences with a higher probability of being chance are not called differences.
+/// Highest p-value of a difference that is reported as one.
 const SIGNIFICANCE_LEVEL: f64 = 0.05;
 
-/// What the figures of a run are about.
+/// The words for the figures of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Labels {
-    /// What is sent, in the plural.
+    /// The unit that is sent, in the plural.
     pub(crate) sent: &'static str,
-    /// What the cost is of.
+    /// The unit of the cost.
     pub(crate) unit: &'static str,
-    /// What a receiver does with it.
+    /// The verb for what a receiver does with it.
     pub(crate) verb: &'static str,
 }
 
 impl Labels {
-    /// Of a run whose document has this schema.
+    /// The words for documents of this schema.
     pub(crate) fn for_schema(schema: &str) -> Self {
         if schema == BENCH_ECHO {
             Self { sent: "Requests", unit: "answered request", verb: "answers" }
@@ -29,8 +28,8 @@ impl Labels {
     }
 }
 
-/// The baselines that a lane is measured against first: a socket for each thread, as lanes have it,
-/// or the rings of a queue.
+/// The preferred baselines of a lane: a socket for each thread, as lanes have, or the rings of a
+/// queue.
 fn baselines_for(lane: &str) -> &'static [&'static str] {
     if lane == "lane/xdp" { &["xsk/raw"] } else { &["reuseport/recvmmsg", "reuseport/gro"] }
 }
@@ -103,7 +102,7 @@ fn compare_to_baselines(lane: &BenchRow, among: &[&BenchRow], words: Labels) -> 
     ))
 }
 
-/// How `lane` compares with `other`, and whether that may be chance.
+/// Compares `lane` with `other`, and says whether the difference may be chance.
 fn compare(lane: &BenchRow, other: &BenchRow) -> String {
     let ratio = lane.figures.rx_cpu_ns / other.figures.rx_cpu_ns;
     let base = format!("{} ({:.0} ns)", other.figures.receiver, other.figures.rx_cpu_ns);
@@ -150,7 +149,7 @@ fn overload(row: &BenchRow, words: Labels) -> Option<String> {
     } else {
         "it collapses under overload (receive livelock)"
     };
-    // A sender that cannot send more than the receiver takes proves nothing.
+    // A sender that is slower than the receiver proves nothing.
     if offered < best * 1.2 {
         return None;
     }
@@ -170,8 +169,7 @@ fn thread_count(count: usize) -> String {
     if count == 1 { "1 thread".into() } else { format!("{count} threads") }
 }
 
-/// How far the samples of the rows spread, and whether the machine was quiet enough to believe
-/// them.
+/// The spread of the rows' samples, and whether the machine was quiet enough to trust them.
 pub(crate) fn quality(rows: &[&BenchRow]) -> String {
     let spreads = rows.iter().filter_map(|row| {
         let summary = Summary::from_samples(costs(row))?;
@@ -249,7 +247,7 @@ mod tests {
         assert!(said.contains("baselines only"), "{said}");
         many.goodput_at_double_pps = Some(299_000.0);
         assert!(conclude(&[&many], Labels::for_schema(BENCH_RX)).join(" ").contains("holds its rate"));
-        // The sender did not get far above: nothing is said.
+        // The sender did not get far above: no sentence.
         many.offered_at_double_pps = Some(310_000.0);
         assert!(!conclude(&[&many], Labels::for_schema(BENCH_RX)).join(" ").contains("overload"));
     }

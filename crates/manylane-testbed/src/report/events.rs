@@ -1,5 +1,5 @@
-//! Pages about runs of `bench churn` and `bench flap`: what is lost when lanes come and go, and
-//! when something beside the traffic changes.
+//! Pages about runs of `bench churn` and `bench flap`: losses when lanes are added and removed,
+//! and when sockets, programs or links change.
 
 use std::fmt::Write as _;
 
@@ -142,7 +142,7 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
     })
 }
 
-/// What each event costs beyond what is lost while nothing happens.
+/// Losses of each event, compared with those of rounds without an event.
 fn flap_conclusions(rows: &[FlapRow]) -> Vec<String> {
     let said = rows.iter().filter(|row| row.event != "nothing").map(|row| {
         let like = |other: &&FlapRow| {

@@ -1,4 +1,4 @@
-//! What a run of `bench flood` says: sentences computed from its samples.
+//! The conclusion of a run of `bench flood`: sentences computed from its samples.
 
 mod page;
 
@@ -6,11 +6,11 @@ pub use self::page::html;
 use crate::schema::{FloodPauses, FloodRow};
 use crate::stats::{Summary, mann_whitney};
 
-/// A difference that chance makes less often than this is one.
+/// Highest p-value of a difference that is reported as one.
 const SIGNIFICANCE_LEVEL: f64 = 0.05;
-/// Share of the requests of regular clients that shall be answered.
+/// Required share of answered requests of regular clients.
 const REPLY_RATIO_MIN: f64 = 0.99;
-/// No program shall be kept from running for longer, in milliseconds.
+/// Longest acceptable pause of a program, in milliseconds.
 const STARVATION_MS_MAX: f64 = 10.0;
 
 /// The sentences, in the order of the parts.
@@ -97,7 +97,7 @@ fn rates(row: &FloodRow, who: &str) -> Vec<f64> {
     row.pauses(who).map(FloodPauses::over_1ms_per_second).collect()
 }
 
-/// Whether there are more of something in `many` than in `few`, as far as the rounds can tell.
+/// Compares the counts in `many` with those in `few`, as far as the rounds allow.
 fn significance(many: &[f64], few: &[f64]) -> String {
     let p = mann_whitney(many, few);
     let middle =
@@ -149,7 +149,7 @@ fn program(rows: &[FloodRow]) -> Vec<String> {
     said
 }
 
-/// A program that shares its processor with the maker of the flood.
+/// A program that shares its processor with the flood generator.
 const SENDER_CPU_PROGRAM: &str = "program beside the sender";
 
 fn sender_cpu_conclusions(rows: &[FloodRow]) -> Vec<String> {
@@ -179,8 +179,8 @@ fn sender_cpu_conclusions(rows: &[FloodRow]) -> Vec<String> {
     said
 }
 
-/// How the longest pauses of `who` in the first variant are to those in the second, as far as the
-/// rounds can tell.
+/// Compares the longest pauses of `who` in the first variant with those in the second, as far as
+/// the rounds allow.
 fn compare_longest(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'static str, f64)> {
     let [one, other] = variants.map(|variant| {
         let row = find_row(rows, "program", variant)?;
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(rows[1].answered, Some(1.0));
     }
 
-    /// Pauses of a lane with full tables, so many more in each round than with empty ones.
+    /// Pauses of a lane with full tables, with this many more in each round than with empty ones.
     fn sources_conclusions(more: u64) -> Vec<String> {
         let load = |variant, more: u64| {
             row("sources", variant, move |round, seen| {

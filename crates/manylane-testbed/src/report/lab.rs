@@ -1,5 +1,5 @@
 //! A page about a lab run: for each paper its conclusion, its figures redrawn with the paper's
-//! numbers as series of their own, its tables, and what differs.
+//! numbers as separate series, its tables, and the differences.
 
 use std::fmt::Write as _;
 
@@ -87,14 +87,14 @@ fn section(page: &mut String, run: &LabDocument, paper: Paper) -> Result<()> {
     Ok(())
 }
 
-/// A series for each line that has a value, and one for each that the paper printed.
+/// A series for each line with a value, and one for each line of the paper.
 fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>) -> Result<()> {
     if let [_] = &*grid.columns {
         return draw_horizontal(page, title, unit, grid);
     }
     let mut series = Vec::new();
     let mut legend = String::from("<ul class=legend>");
-    // A line of the paper has the colour of the line of ours that has its name.
+    // A line of the paper has the colour of our line of the same name.
     let mut add = |name: &str, colour: usize, values: Vec<Option<f64>>, samples: Vec<Vec<f64>>, printed| {
         let swatch = match printed {
             true => format!("class=printed style=\"border-color:var(--s{})\"", colour % plots::COLOURS),
@@ -133,7 +133,7 @@ fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>)
     Ok(())
 }
 
-/// Of one column only: a row of bars for each line.
+/// With one column only: a row of bars for each line.
 fn draw_horizontal(page: &mut String, title: &str, unit: &str, grid: &Grid<'_>) -> Result<()> {
     let names: Vec<String> = grid.lines.iter().map(|(line, _)| (*line).to_string()).collect();
     let of = |value: fn(&Row) -> Option<f64>| -> Vec<Option<f64>> {

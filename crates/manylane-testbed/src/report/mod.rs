@@ -1,5 +1,5 @@
-//! A page about one run: what was compared, what it says, plots, and every figure. One file,
-//! nothing to load.
+//! A page about one run: the settings, the conclusion, plots, and all figures, in one file that
+//! loads nothing else.
 
 pub mod batch;
 mod common;
@@ -21,7 +21,7 @@ use conclusion::Labels;
 
 pub use plots::format_number;
 
-/// Sentences that the figures of a run support, in the order of payload sizes.
+/// Sentences computed from the figures of a run, in the order of payload sizes.
 pub fn conclusions(document: &Document<BenchSettings, BenchRow>) -> Vec<String> {
     let mut said = Vec::new();
     for size in sizes(document) {
@@ -155,7 +155,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Labels) ->
     Ok(())
 }
 
-/// Leaves out the places where no bar stands: a quick run searches rates for one number of threads
+/// Leaves out places without a bar, because a quick run searches rates for one number of threads
 /// only.
 fn drop_unmeasured(
     labels: &[String],
@@ -324,7 +324,7 @@ mod tests {
         assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
         assert_eq!(page.matches("<svg").count(), 3);
         for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
-            // The name of the SVG namespace is a name and not an address.
+            // The name of the SVG namespace is not an address to load.
             let page = page.replace("http://www.w3.org/2000/svg", "");
             assert!(!page.contains(loaded), "{loaded}");
         }
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A colour that the head does not have is none: legend and lines would not fit each other.
+    /// A colour that is not in the head has no effect: legend and lines would not match.
     #[test]
     fn each_colour_is_one_of_the_page_light_and_dark() {
         let head = include_str!("head.html");

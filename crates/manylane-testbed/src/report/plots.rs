@@ -1,4 +1,4 @@
-//! The plots of a report, as SVG that takes its colours from the page around it.
+//! The plots of a report, as SVG with the colours of the surrounding page.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -10,13 +10,13 @@ const HEIGHT: u32 = 380;
 /// Size of labels.
 const FONT_SIZE: u32 = 15;
 
-/// Times the highest median that samples have room up to.
+/// Top of the axis, as a multiple of the highest median.
 const HEADROOM: f64 = 4.0;
 
-/// Stand-ins for colours of the page: no plot uses these values for anything else.
+/// Placeholders for colours of the page. No plot uses these values for anything else.
 const INK: RGBColor = RGBColor(1, 2, 3);
 const FAINT: RGBColor = RGBColor(4, 5, 6);
-/// So many series can be told apart.
+/// Number of distinguishable series.
 pub(super) const COLOURS: usize = 12;
 const SERIES: [RGBColor; COLOURS] = [
     RGBColor(16, 0, 1),
@@ -35,13 +35,13 @@ const SERIES: [RGBColor; COLOURS] = [
 
 /// One line or one set of bars.
 pub(crate) struct Series {
-    /// Its colour: the same receiver has the same one in all plots.
+    /// Its colour. A receiver has the same one in all plots.
     pub(crate) colour: usize,
-    /// A value for each place on the axis; `None` where it was not measured.
+    /// A value for each place on the axis; `None` if it was not measured.
     pub(crate) values: Vec<Option<f64>>,
     /// Raw samples at each place.
     pub(crate) samples: Vec<Vec<f64>>,
-    /// It was not measured here but printed by others: dashed, and bars are hollow.
+    /// True for published numbers, which are drawn dashed, with hollow bars.
     pub(crate) printed: bool,
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
     draw(HEIGHT, |area| {
         let values = || series.iter().flat_map(|line| line.values.iter().flatten());
         let samples = || series.iter().flat_map(|line| line.samples.iter().flatten());
-        // A few samples far above all medians would press these to the ground: they are told, and
-        // stand at the edge.
+        // A few samples far above all medians would flatten the plot, so that they are drawn at
+        // the edge, with their values.
         let (highest, top) = (axis_max(values().chain(samples())), axis_max(values()) * HEADROOM);
         let is_cut = values().any(|value| *value > 0.0) && highest > top;
         let top = if is_cut { top } else { highest };
@@ -76,7 +76,7 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
             let points: Vec<(f64, f64)> = line.values.iter().enumerate().filter_map(at).collect();
             let (stroke, mark) =
                 (colour.stroke_width(2), |at: &(f64, f64)| Circle::new(*at, 4, shape_style(line, colour)));
-            // Across a place where nothing was measured no line leads.
+            // Lines are interrupted at places without a value.
             for points in points.chunk_by(|one, next| next.0 - one.0 < 1.5) {
                 if line.printed {
                     let dashes = DashedLineSeries::new(points.to_vec(), 7, 5, stroke);
@@ -98,12 +98,12 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
     })
 }
 
-/// How marks and bars of a series are drawn: what was printed is hollow.
+/// Style of marks and bars of a series; published numbers are hollow.
 fn shape_style(series: &Series, colour: RGBColor) -> ShapeStyle {
     if series.printed { colour.stroke_width(2) } else { colour.filled() }
 }
 
-/// A group of bars for each of `labels`; a second, outlined value may stand over each bar.
+/// A group of bars for each of `labels`, each with an optional second, outlined value.
 pub(crate) fn bars(
     labels: &[String],
     x: &str,
@@ -137,15 +137,15 @@ pub(crate) fn bars(
     })
 }
 
-/// A row of bars for each of `labels`, which may be long: names are on the left, and each bar has
-/// its figure at its end.
+/// A row of bars for each of `labels`, which may be long: names are on the left, and each bar ends
+/// with its figure.
 pub(crate) fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
     let height = 56 + (labels.len() * (12 + 16 * series.len().max(1))) as u32;
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     // A letter is at most 0.6 times as wide as it is high.
     let names = (longest * FONT_SIZE as usize * 3 / 5 + 14).min(WIDTH as usize / 2) as u32;
     draw(height, |area| {
-        // Figures behind the longest bar need room.
+        // The figure after the longest bar needs room.
         let top = axis_max(series.iter().flat_map(|bar| bar.values.iter().flatten())) * 1.1;
         let places = labels.len();
         let mut builder = ChartBuilder::on(area);
@@ -194,7 +194,8 @@ pub(crate) fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> 
     })
 }
 
-/// The name of a place; the axis also asks between the places and outside: those have none.
+/// The name of a place. The axis also requests labels between the places and outside, which have
+/// none.
 fn label_at(labels: &[String], at: f64) -> String {
     let place = at.round();
     if (at - place).abs() > 0.01 || place < 0.0 {
@@ -215,11 +216,11 @@ fn frame<'a, 'b>(area: &'a Area<'b>, places: usize, top: f64) -> Result<Chart<'a
     builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(plot_error)
 }
 
-/// Long names of many places do not run into each other.
+/// Long names of many places must not overlap.
 fn label_size(labels: &[String]) -> u32 {
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
-    // A letter is at most 0.6 times as wide as it is high; the axis has what the plot's width
-    // leaves beside the numbers.
+    // A letter is at most 0.6 times as wide as it is high. The axis has the plot's width minus the
+    // numbers.
     let room = (WIDTH - 94) as usize * 5 / (3 * longest * labels.len()).max(1);
     u32::try_from(room).unwrap_or(FONT_SIZE).clamp(9, FONT_SIZE)
 }
@@ -256,7 +257,7 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Stri
     Ok(apply_theme(&svg, height))
 }
 
-/// Makes the plot scale with the page and take the page's colours.
+/// Makes the plot scale with the page and use the page's colours.
 fn apply_theme(svg: &str, height: u32) -> String {
     let fixed = format!("<svg width=\"{WIDTH}\" height=\"{height}\" ");
     let mut svg = svg.replace(&fixed, "<svg role=\"img\" ");
@@ -275,7 +276,7 @@ fn axis_max<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     if most > 0.0 { most * 1.08 } else { 1.0 }
 }
 
-/// A number as people read it: 1.25M, 350k, 42.
+/// A number with a unit prefix: 1.25M, 350k, 42.
 pub fn format_number(value: f64) -> String {
     let short = |value: f64, unit: &str| {
         let digits = if value >= 100.0 || value == value.trunc() {
@@ -408,7 +409,7 @@ mod tests {
         let (near, far) = (with(47.0, Some(11.0)), with(30_000.0, Some(11.0)));
         assert!(!near.contains("higher") && !near.contains("<polygon"), "{near}");
         assert!(far.contains("▲ higher, up to 30k") && far.matches("<polygon").count() == 1, "{far}");
-        // A line ends where nothing was measured, and another one begins behind it.
+        // A line ends at a place without a value, and another one begins after it.
         let strokes =
             |svg: &str| svg.lines().filter(|line| line.contains("polyline") && line.contains("--s0")).count();
         assert_eq!((strokes(&near), strokes(&with(47.0, None))), (1, 2));

@@ -1,5 +1,5 @@
-//! The page about `bench rtt`: times and cost of each contender, beside the one that blocks in
-//! `recvfrom`.
+//! The page about `bench rtt`: times and cost of each contender, compared with the one that blocks
+//! in `recvfrom`.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use super::{about, escape, figure, format_number, plots, subtitle};
 use crate::schema::{BenchSettings, Document, RttRow};
 use crate::stats::{Summary, distinct, mann_whitney};
 
-/// What all are compared with: what most servers do.
+/// The contender that all are compared with, as most servers work this way.
 const BASELINE: (&str, &str) = ("socket/recvfrom", "sleep");
 
-/// Sentences that the rows support: each is computed.
+/// Sentences computed from the rows.
 #[must_use]
 pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
     let busy = || rows.iter().filter(|row| row.mode != "idle");
@@ -67,7 +67,7 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
     said
 }
 
-/// How `row` compares with `other`, and whether that may be chance.
+/// Compares `row` with `other`, and says whether the difference may be chance.
 fn compare(row: &RttRow, other: &RttRow, value: fn(&crate::schema::RttSample) -> f64) -> String {
     let of = |row: &RttRow| row.samples.iter().map(value).collect::<Vec<f64>>();
     let (mine, theirs) = (of(row), of(other));
@@ -278,7 +278,7 @@ mod tests {
         let page = html(&document).unwrap();
         assert!(page.contains("<svg") && page.matches("<tr").count() == 1 + 5);
         let text = serde_json::to_string(&document).unwrap();
-        // What rows and samples share is among their own, for whoever reads the document.
+        // The common fields of rows and samples are flattened in the document.
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         for of in [&value["rows"][0], &value["rows"][0]["samples"][4]] {
             assert!(of["rtt"].is_null() && of["p50_ns"].is_f64() && of["machine_cores"] == 2.0, "{of}");

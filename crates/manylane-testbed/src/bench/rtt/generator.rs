@@ -1,10 +1,11 @@
 //! The generator: one thread that never sleeps, one socket.
 //!
-//! *Open loop*: request n is due when its turn has come, whatever became of those before it, and
-//! its time counts from then: a server that stalls is not spared by a client that waits for it (no
-//! coordinated omission). *Ping-pong*: the next request leaves when the answer is there.
+//! *Open loop*: request n is due at its time in the schedule, whatever happened to earlier ones,
+//! and its latency counts from then. So a stall of the server is not hidden by a client that waits
+//! for it (no coordinated omission). *Ping-pong*: the next request is sent when the reply has
+//! arrived.
 //!
-//! Requests carry their number. An answer to one of an earlier stretch is none.
+//! Requests carry their number. Replies to requests of an earlier series are ignored.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -25,26 +26,25 @@ use crate::bench::Setup;
 
 /// Bytes of the number in a request.
 pub const SEQ_LEN: usize = 8;
-/// How long an answer may take.
+/// Timeout of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(100);
-/// Requests that can be under way: a power of two. What is older is lost.
+/// Maximum number of pending requests, a power of two. Older ones are lost.
 const IN_FLIGHT_MAX: usize = 1 << 16;
-/// Requests that are sent before answers are looked at.
+/// Maximum number of requests that are sent before replies are polled.
 const BURST_MAX: usize = 8;
-/// Looks for an answer between two looks at the clock, in a ping-pong.
+/// Polls for a reply between two readings of the clock, in a ping-pong.
 const POLLS_PER_CLOCK_READ: u32 = 256;
 const RECV_BUFFER: usize = 16 << 20;
-/// Highest time that the histogram tells apart: ten seconds.
+/// Highest time of the histogram: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
 
-/// How the requests of an open loop follow each other.
+/// Intervals between the requests of an open loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Arrivals {
-    /// At even distances.
+    /// Equal intervals.
     #[default]
     Even,
-    /// By chance, without memory: as from many clients that know nothing of each other (a Poisson
-    /// process).
+    /// Random intervals, as from many independent clients (a Poisson process).
     Poisson,
 }
 
@@ -66,26 +66,27 @@ impl FromStr for Arrivals {
     }
 }
 
-/// What came of a stretch of requests.
+/// Result of a series of requests.
 #[derive(Debug)]
 pub struct RequestStats {
     /// Requests that were due.
     pub requests: u64,
-    /// Answers that came in time.
+    /// Replies in time.
     pub replies: u64,
-    /// Nanoseconds from when a request was due to its answer.
+    /// Nanoseconds from when a request was due to its reply.
     pub latency: Histogram<u64>,
-    /// How far behind its schedule the generator was itself, in nanoseconds: latencies include it.
+    /// Delay of the generator behind its own schedule, in nanoseconds, which is included in
+    /// latencies.
     pub send_lag: Histogram<u64>,
-    /// How long requests were sent.
+    /// Duration of sending.
     pub elapsed: Duration,
 }
 
 impl RequestStats {
-    /// Nothing, yet.
+    /// An empty result.
     ///
     /// # Errors
-    /// Never: the bounds are right.
+    /// Never, because the bounds are valid.
     pub fn new() -> Result<Self> {
         let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3);
         Ok(Self {
@@ -103,7 +104,7 @@ impl RequestStats {
         self.requests as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// Share of them that was not answered.
+    /// Share of requests without a reply.
     #[must_use]
     pub fn loss(&self) -> f64 {
         if self.requests == 0 { 0.0 } else { 1.0 - self.replies as f64 / self.requests as f64 }
@@ -115,15 +116,15 @@ pub struct Generator {
     socket: UdpSocket,
     payload: Vec<u8>,
     buffer: Vec<u8>,
-    /// The next request's number; those of all stretches are different.
+    /// The next request's number, unique over all series.
     next_seq: u64,
-    /// When each request under way was due, by its number.
+    /// Due time of each pending request, by its number.
     due: Vec<Duration>,
-    /// The server is on the same processor: looks give way to it.
+    /// The server is on the same processor, so that polling yields to it.
     should_yield: bool,
-    /// How long an answer may take.
+    /// Timeout of a reply.
     reply_timeout: Duration,
-    /// Of the generator of random numbers.
+    /// State of the random number generator.
     rng_state: u64,
 }
 
@@ -131,7 +132,7 @@ impl Generator {
     /// A socket on the sending side of `setup`, for requests of `size` bytes to `to`.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// When the socket cannot be created.
     pub fn open(setup: &Setup, to: SocketAddr, size: usize) -> Result<Self> {
         ensure!(size >= SEQ_LEN, "a request carries its number: it has {SEQ_LEN} bytes at least, not {size}");
         let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
@@ -161,7 +162,7 @@ impl Generator {
         })
     }
 
-    /// Does `work` on a thread that is pinned to the generator's processor.
+    /// Runs `work` on a thread that is pinned to the generator's processor.
     ///
     /// # Errors
     /// When it cannot be pinned, and those of `work`.
@@ -182,7 +183,7 @@ impl Generator {
         })
     }
 
-    /// Asks `rate` times a second, for `duration`.
+    /// Sends `rate` requests per second for `duration`.
     ///
     /// # Errors
     /// When the socket fails.
@@ -219,7 +220,7 @@ impl Generator {
         Ok(asked)
     }
 
-    /// Asks when the last answer is there, or has taken too long.
+    /// Sends each request when the last reply has arrived, or has timed out.
     ///
     /// # Errors
     /// When the socket fails.
@@ -249,11 +250,10 @@ impl Generator {
         if self.should_yield { thread::yield_now() } else { std::hint::spin_loop() }
     }
 
-    /// How long after the request that is due at `due`, which was the one of this number, the next
-    /// one is.
+    /// Interval between the request due at `due`, with this number, and the next one.
     fn interarrival(&mut self, rate: f64, arrivals: Arrivals, due: Duration, number: u64) -> Duration {
         match arrivals {
-            // From the beginning, so that nothing adds up.
+            // Computed from the start, so that rounding errors do not add up.
             Arrivals::Even => Duration::from_secs_f64(number as f64 / rate).saturating_sub(due),
             Arrivals::Poisson => {
                 self.rng_state ^= self.rng_state << 13;
@@ -265,7 +265,8 @@ impl Generator {
         }
     }
 
-    /// Sends the next request. One that the kernel does not take is asked and not answered.
+    /// Sends the next request. One that the kernel does not accept counts as sent and not
+    /// answered.
     fn send_request(&mut self, due: Duration, asked: &mut RequestStats) -> Result<()> {
         let number = self.next_seq;
         self.next_seq += 1;
@@ -279,7 +280,8 @@ impl Generator {
         }
     }
 
-    /// Takes the answers that are there, to requests from `base` on; whether there were any.
+    /// Receives the replies that have arrived, to requests from `base` on. Returns true if there
+    /// were any.
     fn recv_replies(&mut self, base: u64, start: Instant, asked: &mut RequestStats) -> Result<bool> {
         let mut some = false;
         for _ in 0..BURST_MAX {
@@ -301,7 +303,7 @@ impl Generator {
                 continue;
             }
             let due = &mut self.due[number as usize % IN_FLIGHT_MAX];
-            // Answered before: a duplicate.
+            // A duplicate reply.
             if *due == Duration::MAX {
                 continue;
             }
@@ -333,15 +335,15 @@ mod tests {
     use super::*;
 
     static NOT_STOPPED: AtomicBool = AtomicBool::new(false);
-    /// Longer than any machine makes an answer wait that does come.
+    /// Longer than any reply takes.
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A server that sends what `answer` says of each request: how many answers to it, and to
-    /// which.
+    /// A server that sends what `answer` returns for each request: the number of replies, and to
+    /// which request.
     fn server(mut answer: impl FnMut(u64) -> (usize, u64) + Send + 'static) -> SocketAddr {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
-        // Room for all that is due while it has no turn.
+        // Room for all requests that are due while it does not run.
         let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
         thread::spawn(move || {
             let (mut buffer, mut requests) = ([0; 64], Vec::new());
@@ -374,7 +376,7 @@ mod tests {
             if arrivals == Arrivals::Even {
                 assert_eq!(got.requests, 1000);
             } else {
-                // Six times the square root of what is expected.
+                // Six times the square root of the expected number.
                 assert!((800..1200).contains(&got.requests), "{}", got.requests);
             }
         }
@@ -391,14 +393,14 @@ mod tests {
         }));
         let got = asker.open_loop(4_000.0, Arrivals::Even, Duration::from_millis(100), &NOT_STOPPED).unwrap();
         assert_eq!((got.requests, got.replies), (400, 400));
-        // Those of its first half waited for half of it and more.
+        // Requests of its first half waited for half of it or more.
         let slow = got.latency.count_between(nanos(STALL / 2), LATENCY_MAX_NS);
         assert!(slow >= 100, "{slow}");
     }
 
     #[test]
     fn in_a_ping_pong_one_is_under_way() {
-        // What ends it is the server, with request 49: no time is waited for.
+        // The server ends it with request 49, so that no timeout is needed.
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
         let mut asker = generator(server(move |number| {
@@ -413,7 +415,7 @@ mod tests {
     fn an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_request() {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
-        // Request 3 is answered when 4 is there, which has no answer then; 5 has one.
+        // Request 3 is answered when 4 arrives, which gets no reply; 5 gets one.
         let mut asker = generator(server(move |number| {
             ends.store(number == 5, Ordering::Relaxed);
             (usize::from(number != 3), if number == 4 { 3 } else { number })

@@ -1,12 +1,12 @@
-//! `bench rtt`: how long an answer takes, with each way to wait, and what that way costs.
+//! `bench rtt`: round-trip times and cost of each wait policy.
 //!
 //! ```text
-//! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a stretch of requests ─► stop it
+//! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a series of requests ─► stop it
 //! ```
 //!
-//! A contender is a receiver and how it waits. The modes are a closed ping-pong (the next request
-//! when the answer is there), open loops at fixed rates ([`generator`]), and nothing at all, which
-//! tells what an idle server costs.
+//! A contender is a receiver with a wait policy. The modes are a closed ping-pong (the next
+//! request when the reply has arrived), open loops at fixed rates ([`generator`]), and no requests
+//! at all, which shows the cost of an idle server.
 
 pub mod generator;
 pub mod placement;
@@ -26,27 +26,27 @@ use crate::receiver::{Kind, ReceiverOptions, RunningReceiver, Work};
 use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
 use crate::stats::interleaved;
 
-/// Shares of the no-loss rate that open loops run at unless the user gives rates.
+/// Default rates of open loops, as shares of the no-loss rate.
 const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
-/// The rate that is always among them: one at which looking all the time would be a waste.
+/// A rate that is always included, at which polling all the time would be a waste.
 const MODERATE_PPS: f64 = 20_000.0;
-/// Ping-pong before anything is measured: queues know next hops, lanes know gaps.
+/// Warm-up ping-pong, in which next hops are resolved and lanes adapt to the intervals.
 const WARM_UP_TIME: Duration = Duration::from_millis(20);
 /// Length of a trial of the search.
 const TRIAL_TIME: Duration = Duration::from_millis(100);
 
-/// A receiver, and how it waits.
+/// A receiver with its wait policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contender {
     /// The receiver.
     pub kind: Kind,
-    /// What it does while there is nothing.
+    /// The wait policy.
     pub wait: WaitPolicy,
 }
 
 impl Contender {
-    /// What is compared unless told otherwise: the baselines, and each engine with each policy.
-    /// Those that cannot be had are left out by the caller.
+    /// The default contenders: the baselines, and each engine with each policy. The caller leaves
+    /// out those that are not available.
     #[must_use]
     pub fn defaults() -> Vec<Self> {
         let spin = WaitPolicy::Spin(Duration::from_millis(1));
@@ -93,20 +93,20 @@ impl FromStr for Contender {
     }
 }
 
-/// What is measured.
+/// Options of the benchmark.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Who is compared.
+    /// The contenders.
     pub contenders: Vec<Contender>,
-    /// Where server, generator and device work.
+    /// Placements of server, generator and device work.
     pub placements: Vec<Placement>,
     /// Requests per second of the open loops; by default shares of the lowest no-loss rate.
     pub rates: Vec<f64>,
-    /// How requests of an open loop follow each other.
+    /// Intervals of the open loops.
     pub arrivals: Arrivals,
 }
 
-/// One stretch of requests.
+/// One series of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     PingPong,
@@ -131,7 +131,8 @@ impl Mode {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a contender or the generator fails, where a placement cannot be had, or when it is stopped.
+/// When a contender or the generator fails, when a placement is not available, or when it is
+/// stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,
@@ -210,7 +211,7 @@ impl Bench<'_> {
     fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn RunningReceiver>> {
         let kind = contender.kind;
         let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
-        // A pause between batches is what lanes have that are to sleep, and only they.
+        // Only lanes that sleep delay between batches.
         let pauses = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
         let rx_coalesce = if pauses { usual.rx_coalesce } else { Duration::ZERO };
         let options =

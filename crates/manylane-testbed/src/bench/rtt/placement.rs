@@ -1,9 +1,8 @@
-//! Where server, generator and the work of the device are.
+//! Placement of the server, the generator and the device's work.
 //!
-//! A virtual device has no interrupt: what the other end sends is received in a softirq on the
-//! processor that sent. Receive packet steering (RPS) passes it on to a processor of one's choice,
-//! by an interrupt to that one; a thread of the kernel (threaded NAPI) takes the device's work off
-//! softirqs altogether.
+//! A virtual device has no interrupt: packets are received in a softirq on the sending processor.
+//! Receive packet steering (RPS) passes them on to a chosen processor, by an interrupt to that
+//! one. A kernel thread (threaded NAPI) can do the device's work instead of softirqs.
 
 use std::fmt;
 use std::fs;
@@ -16,22 +15,22 @@ use manylane_sys::cpu;
 use crate::bench::Setup;
 use crate::host::Host;
 
-/// How long threads of the kernel may take to come.
+/// Timeout until the kernel threads have started.
 const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The link that requests go over.
+/// The link of the requests.
 const LINK: usize = 0;
 
 /// A placement by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Server and generator have a processor each; the device works where the generator sends.
+    /// Server and generator have a processor each. The device's work is done on the generator's.
     SeparateCpus,
     /// Server and generator share a processor.
     SharedCpu,
-    /// As apart, and what comes in on the server's device is passed on to the server's processor
+    /// As apart, and packets from the server's device are passed on to the server's processor
     /// (RPS).
     RpsServer,
-    /// As apart, and a thread of the kernel on the server's processor does the work of its device.
+    /// As apart, and a kernel thread on the server's processor does the work of its device.
     NapiServer,
     /// The same on the generator's processor.
     NapiGenerator,
@@ -54,7 +53,7 @@ impl Placement {
         }
     }
 
-    /// Whether it is about a device.
+    /// True if it needs a device.
     #[must_use]
     pub const fn needs_device(self) -> bool {
         matches!(self, Self::RpsServer | Self::NapiServer | Self::NapiGenerator)
@@ -68,7 +67,7 @@ impl Placement {
         Cpus { server, generator }
     }
 
-    /// Puts the work of the server's device where it belongs, until what this returns is dropped.
+    /// Moves the work of the server's device to its place, until the returned value is dropped.
     pub(crate) fn apply(self, setup: &Setup) -> Result<Option<PlacementGuard>> {
         if !self.needs_device() {
             return Ok(None);
@@ -102,16 +101,16 @@ impl FromStr for Placement {
     }
 }
 
-/// Processors of the two sides; none where they are not pinned.
+/// Processors of the two sides; none if they are not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpus {
-    /// The thread that answers.
+    /// The server's thread.
     pub server: Option<usize>,
-    /// The thread that asks.
+    /// The generator's thread.
     pub generator: Option<usize>,
 }
 
-/// The device works elsewhere than usual, until this is dropped.
+/// The device's work is moved until this is dropped.
 #[derive(Debug)]
 pub(crate) struct PlacementGuard {
     host: Host,
@@ -120,7 +119,7 @@ pub(crate) struct PlacementGuard {
 
 impl Drop for PlacementGuard {
     fn drop(&mut self) {
-        // The testbed goes soon, too.
+        // Errors are ignored, because the testbed is dropped soon, too.
         let _ = if self.placement == Placement::RpsServer {
             set_rps(&self.host, 0)
         } else {
@@ -129,12 +128,12 @@ impl Drop for PlacementGuard {
     }
 }
 
-/// Passes on what any queue receives to the processors of `mask`.
+/// Passes on packets of all queues to the processors of `mask`.
 fn set_rps(host: &Host, mask: u64) -> Result<()> {
     write_sysfs(host, "queues/rx-*/rps_cpus", &format!("{mask:x}"))
 }
 
-/// Has threads of the kernel do the work of the device, on `cpu`.
+/// Makes kernel threads do the work of the device, on `cpu`.
 fn enable_threaded_napi(host: &Host, cpu: usize) -> Result<()> {
     let before = napi_threads(host.device(LINK));
     write_sysfs(host, "threaded", "1")?;
@@ -155,8 +154,7 @@ fn enable_threaded_napi(host: &Host, cpu: usize) -> Result<()> {
     }
 }
 
-/// Threads of the kernel that work for a device of this name. They do not say in which namespace it
-/// is.
+/// Kernel threads that work for a device of this name. Their namespace is not known.
 fn napi_threads(device: &str) -> Vec<i32> {
     let name = format!("napi/{device}-");
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -165,8 +163,8 @@ fn napi_threads(device: &str) -> Vec<i32> {
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).filter(is_one).collect()
 }
 
-/// Writes to a file of the device in sysfs, of which each network namespace has a view of its own:
-/// in a mount namespace of a process that ends at once.
+/// Writes to a file of the device in sysfs. Each network namespace has its own view of sysfs, so
+/// that it is mounted in the mount namespace of a short-lived process.
 fn write_sysfs(host: &Host, file: &str, value: &str) -> Result<()> {
     let device = host.device(LINK);
     let script = format!(

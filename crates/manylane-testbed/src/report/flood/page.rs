@@ -72,7 +72,7 @@ fn sources(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
     samples(page, words, &places, &names, |name, second| {
         let all = || rows[name].samples.iter().filter_map(|seen| seen.memory.as_ref());
         let first = all().find_map(|seen| seen.rss_kib.first().copied()).unwrap_or(0);
-        // A plot begins at nothing; what is given back is no more than that.
+        // A plot begins at zero, which also stands for memory that was freed.
         all()
             .filter_map(|seen| seen.rss_kib.get(second))
             .map(|kib| kib.saturating_sub(first) as f64)
