@@ -1,6 +1,6 @@
-//! How near two processors are to each other. What the kernel says of shared cores and caches is,
-//! in a virtual machine, what the hypervisor made up; how long a cache line takes from one to the
-//! other cannot be. `sarma` and `priambodo` ask here, so that they agree.
+//! Distance of two processors. In a virtual machine, the kernel's topology of cores and caches may
+//! be invented by the hypervisor. The transfer time of a cache line is real. `sarma` and
+//! `priambodo` both use this module, so that they agree.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,18 +12,18 @@ use manylane_sys::cpu;
 
 use crate::stats::median;
 
-/// Two threads of one core hand a line over in some 5 to 20 ns, for it stays in their first cache;
-/// from core to core it takes 40 to more than 200.
+/// Two threads of one core transfer a line in some 5 to 20 ns, because it stays in their L1 cache.
+/// From core to core it takes 40 to more than 200 ns.
 const SAME_CORE_NS_MAX: f64 = 25.0;
-/// Hand-overs there and back that are timed together.
+/// Number of round trips that are timed together.
 const HANDOVERS_PER_SAMPLE: u64 = 200;
 
-/// Whether two processors that hand a line over in so long are threads of one core.
+/// True if two processors with this transfer time are threads of one core.
 pub(super) fn is_same_core(handover_ns: f64) -> bool {
     handover_ns < SAME_CORE_NS_MAX
 }
 
-/// Processors of the same core by what the kernel says, that one among them.
+/// Processors of the same core according to the kernel, including this one.
 pub(super) fn thread_siblings(cpu: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let mut list = cpu::parse_list(&fs::read_to_string(path).unwrap_or_default()).unwrap_or_default();
@@ -33,11 +33,11 @@ pub(super) fn thread_siblings(cpu: usize) -> Vec<usize> {
     list
 }
 
-/// Nanoseconds that a line takes from one processor to the other, in the middle of so many
-/// stretches: half the time of a number that one writes, the other waits for and answers with the
-/// next one.
+/// Transfer time of a line between two processors in nanoseconds, the median of several series:
+/// half the round-trip time of a number that one writes, and that the other answers with the next
+/// one.
 pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> Result<f64> {
-    /// A word alone on the pair of lines that processors fetch.
+    /// A word that is alone on the pair of lines that processors fetch.
     #[repr(align(128))]
     struct PaddedWord(AtomicU64);
     let word = PaddedWord(AtomicU64::new(0));
@@ -52,7 +52,7 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
             pinned
         });
         let asks = scope.spawn(|| -> Result<f64> {
-            // Whoever cannot be pinned plays on, for the other one waits for it.
+            // A thread that cannot be pinned continues, because the other one waits for it.
             let pinned = cpu::pin(first).with_context(|| format!("cannot pin a thread to CPU {first}"));
             let mut times = Vec::with_capacity(stretches as usize);
             for stretch in 0..stretches {
@@ -71,12 +71,12 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
     })
 }
 
-/// Waits without pause instructions, which take longer than what is measured.
+/// Waits without pause instructions, which take longer than the transfer.
 fn spin_until(word: &AtomicU64, until: u64) {
     let mut polls = 0_u32;
     while word.load(Ordering::Acquire) != until {
         polls += 1;
-        // So long only if a processor was taken away: then the other thread may need this one.
+        // This long only if a processor was taken away. Then the other thread may need this one.
         if polls.is_multiple_of(1 << 14) {
             thread::yield_now();
         }
@@ -91,7 +91,7 @@ mod tests {
     fn a_line_goes_there_and_back_also_on_one_processor() {
         let cpus = crate::machine::allowed_cpus();
         let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
-        // On one processor each turn is one of the scheduler.
+        // On one processor, each step needs the scheduler.
         assert!(measure_handover(first, first, 1).unwrap() > 0.0);
         assert!(measure_handover(first, last, 5).unwrap() > 0.0);
         assert!(measure_handover(first, 5000, 1).unwrap_err().to_string().contains("CPU 5000"));

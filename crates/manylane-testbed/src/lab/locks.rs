@@ -1,6 +1,7 @@
-//! Contentions of the kernel's locks, of this process only: who waited for which lock, how often,
-//! how long. By BPF on the tracepoints `lock:contention_begin` and `lock:contention_end` (Linux
-//! 5.19); how long locks are *held* no stock kernel tells (see [`lockstat`](super::lockstat)).
+//! Contention of the kernel's locks by this process: the lock, the caller, the number of waits and
+//! their time. Measured by BPF on the tracepoints `lock:contention_begin` and
+//! `lock:contention_end` (Linux 5.19). The *hold* time of locks is not available in stock kernels
+//! (see [`lockstat`](super::lockstat)).
 
 use std::collections::BTreeMap;
 
@@ -12,17 +13,17 @@ use aya::{Ebpf, EbpfLoader};
 
 /// `struct ml_place` of bpf/locks.bpf.c, in words: the lock, then stack and flags.
 type CallSite = [u64; 2];
-/// `struct ml_waits`: how often, nanoseconds, the longest.
+/// `struct ml_waits`: count, total nanoseconds, maximum.
 type WaitStats = [u64; 3];
 
 /// Waits for one lock from one place of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contention {
-    /// The lock, by what it guards where that is known, else by its kind.
+    /// The lock, by the data that it guards if known, else by its kind.
     pub lock: String,
-    /// The function that wanted it.
+    /// The function that waited for it.
     pub caller: String,
-    /// How often somebody waited.
+    /// Number of waits.
     pub count: u64,
     /// Nanoseconds of all waits.
     pub ns: u64,
@@ -30,12 +31,12 @@ pub struct Contention {
     pub longest_ns: u64,
 }
 
-/// What was seen.
+/// The observed waits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contentions {
-    /// By lock and caller; most waiting first.
+    /// By lock and caller, the longest total time first.
     pub waits: Vec<Contention>,
-    /// Waits for which there was no room: in none of the above.
+    /// Waits for which the map had no room, not included above.
     pub missed: u64,
 }
 
@@ -52,7 +53,7 @@ impl Contentions {
         self.waits.iter().map(|wait| wait.ns).sum()
     }
 
-    /// Waits for locks of sockets and pipes, and of those who sleep at them.
+    /// Waits for locks of sockets and pipes, and of their wait queues.
     #[must_use]
     pub fn socket_waits(&self) -> u64 {
         [RECV_QUEUE_LOCK, SOCKET_LOCK, WAIT_QUEUE_LOCK, PIPE_LOCK]
@@ -61,7 +62,7 @@ impl Contentions {
             .sum()
     }
 
-    /// Waits for one lock: how often, how long.
+    /// Waits for one lock: count and time.
     #[must_use]
     pub fn totals_for(&self, lock: &str) -> (u64, u64) {
         let own = self.waits.iter().filter(|wait| wait.lock == lock);
@@ -69,23 +70,23 @@ impl Contentions {
     }
 }
 
-/// The queue of a UDP socket that datagrams are put into.
+/// The receive queue of a UDP socket.
 pub const RECV_QUEUE_LOCK: &str = "receive queue";
 /// The lock of a socket as a whole.
 pub const SOCKET_LOCK: &str = "socket";
-/// Where readers of a socket sleep.
+/// The wait queue of a socket's readers.
 pub const WAIT_QUEUE_LOCK: &str = "wait queue of readers";
 /// A pipe.
 pub const PIPE_LOCK: &str = "pipe";
 
-/// Looks at all threads of this process until it is dropped.
+/// Observes all threads of this process until it is dropped.
 pub struct LockMonitor {
     ebpf: Ebpf,
     symbols: BTreeMap<u64, String>,
 }
 
 impl LockMonitor {
-    /// Starts to look.
+    /// Starts to observe.
     ///
     /// # Errors
     /// Without root, and before Linux 5.19.
@@ -105,7 +106,7 @@ impl LockMonitor {
         Ok(Self { ebpf, symbols })
     }
 
-    /// What was seen since the start.
+    /// The waits since the start.
     ///
     /// # Errors
     /// When a map cannot be read.
@@ -157,7 +158,8 @@ fn split_u64(word: u64) -> (u32, u32) {
     (half(0), half(4))
 }
 
-/// The function that wanted the lock: the first that is neither tracing nor locking itself.
+/// The function that waited for the lock: the first that belongs neither to tracing nor to
+/// locking.
 fn find_caller<'a>(names: &[&'a str]) -> &'a str {
     const LOCK_FN_PREFIXES: [&str; 16] = [
         "bpf_",
@@ -181,8 +183,8 @@ fn find_caller<'a>(names: &[&'a str]) -> &'a str {
     names.iter().find(is_caller).copied().unwrap_or("unknown")
 }
 
-/// What the lock guards, by who wants it. The kernel has no names of locks; these are the functions
-/// of UDP and of pipes, and what they take (Linux 5.19 to 6.18).
+/// The data that the lock guards, by the function that waits for it. The kernel has no names of
+/// locks. These are the functions of UDP and of pipes with their locks (Linux 5.19 to 6.18).
 fn known_lock(names: &[&str]) -> Option<&'static str> {
     const KNOWN_LOCKS: [(&str, &str); 26] = [
         ("__schedule", "run queue of a processor"),
@@ -213,12 +215,12 @@ fn known_lock(names: &[&str]) -> Option<&'static str> {
         ("anon_pipe_write", PIPE_LOCK),
     ];
     let caller = find_caller(names);
-    // The one that waits for a lock of the whole socket is a function of locking itself.
+    // The function that waits for the lock of the whole socket belongs to locking.
     let near = names.iter().take_while(|name| **name != caller).chain(std::iter::once(&caller));
     near.filter_map(|name| KNOWN_LOCKS.iter().find(|(known, _)| known == name)).map(|(_, lock)| *lock).next()
 }
 
-/// Sums entries; a lock that one of its callers names has that name with all of them.
+/// Sums entries. If one caller of a lock determines its name, the name applies to all its callers.
 fn aggregate(raw: &[RawContention]) -> Vec<Contention> {
     let mut names: BTreeMap<u64, &str> = BTreeMap::new();
     for entry in raw {
@@ -246,7 +248,7 @@ fn aggregate(raw: &[RawContention]) -> Vec<Contention> {
     waits
 }
 
-/// What kind of lock it is, by the flags of the tracepoint (`LCB_F_*`).
+/// The kind of the lock, by the flags of the tracepoint (`LCB_F_*`).
 fn lock_kind(flags: u32) -> &'static str {
     const LCB_F_SPIN: u32 = 1;
     const LCB_F_READ: u32 = 2;

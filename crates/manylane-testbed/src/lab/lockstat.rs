@@ -1,7 +1,7 @@
-//! `/proc/lock_stat`: how often each class of locks was taken, waited for and how long it was held.
-//! Only kernels that were built with CONFIG_LOCK_STAT have it, few of which anybody runs in
-//! earnest. It tells of the whole machine, and its classes are of all sockets of a family together.
-//! Nothing is cleared: what somebody else counts goes on, and we take differences.
+//! `/proc/lock_stat`: acquisitions, waits and hold time of each class of locks. Only kernels that
+//! were built with CONFIG_LOCK_STAT have it, which are rare in production. The numbers are
+//! machine-wide, and a class has all sockets of a family. Nothing is cleared, because other
+//! programs may use the counters; this module computes differences.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Where the kernel has it, and the switch (`kernel.lock_stat`).
+/// The file, and the switch (`kernel.lock_stat`).
 const LOCK_STAT_PATH: &str = "/proc/lock_stat";
 const LOCK_STAT_SYSCTL: &str = "/proc/sys/kernel/lock_stat";
 
-/// The form that is read here, of all kernels since 3.14.
+/// The format that is read here, of all kernels since 3.14.
 const VERSION_LINE: &str = "lock_stat version 0.4";
-/// Numbers behind a class: two times bounces, a count, and the shortest, longest, whole and mean
+/// Numbers after a class: two times bounces, a count, and the minimum, maximum, total and mean
 /// time.
 const FIELD_COUNT: usize = 12;
 
-/// Classes of the locks of UDP sockets that guard the queue which datagrams are put into.
+/// Classes of the locks of UDP receive queues.
 pub const RECV_QUEUE_CLASSES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
 /// Classes of the spinlocks of whole sockets.
 pub const SOCKET_CLASSES: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
 
-/// What was counted of some locks.
+/// Counters of some locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LockStats {
-    /// How often somebody waited.
+    /// Number of waits.
     pub contentions: u64,
     /// Nanoseconds of all waits.
     pub waited_ns: u64,
-    /// How often one was taken.
+    /// Number of acquisitions.
     pub acquisitions: u64,
-    /// Nanoseconds that they were held in all.
+    /// Total hold time in nanoseconds.
     pub held_ns: u64,
 }
 
@@ -45,8 +45,7 @@ impl LockStats {
         self.held_ns = self.held_ns.saturating_add(other.held_ns);
     }
 
-    /// Somebody else may clear the statistics meanwhile: then what is there now is all that is
-    /// known.
+    /// Another program may clear the statistics meanwhile. Then only the current values are known.
     fn since(self, before: Self) -> Self {
         let less = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
         Self {
@@ -58,7 +57,7 @@ impl LockStats {
     }
 }
 
-/// Sums by class; classes of readers and writers, nested ones and those of equal name are one.
+/// Sums by class. Classes of readers and writers, nested ones and those of equal name are joined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LockClasses(BTreeMap<String, LockStats>);
 
@@ -66,7 +65,7 @@ impl LockClasses {
     /// Reads the kernel's text.
     ///
     /// # Errors
-    /// When it is of another form, or says that it counts no more.
+    /// When it has another format, or says that it has stopped counting.
     pub fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let version = lines.next().unwrap_or_default();
@@ -113,9 +112,9 @@ impl LockClasses {
 }
 
 /// A name, then con-bounces, contentions, min, max, total, avg, acq-bounces, acquisitions, min,
-/// max, total, avg; other lines are none.
+/// max, total, avg. Other lines are ignored.
 fn parse_class(line: &str) -> Option<(&str, LockStats)> {
-    // A name may have colons; numbers have none.
+    // A name may contain colons; numbers do not.
     let (name, numbers) = line.rsplit_once(':')?;
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
     if numbers.len() != FIELD_COUNT || name.trim().is_empty() {
@@ -130,8 +129,8 @@ fn parse_class(line: &str) -> Option<(&str, LockStats)> {
     Some((name.trim(), sums))
 }
 
-/// The name without what tells writers from readers (`-W`, `-R`), the depth (`/1`) and the number
-/// of a name (`#2`).
+/// The name without the suffix of writers and readers (`-W`, `-R`), the depth (`/1`) and the
+/// number of a name (`#2`).
 fn base_name(name: &str) -> &str {
     let name = name.strip_suffix("-W").or_else(|| name.strip_suffix("-R")).unwrap_or(name);
     let without = |name, mark| match str::rsplit_once(name, mark) {
@@ -143,8 +142,7 @@ fn base_name(name: &str) -> &str {
     without(without(name, '/'), '#')
 }
 
-/// Microseconds with two digits behind the point, of which the kernel cuts off what does not fit
-/// its field.
+/// Microseconds with two decimals, of which the kernel truncates those that do not fit its field.
 fn parse_time_ns(text: &str) -> Option<u64> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let mut ns = whole.parse::<u64>().ok()?.checked_mul(1000)?;
@@ -154,7 +152,8 @@ fn parse_time_ns(text: &str) -> Option<u64> {
     (rest.len() <= 3).then_some(ns)
 }
 
-/// Counts from its start on; what was switched on for it is off again when it is dropped.
+/// Counts from its start on. Statistics that were switched on for it are off again when it is
+/// dropped.
 #[derive(Debug)]
 pub struct LockStatSession {
     stat_path: PathBuf,
@@ -163,10 +162,10 @@ pub struct LockStatSession {
 }
 
 impl LockStatSession {
-    /// Starts to count; nothing where the kernel has no statistics.
+    /// Starts to count; none if the kernel has no statistics.
     ///
     /// # Errors
-    /// Without root, and when the text is of another form.
+    /// Without root, and when the text has another format.
     pub fn start() -> Result<Option<Self>> {
         if !is_supported() {
             return Ok(None);
@@ -179,16 +178,16 @@ impl LockStatSession {
         Ok(Self { stat_path: statistics.into(), before: read(statistics)?, _sysctl_guard: switch })
     }
 
-    /// What was counted since the start, by all of the machine.
+    /// The machine-wide counts since the start.
     ///
     /// # Errors
-    /// When the text is of another form, or the kernel stopped counting.
+    /// When the text has another format, or the kernel has stopped counting.
     pub fn read(&self) -> Result<LockClasses> {
         Ok(read(&self.stat_path)?.since(&self.before))
     }
 }
 
-/// Whether the kernel keeps statistics of its locks.
+/// True if the kernel has statistics of its locks.
 #[must_use]
 pub fn is_supported() -> bool {
     Path::new(LOCK_STAT_PATH).exists()
@@ -204,7 +203,7 @@ fn read(path: &Path) -> Result<LockClasses> {
 struct SysctlGuard(PathBuf);
 
 impl SysctlGuard {
-    /// Nothing where they are on anyway.
+    /// None if they are already on.
     fn enable(path: &Path) -> Result<Option<Self>> {
         let state = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         if state.trim() != "0" {
@@ -217,7 +216,8 @@ impl SysctlGuard {
 
 impl Drop for SysctlGuard {
     fn drop(&mut self) {
-        // Nobody is left to be told; the next run finds it on, and leaves it so.
+        // An error cannot be reported here. The next run finds the statistics on, and leaves them
+        // on.
         let _ = fs::write(&self.0, "0\n");
     }
 }
@@ -229,8 +229,8 @@ mod tests {
 
     use super::*;
 
-    /// In the form of the kernel's Documentation/locking/lockstat.rst: readers and writers, nested
-    /// locks, points of contention.
+    /// In the format of the kernel's Documentation/locking/lockstat.rst: readers and writers,
+    /// nested locks, points of contention.
     const TEXT: &str = include_str!("lockstat.txt");
 
     fn replaced(text: &str, with: &str) -> String {
@@ -307,14 +307,14 @@ mod tests {
             fs::write(&switch, was).unwrap();
             let counting = LockStatSession::start_at(&statistics, &switch).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), meanwhile);
-            // 1000 more were taken, and 1234.56 µs more held.
+            // 1000 more acquisitions, and 1234.56 µs more hold time.
             let later = replaced("3000009", "3001009").replace("491475.11", "492709.67");
             fs::write(&statistics, later).unwrap();
             let classes = counting.read().unwrap();
             let expected = LockStats { acquisitions: 1000, held_ns: 1_234_560, ..LockStats::default() };
             assert_eq!(classes.total_of(&RECV_QUEUE_CLASSES), expected);
             assert_eq!(classes.total(), expected, "of all others nothing was counted");
-            // Somebody else cleared them.
+            // Another program cleared them.
             fs::write(&statistics, replaced("3000009", "9")).unwrap();
             assert_eq!(counting.read().unwrap().total_of(&["rlock-AF_INET"]).acquisitions, 9);
             drop(counting);
@@ -325,7 +325,7 @@ mod tests {
                 "nothing is cleared"
             );
         }
-        // Whoever cannot read the statistics does not leave them on.
+        // If the statistics cannot be read, they are not left on.
         fs::write(&switch, "0\n").unwrap();
         fs::write(&statistics, "another text").unwrap();
         assert!(LockStatSession::start_at(&statistics, &switch).is_err());
@@ -339,8 +339,7 @@ mod tests {
             let _ = LockClasses::parse(&format!("{VERSION_LINE}\n{text}"));
         }
 
-        /// The kernel's text with something else in place of some of it: no panic, and no class out
-        /// of nothing.
+        /// The kernel's text with replaced parts: no panic, and no class that does not exist.
         #[test]
         fn a_damaged_text_has_no_more_classes(at in 0..TEXT.len(), length in 0..200_usize, with in "[-:.0-9 a-z\n]{0,80}") {
             let (Some(before), Some(after)) = (TEXT.get(..at), TEXT.get((at + length).min(TEXT.len())..)) else {

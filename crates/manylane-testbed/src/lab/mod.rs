@@ -3,28 +3,28 @@
 //! ```text
 //! paper ─► parts ─► each part: rows with raw samples ─► state file, at once
 //!                                    │
-//!                     rows of equal name are merged, the paper's numbers are laid beside them
+//!                     rows of equal name are merged, the paper's numbers are added
 //!                                    │
 //!                     table in the paper's form ─ conclusion by rules ─ JSON ─ page
 //! ```
 //!
 //! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on
 //! no other part, and its rows are in the state file before the next one starts. So a run can be
-//! stopped at any moment and resumed ([`state`]); rounds are parts of their own, so that receivers
-//! take turns over the whole run. What a machine cannot do is a row with the reason and no value.
-//! Nothing that is said of the results is written down beforehand: each paper has rules that make
-//! sentences of the rows ([`Rows`]), and a rule whose rows are missing says nothing.
+//! stopped at any moment and resumed ([`state`]). Rounds are separate parts, so that receivers
+//! alternate over the whole run. An experiment that a machine cannot do is a row with the reason
+//! and no value. All sentences about the results are computed: each paper has rules that make
+//! sentences of the rows ([`Rows`]), and a rule with missing rows makes none.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`row`] | one figure: its place in a table, its samples, the paper's figure |
-//! | [`state`] | what is done, in a file |
+//! | [`state`] | the finished parts, in a file |
 //! | [`table`] | tables in plain text |
-//! | [`setups`] | loopback and the testbed, made when a part first needs them |
-//! | [`locks`] | contentions of the kernel's locks, by BPF |
-//! | `cpu_distance` | whether two processors are two cores, by how long a cache line takes from one to the other |
-//! | `numa_nodes` | NUMA nodes, and which of them is at the device |
-//! | [`lockstat`] | what kernels with statistics of locks tell: how often taken, how long held |
+//! | [`setups`] | loopback and the testbed, created when a part first needs them |
+//! | [`locks`] | contention of the kernel's locks, by BPF |
+//! | `cpu_distance` | whether two processors are two cores, by the transfer time of a cache line |
+//! | `numa_nodes` | NUMA nodes, and which of them has the device |
+//! | [`lockstat`] | acquisitions and hold times, on kernels with statistics of locks |
 //! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
 
 mod cpu_distance;
@@ -63,7 +63,7 @@ pub enum Paper {
     Rivera,
     /// Sarma, McKenney: scalability of the 2.6 kernel.
     Sarma,
-    /// Orlowsky: message headers that the kernel remembers.
+    /// Orlowsky: message headers that the kernel stores.
     Orlowsky,
     /// Priambodo, Ashari: receivers and round-trip times.
     Priambodo,
@@ -112,7 +112,7 @@ impl Paper {
         }
     }
 
-    /// What a run is made of.
+    /// The parts of a run.
     #[must_use]
     pub fn parts(self, scale: &Scale) -> Vec<Part> {
         match self {
@@ -123,7 +123,7 @@ impl Paper {
         }
     }
 
-    /// What the paper printed.
+    /// The numbers of the paper.
     fn paper_values(self) -> Vec<PaperValue> {
         match self {
             Self::Rivera => rivera::paper_values(),
@@ -133,7 +133,7 @@ impl Paper {
         }
     }
 
-    /// What is not as in the paper, and why.
+    /// The differences from the paper, with reasons.
     #[must_use]
     pub fn differences(self, scale: &Scale) -> Vec<String> {
         match self {
@@ -144,7 +144,7 @@ impl Paper {
         }
     }
 
-    /// What the rows say, by rules.
+    /// The conclusion from the rows, by rules.
     #[must_use]
     pub fn conclude(self, rows: &[Row]) -> Vec<String> {
         let rows = Rows::for_paper(self, rows);
@@ -163,16 +163,16 @@ impl fmt::Display for Paper {
     }
 }
 
-/// How much of everything.
+/// The scale of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
     /// Each paper within a minute.
     pub quick: bool,
     /// Rounds of every experiment that has rounds.
     pub rounds: usize,
-    /// Units that the readers of one run take together.
+    /// Total number of units that the readers of one run receive.
     pub units: u64,
-    /// Length of a stretch of traffic, in milliseconds.
+    /// Length of a traffic sample, in milliseconds.
     pub stretch_ms: u64,
     /// Length of a flood, in milliseconds.
     pub flood_ms: u64,
@@ -185,7 +185,7 @@ impl Scale {
         Self { quick: false, rounds: 9, units: 500_000, stretch_ms: 1000, flood_ms: 60_000 }
     }
 
-    /// What a reader has to know of the figures before any of them.
+    /// Notes for the reader of the figures.
     #[must_use]
     pub fn describe(&self) -> String {
         let seconds = |ms: u64| match ms {
@@ -216,18 +216,18 @@ impl Scale {
 /// A table or a figure of a paper.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// What rows call it.
+    /// Its name in rows.
     pub name: &'static str,
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// Whether the page draws it, over its columns.
+    /// True if the page draws it, over its columns.
     pub plot: Option<Plot>,
 }
 
 /// How a table is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plot {
-    /// A line of the plot for each line of the table; what the columns are.
+    /// A line of the plot for each line of the table, and the name of the column axis.
     Lines(&'static str),
     /// A group of bars for each column.
     Bars(&'static str),
@@ -265,15 +265,15 @@ impl Part {
 /// How a lab run was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LabSettings {
-    /// The command line that finished it.
+    /// The command line of the run that finished it.
     pub command: String,
-    /// When it began, in seconds since 1970.
+    /// Time of the start, in seconds since 1970.
     pub started_unix: u64,
     /// The papers.
     pub papers: Vec<Paper>,
     /// Only the parts whose names contain this.
     pub only: Option<String>,
-    /// How much of everything.
+    /// The scale of the run.
     pub scale: Scale,
 }
 
@@ -300,8 +300,8 @@ impl LabSettings {
 /// A finished run.
 pub type LabDocument = Document<LabSettings, Row>;
 
-/// Does what `state` does not have yet, and returns all of it. A part that fails is a row that says
-/// why; only a stop ends the run, and leaves the state as it is.
+/// Runs the parts that `state` does not have yet, and returns all. A part that fails is a row with
+/// the reason. Only a stop ends the run, and leaves the state as it is.
 ///
 /// # Errors
 /// When it is stopped, or the state cannot be written.
@@ -318,7 +318,7 @@ pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocume
         director.progress(index as f64 / parts.len() as f64, &part.id);
         let begun = Instant::now();
         let rows = (part.run)(&mut places, director.stop());
-        // Whatever it says, it may say so because it was stopped: such a part is not done.
+        // An error may be caused by the stop, so that the part is not done.
         crate::bench::check_stop(director.stop())?;
         let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
@@ -328,7 +328,7 @@ pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocume
     Ok(to_document(state))
 }
 
-/// What a state has, as a document.
+/// The contents of a state as a document.
 #[must_use]
 pub fn to_document(state: &State) -> LabDocument {
     let settings = state.settings().clone();
@@ -351,7 +351,7 @@ impl Controller for SilentController<'_> {
     }
 }
 
-/// Whether two machines are one, as far as figures of both can stand in one table.
+/// True if two machines are the same, as far as figures of both can be in one table.
 pub(crate) fn is_same_machine(a: &Machine, b: &Machine) -> bool {
     let mut b = b.clone();
     b.memory_bytes = a.memory_bytes;
@@ -401,7 +401,7 @@ mod tests {
 
     impl Controller for StopController {
         fn progress(&mut self, _done: f64, _what: &str) {
-            // In the middle of a part: the parts are about to see it.
+            // In the middle of a part, which is about to see it.
             self.0.store(true, std::sync::atomic::Ordering::Relaxed);
         }
 

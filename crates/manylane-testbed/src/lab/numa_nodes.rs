@@ -1,11 +1,11 @@
-//! The NUMA nodes of a machine, and which of them are near to a device.
+//! The NUMA nodes of a machine, and their distance to a device.
 
 use std::fs;
 use std::path::Path;
 
 use manylane_sys::cpu;
 
-/// Where the kernel tells of them.
+/// Folder of the nodes.
 pub(super) const SYSFS_DIR: &str = "/sys/devices/system/node";
 
 /// A node and its processors.
@@ -15,8 +15,7 @@ pub(super) struct NumaNode {
     pub(super) cpus: Vec<usize>,
 }
 
-/// Those that are on line, from a folder in the form of [`SYSFS_DIR`]; empty where the kernel does
-/// not tell.
+/// The online nodes, from a folder in the form of [`SYSFS_DIR`]; empty if unknown.
 pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let numbers = cpu::parse_list(&text("online")).unwrap_or_default();
@@ -25,17 +24,17 @@ pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
     numbers.into_iter().map(node).collect()
 }
 
-/// Where receivers are bound to.
+/// The nodes that receivers are bound to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NodeChoice {
-    /// The node that has the device, with those processors of it that receivers may have.
+    /// The node of the device, with those of its processors that receivers may use.
     pub(super) local: Result<NumaNode, String>,
     /// Another one.
     pub(super) remote: Result<NumaNode, String>,
 }
 
-/// Picks a node at the device and one that is not. A device between two hosts of a testbed has no
-/// node of its own: its work is done where the frames are made, so that its node is the one of
+/// Selects the node of the device and another one. A device between two hosts of a testbed has no
+/// node of its own. Its work is done where the frames are generated, so that its node is that of
 /// `device_cpu`.
 pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus: &[usize]) -> NodeChoice {
     if nodes.is_empty() {
@@ -67,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder as the kernel has it.
+    /// A folder in the kernel's form.
     fn folder(files: &[(&str, &str)]) -> TempDir {
         let folder = TempDir::new().unwrap();
         for (file, text) in files {
@@ -88,7 +87,7 @@ mod tests {
             folder(&[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")]);
         let nodes = read_nodes(two.path());
         assert_eq!(nodes, [node(0, &[0, 1, 2, 3, 8, 9, 10, 11]), node(1, &[4, 5, 6, 7, 12, 13, 14, 15])]);
-        // The generator has the last processor, which is of node 1; receivers have some of each.
+        // The generator has the last processor, of node 1. Receivers have some of each node.
         let choice = choose_nodes(&nodes, 15, &[0, 1, 4, 5, 14]);
         assert_eq!(choice, NodeChoice { local: Ok(node(1, &[4, 5, 14])), remote: Ok(node(0, &[0, 1])) });
         let choice = choose_nodes(&nodes, 0, &[4, 5]);

@@ -1,7 +1,7 @@
-//! Orlowsky: message headers that the kernel remembers, so that no call copies them in. His table
-//! repeats four numbers, and his experiment between two hosts was not made; both are here, with
-//! what needs no changed kernel: headers and buffers that are registered with io_uring or built
-//! once.
+//! Orlowsky: message headers that the kernel stores, so that no call copies them. His table has
+//! four numbers twice, and his experiment between two hosts was not made. Both experiments are
+//! here, with methods that need no changed kernel: headers and buffers that are registered with
+//! io_uring or built once.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -22,11 +22,11 @@ const REAL_WORLD_TABLE: &str = "real-world experiment";
 
 /// Bytes of a message, as in the paper.
 const MESSAGE_SIZES: [usize; 4] = [64, 256, 1024, 8192];
-/// Messages that a call may take, the last as in the paper.
+/// Maximum number of messages of a call, the last as in the paper.
 const MESSAGES_PER_CALL: [usize; 3] = [1, 64, 1000];
-/// What the paper has as well. `recvmmsg` takes no more than 1024 (UIO_MAXIOV).
+/// A value of the paper. `recvmmsg` accepts at most 1024 (UIO_MAXIOV).
 const UNSUPPORTED_BATCHES: [usize; 3] = [10_000, 100_000, 1_000_000];
-/// What a regular kernel does.
+/// The method of a regular kernel.
 const BASELINE: &str = "socket/recvmmsg";
 /// Seconds for the paper's 100 million messages, per nanosecond of one.
 const SECONDS_PER_NANO: f64 = 0.1;

@@ -1,8 +1,8 @@
-//! Words for numbers, for the rules that make sentences.
+//! Phrases for numbers, for the rules that make sentences.
 
 use super::table::format_number;
 
-/// `1.9 times`; what is within 5 % of equal is said to be so.
+/// `1.9 times`; a ratio within 5 % of 1 is called equal.
 pub(super) fn times_phrase(ratio: f64) -> String {
     if (0.95..=1.05).contains(&ratio) {
         "as much as".into()
@@ -20,7 +20,7 @@ pub(super) fn duration_phrase(ratio: f64) -> String {
     }
 }
 
-/// The ratio of two figures, where both are there and it means something.
+/// The ratio of two figures, if both exist and the ratio is meaningful.
 pub(super) fn ratio(value: Option<f64>, to: Option<f64>) -> Option<f64> {
     let (value, to) = (value?, to?);
     (to > 0.0 && value.is_finite()).then(|| value / to)

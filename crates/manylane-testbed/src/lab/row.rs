@@ -1,5 +1,4 @@
-//! One figure of a table: where it stands, what it is, the samples that it was made of, and the
-//! paper's.
+//! One figure of a table: its place, its value, its samples, and the paper's number.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use crate::stats::median;
 pub struct Row {
     /// The paper.
     pub paper: Paper,
-    /// The part that made it; of a cell that several parts made, the first one.
+    /// The part that measured it; the first one, if there are several.
     pub part: String,
     /// Table or figure.
     pub table: String,
@@ -23,21 +22,21 @@ pub struct Row {
     pub column: String,
     /// Unit of all values.
     pub unit: String,
-    /// Median of the samples; null where there are none.
+    /// Median of the samples; null if there are none.
     pub value: Option<f64>,
-    /// The paper's number, where it printed one.
+    /// The paper's number, if it has one.
     pub printed: Option<f64>,
     /// Why there is no value.
     pub why_not: Option<String>,
     /// The raw samples.
     pub samples: Vec<f64>,
-    /// What was counted meanwhile, summed over the samples.
+    /// Counters of the measurement, summed over the samples.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
 }
 
 impl Row {
-    /// A cell with samples. Paper and part are filled in by who runs the part.
+    /// A cell with samples. Paper and part are filled in when the part has run.
     #[must_use]
     pub fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
         let value = (!samples.is_empty()).then(|| median(samples.iter().copied()));
@@ -56,7 +55,7 @@ impl Row {
         }
     }
 
-    /// A cell that this machine cannot fill.
+    /// A cell that cannot be measured on this machine.
     #[must_use]
     pub fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
         Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
@@ -84,7 +83,7 @@ impl Row {
         for (name, count) in other.counts {
             *self.counts.entry(name).or_default() += count;
         }
-        // A round that failed does not make nothing of those that did not; it stays visible.
+        // A failed round does not discard the others; it stays visible.
         self.why_not = self.why_not.take().or(other.why_not);
     }
 }
@@ -92,8 +91,8 @@ impl Row {
 /// The table of parts that failed.
 pub const FAILED_TABLE: &str = "failed";
 
-/// Rows of one paper with equal places made into one, and the paper's numbers beside them. What the
-/// paper printed and nobody measured is a row, too, where `all` parts ran.
+/// Merges rows of one paper with equal places, and adds the paper's numbers. If `all` parts ran,
+/// numbers of the paper that were not measured are rows, too.
 #[must_use]
 pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
     let mut merged: Vec<Row> = Vec::new();
@@ -124,7 +123,7 @@ pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) ->
 pub struct Rows<'a>(Vec<&'a Row>);
 
 impl<'a> Rows<'a> {
-    /// Those of `paper`.
+    /// The rows of `paper`.
     #[must_use]
     pub fn for_paper(paper: Paper, rows: &'a [Row]) -> Self {
         Self(rows.iter().filter(|row| row.paper == paper).collect())
@@ -138,14 +137,13 @@ impl<'a> Rows<'a> {
         found.next().copied()
     }
 
-    /// Our value there.
+    /// Our value in that cell.
     #[must_use]
     pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
         self.cell(table, line, column)?.value
     }
 
-    /// What to say behind a comparison of two cells whose samples overlap; nothing where they do
-    /// not.
+    /// The note for a comparison of two cells whose samples overlap; empty if they do not.
     #[must_use]
     pub fn overlap_note(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
         let range = |(line, column): (&str, &str)| {
@@ -158,13 +156,13 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// The paper's number there.
+    /// The paper's number in that cell.
     #[must_use]
     pub fn paper_value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
         self.cell(table, line, column)?.printed
     }
 
-    /// Lines of `table` that have a value in `column`, with it.
+    /// Lines of `table` with a value in `column`, and the value.
     pub fn column<'b>(
         &'b self,
         table: &'b str,

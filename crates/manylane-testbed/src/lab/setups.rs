@@ -1,23 +1,23 @@
-//! Where parts run: loopback and the testbed, made when a part first needs them and kept for those
-//! after it.
+//! The set-ups of parts: loopback and the testbed, created when a part first needs them and kept
+//! for later parts.
 
 use anyhow::{Result, anyhow};
 
 use super::Scale;
 use crate::bench::Setup;
 
-/// The places, and how much is done there.
+/// The set-ups, and the scale of the run.
 pub struct Setups {
-    /// How much of everything.
+    /// The scale of the run.
     pub scale: Scale,
     loopback: Option<Setup>,
-    /// Or why there is none.
+    /// Or the reason why there is none.
     testbed: Option<Result<Setup, String>>,
     two_links: Option<Result<Setup, String>>,
 }
 
 impl Setups {
-    /// None of them made yet.
+    /// No set-up yet.
     #[must_use]
     pub fn new(scale: Scale) -> Self {
         Self { scale, loopback: None, testbed: None, two_links: None }
@@ -37,7 +37,7 @@ impl Setups {
     /// Two hosts.
     ///
     /// # Errors
-    /// Why there are none, each time alike.
+    /// The reason why there are none, the same each time.
     pub fn testbed(&mut self) -> Result<&mut Setup> {
         get_or_create(&mut self.testbed, 1)
     }

@@ -1,6 +1,6 @@
-//! What a run has done, in a file: a line of JSON about machine and settings, then a line for each
-//! part that is finished. A part is there as a whole or not at all: a line that the end of the
-//! program cut short is taken away. A part that failed is there, too, but not done: whoever goes on
+//! The state of a run in a file: a line of JSON about machine and settings, then a line for each
+//! finished part. A part is recorded completely or not at all: a line that was truncated by the
+//! end of the program is removed. A failed part is recorded, too, but not done. A resumed run
 //! tries it again, and its last line counts.
 
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{LabSettings, Row, row};
 use crate::machine::Machine;
 
-/// The first line's mark.
+/// Identifies the first line.
 const SCHEMA: &str = "manylane.lab.state.v1";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ struct Header {
 #[derive(Debug, Serialize, Deserialize)]
 struct PartRecord {
     part: String,
-    /// How long it took.
+    /// Duration of the part.
     #[serde(default)]
     seconds: f64,
     rows: Vec<Row>,
@@ -39,7 +39,7 @@ impl PartRecord {
     }
 }
 
-/// The parts that are done, and the file that knows them.
+/// The finished parts, and their file.
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,
@@ -48,12 +48,12 @@ pub struct State {
     completed: HashSet<String>,
     rows: Vec<Row>,
     seconds: f64,
-    /// Parts that failed before this goes on.
+    /// Number of parts that failed before the run is resumed.
     failed_parts: usize,
 }
 
 impl State {
-    /// A run that begins. A file that is there is kept, with `.old` behind its name.
+    /// A new run. An existing file is kept, with the suffix `.old`.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -83,11 +83,11 @@ impl State {
         Ok(state)
     }
 
-    /// Goes on with what `path` has, on the same machine and with the same settings; only the
-    /// command line may be another.
+    /// Resumes the run in `path`, on the same machine and with the same settings. Only the command
+    /// line may differ.
     ///
     /// # Errors
-    /// When the file is of another machine or of other settings, or is no state at all.
+    /// When the file is of another machine or of other settings, or is not a state.
     pub fn resume(path: &Path, settings: &LabSettings) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut lines = text.split_inclusive('\n');
@@ -103,7 +103,7 @@ impl State {
         for line in lines {
             let read: Option<PartRecord> =
                 line.ends_with('\n').then(|| serde_json::from_str(line).ok()).flatten();
-            // Whatever is behind a broken line was written by nobody.
+            // Text after a broken line was not written by this program.
             let Some(part) = read else { break };
             whole += line.len();
             parts.retain(|known| known.part != part.part);
@@ -125,7 +125,7 @@ impl State {
         })
     }
 
-    /// Where it is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -143,19 +143,19 @@ impl State {
         &self.header.machine
     }
 
-    /// Whether a part is done.
+    /// True if a part is done.
     #[must_use]
     pub fn has(&self, part: &str) -> bool {
         self.completed.contains(part)
     }
 
-    /// Number of parts that had failed, and are tried again.
+    /// Number of failed parts that are tried again.
     #[must_use]
     pub fn failed_parts(&self) -> usize {
         self.failed_parts
     }
 
-    /// Seconds that its parts took.
+    /// Total duration of its parts in seconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.seconds
@@ -167,18 +167,18 @@ impl State {
         self.completed.len()
     }
 
-    /// Whether nothing is done yet.
+    /// True if no part is done yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.completed.is_empty()
     }
 
-    /// The rows of all parts that are done, in the order that they were done.
+    /// The rows of all finished parts, in the order in which they were finished.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter()
     }
 
-    /// A part is done, after so many seconds: it is in the file when this returns.
+    /// Records a part as done, with its duration. It is in the file when this returns.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -251,7 +251,7 @@ mod tests {
         LabSettings::new("manylane lab rivera".into(), &[Paper::Rivera], None, Scale::quick())
     }
 
-    /// A folder, gone when this value is, and where the state is in it.
+    /// A folder that is deleted with this value, and the path of the state in it.
     fn temp_state() -> (TempDir, PathBuf) {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("state.jsonl");
@@ -306,7 +306,7 @@ mod tests {
         assert!(state.has("one") && !state.has("two"));
         assert_eq!((state.len(), state.failed_parts(), state.seconds()), (1, 1, 1.5));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0)]);
-        // In vain, and then not.
+        // Fails first, then succeeds.
         state.record_part("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();

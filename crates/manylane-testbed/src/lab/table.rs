@@ -1,5 +1,5 @@
 //! Tables in plain text, in the form of the paper: its lines and columns, our figures, and below
-//! each line what the paper printed. Reasons why a cell is empty are notes under the table.
+//! each line the paper's numbers. Reasons why a cell is empty are notes under the table.
 
 use super::{Paper, Row, Scale, row};
 use crate::stats::distinct;
@@ -21,7 +21,7 @@ pub fn format_tables(paper: Paper, scale: &Scale, rows: &[Row]) -> String {
     text
 }
 
-/// The lines of one table: names, then a cell for each of the columns, which it returns first.
+/// The header and the lines of one table: names, then a cell for each of the columns.
 pub(crate) struct Grid<'a> {
     pub(crate) columns: Vec<String>,
     pub(crate) lines: Vec<(String, Vec<Option<&'a Row>>)>,
@@ -64,7 +64,7 @@ fn format_grid(rows: &[&Row]) -> String {
     text
 }
 
-/// The mark of a reason: equal reasons share one.
+/// The mark of a reason; equal reasons share a mark.
 fn note_mark(notes: &mut Vec<String>, why: Option<&str>) -> String {
     let Some(why) = why else { return String::new() };
     let index = notes.iter().position(|known| known == why).unwrap_or_else(|| {
@@ -74,7 +74,7 @@ fn note_mark(notes: &mut Vec<String>, why: Option<&str>) -> String {
     format!(" [{}]", index + 1)
 }
 
-/// The first column to the left, the others to the right.
+/// The first column is left-aligned, the others are right-aligned.
 fn align(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let length = |text: &str| text.chars().count();
@@ -94,7 +94,7 @@ fn align(lines: &[Vec<String>]) -> String {
     text
 }
 
-/// A number with about three digits that count.
+/// A number with about three significant digits.
 #[must_use]
 pub fn format_number(value: f64) -> String {
     let size = value.abs();

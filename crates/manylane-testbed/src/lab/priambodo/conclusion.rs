@@ -1,4 +1,5 @@
-//! What the tables say, by rules. All gains are differences to the default of the same run.
+//! The conclusion from the tables, by rules. All gains are differences from the default of the
+//! same run.
 
 use super::{RUNS, TABLE_1, TABLE_2, cores, latency, throughput};
 use crate::lab::Rows;
@@ -20,13 +21,13 @@ fn relative_changes(of: &dyn Fn(&str, &str) -> Option<f64>, default: &str, colum
     each.filter(|change| change.is_finite()).collect()
 }
 
-/// Ours in the middle: one run in which the machine did something else makes a mean of anything.
+/// The median of ours, because one disturbed run would spoil a mean.
 fn measured_change(rows: &Rows<'_>, table: &str, default: &str, column: &str) -> Option<f64> {
     let each = relative_changes(&|run, column| rows.value(table, run, column), default, column);
     (!each.is_empty()).then(|| median(each))
 }
 
-/// The paper's mean, as it has it.
+/// The paper's mean, as printed.
 fn paper_change(rows: &Rows<'_>, table: &str, default: &str, column: &str) -> Option<f64> {
     let each = relative_changes(&|run, column| rows.paper_value(table, run, column), default, column);
     (!each.is_empty()).then(|| each.iter().sum::<f64>() / each.len() as f64)
@@ -38,7 +39,7 @@ fn describe_changes(rows: &Rows<'_>, table: &str, default: &str, columns: &[&str
         let own = measured_change(rows, table, default, column)?;
         let each = relative_changes(&|run, column| rows.value(table, run, column), default, column);
         let [less, more] = [f64::min, f64::max].map(|pick| each.iter().copied().reduce(pick).unwrap_or(own));
-        // Some runs say one thing and some the other.
+        // The runs disagree.
         let doubt = if less < 0.0 && more > 0.0 {
             format!(" ({} to {}: may be chance)", format_percent(less), format_percent(more))
         } else {
@@ -63,7 +64,7 @@ fn throughput(rows: &Rows<'_>) -> Option<String> {
         throughput::PORT_BINDING,
     ];
     let told = describe_changes(rows, TABLE_1, throughput::DEFAULT, &columns);
-    // Why there is no other node is what NUMA stands for here.
+    // The reason why there is no other node is the result for NUMA here.
     let far =
         RUNS.iter().find_map(|run| rows.cell(TABLE_1, run, throughput::NUMA_REMOTE)?.why_not.as_deref());
     let near = measured_change(rows, TABLE_1, throughput::DEFAULT, throughput::NUMA);
@@ -90,7 +91,7 @@ fn latency(rows: &Rows<'_>) -> Option<String> {
     (!told.is_empty()).then(|| format!("Round-trip times, against the default: {}.", told.join(", ")))
 }
 
-/// The best of ours.
+/// The best lane.
 fn fastest(rows: &Rows<'_>) -> Option<String> {
     let best = latency::LANES
         .iter()
@@ -141,7 +142,7 @@ mod tests {
             cell(TABLE_2, latency::POLLING, 0.01),
             cell(TABLE_2, "lane/xdp, spin", 0.005),
         ]);
-        // 250.44 % of the default is what the paper calls an increase of that much.
+        // The paper calls 250.44 % of the default an increase of that much.
         assert!(said.contains("binding port +25.0 % (paper +150.7 %)"), "{said}");
         assert!(said.contains("lane/xdp +400.0 %"), "{said}");
         assert!(said.contains("polling in the program -50.0 % (paper -34.7 %)"), "{said}");

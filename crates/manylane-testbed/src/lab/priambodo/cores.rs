@@ -17,8 +17,7 @@ const SAME_CORE: &str = "two threads, one core (SMT)";
 const TWO_CORES: &str = "two threads, two cores";
 const ONE_THREAD: &str = "one thread";
 const TIME_COLUMN: &str = "ms";
-/// How long a cache line takes from one to the other, by which it is known whether they are two
-/// cores.
+/// Transfer time of a cache line, which shows whether they are two cores.
 const LINE_HANDOVER: &str = "line handed over, ns";
 
 /// A sample of each in every round.
@@ -54,9 +53,9 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(super::super::merge(crate::lab::Paper::Priambodo, rows, &[], false))
 }
 
-/// A processor on a second core and one on the same core, and why there is none. The kernel names a
-/// sibling and a stranger; a stranger that takes lines as fast as a thread of the same core is one,
-/// whatever the hypervisor says.
+/// A processor on a second core and one on the same core, or the reason why there is none. The
+/// kernel names a sibling and another one. If the other one transfers lines as fast as a thread of
+/// the same core, it is one, whatever the hypervisor reports.
 fn pick_cpus(
     sibling: (Option<usize>, Option<f64>),
     stranger: (Option<usize>, Option<f64>),
@@ -78,13 +77,13 @@ fn pick_cpus(
     ([apart, shared], [not_apart, not_shared])
 }
 
-/// Milliseconds until a loop is done on all of `cpus` at one time, on the average.
+/// Mean time in milliseconds of a loop that runs on all of `cpus` at the same time.
 fn mean_time_ms(cpus: &[usize], steps: u64) -> Result<f64> {
     let run = |cpu: usize| -> Result<f64> {
         cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
         let start = Instant::now();
-        // Chains side by side: one alone would wait for itself most of the time, and two threads of
-        // one core would not notice each other.
+        // Parallel chains. A single one would mostly wait for its own results, so that two threads
+        // of one core would not disturb each other.
         let mut x = black_box([1_u64, 2, 3, 4, 5, 6, 7, 8]);
         for _ in 0..steps {
             for x in &mut x {
@@ -104,8 +103,8 @@ fn mean_time_ms(cpus: &[usize], steps: u64) -> Result<f64> {
     })
 }
 
-/// How much longer a loop takes when another one runs on the same core, and on another one; beside
-/// it, how long a line takes there.
+/// Slowdown of a loop while another one runs on the same core, and on another core, with the
+/// transfer time of a line.
 pub(super) fn slowdown(rows: &crate::lab::Rows<'_>) -> [Option<(f64, Option<f64>)>; 2] {
     let at = |line: &str| rows.value(CORES, line, TIME_COLUMN);
     [SAME_CORE, TWO_CORES]

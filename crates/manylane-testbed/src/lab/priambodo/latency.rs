@@ -1,4 +1,4 @@
-//! Table 2: round-trip times, by how the server waits.
+//! Table 2: round-trip times, by wait policy of the server.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -23,10 +23,10 @@ pub(super) const POLLING: &str = "polling in the program";
 const REQUEST_SIZE: usize = 10;
 const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 const SPIN_TIME: Duration = Duration::from_millis(1);
-/// Ping-pong before anything is measured.
+/// Warm-up ping-pong.
 const WARM_UP_TIME: Duration = Duration::from_millis(20);
 
-/// Columns: who serves, how it waits, whether it is pinned.
+/// Columns: the receiver, its wait policy, whether it is pinned.
 fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
     let spin = WaitPolicy::Spin(SPIN_TIME);
     [
@@ -41,7 +41,7 @@ fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
     ]
 }
 
-/// Columns of what is ours.
+/// Columns of lanes.
 pub(super) const LANES: [&str; 4] =
     ["lane/mmsg, adaptive", "lane/mmsg, spin", "lane/uring, spin", "lane/xdp, spin"];
 

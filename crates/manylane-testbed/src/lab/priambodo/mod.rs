@@ -1,12 +1,11 @@
-//! Priambodo and Ashari: receivers in datagrams per second, and round-trip times by the way to
-//! wait.
+//! Priambodo and Ashari: receivers in datagrams per second, and round-trip times by wait policy.
 //!
 //! | module | reproduces |
 //! |---|---|
 //! | `throughput` | Table 1 |
 //! | `latency` | Table 2 |
 //! | `cores` | shared against dedicated cores |
-//! | `say` | the conclusion |
+//! | `conclusion` | the conclusion |
 
 mod conclusion;
 mod cores;
@@ -117,8 +116,8 @@ pub(super) fn paper_values() -> Vec<PaperValue> {
     all
 }
 
-/// The columns Gap as they are printed: without signs, and what is a share of the default instead
-/// of a difference as well.
+/// The columns Gap as printed: without signs, and including values that are shares of the default
+/// instead of differences.
 fn paper_gaps() -> Vec<PaperValue> {
     const RATES: [[f64; 4]; 9] = [
         [4.72, 34.94, 9.68, 246.84],
@@ -155,7 +154,7 @@ fn paper_gaps() -> Vec<PaperValue> {
     all
 }
 
-/// A cell for each of `rows` but the default: the change against it.
+/// A cell for each of `rows` except the default: the change from it.
 fn relative_changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
     let base = rows.iter().find(|row| row.column == default).and_then(|row| row.value);
     let cell = |row: &Row| match (row.value, base) {
@@ -189,8 +188,8 @@ pub(super) fn differences() -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// What is printed twice in the paper agrees: the columns Gap follow from the others, signs and
-    /// shares aside.
+    /// Redundant numbers of the paper agree: the columns Gap follow from the others, apart from
+    /// signs and shares.
     #[test]
     fn the_papers_gaps_follow_from_its_figures() {
         let all = paper_values();

@@ -1,5 +1,5 @@
-//! Table 1: datagrams per second that reach the application when as many are sent as the generator
-//! can make.
+//! Table 1: datagrams per second that reach the application when the generator sends as fast as it
+//! can.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::synthetic_work::SyntheticWork;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
-/// Not of the paper: what it costs to be bound to the wrong node.
+/// Not in the paper: the cost of being bound to the wrong node.
 pub(super) const NUMA_REMOTE: &str = "NUMA, other node";
 pub(super) const ADDRESSES: &str = "multiple IP";
 pub(super) const THREADS: &str = "multiple thread";
@@ -28,10 +28,10 @@ pub(super) const PORT_BINDING: &str = "binding port";
 
 /// Payload of the paper's kind of test program.
 const PAYLOAD_SIZE: usize = 10;
-/// Sources: enough for two sockets to get some each.
+/// Number of flows: enough for two sockets to get some each.
 const FLOWS: u16 = 64;
 
-/// A method: its column, the receiver, threads, addresses that are received on by a socket each.
+/// A method: its column, the receiver, threads, and the addresses with a socket each.
 type Method = (&'static str, Kind, usize, usize);
 
 const METHODS: [Method; 7] = [
@@ -44,10 +44,10 @@ const METHODS: [Method; 7] = [
     ("lane/xdp", Kind::LaneXdp, 2, 1),
 ];
 
-/// Columns of what is ours.
+/// Columns of lanes.
 pub(super) const LANES: [&str; 3] = ["lane/mmsg", "lane/uring", "lane/xdp"];
 
-/// A cell of a run: its column, the method, and for NUMA which node it is bound to.
+/// A cell of a run: its column, the method, and for NUMA the node.
 type Cell = (&'static str, Method, Option<fn(NodeChoice) -> Result<NumaNode, String>>);
 
 /// All cells of a run, in the paper's order.
@@ -61,8 +61,8 @@ fn cells() -> Vec<Cell> {
     cells
 }
 
-/// One run of all methods. Each run begins with another one, so that none is always the first or
-/// behind the same one.
+/// One run of all methods. Each run starts with another method, so that none is always first or
+/// after the same one.
 pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretch = Duration::from_millis(places.scale.stretch_ms);
     let cells = cells();
@@ -81,7 +81,7 @@ pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<
     Ok(rows.into_iter().map(|(_, row)| row).collect())
 }
 
-/// The order of so many cells in a run: from its own number on, and around.
+/// The order of cells in a run: rotated by its number.
 fn cell_order(run: &str, count: usize) -> impl Iterator<Item = usize> {
     let first = run.parse::<usize>().unwrap_or(1).saturating_sub(1);
     (0..count).map(move |place| (first + place) % count)
@@ -104,15 +104,15 @@ fn node_choice(setup: &Setup) -> NodeChoice {
     numa_nodes::choose_nodes(&nodes, device_cpu, setup.receiver_cpus())
 }
 
-/// Starts a receiver, bound to a node as `numactl --membind --cpunodebind` does: what its threads
-/// touch first is memory of the node, and they run on any of its processors.
+/// Starts a receiver, bound to a node as by `numactl --membind --cpunodebind`: memory that its
+/// threads touch first is of the node, and they run on any of its processors.
 fn start_on_node(
     setup: &Setup,
     kind: Kind,
     options: &ReceiverOptions,
     node: &NumaNode,
 ) -> Result<Box<dyn RunningReceiver>> {
-    // Threads have both from the one that starts them.
+    // Threads inherit both.
     thread::scope(|scope| {
         let starter = scope.spawn(|| {
             cpu::set_affinity(&node.cpus)
@@ -196,8 +196,8 @@ fn total_delivered(running: &[Box<dyn RunningReceiver>]) -> u64 {
     running.iter().map(|receiver| receiver.snapshot().delivered).sum()
 }
 
-/// In the middle of the stretch: neither its first moments count nor the queue that is emptied
-/// after its end.
+/// Measured in the middle of the traffic, without its first moments and without the queue that is
+/// drained after its end.
 fn steady_rate(running: &[Box<dyn RunningReceiver>], stretch: Duration) -> f64 {
     thread::sleep(stretch.mul_f64(0.3));
     let (start, before) = (Instant::now(), total_delivered(running));
@@ -205,7 +205,7 @@ fn steady_rate(running: &[Box<dyn RunningReceiver>], stretch: Duration) -> f64 {
     (total_delivered(running) - before) as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 
-/// Until nothing comes any more.
+/// Until no more datagrams arrive.
 fn wait_drained(running: &[Box<dyn RunningReceiver>]) {
     const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
     let mut last = (total_delivered(running), Instant::now());
@@ -245,7 +245,7 @@ mod tests {
         }
         let got = measure_rate(&mut setup, METHODS[0], Some(&node), Duration::from_millis(100)).unwrap();
         assert!(got.delivered > 0 && got.delivered + got.dropped <= got.sent, "{got:?}");
-        // Only those that the receiver started are bound.
+        // Only the receiver's threads are bound.
         assert_eq!(numa::bound_nodes().unwrap(), Vec::<usize>::new());
         let nowhere = NumaNode { id: 1000, cpus: node.cpus };
         let why =

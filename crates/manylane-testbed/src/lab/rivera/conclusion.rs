@@ -1,4 +1,4 @@
-//! What figures and tables say, by rules.
+//! The conclusion from figures and tables, by rules.
 
 use super::{CALLERS, CONTENTIONS, FIGURE_2, FIGURE_2_CPU, FIGURE_4, TABLE_1, TABLE_2};
 use crate::lab::Rows;
@@ -22,7 +22,7 @@ pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
     .collect()
 }
 
-/// What more readers do to one shared socket.
+/// Effect of more readers on one shared socket.
 fn shared(rows: &Rows<'_>) -> Option<String> {
     let line = "socket/recvfrom";
     let more = ratio(rows.value(FIGURE_2, line, "8"), rows.value(FIGURE_2, line, "1"))?;
@@ -40,7 +40,7 @@ fn shared(rows: &Rows<'_>) -> Option<String> {
     ))
 }
 
-/// `1.9 times`, or `as much as` in front of a time.
+/// `1.9 times`, or `as much as` before a time.
 fn times_prefix(ratio: f64) -> String {
     if (0.95..=1.05).contains(&ratio) { "about".into() } else { times_phrase(ratio) }
 }
@@ -54,7 +54,7 @@ fn pipe(rows: &Rows<'_>) -> Option<String> {
 /// The fastest way with eight readers, against the shared socket.
 fn best(rows: &Rows<'_>) -> Option<String> {
     let shared = rows.value(FIGURE_2, "socket/recvfrom", "8")?;
-    // The testbed's sender is another one: its seconds are not of the same race.
+    // The testbed has another sender, so that its times are not comparable.
     let others = rows
         .column(FIGURE_2, "8")
         .filter(|(line, _)| !matches!(*line, "FIFO" | "socket/recvfrom" | "lane/xdp"));
@@ -103,7 +103,7 @@ fn queues(rows: &Rows<'_>) -> Option<String> {
     Some(format!("From one source to two readers, lanes filled round robin take {verdict}{doubt}."))
 }
 
-/// Units that never came, without which no time is that of all of them.
+/// Lost units. With losses, a time is not the time of all units.
 fn lost(rows: &Rows<'_>) -> Option<String> {
     let mut told = Vec::new();
     for row in rows.table(FIGURE_2).chain(rows.table(FIGURE_4)) {
@@ -117,8 +117,8 @@ fn lost(rows: &Rows<'_>) -> Option<String> {
         .then(|| format!("Units were lost, so that these times are not of all units: {}.", told.join(", ")))
 }
 
-/// Waits for the locks of Tables I and II, and for any lock, per million units; the paper's as if
-/// each thread had read 500,000.
+/// Waits for the locks of Tables I and II, and for any lock, per million units. For the paper's
+/// numbers, each thread is assumed to have read 500,000.
 fn locks(rows: &Rows<'_>) -> Option<String> {
     let any = |line: &str| rows.cell(CALLERS, &format!("{line}, 8: all locks"), "per million");
     let shared = any("socket/recvfrom")?;

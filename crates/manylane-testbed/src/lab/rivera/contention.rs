@@ -1,5 +1,5 @@
-//! Tables I to III: which locks are waited for while units are read, how often, how long, and by
-//! whom.
+//! Tables I to III: locks that are waited for while units are read, with the number of waits,
+//! their time, and the callers.
 
 use std::sync::atomic::AtomicBool;
 
@@ -16,10 +16,10 @@ use crate::lab::lockstat::{LockClasses, LockStatSession, RECV_QUEUE_CLASSES, SOC
 use crate::lab::{Row, Setups};
 use crate::receiver::Kind;
 
-/// Callers that are told one by one; the others are told as one.
+/// Maximum number of callers that are listed; the others are joined.
 const CALLERS_MAX: usize = 5;
 
-/// One look at each of `readers` with so many threads.
+/// One observation of each of `readers` with this number of threads.
 pub(super) fn rows(
     places: &mut Setups,
     readers: &[Reader],
@@ -55,15 +55,15 @@ pub(super) fn rows(
     Ok(rows)
 }
 
-/// What was seen while units were read.
+/// The observations while units were read.
 pub(in crate::lab) struct ContentionSample {
     pub(in crate::lab) contentions: Contentions,
     pub(in crate::lab) reading: ReadSample,
-    /// Of a kernel that counts all locks that are taken.
+    /// Of a kernel that counts all acquisitions.
     pub(in crate::lab) lock_classes: Option<LockClasses>,
 }
 
-/// What is waited for while units are read: neither when the readers come nor when they go.
+/// Waits while units are read, without those at the start and end of the readers.
 pub(in crate::lab) fn sample_contention(
     places: &mut Setups,
     reader: Reader,
@@ -125,7 +125,7 @@ fn paper_rows(seen: &Contentions, taken: Option<&LockClasses>, threads: usize) -
     rows
 }
 
-/// A line for each of the callers that waited most, one for all others, one for the sum.
+/// A line for each of the callers with the longest waits, one for all others, one for the sum.
 fn caller_rows(reader: &str, seen: &Contentions, reading: &ReadSample) -> Vec<Row> {
     let units = reading.delivered.max(1) as f64;
     let line = |name: &str, count: u64, ns: u64, longest: u64| {

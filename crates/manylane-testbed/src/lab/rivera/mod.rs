@@ -1,9 +1,9 @@
-//! Rivera and others: threads that read one UDP socket do not get faster, and where the kernel
-//! serialises them.
+//! Rivera and others: more threads do not read one UDP socket faster, and where the kernel
+//! serializes them.
 //!
 //! | module | reproduces |
 //! |---|---|
-//! | `reading` | one cell of figures 2 and 4: so many units, read by so many threads |
+//! | `reading` | one cell of figures 2 and 4: a number of units, read by a number of threads |
 //! | `contention` | Tables I to III: waits for locks while they are read |
 //! | `conclusion` | the conclusion |
 
@@ -22,7 +22,7 @@ use crate::lab::lockstat;
 use crate::receiver::Kind;
 use crate::stats::interleaved;
 
-/// Threads that read.
+/// Numbers of reading threads.
 const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
 
 const FIGURE_2: &str = "figure 2";
@@ -45,7 +45,7 @@ const WAIT_TIME_MEAN: &str = "waited each, µs";
 /// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
 const FLOWS: u16 = 64;
 
-/// Who reads in figure 2.
+/// The readers of figure 2.
 fn readers() -> Vec<Reader> {
     let udp = |kind| Reader::Udp(kind, Steering::Flow, FLOWS);
     vec![
@@ -59,19 +59,19 @@ fn readers() -> Vec<Reader> {
     ]
 }
 
-/// The ways to receive datagrams of which another paper's question is asked, too.
+/// The receivers for which another paper's question is measured, too.
 pub(super) fn udp_readers() -> Vec<Reader> {
     readers().into_iter().filter(|reader| *reader != Reader::Pipe).collect()
 }
 
-/// Who reads in figure 4: everything comes from one source, as in the paper.
+/// The readers of figure 4: all units are from one source, as in the paper.
 fn queue_readers() -> Vec<Reader> {
     vec![
         Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1),
         Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
         Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1),
         Reader::Udp(Kind::LaneUring, Steering::RoundRobin, 1),
-        // The device picks the queue, and with it the lane.
+        // The device selects the queue, and so the lane.
         Reader::Udp(Kind::LaneXdp, Steering::Flow, 1),
     ]
 }
@@ -106,8 +106,8 @@ pub(super) fn tables(scale: &Scale) -> Vec<Table> {
     ]
 }
 
-/// Every round of each figure is a part for each number of threads; the lock statistics are one
-/// part for each number.
+/// Every round of each figure is a separate part for each number of threads. The lock statistics
+/// are one part for each number.
 pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     let mut parts = Vec::new();
     for (figure, tables, who) in [

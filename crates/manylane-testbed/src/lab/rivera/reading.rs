@@ -1,5 +1,5 @@
-//! One cell of figures 2 and 4: so many units of ten bytes, read by so many threads, and how long
-//! that takes.
+//! One cell of figures 2 and 4: the time in which a number of threads reads a number of units of
+//! ten bytes.
 
 use std::io::{PipeReader, Read, Write};
 use std::net::SocketAddr;
@@ -21,29 +21,30 @@ use crate::traffic::{Traffic, Until};
 
 /// Bytes of a unit.
 pub(super) const UNIT_SIZE: usize = 10;
-/// Units that are sent between two looks at how many are under way.
+/// Number of units that are sent between two checks of the number in flight.
 const CHUNK_UNITS: u64 = 512;
-/// What a datagram of ten bytes takes of a receive buffer, generously, twice over.
+/// Receive buffer memory of a datagram of ten bytes, with a margin of two.
 const SKB_TRUESIZE_MAX: u64 = 2048;
-/// Units under way at most, if the receive buffers hold them.
+/// Maximum number of units in flight, if the receive buffers can hold them.
 const WINDOW_MAX: u64 = 16_384;
-/// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it
-/// keeps a pace, and a ring takes what comes in 8 ms.
+/// Frames are sent by one call, because a call costs more than all else. So the sender cannot be
+/// throttled by the readers. It keeps a rate, and a ring holds the frames of 8 ms.
 const FRAMES_PPS: f64 = 500_000.0;
 const FRAMES_RING_SIZE: u32 = 4096;
-/// Readers that read nothing for so long while they are sent to read no more.
+/// Time without progress, while units are sent, after which readers count as stopped.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// All is sent, and nothing has come for so long: what is missing is lost. Its wait is in no time.
+/// Time without progress, after all units are sent, after which missing units count as lost. It is
+/// not included in the result.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often the reader of a result looks.
+/// Interval at which progress is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Who reads.
+/// A kind of reader.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::lab) enum Reader {
     /// A pipe, shared by all threads.
     Pipe,
-    /// A receiver, how its lanes are steered to, and sources of the traffic.
+    /// A receiver, its steering, and the number of flows.
     Udp(Kind, Steering, u16),
 }
 
@@ -62,7 +63,7 @@ impl Reader {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::lab) struct ReadSample {
     pub(super) elapsed: Duration,
@@ -72,7 +73,7 @@ pub(in crate::lab) struct ReadSample {
     pub(super) dropped: u64,
 }
 
-/// One sample, as rows; a receiver that cannot be had is a row that says why.
+/// One sample, as rows. A receiver that is not available is a row with the reason.
 pub(super) fn rows(
     places: &mut Setups,
     reader: Reader,
@@ -99,19 +100,19 @@ pub(super) fn rows(
     Ok(std::iter::once(time).chain(each).collect())
 }
 
-/// Between what belongs to reading and what does not.
+/// Moments between reading and the work before and after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The readers are there, and nothing is sent yet.
+    /// The readers have started, and no units are sent yet.
     Started,
-    /// All is read, and the readers are there still.
+    /// All units are read, and the readers still exist.
     Finished,
 }
 
-/// Who is told of these moments.
+/// The callback for these moments.
 pub(super) type PhaseHook<'a> = &'a mut (dyn FnMut(Phase) -> Result<()> + Send);
 
-/// Has `threads` threads read all units of the run's scale.
+/// Makes `threads` threads read all units of the run's scale.
 pub(super) fn read_units(
     places: &mut Setups,
     reader: Reader,
@@ -150,16 +151,16 @@ pub(super) fn read_units(
     Ok(ReadSample { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
 }
 
-/// Who sends, and so that nothing is lost.
+/// The sender, which sends so that no unit is lost.
 enum Sender {
-    /// Sockets, over loopback, never more than so many units ahead of the readers.
+    /// Sockets, over loopback, at most a number of units ahead of the readers.
     Sockets(Flows, u64),
-    /// Frames, into the device of the other host, at a pace.
+    /// Frames, into the device of the other host, at a fixed rate.
     Frames(Box<LiveSender>),
 }
 
 impl Sender {
-    /// Everything that takes time before the first unit.
+    /// All preparations before the first unit.
     fn open(setup: &Setup, to: SocketAddr, flows: u16, recv_buffer: usize) -> Result<Self> {
         let traffic = Traffic { flows, ..Traffic::new(to, UNIT_SIZE) };
         let Some((from, host)) = setup.hosts() else {
@@ -210,7 +211,7 @@ fn total_consumed(running: &dyn RunningReceiver) -> u64 {
     seen.delivered + seen.kernel_dropped
 }
 
-/// When the last unit was taken, or nothing more came.
+/// Time when the last unit was received, or when no more arrived.
 fn wait_drained(running: &dyn RunningReceiver, sent: u64, stop: &AtomicBool) -> Result<Instant> {
     let mut last = (total_consumed(running), Instant::now());
     loop {

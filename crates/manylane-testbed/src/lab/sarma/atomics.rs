@@ -1,4 +1,4 @@
-//! Table 1: what single operations cost on this processor.
+//! Table 1: cost of single operations on this processor.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -22,18 +22,18 @@ pub(super) const MEMORY: &str = "Main Memory";
 pub(super) const LOCK: &str = "CPU-Local Lock";
 pub(super) const CMPXCHG_BLIND: &str = "cmpxchg Blind Cache Transfer";
 pub(super) const CMPXCHG_INVALIDATE: &str = "cmpxchg Cache Transfer and Invalidate";
-/// Not of the paper: what tells whether two processors are two cores.
+/// Not in the paper: shows whether two processors are two cores.
 pub(super) const LINE_HANDOVER: &str = "Cache Line Handed Over";
 
 /// Words between two steps through memory: a cache line.
 const LINE_WORDS: usize = 64 / size_of::<u32>();
-/// More than a first cache has, less than a second one.
+/// More than an L1 cache, less than an L2 cache.
 const L2_BYTES: usize = 192 << 10;
-/// More than a last cache has.
+/// More than a last-level cache.
 const MEMORY_BYTES: usize = 256 << 20;
 const MEMORY_BYTES_QUICK: usize = 128 << 20;
 
-/// One sample of each line, on one pinned thread, and another one where it takes two.
+/// One sample of each line, on one pinned thread, or on two where needed.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let cpus = machine::allowed_cpus();
     let (first, second) = (cpus[0], cpus.get(1).copied());
@@ -97,23 +97,22 @@ fn run_pinned<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T>
     })
 }
 
-/// A stretch of steps is measured so often; the middle one counts, so that a stretch that was
-/// interrupted does not.
+/// Number of series that are measured. The median counts, so that interrupted series do not.
 const SAMPLE_COUNT: usize = 15;
 
-/// Nanoseconds of each of `count` steps that `work` does.
+/// Nanoseconds for each of the `count` steps of `work`.
 fn ns_per_step(count: u64, work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_nanos() as f64 / count.max(1) as f64
 }
 
-/// The same, in the middle of many stretches.
+/// The same, as the median of many series.
 fn median_ns(count: u64, mut work: impl FnMut()) -> f64 {
     crate::stats::median((0..SAMPLE_COUNT).map(|_| ns_per_step(count, &mut work)))
 }
 
-/// Six instructions that take a cycle each and wait for each other.
+/// Six dependent instructions of a cycle each.
 #[inline(always)]
 fn xorshift(mut x: u64) -> u64 {
     x ^= x << 13;
@@ -143,8 +142,8 @@ fn independent_chains(steps: u64) -> f64 {
     ns
 }
 
-/// Goes from line to line of so many bytes, in an order that nobody guesses, each step known only
-/// after the last.
+/// Follows pointers from line to line of the given memory in a random order, so that each step
+/// depends on the last one and cannot be prefetched.
 fn pointer_chase(bytes: usize, steps: u64) -> f64 {
     let lines = bytes / 64;
     let mut next = vec![0_u32; lines * LINE_WORDS];
@@ -160,7 +159,7 @@ fn pointer_chase(bytes: usize, steps: u64) -> f64 {
         next[*line as usize * LINE_WORDS] = to * LINE_WORDS as u32;
     }
     let mut at = 0_u32;
-    // Once through what fits a cache, so that it is there.
+    // One pass first, so that memory that fits a cache is cached.
     for _ in 0..(lines as u64).min(L2_BYTES as u64) {
         at = next[at as usize];
     }
@@ -193,7 +192,7 @@ fn cmpxchg(steps: u64) -> f64 {
     })
 }
 
-/// Taken and given back as the kernel's spinlock is: an exchange, then a store.
+/// Acquired and released like the kernel's spinlock: an exchange, then a store.
 fn lock_unlock(steps: u64) -> f64 {
     let (held, mut guarded) = (AtomicBool::new(black_box(false)), 0_u64);
     let ns = median_ns(steps, || {
@@ -208,30 +207,30 @@ fn lock_unlock(steps: u64) -> f64 {
     ns
 }
 
-/// How a line is taken from the other processor.
+/// Operation that moves a line from the other processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TransferOp {
     /// Atomic increment.
     Increment,
-    /// Compare and exchange, of a value that is known.
+    /// Compare and exchange, with a known value.
     Blind,
-    /// Looked at first, so that it comes shared and has to be taken again to be written.
+    /// Read first, so that the line is shared and has to be moved again for the write.
     ReadFirst,
 }
 
-/// A word alone on the pair of lines that processors fetch.
+/// A word that is alone on the pair of lines that processors fetch.
 #[repr(align(128))]
 struct PaddedWord(AtomicU64);
 
-/// Lines that one processor writes and the other takes.
+/// Lines that one processor writes and the other one reads.
 const LINE_COUNT: usize = 512;
-/// From a line to the next one: odd, so that all have their turn.
+/// Step from a line to the next one: odd, so that all lines are visited.
 const LINE_STRIDE: usize = 167;
 
 /// Nanoseconds of one operation on a line that the other processor has just written.
 fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> Result<f64> {
     let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(0))).collect();
-    // Even: the other one writes; odd: this one takes.
+    // Even: the other one writes; odd: this one reads.
     let turn = AtomicUsize::new(0);
     let rounds = rounds as usize;
     thread::scope(|scope| {
@@ -262,16 +261,15 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
 
 fn spin_until(turn: &AtomicUsize, until: usize) {
     let mut polls = 0_u32;
-    // Less than that only if a processor was taken away: then the other thread may need this one.
+    // Exceeded only if a processor was taken away. Then the other thread may need this one.
     while turn.load(Ordering::Acquire) < until {
         polls += 1;
         if polls.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
     }
 }
 
-/// Takes each line once. Which one is next is known only when the last one is here: processors
-/// would fetch many at one time otherwise, and a transfer would seem to take the time of one of
-/// many that go on side by side.
+/// Reads each line once. The next line is known only when the last one has arrived. Otherwise
+/// processors would fetch many in parallel, and a transfer would seem faster than it is.
 fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
     let mut index = 0;
     for _ in 0..LINE_COUNT {
@@ -287,8 +285,8 @@ fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
                     .unwrap_or_else(|other| other)
             }
         };
-        // Nothing but `known` was there; the compiler and the processor do not know that. Not one
-        // line after the other: the next one is not to be fetched ahead.
+        // The value is always `known`, but the compiler and the processor do not know that. The
+        // lines are not visited in order, so that the next one is not prefetched.
         index = (index + LINE_STRIDE + was.wrapping_sub(known) as usize) % LINE_COUNT;
     }
 }

@@ -1,4 +1,4 @@
-//! What tables and figures say, by rules.
+//! The conclusion from tables and figures, by rules.
 
 use super::descriptor::{Column, call_cost, lookup_cost, write_cost};
 use super::flood::{self, RxPath};
@@ -14,7 +14,7 @@ pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
     rules.into_iter().filter_map(|rule| rule(rows)).collect()
 }
 
-/// The paper's point about Table 1: atomic operations against a hit in the second cache.
+/// The paper's point about Table 1: atomic operations compared with an L2 hit.
 fn atomic(rows: &Rows<'_>) -> Option<String> {
     let ours = ratio(rows.value(TABLE_1, atomics::INCREMENT, COST), rows.value(TABLE_1, atomics::L2, COST))?;
     let paper = ratio(
@@ -33,7 +33,7 @@ fn atomic(rows: &Rows<'_>) -> Option<String> {
     ))
 }
 
-/// What sharing costs.
+/// The cost of sharing.
 fn line_transfer(rows: &Rows<'_>) -> Option<String> {
     let ours = ratio(
         rows.value(TABLE_1, atomics::INCREMENT_TRANSFER, COST),

@@ -1,7 +1,7 @@
-//! Table 3's question: what it costs to find a file by its descriptor. In a table of descriptors
-//! that one thread has, a call borrows the file; in one that threads share, it takes a reference,
-//! an atomic operation on a line that all callers of the file share; a file that is registered with
-//! io_uring is found without either.
+//! Table 3's question: the cost of finding a file by its descriptor. If one thread only has the
+//! descriptor table, a call uses the file without a reference. If threads share the table, it
+//! takes a reference: an atomic operation on a line that all callers of the file share. A file
+//! that is registered with io_uring is found without either.
 
 use std::io::Write;
 use std::net::UdpSocket;
@@ -29,8 +29,8 @@ const SHARED_BUSY: &str = "shared, two callers";
 
 /// The paper's own experiment.
 pub(super) const WRITES: &str = "a million writes of one byte";
-/// Its columns: fget_light() takes no reference where nobody shares the table; before it, one was
-/// taken always.
+/// Its columns: fget_light() takes no reference if the table is not shared. Without it, a
+/// reference is always taken.
 pub(super) const FGET_LIGHT: &str = OWN_TABLE;
 pub(super) const FGET: &str = SHARED_TABLE;
 const MILLION: u32 = 1_000_000;
@@ -62,7 +62,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Nanoseconds of processor time for so many writes of a byte, each a call.
+/// Processor time in nanoseconds of a number of one-byte writes, each a call.
 fn measure_writes(count: u32) -> Result<f64> {
     let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
     let before = cpu::thread_cpu_time();
@@ -70,18 +70,18 @@ fn measure_writes(count: u32) -> Result<f64> {
     Ok(cpu::thread_cpu_time().saturating_sub(before).as_nanos() as f64)
 }
 
-/// Who else has the table.
+/// The other thread with the same table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sharing {
-    /// Nobody.
+    /// None.
     None,
     /// A thread that sleeps.
     Idle,
-    /// A thread that calls with the same descriptor all the time.
+    /// A thread that makes calls with the same descriptor all the time.
     Busy,
 }
 
-/// All lines, in a table of descriptors that is a copy of the process's.
+/// All lines, in a copy of the process's descriptor table.
 fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
     if sharing == Sharing::Busy && machine::allowed_cpus().len() < 2 {
         let why = || Err("there is one processor".to_owned());
@@ -90,8 +90,8 @@ fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64
     run_in_fd_table(sharing, |socket| measure_lines(socket, calls))
 }
 
-/// Does `work` on a thread whose table of descriptors is shared in such a way, and is no other's of
-/// this process.
+/// Runs `work` on a thread whose descriptor table is shared only in this way, with no other thread
+/// of this process.
 fn run_in_fd_table<T: Send>(
     sharing: Sharing,
     work: impl FnOnce(&UdpSocket) -> Result<T> + Send,
@@ -118,10 +118,10 @@ fn run_in_fd_table<T: Send>(
     })
 }
 
-/// The other thread, until it is over.
+/// The other thread, until it ends.
 fn run_sharer(sharing: Sharing, cpu: Option<usize>, socket: &UdpSocket, over: &AtomicBool) {
     if let Some(cpu) = cpu {
-        // Elsewhere it is a neighbour all the same.
+        // If it cannot be pinned, it still shares the table.
         let _ = cpu::pin(cpu);
     }
     let mut byte = [0];
@@ -163,7 +163,7 @@ fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f
     Ok(start.elapsed().as_nanos() as f64 / f64::from(done))
 }
 
-/// What a lookup costs by itself: requests with a file, less those without.
+/// Cost of a lookup itself: requests with a file minus requests without.
 pub(super) fn lookup_cost(rows: &crate::lab::Rows<'_>, registered: bool, column: Column) -> Option<f64> {
     let column = match column {
         Column::Own => OWN_TABLE,
@@ -182,7 +182,7 @@ pub(super) fn write_cost(rows: &crate::lab::Rows<'_>) -> Option<[(f64, f64); 2]>
     Some([at(FGET_LIGHT)?, at(FGET)?])
 }
 
-/// What a call costs.
+/// Cost of a call.
 pub(super) fn call_cost(rows: &crate::lab::Rows<'_>, column: Column) -> Option<f64> {
     let column = match column {
         Column::Own => OWN_TABLE,
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(rows.iter().filter(|row| row.table == TABLE_3).count(), 12);
         let writes: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE_3_WRITES).collect();
         assert_eq!(writes.len(), 2);
-        // Of a million, though a tenth of that is written.
+        // Scaled to a million; a tenth of that is written.
         assert!(writes.iter().all(|row| row.value.is_some_and(|s| (0.01..100.0).contains(&s))), "{writes:?}");
         for row in &rows {
             assert!(row.value.is_some_and(|ns| ns > 0.0) || row.why_not.is_some(), "{row:?}");

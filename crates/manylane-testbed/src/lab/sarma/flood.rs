@@ -1,9 +1,9 @@
 //! Figures 7 and 8: a flood of datagrams from random sources at a server that answers. For every
-//! answer the kernel looks for a neighbour that it does not know; what it makes for that it frees
-//! later, by RCU. While the flood lasts:
+//! reply the kernel resolves an unknown neighbour, and frees the entry later by RCU. While the
+//! flood lasts:
 //!
 //! ```text
-//! generator ─ 100,000/s from 5.0.0.0/8 ─► device ─ softirqs, a thread, or XDP ─► server ─ answers ─► (nobody)
+//! generator ─ 100,000/s from 5.0.0.0/8 ─► device ─ softirqs, a thread, or XDP ─► server ─ replies ─► (no host)
 //! regular client ─ every 2 ms ──────────► the same                               └──────────────────► client: latency
 //! one thread: RCU grace periods, one after the other      one thread: softirqs, slabs, neighbours
 //! ```
@@ -42,19 +42,19 @@ const FLOOD_RATE: &str = "flood, /s";
 
 /// Datagrams per second, as in the paper.
 const FLOOD_PPS: f64 = 100_000.0;
-/// Time between two looks at the counters of the kernel.
+/// Interval at which the kernel's counters are read.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
-/// Time between two requests of the regular client, and how long it waits for an answer.
+/// Interval of the regular client's requests, and its timeout.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(2);
 const REPLY_TIMEOUT: Duration = Duration::from_millis(200);
-/// Payload of all.
+/// Payload of all datagrams.
 const PAYLOAD_SIZE: usize = 10;
-/// The flood's length is told in so many parts.
+/// Number of parts in which progress of the flood is reported.
 const PART_COUNT: usize = 10;
 /// The paper's scale of figure 8: 4 jiffies.
 const JIFFIES_SECS: f64 = 0.004;
 
-/// Who takes the flood, and where the work of the device is done.
+/// How the flood is received, and where the work of the device is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RxPath {
     /// No flood at all.
@@ -63,9 +63,9 @@ pub(super) enum RxPath {
     Softirqs,
     /// The kernel's own, in a thread on the server's processor.
     Threaded,
-    /// Frames taken by XDP, in softirqs where they come in.
+    /// Frames received by XDP, in softirqs where they arrive.
     XdpSoftirqs,
-    /// Frames taken by XDP, in a thread on the server's processor.
+    /// Frames received by XDP, in a thread on the server's processor.
     XdpThreaded,
 }
 
@@ -110,14 +110,14 @@ impl RxPath {
     }
 }
 
-/// What was seen while something ran at a flooded server.
+/// Result of an observation of a flooded server.
 pub(super) struct FloodResult<T> {
     pub(super) observed: T,
     pub(super) sent: Sent,
 }
 
-/// Starts a server, floods it from random sources for as long as `watch` takes, and returns what
-/// that saw. `watch` gets the server's address and the flag that ends everything.
+/// Starts a server, floods it from random sources for as long as `watch` takes, and returns the
+/// result of `watch`. `watch` gets the server's address and the flag that ends everything.
 pub(super) fn run_under_flood<T>(
     places: &mut Setups,
     path: RxPath,
@@ -169,7 +169,7 @@ pub(super) fn run_under_flood<T>(
     done
 }
 
-/// One flood, and what it did.
+/// One flood, and its effects.
 pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Result<Vec<Row>> {
     let length = Duration::from_millis(places.scale.flood_ms);
     let flooded =
@@ -185,13 +185,13 @@ pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Resu
     }
 }
 
-/// What was seen of a flood.
+/// Observations of a flood.
 #[derive(Default)]
 struct Observations {
-    /// When each grace period began, and how long it took, in seconds.
+    /// Start and length of each grace period, in seconds.
     grace_periods: Vec<(f64, f64)>,
     samples: Vec<KernelSample>,
-    /// Milliseconds of each answer; those that did not come are counted.
+    /// Round-trip time of each reply in milliseconds, and the number of missing ones.
     latencies_ms: Vec<f64>,
     requests: u64,
 }
@@ -243,7 +243,7 @@ fn sample_kernel(start: Instant, goes_on: &dyn Fn() -> bool) -> Vec<KernelSample
             at: start.elapsed().as_secs_f64(),
             softirqs: parse_softirqs(&text("/proc/softirqs")),
             slab_kib: parse_field(&text("/proc/meminfo"), "Slab:"),
-            // A heading, then a line for each.
+            // A heading, then a line for each counter.
             neighbours: (text("/proc/thread-self/net/arp").lines().count() as u64).saturating_sub(1),
         });
         if !goes_on() {
@@ -264,8 +264,8 @@ fn parse_field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// A regular client, which asks now and then and waits for the answer: milliseconds of each, and
-/// how many it asked.
+/// A regular client, which sends a request now and then and waits for the reply. Returns the time
+/// of each reply in milliseconds, and the number of requests.
 fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)) -> Result<(Vec<f64>, u64)> {
     let socket = host.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     socket.connect(addr)?;
@@ -278,7 +278,7 @@ fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)
         let sent = Instant::now();
         asked += 1;
         if socket.send(&request).is_ok() {
-            // One that came too late for its own request is none.
+            // A reply that is too late for its own request is ignored.
             while let Ok(len) = socket.recv(&mut buffer) {
                 if buffer[..len] == request {
                     answers.push(sent.elapsed().as_secs_f64() * 1e3);
@@ -360,8 +360,8 @@ fn p99(samples: &[f64]) -> Option<f64> {
     Some(sorted.get(samples.len() * 99 / 100).copied().unwrap_or(most))
 }
 
-/// What the rules of the conclusion look at: longest grace period, growth, neighbours, p99, per
-/// cent without an answer.
+/// Values for the rules of the conclusion: longest grace period, growth, neighbours, p99, per cent
+/// without a reply.
 pub(super) fn metrics(rows: &crate::lab::Rows<'_>, path: RxPath) -> Option<[f64; 5]> {
     let at = |column| rows.value(FLOOD, path.name(), column);
     Some([

@@ -1,6 +1,5 @@
-//! Table 2's question: which locks a hot path meets. The paper counted locks taken in a changed
-//! kernel; a stock kernel tells of locks that somebody waits for, and one with CONFIG_LOCK_STAT how
-//! many were taken.
+//! Table 2's question: the locks of a hot path. The paper counted acquisitions in a changed
+//! kernel. A stock kernel reports waits for locks, and one with CONFIG_LOCK_STAT acquisitions.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +17,7 @@ pub(super) const ACQUISITIONS: &str = "locks taken";
 const CONTENTIONS: &str = "waits per million";
 const SOCKET_CONTENTIONS: &str = "of them for the socket";
 
-/// One look at each way to receive, with one thread and with two.
+/// One observation of each receiver, with one thread and with two.
 pub(super) fn rows(places: &mut Setups, stop: &AtomicBool) -> Result<Vec<Row>> {
     const NO_LOCK_STAT: &str =
         "a stock kernel does not count locks that are free when they are wanted (no CONFIG_LOCK_STAT)";
@@ -65,7 +64,7 @@ pub(super) fn rows(places: &mut Setups, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Locks that the machine takes for a write of 4 KiB, where the kernel counts them.
+/// Acquisitions for a write of 4 KiB, if the kernel counts them.
 fn locks_per_write() -> Result<Option<f64>> {
     const WRITES: u32 = 1000;
     let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
@@ -76,7 +75,7 @@ fn locks_per_write() -> Result<Option<f64>> {
     Ok(Some(counting.read()?.total().acquisitions as f64 / f64::from(WRITES)))
 }
 
-/// Waits for locks in all, and for those of sockets alone, of one line.
+/// Waits for all locks, and for those of sockets only, of one line.
 pub(super) fn contentions(rows: &crate::lab::Rows<'_>, line: &str) -> Option<(f64, f64)> {
     Some((rows.value(TABLE_2, line, CONTENTIONS)?, rows.value(TABLE_2, line, SOCKET_CONTENTIONS)?))
 }

@@ -1,13 +1,13 @@
-//! Sarma and McKenney: what atomic operations cost, locks and references in hot paths, and what
-//! floods of datagrams do to deferred freeing and to user programs.
+//! Sarma and McKenney: cost of atomic operations, locks and references in hot paths, and the
+//! effect of datagram floods on deferred freeing and on user programs.
 //!
 //! | module | reproduces |
 //! |---|---|
 //! | `atomics` | Table 1: the cost of operations |
-//! | `hot` | Table 2's question: locks that a hot path waits for |
-//! | `descriptor` | Table 3's question: finding a file by its descriptor |
+//! | `hot_path` | Table 2's question: locks that a hot path waits for |
+//! | `descriptor` | Table 3's question: the cost of finding a file by its descriptor |
 //! | `flood` | figures 7 and 8: a flood from random sources |
-//! | `starved` | figure 9: a user program under a flood |
+//! | `starvation` | figure 9: a user program under a flood |
 //! | `conclusion` | the conclusion |
 
 mod atomics;
@@ -88,8 +88,8 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     parts
 }
 
-/// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and what the text says of
-/// figures 7 and 9.
+/// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and the numbers of
+/// figures 7 and 9 in the text.
 pub(super) fn paper_values() -> Vec<PaperValue> {
     const OPERATIONS: [(&str, f64); 10] = [
         (atomics::INSTRUCTION, 0.7),

@@ -1,5 +1,5 @@
-//! Figure 9: a user program that looks at the clock again and again, on the processor of a server
-//! under a flood. What it does not see pass is time that it did not get.
+//! Figure 9: a user program that reads the clock in a loop, on the processor of a server under a
+//! flood. Gaps between two readings are times in which it did not run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,14 +18,14 @@ const STALLED_SHARE: &str = "stood still, %";
 const LONG_GAPS: &str = "over 10 ms, /s";
 const FLOOD_RATE: &str = "flood, /s";
 
-/// Between two looks at the clock; what is longer is time that somebody else had.
+/// Minimum length of a gap between two readings of the clock in which the program did not run.
 const GAP_MIN: Duration = Duration::from_micros(50);
-/// What requirement there is: longer than this is starvation.
+/// The requirement: a longer gap is starvation.
 const LONG_GAP_MIN: Duration = Duration::from_millis(10);
-/// No longer than this, however long floods are.
+/// Maximum length of the observation, however long floods are.
 const DURATION_MAX: Duration = Duration::from_secs(10);
 
-/// What the program missed.
+/// The gaps of the program.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 struct GapStats {
     longest: Duration,
@@ -44,7 +44,7 @@ impl GapStats {
     }
 }
 
-/// One stretch, as fast as the generator makes it.
+/// One flood, as fast as the generator can send.
 pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Result<Vec<Row>> {
     let length = (Duration::from_millis(places.scale.flood_ms) / 2).min(DURATION_MAX);
     let got = run_under_flood(places, path, None, |setup, _| {
@@ -90,7 +90,7 @@ fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapSt
     Ok(missed)
 }
 
-/// What the rules of the conclusion look at: the longest gap, the share of time.
+/// Values for the rules of the conclusion: the longest gap, the share of time.
 pub(super) fn metrics(rows: &crate::lab::Rows<'_>, path: RxPath) -> Option<(f64, f64)> {
     let at = |column| rows.value(FIGURE_9, path.name(), column);
     Some((at(LONGEST_GAP)?, at(STALLED_SHARE)?))
