@@ -1,5 +1,5 @@
-//! The other side: connected sockets, which take datagrams from nowhere but the address that they
-//! sent to.
+//! The clients: connected sockets, which receive datagrams only from the address that they sent
+//! to.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -11,8 +11,8 @@ use manylane_sys::{cpu, sock};
 
 use crate::{TEST_TIMEOUT, test_env};
 
-/// Datagrams that the other side of a veth pair has queued at most, for each of its queues, over
-/// those that the kernel takes from there at a time; and some more.
+/// Maximum number of datagrams queued at the other side of a veth pair, for each of its queues,
+/// divided by those that the kernel takes at a time, with a margin.
 const ROUNDS: usize = 256 / 64 + 4;
 
 /// A peer: a connected socket.
@@ -36,12 +36,12 @@ impl Client {
         let socket = test_env::bind_peer(from);
         socket.connect(test_env::map_addr(server)).unwrap();
         socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // As much as an unprivileged process gets everywhere: room for some hundred small answers.
+        // The size that any unprivileged process gets: room for some hundred small replies.
         sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 212_992).unwrap();
         Self { socket }
     }
 
-    /// Where it is.
+    /// Its address.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.socket.local_addr().unwrap()
@@ -52,8 +52,8 @@ impl Client {
         assert_eq!(self.socket.send(payload).unwrap(), payload.len());
     }
 
-    /// Sends `payload` as a train of datagrams of `segment` bytes, of which the last may be
-    /// shorter.
+    /// Sends `payload` as one GSO message with datagrams of `segment` bytes, of which the last may
+    /// be shorter.
     pub fn send_gso(&self, payload: &[u8], segment: u16) {
         send_gso(&self.socket, payload, segment);
     }
@@ -64,7 +64,7 @@ impl Client {
         self.receive().unwrap_or_else(|err| panic!("an answer was due, not: {err}"))
     }
 
-    /// Receives one datagram; none if it does not come.
+    /// Receives one datagram; none if none arrives.
     #[must_use]
     pub fn try_recv(&self) -> Option<Vec<u8>> {
         self.receive().ok()
@@ -77,19 +77,19 @@ impl Client {
         Ok(buffer)
     }
 
-    /// Receives one datagram, which has to be `payload`.
+    /// Receives one datagram, which must be `payload`.
     pub fn expect(&self, payload: &[u8]) {
         let got = self.recv();
         assert!(got == payload, "{} bytes came, {} other ones were due", got.len(), payload.len());
     }
 
-    /// Sends one datagram and waits for it to come back.
+    /// Sends one datagram and waits for its echo.
     pub fn ping(&self) {
         self.send(b"ping");
         self.expect(b"ping");
     }
 
-    /// Whether nothing is there to receive.
+    /// True if no datagram is queued.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.socket.set_nonblocking(true).unwrap();
@@ -106,7 +106,7 @@ pub fn send_gso(socket: &UdpSocket, payload: &[u8], segment: u16) {
     set_segment_size(socket.as_fd(), 0).unwrap();
 }
 
-/// `len` bytes that follow from `seed` and look like no other seed's.
+/// `len` bytes that are computed from `seed` and differ from those of other seeds.
 #[must_use]
 pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     let mut state = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ len as u64;
@@ -117,12 +117,11 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Runs `send` and returns when everything that it sent has been queued or dropped.
+/// Runs `send` and returns when all its datagrams have been queued or dropped.
 ///
-/// The kernel may do the receiving side of loopback a moment later, but does it in order on each
-/// CPU: when a datagram arrives that the same CPU sent afterwards, what was sent before has
-/// arrived. A veth pair is served in turns, with so many frames a turn; it may be on any CPU's list
-/// that sent over it before.
+/// The kernel may do the receive side of loopback a moment later, but in order on each CPU. When a
+/// later datagram from the same CPU has arrived, the earlier ones have, too. A veth pair is polled
+/// with a limited number of frames at a time, by any CPU that has sent over it before.
 pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
     let testbed = test_env::is_testbed();
     thread::scope(|scope| {
@@ -146,9 +145,9 @@ pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// What `receive` brings. A thread that is stopped for a while (by a debugger, a signal, the
-/// freezer of its control group), or that the kernel tells of the end of a ring of io_uring that it
-/// once made, comes back from a receive with a timeout by `EINTR`, and not with an answer.
+/// The result of `receive`, repeated after `EINTR`. A receive with a timeout returns `EINTR` if
+/// its thread was stopped for a while (by a debugger, a signal, the freezer of its control group),
+/// or if the kernel ends an io_uring ring that it had created.
 pub fn retry_eintr<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {

@@ -1,5 +1,5 @@
-//! Lanes driven by hand, all by one thread, through an epoll: readiness of lanes is tested by the
-//! way.
+//! Lanes driven by hand, by one thread and an epoll instance, which also tests the readiness of
+//! lanes.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
@@ -9,11 +9,11 @@ use manylane_sys::measure::Epoll;
 
 use crate::{TEST_TIMEOUT, record_counters};
 
-/// A datagram as it was received, kept.
+/// A copy of a received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of manylane::Datagram")]
 pub struct ReceivedDatagram {
-    /// Which lane it came in on.
+    /// The lane that received it.
     pub lane: LaneId,
     pub payload: Vec<u8>,
     pub full_len: usize,
@@ -25,7 +25,7 @@ pub struct ReceivedDatagram {
 }
 
 impl ReceivedDatagram {
-    /// Keeps `datagram`, which `lane` received.
+    /// Copies `datagram`, which `lane` received.
     #[must_use]
     pub fn new(lane: LaneId, datagram: &Datagram<'_>) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl ReceivedDatagram {
     }
 }
 
-/// All lanes of a socket in the hands of one thread.
+/// All lanes of a socket, driven by one thread.
 pub struct LaneDriver {
     /// The lanes, in the order in which they were opened.
     pub lanes: Vec<Lane>,
@@ -62,18 +62,18 @@ impl LaneDriver {
         hands
     }
 
-    /// Takes one more lane.
+    /// Adds a lane.
     pub fn add(&mut self, lane: Lane) {
         self.lanes.push(lane);
-        // A new epoll, since under classic BPF the socket of a lane that left may come back as that
-        // of a new one, and is then still in the old epoll.
+        // A new epoll instance, because the parked socket of a removed lane may be used by a new
+        // one, and is then still in the old instance.
         self.epoll = Epoll::new(300).unwrap();
         for lane in &self.lanes {
             self.epoll.add(lane, token(lane)).unwrap();
         }
     }
 
-    /// Opens one more lane and takes it.
+    /// Opens one more lane and adds it.
     pub fn open(&mut self) -> LaneId {
         let lane = self.handle.open_lane().unwrap();
         let id = lane.id();
@@ -87,26 +87,24 @@ impl LaneDriver {
         self.lanes[0].local_addr()
     }
 
-    /// Receives until `count` datagrams have come, and gives each to `each` with the means to
-    /// answer.
+    /// Receives `count` datagrams, and passes each to `each` with an outbox for replies.
     ///
     /// # Panics
-    /// If they do not come, or more do.
+    /// If fewer or more arrive.
     pub fn receive<F>(&mut self, count: usize, mut each: F)
     where
         F: for<'a> FnMut(LaneId, Datagram<'a>, &mut Outbox<'a>),
     {
         let (mut seen, mut in_vain) = (0, 0);
         while seen < count {
-            // A process that was stopped for a while comes back from its wait with nothing, and
-            // waits again.
+            // After the process was stopped, the wait returns nothing, and is repeated.
             let mut wait = || self.epoll.wait(TEST_TIMEOUT).unwrap().collect::<Vec<u64>>();
             let ready = Some(wait()).filter(|ready| !ready.is_empty()).unwrap_or_else(wait);
             assert!(!ready.is_empty(), "{seen} of {count} datagrams came: {:?}", self.handle.counters());
             for lane in self.lanes.iter_mut().filter(|lane| ready.contains(&token(lane))) {
                 let id = lane.id();
                 let Received { batch, mut out } = lane.recv().unwrap();
-                // A queue that changes hands may have woken the lane that had it.
+                // A queue that moves to another lane may wake the lane that had it.
                 in_vain += usize::from(batch.is_empty());
                 assert!(in_vain <= 8, "a lane that is readable has something");
                 for datagram in batch {
@@ -118,7 +116,7 @@ impl LaneDriver {
         assert_eq!(seen, count, "datagrams");
     }
 
-    /// Receives `count` datagrams and keeps them, in order of each lane.
+    /// Receives `count` datagrams and returns copies, in the order of each lane.
     pub fn recv_all(&mut self, count: usize) -> Vec<ReceivedDatagram> {
         let mut got = Vec::with_capacity(count);
         self.receive(count, |lane, datagram, _| got.push(ReceivedDatagram::new(lane, &datagram)));
@@ -130,15 +128,15 @@ impl LaneDriver {
         self.receive(count, |_, datagram, out| out.reply(&datagram, datagram.payload()));
     }
 
-    /// Receives one datagram and tells the lane that it came in on.
+    /// Receives one datagram and returns its lane.
     pub fn recv_lane_id(&mut self) -> LaneId {
         let mut id = None;
         self.receive(1, |lane, _, _| id = Some(lane));
         id.unwrap()
     }
 
-    /// Takes what is there without waiting, on all lanes, until there is nothing; tells how much it
-    /// was.
+    /// Receives without waiting, on all lanes, until they are empty. Returns the number of
+    /// datagrams.
     pub fn drain(&mut self) -> usize {
         let mut all = 0;
         loop {
@@ -150,7 +148,7 @@ impl LaneDriver {
         }
     }
 
-    /// Whether nothing is left on any lane.
+    /// True if no lane has datagrams.
     #[must_use]
     pub fn is_idle(&mut self) -> bool {
         self.epoll.wait(Duration::ZERO).unwrap().next().is_none() && self.drain() == 0
@@ -164,6 +162,6 @@ impl Drop for LaneDriver {
 }
 
 fn token(lane: &Lane) -> u64 {
-    // Ids are not public as numbers, but print as such.
+    // Ids are not public as numbers, but are printed as such.
     lane.id().to_string().parse().unwrap()
 }

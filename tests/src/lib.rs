@@ -1,8 +1,7 @@
-//! What the tests of the functional suite share: the variants that every test runs on, a driver for
-//! lanes by hand, a server in a thread, clients.
+//! Common code of the functional suite: the variants that every test runs on, a driver for lanes
+//! by hand, a server in a thread, clients.
 //!
-//! Everything that waits does so for an event, with [`TEST_TIMEOUT`] as the bound against hanging;
-//! no test depends on how long something takes.
+//! All waits are for an event, with [`TEST_TIMEOUT`] as a limit. No test depends on durations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of tests fails as a test does")]
 
@@ -21,5 +20,5 @@ pub use slow_server::SlowServer;
 pub use test_env::{bind_peer, map_addr, map_ip, record_counters, unused_addr};
 pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring};
 
-/// How long a test waits for what has to come before it says that it did not.
+/// Maximum wait for an event before a test fails.
 pub const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);

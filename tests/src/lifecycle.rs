@@ -1,5 +1,5 @@
-//! What a process holds, and sockets that come and go in each way that there is: afterwards it
-//! holds what it did before.
+//! Resources of a process, and sockets that are opened and closed in each possible way. Afterwards
+//! the process must have the same resources as before.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -8,7 +8,7 @@ use manylane::Socket;
 
 use crate::{Client, Serving};
 
-/// What is open, but for the folder that says so.
+/// Open descriptors, without that of the folder that lists them.
 #[must_use]
 pub fn open_files() -> Vec<String> {
     let links =
@@ -19,7 +19,7 @@ pub fn open_files() -> Vec<String> {
     links
 }
 
-/// Two sockets that are dropped as they are; `check` looks at what is held while they are there,
+/// Two sockets that are dropped without serving. `check` examines the resources while they exist,
 /// and after them.
 pub fn drop_unused(one: Socket, two: Socket, mut check: impl FnMut(bool)) {
     let addrs = [one.local_addr(), two.local_addr()];
@@ -30,7 +30,7 @@ pub fn drop_unused(one: Socket, two: Socket, mut check: impl FnMut(bool)) {
     addrs.iter().for_each(|addr| drop(UdpSocket::bind(addr).expect("the port is free")));
 }
 
-/// Three lanes by hand that come and go, and a handle that outlives them.
+/// Three lanes by hand that are added and removed, and a handle that outlives them.
 pub fn open_and_close_lanes(socket: Socket) {
     let (handle, addr) = (socket.handle(), socket.local_addr());
     let mut lanes = socket.into_lanes();
@@ -43,7 +43,7 @@ pub fn open_and_close_lanes(socket: Socket) {
     drop(handle);
 }
 
-/// Lanes that serve, come and go; `check` looks at what is held after them.
+/// Lanes that serve, and are added and removed. `check` examines the resources after them.
 pub fn serve_lanes(socket: Socket, check: impl FnOnce()) {
     let serving = Serving::echo(socket);
     let (handle, addr) = (serving.handle.clone(), serving.addr);

@@ -1,4 +1,4 @@
-//! A socket that serves in a thread of its own, for as long as a test needs it.
+//! A socket that serves in a thread of its own during a test.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver};
@@ -34,7 +34,7 @@ impl Serving {
     {
         let (handle, addr) = (socket.handle(), socket.local_addr());
         let (tell, outcome) = mpsc::channel();
-        // Not joined: if it hangs, the test shall say so instead of hanging too.
+        // Not joined: if it hangs, the test must report that instead of hanging, too.
         thread::spawn(move || drop(tell.send(socket.serve_with(make))));
         Self { handle, addr, outcome }
     }
@@ -47,12 +47,12 @@ impl Serving {
                 out.reply(&datagram, datagram.payload());
             }
         });
-        // Control calls need a server that runs.
+        // Control calls need a running server.
         Client::to(serving.addr).ping();
         serving
     }
 
-    /// What `serve` returns, which something else has made it do.
+    /// The result of `serve`, which ended by itself.
     ///
     /// # Panics
     /// If it does not return.
@@ -62,7 +62,7 @@ impl Serving {
         outcome
     }
 
-    /// Stops the socket and returns what `serve` does.
+    /// Stops the socket and returns the result of `serve`.
     ///
     /// # Panics
     /// If it does not return.

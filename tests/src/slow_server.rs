@@ -1,4 +1,4 @@
-//! A server with one lane that is at work, for as long as a test wants it.
+//! A server with one lane that is busy until the test releases it.
 
 use std::sync::mpsc;
 
@@ -6,8 +6,8 @@ use manylane::{Batch, LaneId, Outbox, Socket};
 
 use crate::{Serving, TEST_TIMEOUT};
 
-/// A server of which one lane stays in its first call until it is released, and what all its lanes
-/// handle.
+/// A server with one lane that stays in its first call until it is released, and a record of what
+/// all its lanes handle.
 pub struct SlowServer<T> {
     /// The server.
     pub serving: Serving,

@@ -1,10 +1,9 @@
-//! Where a test happens: over loopback, or in a testbed with the server on one host and its clients
-//! on the other.
+//! The place of a test: loopback, or a testbed with the server on one host and its clients on the
+//! other.
 //!
-//! Tests write the addresses of loopback. Over a testbed these stand for addresses of the two
-//! hosts, so that the datagrams of one and the same test cross a device, and XDP gets to see them.
-//! A place is found by the network namespace of the thread that asks: whatever thread a test starts
-//! is at the place of the test.
+//! Tests use loopback addresses. In a testbed these are mapped to addresses of the two hosts, so
+//! that the datagrams of the same test cross a device and XDP sees them. The place follows from
+//! the network namespace of the calling thread, so that all threads of a test are at its place.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -15,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use manylane::LaneCounters;
 use manylane_testbed::{Host, Layout, Testbed};
 
-/// Places that are not loopback, by the namespace that their servers are in.
+/// Places other than loopback, by the namespace of their servers.
 static TEST_ENVS: Mutex<Vec<(u64, Arc<TestEnv>)>> = Mutex::new(Vec::new());
 
 /// 127.0.0.2 to 127.0.0.9 are 10.77.0.102 to 10.77.0.109.
@@ -26,13 +25,13 @@ const EXTRA_HOSTS: std::ops::RangeInclusive<u8> = 2..=9;
 pub(crate) struct TestEnv {
     server: Host,
     client: Host,
-    /// Datagrams that lanes got past the kernel's stack.
+    /// Number of datagrams that lanes received past the kernel's stack.
     by_xdp: AtomicU64,
 }
 
 impl TestEnv {
-    /// Runs `test` at a place of its own, whose devices have so many queues, and with `wire` get
-    /// frames as over a wire; returns how many datagrams came past the stack.
+    /// Runs `test` at a place of its own, whose devices have the given number of queues, and with
+    /// `wire` get frames as over a wire. Returns the number of datagrams received past the stack.
     pub(crate) fn run(queues: u32, wire: bool, test: impl FnOnce() + Send) -> u64 {
         let testbed = Testbed::new(&Layout { queues, ..Layout::default() }).unwrap();
         let (client, server) = (testbed.host(0).clone(), testbed.host(1).clone());
@@ -48,7 +47,7 @@ impl TestEnv {
         place.by_xdp.load(Ordering::Relaxed)
     }
 
-    /// Where the calling thread is; none for loopback.
+    /// The place of the calling thread; none for loopback.
     fn current() -> Option<Arc<TestEnv>> {
         let places = test_envs();
         if places.is_empty() {
@@ -59,7 +58,7 @@ impl TestEnv {
     }
 }
 
-/// Forgets a place when its test ends, also if it fails.
+/// Removes a place when its test ends, even if it fails.
 struct TestEnvGuard(u64);
 
 impl Drop for TestEnvGuard {
@@ -76,7 +75,7 @@ fn namespace() -> u64 {
     fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
 }
 
-/// The addresses beside the first, and their neighbour entries: no frame of a test waits for ARP.
+/// The further addresses, and their neighbour entries, so that no frame of a test waits for ARP.
 fn add_addresses(client: &Host, server: &Host) {
     let mac = server.mac(0).map(|byte| format!("{byte:02x}")).join(":");
     let (mut ours, mut theirs) = (String::new(), String::new());
@@ -93,8 +92,8 @@ fn extra_addr(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, 100 + number)
 }
 
-/// What an address of loopback stands for where the test is, on the server's side. Any other is
-/// what it is.
+/// Maps a loopback address to the server's address at the place of the test. Other addresses are
+/// unchanged.
 #[must_use]
 pub fn map_addr(addr: SocketAddr) -> SocketAddr {
     let Some(place) = TestEnv::current() else { return addr };
@@ -118,7 +117,7 @@ pub fn map_ip(ip: &str, port: u16) -> SocketAddr {
     map_addr(SocketAddr::new(ip.parse().unwrap(), port))
 }
 
-/// A socket on the clients' side, at an address of loopback or what it stands for there.
+/// A socket on the clients' side, at a loopback address or the one that it is mapped to.
 #[must_use]
 pub fn bind_peer(from: SocketAddr) -> UdpSocket {
     let Some(place) = TestEnv::current() else { return UdpSocket::bind(from).unwrap() };
@@ -129,22 +128,22 @@ pub fn bind_peer(from: SocketAddr) -> UdpSocket {
     place.client.run(|| UdpSocket::bind((ip, from.port())).unwrap())
 }
 
-/// An address on the clients' side with nobody behind it. On loopback another process may take the
-/// port at any time, and would then get a datagram: nothing breaks.
+/// An address on the clients' side without a socket. On loopback, another process may bind the
+/// port at any time, and would then get a datagram, which does no harm.
 #[must_use]
 pub fn unused_addr(ip: &str) -> SocketAddr {
     bind_peer(SocketAddr::new(ip.parse().unwrap(), 0)).local_addr().unwrap()
 }
 
-/// Tells what a socket has counted when a test is done with it: whether anything came past the
-/// stack is looked at in the end.
+/// Records the counters of a socket at the end of its use, for the check that datagrams arrived
+/// past the stack.
 pub fn record_counters(total: &LaneCounters) {
     if let Some(place) = TestEnv::current() {
         place.by_xdp.fetch_add(total.delivered_by_xdp, Ordering::Relaxed);
     }
 }
 
-/// Whether the test is over a testbed.
+/// True if the test runs in a testbed.
 pub(crate) fn is_testbed() -> bool {
     TestEnv::current().is_some()
 }

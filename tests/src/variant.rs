@@ -7,30 +7,30 @@ use manylane_testbed::skip::{self, Forced};
 
 use crate::test_env::{self, TestEnv};
 
-/// One way for datagrams to go that the suite has to pass on.
+/// One path of datagrams on which the suite has to pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// The test and the variant, for whoever has to be told.
+    /// The names of the test and the variant, for messages.
     pub test: &'static str,
     /// The engine.
     pub engine: Engine,
-    /// Whether XDP is behind the driver.
+    /// True for XDP behind the driver (generic).
     pub generic: bool,
-    /// Queues of the device that the server is reached by; 0 over loopback.
+    /// Number of queues of the server's device; 0 over loopback.
     pub queues: u32,
-    /// Whether trains are received as one message.
+    /// True with GRO.
     pub gro: bool,
-    /// Whether replies may leave as trains.
+    /// True with GSO of replies.
     pub gso: bool,
     /// What enforces the steering.
     pub by: SteeringBackend,
-    /// What lanes do while there is nothing, as text.
+    /// Wait policy of the lanes, as text.
     pub wait: &'static str,
 }
 
 impl Variant {
-    /// A builder with the options of this variant; two lanes unless the test says otherwise. An
-    /// address of loopback stands for one of the server's device where the test is over a testbed.
+    /// A builder with the options of this variant, and two lanes by default. In a testbed, a
+    /// loopback address is mapped to one of the server's device.
     #[must_use]
     pub fn builder(&self, addr: impl ToSocketAddrs) -> Builder {
         let addr = addr.to_socket_addrs().unwrap().next().unwrap();
@@ -38,7 +38,7 @@ impl Variant {
         builder.lanes(2).engine(self.engine).gro(self.gro).gso(self.gso).steering_backend(self.by);
         builder.wait(self.wait.parse().unwrap());
         if self.queues > 0 {
-            // The fragments of a large datagram take several times its size.
+            // The fragments of a large datagram need several times its size.
             builder.recv_buffer(4 << 20);
         }
         if self.is_xdp() {
@@ -47,19 +47,19 @@ impl Variant {
         builder
     }
 
-    /// Whether datagrams come from queues of a device.
+    /// True if datagrams arrive from queues of a device.
     #[must_use]
     pub fn is_xdp(&self) -> bool {
         self.engine == Engine::Xdp
     }
 
-    /// What eBPF has to have steered, if it counts: messages that came through kernel sockets.
+    /// The number of messages that eBPF must have steered, if it counts: those of kernel sockets.
     #[must_use]
     pub fn steered(&self, total: &LaneCounters) -> Option<u64> {
         (self.by == SteeringBackend::Ebpf).then_some(total.messages - total.delivered_by_xdp)
     }
 
-    /// Runs `check` if this machine can do the variant, and says so if not.
+    /// Runs `check` if this machine supports the variant, or else reports a skip.
     pub fn run(self, check: fn(&Variant)) {
         if self.engine == Engine::Uring && !need_uring(self.test) {
             return;
@@ -74,8 +74,7 @@ impl Variant {
         }
     }
 
-    /// As [`run`](Self::run), for a test in which nothing has to come by XDP: one that only sends,
-    /// or fails.
+    /// As [`run`](Self::run), for a test without datagrams by XDP: one that only sends, or fails.
     pub fn run_without_traffic(self, check: fn(&Variant)) {
         if self.is_xdp() { _ = self.run_in_testbed(check) } else { self.run(check) }
     }
@@ -83,19 +82,19 @@ impl Variant {
     fn run_in_testbed(self, check: fn(&Variant)) -> Option<u64> {
         let possible = skip::need_root(self.test) && need_ebpf(self.test);
         possible.then(|| {
-            // Behind the driver a train of a sender on this machine is not cut, and left to the
-            // kernel.
+            // Behind the driver, a GSO message of a sender on this machine is not segmented, and
+            // is left to the kernel.
             TestEnv::run(self.queues, self.generic, || check(&self))
         })
     }
 }
 
-/// Makes tests out of each function: one for each [`Variant`], named by what it forces, in modules
-/// named by tier and engine.
+/// Generates tests from each function: one for each [`Variant`], named by what it forces, in
+/// modules named by tier and engine.
 ///
-/// With `(variant, 1 queue)` the device of engine `xdp` has one queue: what arrives together is
-/// then one batch of one lane, as over a socket. With `(variant, no traffic)` nothing has to come
-/// by XDP. An engine that is added later joins by one module here.
+/// With `(variant, 1 queue)` the device of engine `xdp` has one queue, so that datagrams that
+/// arrive together are one batch of one lane, as over a socket. With `(variant, no traffic)` no
+/// datagram needs to arrive by XDP. A new engine needs one module here.
 #[macro_export]
 macro_rules! on_every_variant {
     ($($(#[$meta:meta])* fn $name:ident($variant:ident $(, $queues:literal queue)? $(, no $how:ident)?) $body:block)*) => {
@@ -136,8 +135,8 @@ macro_rules! on_every_variant {
             }
         )*}
 
-        // Between two hosts, over a device with one queue: what arrives together is then one batch,
-        // as over loopback.
+        // Between two hosts, over a device with one queue, so that datagrams that arrive together
+        // are one batch, as over loopback.
         mod netns_uring {$(
             mod $name {
                 $crate::on_every_variant!(@tests $name, Uring, ("netns_uring", run, 1, false),
@@ -146,8 +145,7 @@ macro_rules! on_every_variant {
             }
         )*}
 
-        // What is steered, comes as trains and leaves as such is the companions', which the engine
-        // above has tested.
+        // Steering, GRO and GSO are those of the companions, which the engine above has tested.
         mod netns_xdp {$(
             mod $name {
                 $crate::on_every_variant!(@run $name, $($queues)? $(no $how)?,
@@ -188,7 +186,7 @@ macro_rules! on_every_variant {
     )*};
 }
 
-/// Makes one test for each engine out of each function, which is given a [`Variant`] with the
+/// Generates one test for each engine from each function, which gets a [`Variant`] with the
 /// defaults of that engine.
 #[macro_export]
 macro_rules! on_every_engine {
@@ -243,13 +241,13 @@ impl Variant {
     }
 }
 
-/// Those of `wanted` that `test` can have here; a missing eBPF is told as a skip.
+/// Those of `wanted` that are available to `test` here. A missing eBPF is reported as a skip.
 #[must_use]
 pub fn backends(test: &str, wanted: &[SteeringBackend]) -> Vec<SteeringBackend> {
     wanted.iter().copied().filter(|by| *by != SteeringBackend::Ebpf || need_ebpf(test)).collect()
 }
 
-/// Whether steering by eBPF can be had here; tells the skip of `test` if not.
+/// True if steering by eBPF is available here. Reports the skip of `test` if not.
 #[must_use]
 pub fn need_ebpf(test: &str) -> bool {
     match probe().ebpf {
@@ -258,7 +256,7 @@ pub fn need_ebpf(test: &str) -> bool {
     }
 }
 
-/// Whether io_uring can be had here; tells the skip of `test` if not.
+/// True if io_uring is available here. Reports the skip of `test` if not.
 #[must_use]
 pub fn need_uring(test: &str) -> bool {
     match probe().uring {
@@ -267,7 +265,7 @@ pub fn need_uring(test: &str) -> bool {
     }
 }
 
-/// Whether `[::1]` can be had here; tells the skip of `test` if not.
+/// True if `[::1]` is available here. Reports the skip of `test` if not.
 #[must_use]
 pub fn need_ipv6(test: &str) -> bool {
     let bound = UdpSocket::bind("[::1]:0");

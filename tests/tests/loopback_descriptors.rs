@@ -28,7 +28,7 @@ fn loopback_a_dropped_socket_frees_port_and_descriptors() {
         assert_eq!(open_files(), before, "{by}");
         lifecycle::serve_lanes(builder.open().unwrap(), || assert_eq!(open_files(), before, "{by}"));
 
-        // An open that fails half-way: three CPUs that nobody has.
+        // An open that fails half-way: three CPUs that do not exist.
         builder.placement(manylane::Placement::List(vec![5000]));
         assert!(builder.open().is_err());
         assert_eq!(open_files(), before, "{by}");

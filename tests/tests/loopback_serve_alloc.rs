@@ -1,6 +1,6 @@
-//! The loop of `serve` allocates nothing: not per datagram, not per batch. The counter counts the
-//! whole process, so that here is one test, and what it does itself while it counts allocates
-//! nothing either.
+//! The loop of `serve` does not allocate, neither per datagram nor per batch. The counter counts
+//! the whole process, so that this program has one test only, which does not allocate while it
+//! counts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -23,7 +23,7 @@ fn loopback_the_loop_of_serve_allocates_nothing() {
     let mut answers = [0; 2048];
     for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
         for (gro, batch) in [(true, 64), (false, 64), (false, 3)] {
-            // With a pause, every sixteenth batch at the latest is followed by one.
+            // With coalescing, there is a delay after every sixteenth batch at the latest.
             for rx_usecs in [0, 100].map(Duration::from_micros) {
                 let mut builder = Builder::new("127.0.0.1:0").unwrap();
                 builder.lanes(3).steering_backend(by).gro(gro).batch(batch).rx_coalesce(rx_usecs);

@@ -10,7 +10,7 @@ use manylane::{Engine, Placement};
 use manylane_tests::lifecycle::{self, open_files};
 use manylane_tests::{TEST_TIMEOUT, Variant};
 
-/// What is open, and the number of threads.
+/// Open descriptors, and the number of threads.
 fn open_resources() -> (Vec<String>, usize) {
     let mut files = open_files();
     // The numbers of sockets differ from one to the next.
@@ -33,7 +33,7 @@ fn wait_restored(before: &(Vec<String>, usize)) {
 fn check(variant: &Variant) {
     let mut builder = variant.builder("127.0.0.1:0");
     builder.lanes(3);
-    // What a first socket makes for good is none of the others'.
+    // Resources that the first socket creates for good are not counted for later ones.
     drop(builder.open().unwrap());
     let settled = Instant::now();
     while open_resources().1 > 3 && settled.elapsed() < TEST_TIMEOUT {

@@ -1,5 +1,5 @@
-//! The loop of `serve` allocates nothing on engine xdp either, nor does the thread that follows the
-//! kernel's routes, once the peers are known. One test, as in `loopback_serve_alloc`.
+//! The loop of `serve` does not allocate with engine xdp either, nor does the thread that follows
+//! the kernel's routes, once the peers are known. One test, as in `loopback_serve_alloc`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

@@ -8,8 +8,7 @@ use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBackend};
 use manylane_testbed::skip;
 use manylane_tests::{Client, LaneDriver, Serving, backends, need_uring};
 
-/// With an engine that is named: `auto` might take another one where there is less, and need less
-/// of it.
+/// With a named engine, because `auto` might select another one that needs fewer resources.
 fn open_by(engine: Engine, lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
     Builder::new("127.0.0.1:0").unwrap().engine(engine).lanes(lanes).steering_backend(by).open()
 }
@@ -45,12 +44,12 @@ fn child_has_few_descriptors() {
 fn check_fd_limit(engine: Engine, by: SteeringBackend) {
     let open = |lanes| open_by(engine, lanes, by);
     let what = format!("{engine}, {by}");
-    // What the first use of anything keeps open is no leak.
+    // Descriptors that are kept after first use are not leaks.
     drop(open(2));
     fill_gaps();
     let before = open_fds();
     let whole = open(4).map(|socket| (open_fds(), socket)).unwrap().0 - before;
-    // From none at all to all but one: each step of opening meets the limit once.
+    // From none to all but one, so that each step of opening reaches the limit once.
     let mut refused = 0;
     for room in 0..whole + 8 {
         set_limit(Resource::Nofile, Some((before + room) as u64));
@@ -123,7 +122,7 @@ fn child_has_little_memory() {
         builder
     };
     let before = open_fds();
-    // 256 lanes of 64 MiB each do not fit; how far it gets before is different each time.
+    // 256 lanes of 64 MiB each do not fit. It fails at a different point each time.
     for gigabytes in [1, 2, 3] {
         set_limit(Resource::As, Some(status("VmSize") * 1024 + (gigabytes << 30)));
         let err = large().open().map(drop).unwrap_err();
@@ -157,7 +156,7 @@ fn child_runs_out_of_memory_anywhere() {
         builder
     };
     drop(two().open().unwrap());
-    // A lane takes about a megabyte, in several pieces: memory ends within each of them.
+    // A lane needs about a megabyte in several allocations. Each of them fails once.
     let mut outcomes = [0, 0];
     for pages in (0..1024).step_by(5) {
         set_limit(Resource::As, Some(status("VmSize") * 1024 + (256 << 10) + (pages << 12)));

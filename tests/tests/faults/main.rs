@@ -1,5 +1,5 @@
-//! What happens when something fails or is missing: limits, privileges, ports that others have.
-//! Such a test runs a part of itself in a process of its own.
+//! Failures and missing resources: limits, privileges, ports of other processes. Such a test runs
+//! a part of itself in a process of its own.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 

@@ -1,4 +1,4 @@
-//! A port that somebody else has: who it is, and who may share it.
+//! A port that another process has: its owner, and which processes may share it.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -19,7 +19,7 @@ fn open(addr: SocketAddr) -> Result<manylane::Socket, Error> {
     Builder::new(addr).unwrap().lanes(2).open()
 }
 
-/// The error of opening `addr`, which has to be that it is in use.
+/// The error of opening `addr`, which must be "in use".
 fn open_error(addr: SocketAddr) -> String {
     let err = open(addr).map(|_| ()).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
@@ -32,7 +32,7 @@ fn process_name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim().to_owned()
 }
 
-/// A plain socket that others of the same user may join.
+/// A plain socket with SO_REUSEPORT.
 fn open_reuse_port(addr: SocketAddr) -> std::io::Result<OwnedFd> {
     let fd = sock::open(&addr)?;
     sock::set_flag(fd.as_fd(), Flag::ReusePort, true)?;
@@ -44,8 +44,8 @@ fn loopback_addr() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-/// The child that has a port: `MANYLANE_TEST_HOLD` is the address, with "joinable " before it if
-/// others may join.
+/// The child that has a port: `MANYLANE_TEST_HOLD` is the address, with the prefix "joinable " for
+/// SO_REUSEPORT.
 #[test]
 #[ignore = "started by other tests"]
 fn child_has_a_port() {
@@ -58,7 +58,7 @@ fn child_has_a_port() {
     wait_for_parent();
 }
 
-/// The child that has a port which others of its user may join.
+/// The child that has a port with SO_REUSEPORT.
 #[test]
 #[ignore = "started by other tests"]
 fn child_has_a_joinable_port() {
@@ -70,8 +70,7 @@ fn child_has_a_joinable_port() {
     wait_for_parent();
 }
 
-/// The child that wants the port which its first argument line names: it is told by the
-/// environment.
+/// The child that opens the port given in its environment.
 #[test]
 #[ignore = "started by other tests"]
 fn child_wants_a_port() {
@@ -108,13 +107,13 @@ fn loopback_fault_port_of_another_process_names_it() {
         let text = open_error(addr);
         let pid = child.pid();
         assert!(text.contains(&format!("process {pid} ({})", process_name(pid))), "{role}: {text}");
-        // With the other one gone the port is free.
+        // When the other one has ended, the port is free.
         child.finish();
         open(addr).unwrap();
     }
 }
 
-/// As with a process that was killed, whose sockets the kernel closes one after the other.
+/// As after the kill of a process, whose sockets the kernel closes one after the other.
 #[test]
 fn loopback_fault_port_of_no_process_is_waited_for() {
     let name = "loopback_fault_port_of_no_process_is_waited_for";
@@ -123,7 +122,8 @@ fn loopback_fault_port_of_no_process_is_waited_for() {
     }
 }
 
-/// In a process of its own, which starts no others: those would have its sockets for a moment.
+/// In a process of its own that starts no children, because these would have its sockets for a
+/// moment.
 #[test]
 #[ignore = "started by loopback_fault_port_of_no_process_is_waited_for"]
 fn child_meets_a_port_of_no_process() {
@@ -134,8 +134,7 @@ fn child_meets_a_port_of_no_process() {
     let addr = socket.local_addr().unwrap();
     let on_its_way = in_flight(&socket);
     drop(socket);
-    // Nobody gives it up while it is waited for: the kernel has it, or a process that cannot be
-    // seen.
+    // The port is not released during the wait: the kernel has it, or an invisible process.
     let text = open_error(addr);
     assert!(text.ends_with("by a socket of user 0 that no process has which can be seen here"), "{text}");
     let (told, tid) = std::sync::mpsc::channel();
@@ -144,7 +143,7 @@ fn child_meets_a_port_of_no_process() {
         open(addr).map(drop)
     });
     let stat = format!("/proc/self/task/{}/stat", tid.recv().unwrap().as_raw_nonzero());
-    // It sleeps between two looks at the table.
+    // It sleeps between two reads of the table.
     while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") S ")) {
         thread::yield_now();
     }
@@ -153,8 +152,8 @@ fn child_meets_a_port_of_no_process() {
     next.join().unwrap().unwrap();
 }
 
-/// Sends a socket to somebody who does not take it: the kernel has it as long as there is what is
-/// returned.
+/// Sends a socket over a local socket that is never read. The kernel has it as long as the
+/// returned value lives.
 fn in_flight(socket: &UdpSocket) -> (UnixStream, UnixStream) {
     let (from, to) = UnixStream::pair().unwrap();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -178,7 +177,7 @@ fn loopback_fault_wildcards_and_addresses_clash() {
     let socket = UdpSocket::bind(loopback_addr()).unwrap();
     let port = socket.local_addr().unwrap().port();
     assert!(open_error(any(port)).contains(&me));
-    // Another address of the machine does not clash.
+    // Another address of the machine does not conflict.
     open((Ipv4Addr::new(127, 0, 0, 2), port).into()).unwrap();
 }
 
@@ -192,7 +191,7 @@ fn loopback_fault_ipv6_wildcard_clashes_with_ipv4_unless_it_stays_off() {
     let text = open_error(any);
     assert!(text.contains(&format!("process {} (", process::id())), "{text}");
     let only_v6 = Builder::new(any).unwrap().lanes(2).only_v6(true).open().unwrap();
-    // And the other way round: an IPv4 address beside an IPv6 wildcard of ours.
+    // And vice versa: an IPv4 address with an IPv6 wildcard of ours.
     drop(socket);
     open((Ipv4Addr::LOCALHOST, any.port()).into()).unwrap();
     drop(only_v6);
@@ -235,13 +234,14 @@ fn loopback_fault_port_of_another_user_names_the_user() {
     let text = open_error(child.line().parse().unwrap());
     let pid = child.pid();
     assert!(text.ends_with(&format!("by process {pid} ({}) of user {NOBODY}", process_name(pid))), "{text}");
-    // A joinable one of another user may not be joined either: the kernel wants the same user.
+    // Sockets of another user cannot be joined even with SO_REUSEPORT: the kernel requires the
+    // same user.
     let child = Child::start("child_has_a_joinable_port", Some(NOBODY));
     let addr: SocketAddr = child.line().parse().unwrap();
     let err = Builder::new(addr).unwrap().lanes(2).reuse_port(true).open().map(|_| ()).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse);
     assert!(err.to_string().contains(&format!("of user {NOBODY}")), "{err}");
-    // The other user does not see ours, but hears whose it is.
+    // The other user cannot see our process, but the error names its user.
     let socket = UdpSocket::bind((MONITORED_ADDR, 0)).unwrap();
     let text = Child::start("child_wants_a_port", Some(NOBODY)).line();
     assert!(text.ends_with("by a process of user 0 that this one may not see"), "{text}");
@@ -275,7 +275,7 @@ fn loopback_fault_a_joined_group_shares_the_traffic() {
     hands.recv_all((FLOWS - theirs) as usize);
     let counters = hands.handle.counters();
     assert_eq!(counters.total().delivered + theirs, FLOWS);
-    // One flow in 4^400 groups would leave somebody out; about a quarter is everybody's.
+    // Each lane should get about a quarter. The chance that one gets none is negligible.
     assert!(theirs > 0 && counters.lanes.iter().all(|(_, lane)| lane.delivered > 0), "{theirs} {counters:?}");
     assert!(hands.is_idle());
 }
@@ -302,8 +302,8 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
         let socket = Builder::new(loopback_addr()).unwrap().lanes(2).steering_backend(by).open().unwrap();
         let mut hands = LaneDriver::new(socket);
         let addr = hands.addr();
-        // The kernel lets a socket of the same user in, and that cannot be prevented; steering
-        // passes it by.
+        // The kernel lets a socket of the same user join, which cannot be prevented. Steering does
+        // not use it.
         let intruder = UdpSocket::from(open_reuse_port(addr).unwrap());
         intruder.set_nonblocking(true).unwrap();
         let all_come = |hands: &mut LaneDriver| {
@@ -312,8 +312,8 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
             assert!(intruder.recv(&mut [0; 8]).is_err(), "{by}");
         };
         all_come(&mut hands);
-        // A lane that comes after it has another number in the kernel's group than its slot, by
-        // which classic BPF goes: there it is refused, and says because of whom.
+        // A lane that is added after it has another number in the kernel's group than its slot,
+        // which classic BPF uses. So it is refused, with the process as reason.
         if by == SteeringBackend::ClassicBpf {
             let err = hands.handle.open_lane().map(drop).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::InUse);
@@ -327,7 +327,7 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
         }
         all_come(&mut hands);
         assert_eq!(total_lost(&hands.handle), 0);
-        // With the intruder gone there is room again.
+        // When the other socket is closed, a lane can be added again.
         drop(intruder);
         hands.open();
         send_and_wait(|| (0..FLOWS).for_each(|_| Client::to(addr).send(b"ours")));

@@ -1,4 +1,4 @@
-//! Without privileges: what falls back, what is refused, and what the message says.
+//! Without privileges: fallbacks, errors, and their messages.
 
 use std::fs;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn child_steers_without_ebpf() {
         let total = hands.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped, total.steered), (50, 0, None));
 
-        // Who insists hears what is missing.
+        // If the backend is forced, the error names what is missing.
         let err =
             builder().steering(asked).steering_backend(SteeringBackend::Ebpf).open().map(|_| ()).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Permission);
@@ -57,7 +57,7 @@ fn child_steers_without_ebpf() {
 
 #[test]
 fn loopback_fault_without_ebpf_classic_bpf_steps_in() {
-    // As root this is a process of another user; without root it is what this user meets anyway.
+    // As root this is a process of another user, otherwise the same user.
     Child::run("child_steers_without_ebpf", Some(NOBODY));
 }
 
@@ -115,8 +115,7 @@ fn loopback_fault_root_gets_a_buffer_above_the_sysctl() {
     if !skip::need("loopback_fault_root_gets_a_buffer_above_the_sysctl", is_root(), "needs CAP_NET_ADMIN") {
         return;
     }
-    // What is more than the sysctl allows is queued, not only granted: each byte counts more than
-    // once.
+    // More than the sysctl allows is queued, not only granted. Each byte counts more than once.
     let bytes = buffer_max("rmem_max") + (1 << 20);
     let datagrams = bytes / 65_507;
     let socket = builder().recv_buffer(bytes).send_buffer(buffer_max("wmem_max") + 1).open().unwrap();

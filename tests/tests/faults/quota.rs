@@ -11,7 +11,7 @@ use manylane_sys::flock;
 use manylane_testbed::skip::{self, Forced};
 use manylane_tests::TEST_TIMEOUT;
 
-/// Names of control groups that this test makes, before a word that no other has.
+/// Prefix of the control groups of this test, before a unique word.
 const PREFIX: &str = "manylane-test-";
 /// Microseconds of CPU time in this many microseconds make a quota.
 const PERIOD: u64 = 100_000;
@@ -19,7 +19,7 @@ const PERIOD: u64 = 100_000;
 /// A control group for CPU time, removed with this value.
 struct Cgroup {
     path: PathBuf,
-    /// Its directory, locked: it has an owner that lives, in whichever PID namespace.
+    /// Its directory, locked, which shows that its owner is alive, in any PID namespace.
     _lock: File,
     /// Of the second version of control groups.
     is_v2: bool,
@@ -29,7 +29,7 @@ impl Cgroup {
     /// Makes one.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     fn new() -> Result<Self, String> {
         let (at, second) = cgroup_root().ok_or("no hierarchy of control groups for CPU time is mounted")?;
         remove_leftovers(&at);
@@ -37,7 +37,7 @@ impl Cgroup {
             let word = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
             let path = at.join(format!("{PREFIX}{}", word.trim_end()));
             fs::create_dir(&path).map_err(|err| format!("making {}: {err}", path.display()))?;
-            // Before it was locked, another run may have taken it for a leftover.
+            // Before it was locked, another run may have removed it as a leftover.
             if let Some(lock) = lock(&path) {
                 return Ok(Self { path, _lock: lock, is_v2: second });
             }
@@ -70,7 +70,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that was killed leaves its group a moment later.
+        // A killed process leaves its group a moment later.
         let start = Instant::now();
         while fs::remove_dir(&self.path).is_err() && self.path.exists() && start.elapsed() < TEST_TIMEOUT {
             thread::sleep(Duration::from_millis(2));
@@ -89,7 +89,8 @@ fn cgroup_root() -> Option<(PathBuf, bool)> {
     mounts().find(|mount| mount[2] == "cgroup2").map(|mount| (mount[1].into(), true))
 }
 
-/// Locks the directory of a group; none if another process has it, or it is gone.
+/// Locks the directory of a group; none if another process has the lock, or the group does not
+/// exist.
 fn lock(path: &Path) -> Option<File> {
     let directory = File::open(path).ok()?;
     flock::try_lock(&directory).ok()?;
@@ -107,8 +108,7 @@ fn remove_leftovers(at: &Path) {
     }
 }
 
-/// A group that two runs could give each other's name, or take for a leftover, would move between
-/// them.
+/// Two runs must not use the same name, and must not remove each other's group.
 #[test]
 fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
     let name = "netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed";
@@ -121,8 +121,7 @@ fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
         return;
     }
     let group = group.unwrap();
-    // Of a run in another PID namespace, whose process has a number that is nobody's here, and
-    // crashed.
+    // Of a crashed run in another PID namespace, with a PID that does not exist here.
     let leftover = group.path.with_file_name(format!("{PREFIX}{}", u32::MAX));
     fs::create_dir(&leftover).unwrap();
     let other = Cgroup::new().unwrap();
@@ -174,7 +173,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
             return;
         }
         group.set_quota(quota);
-        // Made after the group, and so gone before it.
+        // Created after the group, and so dropped before it.
         let child = Child::start("child_tells_its_default_lanes", None);
         assert_eq!(child.line(), cpus.to_string(), "without a quota");
         group.add_process(child.pid());

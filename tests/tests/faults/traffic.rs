@@ -1,4 +1,4 @@
-//! Faults while traffic runs: signals, floods, peers that are gone; and options that cannot be.
+//! Faults while traffic runs: signals, floods, closed peers; and invalid options.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn loopback_fault_a_signal_ends_a_wait_and_nothing_else() {
     let addr = child.line().parse().unwrap();
     let mut ended = 0;
     for _ in 0..1000 {
-        // A signal that comes while the child does not sleep ends no wait; then there is another.
+        // A signal while the child does not sleep interrupts no wait, so that it is repeated.
         child.signal(Signal::STOP);
         child.signal(Signal::CONT);
         ended +=
@@ -83,7 +83,7 @@ fn loopback_fault_signals_do_not_disturb_serving() {
     child.finish();
 }
 
-/// Sends `count` datagrams of `size` bytes as fast as it goes to lanes with small queues, and
+/// Sends `count` datagrams of `size` bytes as fast as possible to lanes with small queues, and
 /// checks that each was delivered or counted as dropped.
 fn flood(size: usize, count: u64, by: SteeringBackend) {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -130,7 +130,8 @@ fn loopback_fault_a_queue_that_nobody_reads_is_counted() {
     send_and_wait(|| (0..COUNT).for_each(|_| client.send(&[1; 100])));
     let dropped = hands.handle.counters().total().kernel_dropped;
     assert!(dropped > 0 && dropped < COUNT, "{dropped}");
-    // Not one is taken: what is queued when the lane goes is thrown away with it, and counted.
+    // None is received: datagrams that are queued when the lane is dropped are discarded and
+    // counted.
     hands.lanes.clear();
     let counters = hands.handle.counters();
     assert!(counters.lanes.is_empty());
@@ -234,6 +235,6 @@ fn loopback_fault_options_that_cannot_be_open_nothing() {
     refused(&|b| _ = b.steering(Steering::Key { offset: 9, len: 65 }), "key");
     refused(&|b| _ = b.placement(Placement::List(Vec::new())), "placement");
     refused(&|b| _ = b.placement(Placement::List(vec![0, 1 << 20])), "placement");
-    // Nothing of them has touched the port.
+    // None of them has bound the port.
     Builder::new((Ipv4Addr::LOCALHOST, port)).unwrap().open().unwrap();
 }

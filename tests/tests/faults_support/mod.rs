@@ -1,9 +1,8 @@
-//! Children: this test program again, as another process, with another user or with limits of its
-//! own.
+//! Children: this test program as another process, with another user or with its own limits.
 //!
 //! A child is an ignored test that does nothing unless it is started from here. Parent and child
-//! talk in lines; a child that was told to hold something does so until its standard input ends,
-//! which it also does when the parent dies.
+//! exchange lines. A child that keeps a resource does so until its standard input ends, which also
+//! happens when the parent dies.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -22,36 +21,35 @@ use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
 pub(crate) use rustix::process::{Resource, Signal};
 
-/// This program. By this link a user who may not see the folder of the program can run it all the
-/// same.
+/// This program. With this link, a user without access to its folder can run it.
 const SELF_EXE: &str = "/proc/self/exe";
 const ROLE_VAR: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// A user that has no other process, also where tests run beside other tests.
+/// A user without other processes, even if tests run in parallel.
 pub(crate) fn unique_uid() -> u32 {
     1_900_000_000 + std::process::id()
 }
 
-/// Whether this process is the child `name`. Every child asks this first.
+/// True if this process is the child `name`. Every child checks this first.
 pub(crate) fn is_child(name: &str) -> bool {
     env::var_os(ROLE_VAR).is_some_and(|role| role == name)
 }
 
-/// In a child: tells the parent a line.
+/// In a child: sends a line to the parent.
 pub(crate) fn report(line: &str) {
-    // The harness may stand in the middle of a line.
+    // The test harness may have printed a part of a line.
     println!("\n> {line}");
 }
 
-/// In a child: waits until the parent lets go of it, or is gone.
+/// In a child: waits until the parent releases it, or has ended.
 pub(crate) fn wait_for_parent() {
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest).unwrap();
 }
 
-/// In a child: sets a soft limit of this process; none for as much as the hard one allows.
+/// In a child: sets a soft limit of this process; none means the hard limit.
 ///
 /// By the system call: a program such as prlimit(1) would inherit the limit, and could not even
 /// start under some.
@@ -60,7 +58,7 @@ pub(crate) fn set_limit(what: Resource, value: Option<u64>) {
     setrlimit(what, Rlimit { current: value.or(maximum), maximum }).unwrap();
 }
 
-/// A number of `/proc/self/status`, such as `VmSize` (in KiB) or `Uid`.
+/// A value of `/proc/self/status`, such as `VmSize` (in KiB) or `Uid`.
 pub(crate) fn status(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
@@ -73,12 +71,13 @@ pub(crate) fn is_root() -> bool {
 
 /// Open descriptors of this process.
 pub(crate) fn open_fds() -> usize {
-    // One of them is the directory that is being read.
+    // One of them is the directory itself.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Takes every free descriptor below the highest that is open: the limit is one of numbers, and
-/// from here on their count is the next number. They stay open until the process ends.
+/// Uses every free descriptor below the highest open one. The limit applies to numbers, and from
+/// here on the number of open descriptors is the next number. They stay open until the process
+/// ends.
 pub(crate) fn fill_gaps() {
     loop {
         let filler = File::open("/dev/null").unwrap();
@@ -89,8 +88,8 @@ pub(crate) fn fill_gaps() {
     }
 }
 
-/// A child that runs, with none of the descriptors of this process: sockets that tests close
-/// meanwhile are closed. It is killed when this value goes, should it still run.
+/// A running child without descriptors of this process, so that sockets that tests close meanwhile
+/// are really closed. It is killed when this value is dropped.
 pub(crate) struct Child {
     process: Process,
     lines: Receiver<String>,
@@ -98,7 +97,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the child `name`: as `user` if there is one and this process may, else as its own.
+    /// Starts the child `name`: as `user` if given and permitted, else as the current user.
     pub(crate) fn start(name: &str, user: Option<u32>) -> Self {
         Self::start_at(None, name, user)
     }
@@ -116,7 +115,7 @@ impl Child {
         Self { process, lines, stdin_guard: Some(keep) }
     }
 
-    /// Runs the child `name` to its end, which has to be a good one.
+    /// Runs the child `name`, which must succeed.
     pub(crate) fn run(name: &str, user: Option<u32>) {
         Self::start(name, user).finish();
     }
@@ -125,7 +124,7 @@ impl Child {
         self.process.id()
     }
 
-    /// The next line that the child tells.
+    /// The next line of the child.
     pub(crate) fn line(&self) -> String {
         loop {
             let line = self.lines.recv_timeout(TEST_TIMEOUT).expect("the child tells something");
@@ -135,7 +134,7 @@ impl Child {
         }
     }
 
-    /// The next line, if there is one within `patience`.
+    /// The next line, if it arrives within `patience`.
     pub(crate) fn line_within(&self, patience: Duration) -> Option<String> {
         self.lines.recv_timeout(patience).ok()?.strip_prefix("> ").map(str::to_owned)
     }
@@ -144,19 +143,19 @@ impl Child {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
-    /// Kills the child without a chance to clean up, and waits until it is gone.
+    /// Kills the child without a chance to clean up, and waits for its end.
     pub(crate) fn kill(mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Lets go of the child, which may still tell something.
+    /// Releases the child, which may still send lines.
     pub(crate) fn release(mut self) -> Self {
         drop(self.stdin_guard.take());
         self
     }
 
-    /// Lets go of the child and waits for its end, which has to be a good one.
+    /// Releases the child, which must succeed.
     pub(crate) fn finish(mut self) {
         drop(self.stdin_guard.take());
         let ended = self.wait();
@@ -181,7 +180,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Both fail for one that has ended, which is what is wanted.
+        // Both fail if it has ended, which is intended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,5 +1,5 @@
 //! No allocation on the path of a datagram: receive, reply and send, on every variant. The counter
-//! counts the calling thread alone.
+//! counts the calling thread only.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,7 +55,7 @@ impl Rig {
         for _ in 0..seen {
             retry_eintr(|| self.client.socket.recv(&mut self.replies)).unwrap();
         }
-        // Nothing there, without waiting, and a send of the lane's own.
+        // An empty receive without waiting, and an unsolicited send.
         assert!(self.lane.recv().unwrap().batch.is_empty());
         self.lane.sender().send_to(self.client.addr(), b"by the way");
         retry_eintr(|| self.client.socket.recv(&mut self.replies)).unwrap();
@@ -76,7 +76,7 @@ impl Drop for Rig {
 
 fn check_at(variant: &Variant, bound: &str, ip: &str) {
     for (ecn, timestamps) in [(true, false), (false, false), (true, true)] {
-        // Frames of engine xdp carry no time stamps: it refuses to tell them.
+        // Frames of engine xdp have no time stamps, so that the option is refused.
         if timestamps && variant.is_xdp() {
             continue;
         }
@@ -85,7 +85,7 @@ fn check_at(variant: &Variant, bound: &str, ip: &str) {
     }
 }
 
-/// Or else the other tests here would pass without a counter.
+/// Checks the counter itself, without which the other tests would always pass.
 #[test]
 fn loopback_the_allocation_counter_counts() {
     assert_eq!(measure(|| drop(std::hint::black_box(Box::new(1)))).count_total, 1);
@@ -104,7 +104,7 @@ on_every_variant! {
         }
     }
 
-    /// Losses are counted, not reported: no allocation either.
+    /// Losses are counted, not reported, which does not allocate either.
     fn no_allocation_for_losses(variant, no traffic) {
         let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
         let (nowhere, denied) = (SocketAddr::new(rig.client.addr().ip(), 0), map_ip("127.255.255.255", 9));
@@ -120,7 +120,7 @@ on_every_variant! {
         assert_eq!(measure(|| (0..20).for_each(|_| lose())).count_total, 0);
     }
 
-    /// Somebody who reads the counters allocates on his own thread, not on the lane's.
+    /// A thread that reads the counters allocates, but the lane's thread does not.
     fn no_allocation_while_counters_are_read(variant) {
         let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
         let handle = rig.handle.clone();

@@ -1,4 +1,4 @@
-//! The sums close: whatever is sent to a socket is delivered, dropped by the kernel, or discarded,
+//! The sums close: every datagram to a socket is delivered, dropped by the kernel, or discarded,
 //! and counted once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::thread;
 use manylane::{LaneCounters, NamedCounters, SteeringBackend, XdpQueue};
 use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
 
-/// Every count of a lane, to compare one moment with another; but how often it found nothing.
+/// Every counter of a lane, to compare two moments, except that of empty polls.
 fn counts(counters: &LaneCounters) -> NamedCounters {
     let idle = ["sleeps", "empty_polls", "uring_no_buffers", "uring_fallbacks"];
     counters.named().into_iter().filter(|(name, _)| !idle.contains(name)).collect()
@@ -21,7 +21,7 @@ on_every_variant! {
         let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
         for round in 1..=3 {
             send_and_wait(|| clients.iter().for_each(|client| (0..100).for_each(|at| client.send(&pattern(at, 200)))));
-            // What does not fit into the queues is counted before anything is taken.
+            // Datagrams that do not fit into the queues are counted before any is received.
             let before = hands.handle.counters().total();
             let dropped = before.kernel_dropped + before.xsk_dropped;
             assert!(dropped > (round - 1) * 900, "{dropped}");
@@ -48,7 +48,7 @@ on_every_variant! {
         }
     }
 
-    /// A train that is dropped on a lane with GRO counts once, as told; without GRO each datagram
+    /// A dropped message counts once on a lane with GRO, as documented; without GRO each datagram
     /// counts.
     fn dropped_trains_are_counted(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
@@ -59,8 +59,8 @@ on_every_variant! {
         let total = hands.handle.counters().total();
         assert!(received > 0 && total.delivered == received);
         if variant.is_xdp() {
-            // A device that XDP looks at takes no trains: the sender cuts them, and each frame is
-            // one datagram.
+            // A device with an XDP program accepts no GSO messages: the sender segments them, and
+            // each frame is one datagram.
             assert!(total.xsk_dropped > 0 && total.delivered_by_xdp == received, "{received}: {total:?}");
             assert_eq!((total.arrived(), total.gro_messages, total.kernel_dropped), (1000, 0, 0), "{total:?}");
             return;
@@ -68,13 +68,13 @@ on_every_variant! {
         assert!(total.kernel_dropped > 0);
         let sent = if variant.gro { total.delivered / 20 + total.kernel_dropped } else { total.arrived() };
         assert_eq!(sent, if variant.gro { 50 } else { 1000 }, "{total:?}");
-        // The kernel picks the lane for the whole train, also if it cuts it up for a lane without
-        // GRO.
+        // The kernel selects the lane for the whole message, even if it segments it for a lane
+        // without GRO.
         assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(50));
     }
 
-    /// What is queued on a lane that is closed without being drained is discarded, one datagram at
-    /// a time.
+    /// Datagrams that are queued on a lane that is closed without draining are discarded, each
+    /// counted.
     fn sums_close_when_lanes_are_dropped(variant) {
         let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
         let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
@@ -83,7 +83,7 @@ on_every_variant! {
             client.send_gso(&pattern(9, 170), 20);
         }));
         let sent = 12 * (4 + 9);
-        // One batch of one lane is taken, all else is left.
+        // One batch of one lane is received, the other datagrams stay queued.
         let received = hands.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).find(|taken| *taken > 0);
         let received = received.unwrap() as u64;
         let handle = hands.handle.clone();
@@ -93,14 +93,14 @@ on_every_variant! {
         assert!(counters.lanes.is_empty() && total == counters.closed);
         assert_eq!((total.delivered, total.discarded, total.kernel_dropped), (received, sent - received, 0));
         assert_eq!(total.arrived(), sent);
-        // Not what came from rings, nor the trains that were cut for them.
+        // Without datagrams from rings, and without the messages that were segmented for them.
         if !variant.is_xdp() {
             assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(12 * 5));
         }
     }
 
-    /// Another thread reads the counters while lanes work: no count goes back, and in the end they
-    /// agree.
+    /// Another thread reads the counters while lanes work: no counter decreases, and in the end
+    /// they agree.
     fn counters_only_grow_while_lanes_run(variant) {
         let serving = Serving::echo(variant.builder("127.0.0.1:0").open().unwrap());
         let stop = AtomicBool::new(false);

@@ -1,8 +1,7 @@
-//! The verifier's view of the eBPF programs: how much it has to check, and that it accepts every
-//! policy.
+//! The verifier's cost of the eBPF programs, and that it accepts every policy.
 //!
-//! A program that grows past its ceiling is looked at by a person before the ceiling is raised:
-//! what the verifier finds hard, old kernels refuse.
+//! A program that grows past its ceiling needs a review before the ceiling is raised, because old
+//! kernels reject programs that are expensive to verify.
 
 use aya::EbpfLoader;
 use aya::programs::{Program, SkReuseport, Xdp};

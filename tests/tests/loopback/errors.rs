@@ -1,4 +1,4 @@
-//! Peers that cannot be reached: counted with the reason, and nobody else notices.
+//! Unreachable peers: counted with the reason, without effect on other peers.
 
 use std::net::{SocketAddr, SocketAddrV6};
 
@@ -13,7 +13,7 @@ fn total(handle: &Handle) -> LaneCounters {
 }
 
 on_every_variant! {
-    /// A thousand ICMP errors come back to the lane, between replies to peers that are there.
+    /// The lane gets a thousand ICMP errors, between replies to reachable peers.
     fn closed_ports_disturb_nobody(variant) {
         let v6 = need_ipv6(variant.test);
         for ip in ["127.0.0.1", "::1"].into_iter().filter(|ip| v6 || *ip != "::1") {
@@ -37,7 +37,7 @@ on_every_variant! {
         }
     }
 
-    /// Clients that go away before their answer.
+    /// Clients that close before their reply.
     fn peers_that_left_disturb_nobody(variant) {
         let mut hands = LaneDriver::new(variant.builder("0.0.0.0:0").open().unwrap());
         let server = map_ip("127.0.0.1", hands.addr().port());
@@ -77,8 +77,8 @@ on_every_variant! {
         for times in [1, 3, 64, 70] {
             assert_eq!(offer(SocketAddr::new(client.addr().ip(), 0), times), (times, 0, 0, times));
             assert_eq!(offer(map_ip("127.255.255.255", 9), times), (0, times, 0, times));
-            // From a loopback address nothing leaves the machine: with a route to there the kernel
-            // calls this invalid, without one unreachable.
+            // Datagrams from a loopback address cannot leave the machine. With a route the kernel
+            // returns EINVAL, without one ENETUNREACH.
             let (other, denied, unreachable, all) = offer("240.0.0.1:9".parse().unwrap(), times);
             assert_eq!((other + unreachable, denied, all), (times, 0, times));
         }
@@ -124,8 +124,7 @@ on_every_variant! {
 }
 
 on_every_engine! {
-    /// A peer that does not read: its own queue overflows, which is not the lane's business; the
-    /// lane goes on.
+    /// A peer that does not read: its own queue overflows, which does not affect the lane.
     fn a_peer_that_does_not_read_stops_nobody(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
         let mut hands = LaneDriver::new(builder.lanes(1).send_buffer(8192).open().unwrap());

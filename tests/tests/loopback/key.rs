@@ -19,7 +19,7 @@ fn bucket(key: &[u8]) -> usize {
     key_hash(key) as usize >> 22
 }
 
-/// Which lane (as a number from 0) the socket gives to each bucket, asked with keys of four bytes.
+/// The lane (as a number from 0) of each bucket, determined with keys of four bytes.
 fn layout(by: SteeringBackend) -> Vec<usize> {
     let mut hands = open("127.0.0.1:0", 0, 4, by);
     let client = Client::to(hands.addr());
@@ -67,7 +67,7 @@ fn loopback_key_predicts_the_lane() {
         for len in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 20, 63, 64_usize] {
             for (offset, addr) in [(0, "127.0.0.1:0"), (3, if v6 { "[::1]:0" } else { "127.0.0.1:0" })] {
                 let mut hands = open(addr, offset as u16, len as u16, by);
-                // Different senders: the key alone counts.
+                // Different senders: only the key counts.
                 let clients = [Client::to(hands.addr()), Client::to(hands.addr())];
                 for number in 0..60 {
                     let rest = [0, 1, 3, 1400, 9000, 20_000][number % 6];
@@ -90,7 +90,8 @@ fn loopback_key_predicts_the_lane() {
     }
 }
 
-/// What is too short for the key goes by flow, all to one lane, and is counted (by eBPF).
+/// Datagrams that are too short for the key are steered by flow, all to one lane, and counted (by
+/// eBPF).
 #[test]
 fn loopback_key_short_datagrams_go_by_flow() {
     for by in backends("loopback_key_short_datagrams_go_by_flow", &[Ebpf, ClassicBpf]) {
@@ -106,7 +107,7 @@ fn loopback_key_short_datagrams_go_by_flow() {
             }
             lanes.push(lane);
         }
-        // 30 flows do not all fall on one lane: a chance of 3^-29.
+        // The chance that 30 flows all go to one lane is 3^-29.
         assert!(lanes.iter().any(|lane| *lane != lanes[0]));
         assert_eq!(hands.handle.counters().steered_short, if by == Ebpf { 330 } else { 0 });
         // Just long enough is not short.
@@ -118,7 +119,7 @@ fn loopback_key_short_datagrams_go_by_flow() {
     }
 }
 
-/// Beyond any datagram there is no key: everything goes by flow.
+/// A key beyond the end of any datagram: all are steered by flow.
 #[test]
 fn loopback_key_at_the_largest_offset() {
     for by in backends("loopback_key_at_the_largest_offset", &[Ebpf, ClassicBpf]) {

@@ -1,5 +1,5 @@
-//! Lanes that come and go: nothing is lost, flows that need not move stay, ids and counters outlive
-//! the lane.
+//! Lanes that are added and removed: no datagram is lost, flows that need not move stay, ids and
+//! counters outlive the lane.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{SocketAddr, UdpSocket};
@@ -27,7 +27,8 @@ fn lanes_of(hands: &mut LaneDriver, clients: &[Client]) -> Vec<LaneId> {
     clients.iter().map(lane_of).collect()
 }
 
-/// Sends and receives eight datagrams at a time until told to end; returns how many came back: all.
+/// Sends and receives eight datagrams at a time until stopped. Returns the number of replies,
+/// which must be complete.
 fn talk(server: SocketAddr, handle: &Handle, end: &AtomicBool) -> u64 {
     let client = Client::to(server);
     let mut sent = 0;
@@ -49,7 +50,7 @@ fn talk(server: SocketAddr, handle: &Handle, end: &AtomicBool) -> u64 {
     sent
 }
 
-/// Down to one lane, which is another one than at the start, up to five, and so on.
+/// Down to one lane, which is not the first one, up to five, and so on.
 fn churn(handle: &Handle) {
     for round in 0..2 {
         let added: Vec<_> = (0..3).map(|_| handle.add_lane().unwrap()).collect();
@@ -64,7 +65,7 @@ fn churn(handle: &Handle) {
     }
 }
 
-/// Takes all that a lane has; returns how many datagrams it was.
+/// Drains a lane, and returns the number of datagrams.
 fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
     let mut taken = 0;
     loop {
@@ -77,7 +78,7 @@ fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
     }
 }
 
-/// From one lane, which has no group yet, to more, back to one that was not the first, and again.
+/// From one lane, without a group, to more, back to one that was not the first, and again.
 ///
 /// Not with engine xdp: the queues stay with the lanes that were there when the socket was opened.
 #[test]
@@ -110,13 +111,12 @@ fn loopback_groups_form_around_a_single_lane() {
 }
 
 on_every_engine! {
-    /// Lanes come and go while clients talk: every datagram is answered, once, and every one is
-    /// counted.
+    /// Lanes are added and removed under traffic: every datagram is answered once, and counted.
     fn lanes_come_and_go_without_loss(variant) {
         let test = variant.test;
         for by in backends(test, &[Ebpf, ClassicBpf]) {
             let other = match by {
-                // The device picks the queue: no steering by anything in a datagram.
+                // The device selects the queue, so that there is no steering by the payload.
                 _ if variant.is_xdp() => Steering::Cpu,
                 Ebpf => Steering::RoundRobin,
                 _ => Steering::Key { offset: 0, len: 8 },
@@ -163,7 +163,8 @@ on_every_engine! {
         }
     }
 
-    /// By hand: a lane that has left steering gets nothing more, and drops nothing of what it has.
+    /// By hand: a lane that is out of steering gets no more datagrams, and loses none of the
+    /// queued ones.
     fn a_retired_lane_drains_and_loses_nothing(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
             let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
@@ -185,7 +186,7 @@ on_every_engine! {
                 }
                 drained.extend(batch.map(|datagram| datagram.payload().to_vec()));
             }
-            // By XDP the queues go to the other lanes with what is in them.
+            // With XDP the queues move to the other lanes with all frames in them.
             let left = if variant.is_xdp() { 0 } else { queued };
             assert_eq!(drained, vec![b"queued".to_vec(); left], "{by}");
             let id = leaving.id();
@@ -194,14 +195,14 @@ on_every_engine! {
             let counters = hands.handle.counters();
             assert_eq!((counters.closed.delivered, counters.closed.discarded), ((queued + left) as u64, 0));
             assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
-            // The last one cannot leave.
+            // The last lane cannot be removed.
             drop(hands.lanes.pop());
             assert_eq!(hands.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
             assert_eq!(lanes_of(&mut hands, &clients[..5]), [hands.lanes[0].id(); 5]);
         }
     }
 
-    /// Flows move only if they must: from a lane that goes, and to a lane that comes.
+    /// Flows move only if they must: from a lane that is removed, and to a lane that is added.
     fn flows_stay_while_other_lanes_come_and_go(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
             // Engine xdp has no steering by key.
@@ -231,14 +232,14 @@ on_every_engine! {
         }
     }
 
-    /// Order within a flow while lanes come and go, for all that stay where they are.
+    /// Order within a flow while lanes are added and removed, for all flows that do not move.
     fn flows_that_stay_keep_their_order(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
             let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
             let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
             let mut next: HashMap<SocketAddr, u32> = HashMap::new();
             for step in 0..6 {
-                // Some wait in the queues while a lane comes or goes.
+                // Some datagrams are queued while a lane is added or removed.
                 let number = step * 2_u32;
                 send_and_wait(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
                 let mut gone = None;
@@ -256,12 +257,11 @@ on_every_engine! {
                     assert_eq!(payload, next.to_be_bytes(), "{by} step {step}");
                     *next += 1;
                 };
-                // What a lane that leaves has is older than what its flows have elsewhere by now.
+                // Datagrams on a removed lane are older than those of its flows on other lanes.
                 if let Some(mut lane) = gone {
                     left -= drain(&mut lane, &mut in_order);
                 }
-                // The lanes that were there first have what is older than what a lane that came
-                // has.
+                // Datagrams on the first lanes are older than those on an added lane.
                 for lane in &mut hands.lanes {
                     left -= drain(lane, &mut in_order);
                 }
@@ -270,8 +270,7 @@ on_every_engine! {
         }
     }
 
-    /// When every lane is gone the port is free, also while somebody still has a handle, and stays
-    /// so.
+    /// When all lanes are closed, the port is free and stays free, even if a handle still exists.
     fn when_all_lanes_are_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
@@ -287,7 +286,7 @@ on_every_engine! {
         }
     }
 
-    /// A socket with one lane has no group to steer in; its port is as free, whether the lane
+    /// A socket with one lane has no group. Its port is also free afterwards, whether the lane
     /// served or was used by hand.
     fn when_the_only_lane_is_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {

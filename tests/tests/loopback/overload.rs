@@ -1,10 +1,10 @@
-//! Under overload the oldest data wins, or the newest.
+//! Under overload, new arrivals are dropped (tail) or queued datagrams (head).
 
 use manylane::{DropPolicy, LaneCounters};
 use manylane_tests::{Client, SlowServer, TEST_TIMEOUT, Variant, on_every_variant, send_and_wait};
 
 const BATCH: usize = 8;
-/// More than the queue holds: of a kernel socket some hundreds, of a ring its entries.
+/// More than the queue can hold: some hundreds in a kernel socket, the entries of a ring.
 const TOO_MANY: u32 = 3000;
 
 /// The payload with a number. All have the same sum: generic XDP leaves to the kernel a datagram
@@ -14,8 +14,8 @@ fn payload(number: u32) -> [u8; 8] {
     (u64::from(number) << 32 | u64::from(!number)).to_be_bytes()
 }
 
-/// What a lane handles, by number, that was at work with number 0 while 1 to `sent` came, then one
-/// more; and what it counts.
+/// The numbers of the datagrams that a lane handles and its counters, if it was busy with number 0
+/// while 1 to `sent` arrived, and then one more.
 fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, LaneCounters) {
     let mut builder = variant.builder("127.0.0.1:0");
     builder.lanes(1).batch(BATCH).recv_buffer(200_000).xdp_ring(64).drop_policy(overload);
@@ -29,7 +29,7 @@ fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, Lan
     send_and_wait(|| (1..=sent).for_each(|number| client.send(&payload(number))));
     let before = serving.handle.counters().total();
     let dropped = before.kernel_dropped + before.xsk_dropped;
-    // What is full drops what comes: all that is queued is older.
+    // A full queue drops new arrivals: all queued datagrams are older.
     let last = sent - u32::try_from(dropped).unwrap();
     drop(release);
     let mut numbers = Vec::new();
@@ -40,7 +40,7 @@ fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, Lan
     while numbers.last() != Some(&last) {
         numbers.push(next());
     }
-    // The lane has caught up, whoever won.
+    // The lane has caught up with either policy.
     client.send(&payload(sent + 1));
     assert_eq!(next(), sent + 1);
     let total = serving.stop().unwrap().total();
@@ -51,7 +51,7 @@ fn handled(variant: &Variant, overload: DropPolicy, sent: u32) -> (Vec<u32>, Lan
     (numbers, total)
 }
 
-/// The first, and of what came meanwhile the last batch that `queued` make, in order.
+/// The first datagram, and the last batch of the `queued` ones, in order.
 fn expected_head_drop(queued: u32) -> Vec<u32> {
     let batch = BATCH as u32;
     [0].into_iter().chain((queued - 1) / batch * batch + 1..=queued).collect()
@@ -67,7 +67,8 @@ on_every_variant! {
         let (numbers, total) = handled(variant, DropPolicy::Head, TOO_MANY);
         assert_eq!(numbers, expected_head_drop(queued), "{total:?}");
 
-        // Three quarters: nothing is dropped, and what was sent last is what wins.
+        // Three quarters: no arrival is dropped by the kernel, and the newest datagrams are
+        // handled.
         let most = queued / 4 * 3;
         let (numbers, total) = handled(variant, DropPolicy::Head, most);
         assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(most), 0));

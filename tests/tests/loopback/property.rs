@@ -1,5 +1,5 @@
-//! Random sequences of datagrams and trains through an echo by hand, against a model: each peer
-//! gets back what it sent, in order.
+//! Random sequences of datagrams and GSO messages through an echo by hand, checked against a
+//! model: each peer gets its datagrams back, in order.
 
 use manylane_tests::{Client, LaneDriver, on_every_variant, pattern, send_and_wait};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 const PEERS: usize = 3;
 
-/// What one peer sends at once: `segment` bytes each, cut from `len` in all.
+/// One send of a peer: datagrams of `segment` bytes each, `len` bytes in total.
 #[derive(Clone, Debug)]
 struct Sending {
     peer: usize,
@@ -24,7 +24,7 @@ fn sending() -> impl Strategy<Value = Sending> {
     prop_oneof![one, train]
 }
 
-/// The datagrams that a sending makes.
+/// The datagrams of a send.
 fn datagrams(seed: usize, sending: &Sending) -> Vec<Vec<u8>> {
     let payload = pattern(seed, sending.len);
     if payload.is_empty() {
@@ -69,8 +69,8 @@ on_every_variant! {
                 for (client, due) in clients.iter().zip(&mut model) {
                     let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
                     if variant.is_xdp() {
-                        // What is in one frame goes past the kernel, what is in several through it,
-                        // in no order.
+                        // Datagrams in one frame pass the kernel by, fragmented ones pass through
+                        // it, in no common order.
                         got.sort();
                         due.sort();
                     }

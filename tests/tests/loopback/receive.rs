@@ -8,7 +8,7 @@ use manylane_tests::{
     send_and_wait, v4_mapped,
 };
 
-/// Sizes at which something changes: empty, words, cache lines, MTUs, pages, the largest.
+/// Boundary sizes: empty, words, cache lines, MTUs, pages, the largest.
 const SIZES: [usize; 26] = [
     0, 1, 2, 3, 4, 7, 8, 9, 63, 64, 65, 127, 512, 1000, 1400, 1472, 1473, 1500, 4095, 4096, 4097, 9000,
     16_384, 32_768, 65_506, 65_507,
@@ -18,7 +18,7 @@ fn open(variant: &Variant, addr: &str) -> LaneDriver {
     LaneDriver::new(variant.builder(addr).open().unwrap())
 }
 
-/// Sends each size, checks what is received, sends it back, checks what comes back.
+/// Sends each size, checks the received datagram, sends it back, checks the reply.
 fn echo_of_every_size(hands: &mut LaneDriver, client: &Client, peer: SocketAddr, local: SocketAddr) {
     for (seed, len) in SIZES.into_iter().enumerate() {
         let payload = pattern(seed, len);
@@ -93,7 +93,8 @@ on_every_variant! {
             let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
             let clients: Vec<_> = (0..5).map(|_| Client::to(hands.addr())).collect();
             let of = |number: usize| (&clients[number % 5], pattern(number, number * 7 % 300));
-            // From one processor: the kernel may hand over what two of them sent in another order.
+            // From one processor, because the kernel may deliver datagrams from two of them in
+            // another order.
             send_and_wait(|| {
                 for (client, payload) in (0..150).map(of) {
                     client.send(&payload);
@@ -147,7 +148,7 @@ fn loopback_the_largest_datagram_of_ipv6_arrives_whole() {
     }
 }
 
-/// Two sockets of one process have nothing to do with each other.
+/// Two sockets of one process are independent.
 #[test]
 fn loopback_two_sockets_at_once() {
     let open = || LaneDriver::new(manylane::Builder::new("127.0.0.1:0").unwrap().lanes(2).open().unwrap());
@@ -187,7 +188,7 @@ on_every_engine! {
         assert!(hands.is_idle());
     }
 
-    /// A specific address takes nothing that was sent to another one of the machine.
+    /// A socket with a specific address does not receive datagrams to another one of the machine.
     fn a_specific_address_takes_its_own_only(variant) {
         let mut builder = variant.builder("127.0.0.2:0");
         let mut hands = LaneDriver::new(builder.lanes(2).open().unwrap());

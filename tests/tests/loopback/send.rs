@@ -1,5 +1,5 @@
-//! Sending: replies of every kind, alone and as trains, from the smallest to more than the ring
-//! holds.
+//! Sending: replies of every kind, single and joined to GSO messages, from the smallest to more
+//! than the ring can hold.
 
 use manylane::{Datagram, Outbox, Received};
 use manylane_tests::{
@@ -9,7 +9,7 @@ use manylane_tests::{
 /// A reply: to which of the clients, and which bytes of its request.
 type Reply = (usize, std::ops::Range<usize>);
 
-/// How a reply is made.
+/// Method of sending a reply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ReplyMode {
     Reply,
@@ -31,7 +31,7 @@ fn send_reply<'a>(
     match how {
         ReplyMode::Reply => out.reply(request, payload),
         ReplyMode::Borrowed => out.reply_borrowed(request, payload),
-        // Asks for more than it then uses, where that is possible.
+        // Reserves more than it then uses, if possible.
         ReplyMode::With => out.reply_with(request, (payload.len() + 9).min(65_507), |space| {
             space[..payload.len()].copy_from_slice(payload);
             payload.len()
@@ -41,8 +41,8 @@ fn send_reply<'a>(
 }
 
 /// Sends the replies of `script` in one batch of a lane with a ring of `ring` messages, in each
-/// way. Each client must get its own, in order. `trains` is how many messages of more than one
-/// datagram a lane with GSO makes.
+/// way. Each client must get its own, in order. `trains` is the number of messages with more than
+/// one datagram that a lane with GSO sends.
 fn check_replies(variant: &Variant, ring: usize, request: usize, script: &[Reply], trains: u64) {
     check_replies_with(variant, ring, request, script, |_| trains);
 }
@@ -82,8 +82,8 @@ fn check_replies_with(
         assert_eq!((total.offered, total.sent, total.lost()), (replies, replies, 0), "{how:?}");
         assert_eq!(total.sent_bytes, rounds * bytes as u64, "{how:?}");
         sent_trains += if variant.gso { trains(how) } else { 0 };
-        // By XDP each is a frame of its own; which of the first ones are the companion's, nobody
-        // knows.
+        // With XDP each is a frame of its own. Which of the first ones leave through the companion
+        // is not determined.
         if !variant.is_xdp() {
             assert_eq!(total.gso_messages, sent_trains, "{how:?}");
         }
@@ -93,7 +93,7 @@ fn check_replies_with(
 
 on_every_variant! {
     fn one_size_to_one_peer_leaves_as_trains(variant) {
-        // One datagram is no train; a train ends at 64.
+        // One datagram is not joined; a GSO message has at most 64.
         for (replies, trains) in [(1, 0), (2, 1), (63, 1), (64, 1), (65, 1), (66, 2), (128, 2), (130, 3)] {
             let script: Vec<Reply> = (0..replies).map(|at| (0, at * 10..at * 10 + 10)).collect();
             check_replies(variant, 256, 1400, &script, trains);
@@ -101,8 +101,8 @@ on_every_variant! {
     }
 
     fn the_last_datagram_of_a_train_may_be_shorter(variant) {
-        // Four of 100, one of 30 that closes the train; then 100 starts a new one, which a longer
-        // one does not join.
+        // Four of 100, one of 30 that closes the message; then 100 starts a new one, which a
+        // longer one does not join.
         let sizes = [100, 100, 100, 100, 30, 100, 100, 101, 101, 7];
         let script: Vec<Reply> = sizes.iter().map(|size| (0, 200..200 + size)).collect();
         check_replies(variant, 64, 500, &script, 3);
@@ -113,7 +113,7 @@ on_every_variant! {
         check_replies(variant, 64, 300, &script, 0);
         let growing: Vec<Reply> = (1..40).map(|size| (0, 0..size)).collect();
         check_replies(variant, 64, 300, &growing, 0);
-        // A shorter one closes the train: pairs.
+        // A shorter one closes the message: pairs.
         let pairs: Vec<Reply> = (0..40).map(|at| (0, 0..if at % 2 == 0 { 20 } else { 10 })).collect();
         check_replies(variant, 64, 300, &pairs, 20);
     }
@@ -135,8 +135,8 @@ on_every_variant! {
         check_replies(variant, 4, 400, &turns, 0);
         // Growing from 0 to 6, again and again: none joins the one before.
         check_replies(variant, 4, 400, &sizes, 0);
-        // 220 is 64 + 64 + 64 + 28. Pieces that are borrowed do not follow each other in memory:
-        // 1024 of them, in the middle of a train, is what the ring holds.
+        // 220 is 64 + 64 + 64 + 28. Borrowed payloads are not contiguous in memory. The ring can
+        // hold 1024 of them, which ends in the middle of a message.
         check_replies_with(variant, 64, 400, &runs, |how| if how == ReplyMode::Borrowed { 21 } else { 20 });
     }
 
@@ -145,8 +145,7 @@ on_every_variant! {
             let script: Vec<Reply> = (0..2).map(|_| (0, 0..size)).collect();
             check_replies(variant, 64, 65_507, &script, 0);
         }
-        // 1472 is the largest that joins a train; 44 of them are as many bytes as a datagram may
-        // have.
+        // 1472 is the largest that is joined; 44 of them are the maximum of a message.
         let full: Vec<Reply> = (0..45).map(|at| (0, at..at + 1472)).collect();
         check_replies(variant, 64, 1600, &full, 1);
         // More than the space for copies.
@@ -179,7 +178,7 @@ on_every_variant! {
         }
         let total = hands.handle.counters().total();
         assert_eq!((total.offered, total.sent), (12, 12));
-        // What leaves by XDP is no system call for sending.
+        // Sending by XDP makes no send system call.
         if !variant.is_xdp() {
             assert_eq!(total.send_calls, 3);
         }

@@ -11,7 +11,7 @@ use manylane_tests::{
     Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
 };
 
-/// A lane may move to another thread, but not be shared: this compiles only so.
+/// A lane is Send but not Sync, or this would not compile.
 #[allow(dead_code, reason = "it has only to compile")]
 mod lanes_are_send_and_not_sync {
     use super::Lane;
@@ -50,7 +50,7 @@ on_every_variant! {
         }
     }
 
-    /// What is queued when the stop comes is still handled, and answered.
+    /// Datagrams that are queued at the stop are still handled and answered.
     fn stop_drains_what_is_queued(variant) {
         let (entered, enter) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
@@ -75,7 +75,8 @@ on_every_variant! {
         serving.handle.stop();
         drop((release, enter));
         let total = serving.outcome().unwrap().total();
-        // In any order: a client that moves to another processor meanwhile sends by another queue.
+        // In any order, because a client that moves to another processor meanwhile sends through
+        // another queue.
         let mut due: Vec<_> = (0..101).map(|number| pattern(number, 60)).collect();
         let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
         due.sort_unstable();
@@ -84,7 +85,7 @@ on_every_variant! {
         assert_eq!((total.delivered, total.sent, total.discarded, total.kernel_dropped), (101, 101, 0, 0));
     }
 
-    /// A panic ends serve with an error that says what was said; no lane goes on or hangs.
+    /// A panic ends serve with an error that has its message. No lane continues or hangs.
     fn a_panic_ends_serve_with_an_error(variant) {
         let serving = Serving::start(variant.builder("127.0.0.1:0").lanes(3).open().unwrap(), |batch, out| {
             for datagram in batch {
@@ -111,7 +112,8 @@ on_every_variant! {
     }
 }
 
-/// Each lane's closure is told its id and its CPU, and runs there; also a lane that is added later.
+/// Each lane's closure gets the lane's id and CPU, and runs there, also for a lane that is added
+/// later.
 #[test]
 fn loopback_serve_with_tells_id_and_cpu() {
     let cpus = cpu::affinity().unwrap();
@@ -166,7 +168,7 @@ on_every_engine! {
                 out.reply(&datagram, b"done");
             }
         });
-        // What came before the stop is handled also then.
+        // Datagrams from before the stop are handled in this case, too.
         assert_eq!(serving.outcome().unwrap().total().delivered, 10);
         (0..10).for_each(|_| client.expect(b"done"));
         handle.stop();
@@ -200,7 +202,7 @@ on_every_engine! {
         }
     }
 
-    /// A lane that moves to another thread goes on there.
+    /// A lane that moves to another thread continues to work there.
     fn a_lane_moves_between_threads(variant) {
         let socket = variant.builder("127.0.0.1:0").lanes(1).open().unwrap();
         let handle = socket.handle();

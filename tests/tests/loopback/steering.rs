@@ -1,5 +1,4 @@
-//! Steering: each policy puts each datagram on the lane that it promises, by each thing that can
-//! enforce it.
+//! Steering: with each policy and each backend, each datagram gets to the promised lane.
 
 use std::collections::HashMap;
 use std::thread;
@@ -20,8 +19,8 @@ fn delivered(hands: &LaneDriver) -> Vec<u64> {
     hands.handle.counters().lanes.iter().map(|(_, lane)| lane.delivered).collect()
 }
 
-/// Every pair of policy and enforcement: what is in force is told, and why it is not what was asked
-/// for.
+/// Every pair of policy and backend: the effective policy is reported, with the reason for a
+/// fallback.
 #[test]
 fn loopback_steering_in_force_is_told() {
     use Steering::{Cpu, Flow, Key, LeastLoaded, Random, RoundRobin};
@@ -45,7 +44,8 @@ fn loopback_steering_in_force_is_told() {
     }
 }
 
-/// Left alone, a socket takes the best that it may, and gives a reason where that is not eBPF.
+/// By default, a socket selects the best available backend, and reports a reason if that is not
+/// eBPF.
 #[test]
 fn loopback_steering_by_the_best_there_is() {
     let mut hands = open("127.0.0.1:0", 2, Steering::Random, Auto);
@@ -94,7 +94,7 @@ fn loopback_round_robin_is_exact() {
     }
 }
 
-/// All datagrams of a flow meet on one lane, in order.
+/// All datagrams of a flow go to one lane, in order.
 #[test]
 fn loopback_flow_keeps_flows_together_and_in_order() {
     let test = "loopback_flow_keeps_flows_together_and_in_order";
@@ -104,7 +104,7 @@ fn loopback_flow_keeps_flows_together_and_in_order() {
             let mut hands = open(addr, 3, Steering::Flow, by);
             let clients: Vec<_> = (0..200).map(|_| Client::to(hands.addr())).collect();
             let mut seen: HashMap<_, (LaneId, u8)> = HashMap::new();
-            // Half a round at a time fits into the smallest default buffer, should all go to one
+            // Half a round at a time fits into the smallest default buffer, even if all go to one
             // lane.
             for round in 0..8_u8 {
                 for half in clients.chunks(100) {
@@ -134,7 +134,8 @@ fn loopback_flow_spreads() {
             let mut hands = open(addr, 4, Steering::Flow, by);
             let port = hands.addr().port();
             let ip = if addr == "[::1]:0" { "::1" } else { "127.0.0.1" };
-            // 400 ports: that one of four lanes gets none has a chance of 4 * (3/4)^400, or 1e-49.
+            // With 400 ports, the chance that one of four lanes gets none is 4 * (3/4)^400, or
+            // 1e-49.
             for _ in 0..400 {
                 Client::to(std::net::SocketAddr::new(ip.parse().unwrap(), port)).send(b"flow");
                 hands.receive(1, |_, _, _| {});
@@ -154,7 +155,7 @@ fn loopback_cpu_finds_the_lane_of_the_cpu() {
     if !skip::need_unless_forced(test, cpus.len() > 1, Forced::Cpus, "needs two CPUs") {
         return;
     }
-    // Not the order in which spreading would place them.
+    // Not the order of the placement `spread`.
     let list: Vec<_> = cpus.iter().rev().take(8).copied().collect();
     for by in backends(test, &[Ebpf, ClassicBpf]) {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -191,7 +192,7 @@ fn loopback_random_uses_all_lanes() {
             (0..100).for_each(|_| client.send(b"any"));
             hands.receive(100, |_, _, _| {});
         }
-        // That one gets none has a chance of 4 * (3/4)^400, or 1e-49.
+        // The chance that one gets none is 4 * (3/4)^400, or 1e-49.
         let each = delivered(&hands);
         assert!(each.len() == 4 && each.iter().all(|lane| *lane > 0), "{by}: {each:?}");
         assert_eq!(each.iter().sum::<u64>(), 400);
@@ -199,7 +200,7 @@ fn loopback_random_uses_all_lanes() {
     }
 }
 
-/// A lane with something queued, which all others have not, gets no more.
+/// A lane with queued datagrams gets no more while the others are empty.
 #[test]
 fn loopback_least_loaded_spares_the_busy_lane() {
     if !need_ebpf("loopback_least_loaded_spares_the_busy_lane") {
@@ -208,7 +209,8 @@ fn loopback_least_loaded_spares_the_busy_lane() {
     for lanes in [2, 3, 5] {
         let mut hands = open("127.0.0.1:0", lanes, Steering::LeastLoaded, Ebpf);
         let client = Client::to(hands.addr());
-        // Until the first lane has one that it does not take; the others take theirs at once.
+        // Until the first lane has a datagram that it does not receive; the others receive theirs
+        // at once.
         let mut busy = hands.lanes.remove(0);
         let mut others = 0;
         loop {
@@ -262,6 +264,6 @@ fn loopback_least_loaded_forgets_drops() {
         hands.receive(1, |_, _, _| {});
     }
     let each: Vec<_> = delivered(&hands).iter().zip(&before).map(|(now, then)| now - then).collect();
-    // Both are empty each time: that one never gets any has a chance of 2^-499.
+    // Both are empty each time. The chance that one never gets any is 2^-499.
     assert!(each.iter().all(|lane| *lane > 0) && each.iter().sum::<u64>() == 500, "{each:?}");
 }

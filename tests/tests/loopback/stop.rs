@@ -1,4 +1,4 @@
-//! Stopping in the thick of it: beside threads that keep every CPU busy, lanes that come and go,
+//! Stopping under load: with threads that keep every CPU busy, lanes that are added and removed,
 //! and traffic.
 
 use std::net::{SocketAddr, UdpSocket};
@@ -14,12 +14,12 @@ use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
 
-/// Threads that do nothing, as fast as they can.
+/// Threads that spin.
 const BUSY: usize = 8;
-/// Lanes that have come and gone when the stop comes.
+/// Number of lane changes before the stop.
 const CHANGES: u64 = 8;
 
-/// Adds a lane and removes it again, until the socket stops; counts in `changes`.
+/// Adds and removes a lane until the socket stops; counts in `changes`.
 fn churn(handle: &Handle, changes: &AtomicU64) {
     loop {
         let id = match handle.add_lane() {
@@ -28,14 +28,14 @@ fn churn(handle: &Handle, changes: &AtomicU64) {
         };
         changes.fetch_add(1, Ordering::Relaxed);
         if let Err(err) = handle.remove_lane(id) {
-            // The stop was faster: the lane is gone, or the only one that did not know of it yet.
+            // The stop was faster: the lane is closed, or the only one that has not stopped yet.
             let kind = err.kind();
             return assert!(kind == ErrorKind::State || kind == ErrorKind::LastLane, "{err}");
         }
     }
 }
 
-/// Sends windows of datagrams and takes what comes back, until `end`.
+/// Sends windows of datagrams and receives the replies, until `end`.
 fn talk(server: SocketAddr, end: &AtomicBool) {
     let client = Client::to(server);
     client.socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
@@ -49,7 +49,7 @@ fn talk(server: SocketAddr, end: &AtomicBool) {
     }
 }
 
-/// Ends what waits for the flag, also when a test fails.
+/// Sets the flag even if a test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -68,7 +68,8 @@ fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) 
     }
 }
 
-/// What wakes a sleeping lane is no datagram, also if one arrives in that very moment.
+/// The wake-up of a sleeping lane is not delivered as a datagram, even if one arrives at the same
+/// moment.
 #[test]
 fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
     const ROUNDS: u32 = 4000;
@@ -118,7 +119,7 @@ fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
     });
 }
 
-/// A panic while the closure of a lane is made ends serve as one in the closure does.
+/// A panic while a lane's closure is created ends serve as one in the closure does.
 #[test]
 fn loopback_a_panic_where_closures_are_made_ends_serve() {
     for good in 0..3 {
@@ -153,7 +154,7 @@ on_every_engine! {
                     (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
                     (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
                     let start = Instant::now();
-                    // Each waits for grace periods of the kernel's, and others keep the machine
+                    // Each waits for grace periods of the kernel, and other tests keep the machine
                     // busy, too.
                     while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * TEST_TIMEOUT {
                         thread::sleep(Duration::from_millis(1));
@@ -164,7 +165,7 @@ on_every_engine! {
                 let total = counters.total();
                 assert_eq!(total.offered, total.sent + total.lost(), "{by}, round {round}: {total:?}");
                 assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, round {round}");
-                // Nothing is left of it but the numbers.
+                // Only the counters are left.
                 assert!(handle.lane_ids().is_empty() && handle.counters().lanes.is_empty());
                 assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
                 drop(UdpSocket::bind(addr).expect("the port is free"));
@@ -172,8 +173,8 @@ on_every_engine! {
         }
     }
 
-    /// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane
-    /// gets done, its queue is never empty.
+    /// If the kernel selects the lane, it continues to select one that is being removed. If more
+    /// arrives than the lane can handle, its queue is never empty.
     fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
         for by in [Ebpf, ClassicBpf, Kernel] {
             let mut builder = variant.builder("127.0.0.1:0");

@@ -1,4 +1,4 @@
-//! Receiving trains, truncation, and what the kernel tells with a datagram: ECN and time stamps.
+//! Receiving GRO messages, truncation, and ancillary data: ECN and time stamps.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,7 +23,7 @@ const GSO_MESSAGES: [(usize, usize, usize); 12] = [
 ];
 
 on_every_variant! {
-    /// A sender that uses GSO: single datagrams come out, with exact content and order.
+    /// A sender that uses GSO: single datagrams are delivered, with exact content and order.
     fn trains_come_out_as_single_datagrams(variant) {
         for addr in ["127.0.0.1:0", "[::]:0"] {
             if addr != "127.0.0.1:0" && !need_ipv6(variant.test) {
@@ -47,7 +47,7 @@ on_every_variant! {
                 delivered += due.len() as u64;
                 bytes += payload.len() as u64;
             }
-            // Between trains, single datagrams, one of them empty.
+            // Between GSO messages, single datagrams, one of them empty.
             for payload in [&b""[..], b"one"] {
                 client.send(payload);
                 assert_eq!(hands.recv_all(1)[0].payload, payload);
@@ -56,7 +56,7 @@ on_every_variant! {
             assert_eq!((total.delivered, total.delivered_bytes), (delivered + 2, bytes + 3));
             let trains = GSO_MESSAGES.len() as u64;
             let expected = if variant.gro { (trains, trains + 2) } else { (0, delivered + 2) };
-            // By XDP they come cut into datagrams.
+            // With XDP they arrive segmented.
             if !variant.is_xdp() {
                 assert_eq!((total.gro_messages, total.messages), expected);
             }
@@ -64,7 +64,7 @@ on_every_variant! {
         }
     }
 
-    /// Trains and single datagrams of several peers in one batch, sent back as they came.
+    /// GRO messages and single datagrams of several peers in one batch, sent back unchanged.
     fn trains_of_many_peers_echo(variant, 1 queue) {
         let mut hands = LaneDriver::new(variant.builder("0.0.0.0:0").lanes(1).batch(128).open().unwrap());
         let server = map_ip("127.0.0.2", hands.addr().port());
@@ -89,16 +89,16 @@ on_every_variant! {
         }
         let total = hands.handle.counters().total();
         assert_eq!((total.sent, total.lost()), (datagrams as u64, 0));
-        // All but that of one datagram come as trains, and leave as such: single ones stand
-        // between. By XDP they come cut, and leave one by one.
+        // All except that of one datagram arrive as GRO messages, and leave as GSO messages, with
+        // single ones between. With XDP they arrive segmented, and leave one by one.
         if !variant.is_xdp() {
             assert_eq!(total.gro_messages, if variant.gro { 6 } else { 0 });
             assert_eq!(total.gso_messages, if variant.gso { 6 } else { 0 });
         }
     }
 
-    /// Larger than the buffer: cut off, flagged, with the length that it had; its neighbours are
-    /// whole.
+    /// Larger than the buffer: truncated and flagged, with its original length. Its neighbours are
+    /// complete.
     fn too_large_for_the_buffer_is_flagged(variant) {
         let mut hands =
             LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).gro(false).datagram_size(100).open().unwrap());
@@ -107,8 +107,8 @@ on_every_variant! {
         send_and_wait(|| sizes.iter().enumerate().for_each(|(seed, len)| client.send(&pattern(seed, *len))));
         let mut got = hands.recv_all(sizes.len());
         if variant.is_xdp() {
-            // Fragments are put together by the kernel and come through the companion, in no order
-            // with the rest.
+            // The kernel reassembles fragments, which arrive through the companion, in no order
+            // with the others.
             got.sort_by_key(|got| sizes.iter().enumerate().position(|(seed, len)| {
                 got.full_len == *len && got.payload == pattern(seed, *len)[..(*len).min(100)]
             }));
@@ -117,7 +117,7 @@ on_every_variant! {
             assert_eq!((got.full_len, got.truncated), (len, len > 100));
             assert!(got.payload == pattern(seed, len)[..len.min(100)], "{len} bytes");
         }
-        // A reply to a datagram that was cut off is like any other.
+        // A reply to a truncated datagram is like any other.
         client.send(&pattern(1, 200));
         hands.echo(1);
         client.expect(&pattern(1, 200)[..100]);
@@ -126,7 +126,7 @@ on_every_variant! {
         assert_eq!(total.delivered_bytes, 99 + 100 + 100 + 100 + 100 + 100 + 1 + 100 + 100);
     }
 
-    /// Congestion marks of IPv4, IPv6 and both on one socket, beside other bits of the type of
+    /// ECN marks of IPv4, IPv6 and both on one socket, together with other bits of the type of
     /// service.
     fn ecn_is_told(variant) {
         let marks = [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0, Ecn::Ce];
@@ -161,7 +161,7 @@ on_every_variant! {
 
     fn time_stamps_lie_between_before_and_after(variant, no traffic) {
         if variant.is_xdp() {
-            // Frames carry none: asking for them is refused, not ignored.
+            // Frames have none: the option is refused, not ignored.
             let err = variant.builder("127.0.0.1:0").timestamps(true).open().map(drop).unwrap_err();
             assert_eq!(err.kind(), manylane::ErrorKind::Config, "{err}");
             return;
@@ -179,7 +179,7 @@ on_every_variant! {
             assert!(last <= stamp, "stamps do not go back");
             last = stamp;
         }
-        // One for the whole train, or for each of its datagrams.
+        // One for the whole message, or for each of its datagrams.
         client.send_gso(&[1; 100], 10);
         let got = hands.recv_all(10);
         assert!(got.iter().all(|got| got.timestamp.unwrap() >= last));

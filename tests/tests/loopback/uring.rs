@@ -1,5 +1,5 @@
-//! What only engine `uring` can meet: a system that forbids io_uring, too few buffers, lanes that
-//! go from thread to thread.
+//! Cases of engine `uring` only: a system that forbids io_uring, too few buffers, lanes that move
+//! between threads.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd};
@@ -26,7 +26,7 @@ fn send(client: &Client, numbers: std::ops::Range<u32>) {
     numbers.for_each(|number| client.send(&number.to_ne_bytes()));
 }
 
-/// Takes what is there, without waiting.
+/// Receives without waiting.
 fn recv_available(lane: &mut Lane, got: &mut Vec<u32>) -> usize {
     let before = got.len();
     let received = lane.recv().unwrap();
@@ -38,7 +38,7 @@ fn drain(lane: &mut Lane, got: &mut Vec<u32>) {
     while recv_available(lane, got) > 0 {}
 }
 
-/// Runs `work` in a thread of its own, which takes its filters of system calls with it.
+/// Runs `work` in a thread of its own, so that its seccomp filters end with it.
 fn run_in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join()).unwrap()
 }
@@ -73,21 +73,21 @@ fn loopback_uring_that_is_forbidden_later_goes_on_as_mmsg_and_loses_nothing() {
         let (mut got, addr) = (Vec::new(), lane.local_addr());
         send(&client, 0..60);
         assert_eq!(recv_available(&mut lane, &mut got), 4);
-        // As an event loop has it, which is not told that anything fails.
+        // As in an event loop, which does not see a failure.
         let mut watch = Epoll::new(1).unwrap();
         watch.add(&lane, 1).unwrap();
         let fd = lane.as_fd().as_raw_fd();
-        // More than a batch has been taken out of the socket by now, and not all.
+        // By now, more than a batch has been moved from the socket, but not all.
         seccomp::forbid(Syscall::UringEnter).unwrap();
         drain(&mut lane, &mut got);
-        // It goes on to wait, and to be readable, before and after the ring is given up.
+        // Waits and readiness work before and after the fallback from the ring.
         for number in 60..62 {
             send(&client, number..number + 1);
             assert_eq!((watch.wait(TEST_TIMEOUT).unwrap().count(), lane.as_fd().as_raw_fd()), (1, fd));
             let received = lane.recv_timeout(TEST_TIMEOUT).unwrap();
             got.extend(received.batch.map(|datagram| u32::from(datagram.payload()[0])));
         }
-        // What the ring has under way cannot be ended here.
+        // Pending operations of the ring cannot be cancelled here.
         drop(lane);
         drop(UdpSocket::bind(addr).expect("the port is free"));
         got
@@ -110,7 +110,7 @@ fn loopback_uring_with_too_few_buffers_gets_more_and_loses_nothing() {
         let mut all = Vec::new();
         for round in 0..10 {
             send(&client, round * 60..(round + 1) * 60);
-            // Readiness goes with the buffers.
+            // Readiness follows the buffers.
             let got = hands.recv_all(60);
             all.extend(got.iter().map(|got| u32::from_ne_bytes(got.payload[..].try_into().unwrap())));
         }
@@ -174,17 +174,17 @@ fn loopback_uring_lanes_that_close_count_what_they_held() {
     }
 }
 
-/// Whoever drops a lane, its port is free afterwards: also where the kernel ends a ring some time
-/// later, since its owner is another thread.
+/// After a lane is dropped by any thread, its port is free, even if the kernel ends the ring later
+/// because its owner is another thread.
 #[test]
 fn loopback_uring_lanes_that_another_thread_drops_free_their_port() {
     #[derive(Clone, Copy, Debug)]
     enum Owner {
         /// Ended before the lanes are dropped.
         Ended,
-        /// Sleeps meanwhile, in a call that knows nothing of io_uring.
+        /// Sleeps meanwhile, in a call other than io_uring's.
         Sleeps,
-        /// As that, and the thread that drops the lanes has received from them, too.
+        /// The same, but the thread that drops the lanes has also received from them.
         HandedOver,
     }
     if !need_uring("loopback_uring_lanes_that_another_thread_drops_free_their_port") {

@@ -1,4 +1,4 @@
-//! What lanes do while there is nothing: counted in sleeps and looks, with each policy and engine.
+//! Waiting of idle lanes: sleeps and polls are counted, with each policy and engine.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use manylane_tests::{Client, Serving, TEST_TIMEOUT, Variant, need_uring, on_ever
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// The only lane of a socket that waits so.
+/// The only lane of a socket with this wait policy.
 fn lane(variant: &Variant, policy: WaitPolicy) -> (Handle, Lane) {
     let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap();
     assert_eq!(socket.waiting().policy, policy);
     (socket.handle(), socket.into_lanes().remove(0))
 }
 
-/// Sleeps and looks so far.
+/// Sleeps and polls so far.
 fn sleeps_and_polls(handle: &Handle) -> (u64, u64) {
     let total = handle.counters().total();
     (total.sleeps, total.empty_polls)
@@ -27,7 +27,7 @@ fn reply_once(lane: &mut Lane) {
     loop {
         let received = lane.recv_timeout(TEST_TIMEOUT).unwrap();
         let (batch, mut out) = (received.batch, received.out);
-        // A queue that changes hands wakes its lane, too.
+        // A queue that moves to another lane also wakes its lane.
         let some = !batch.is_empty();
         batch.for_each(|datagram| out.reply(&datagram, datagram.payload()));
         if some {
@@ -44,7 +44,7 @@ on_every_engine! {
             assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
         }
         assert_eq!(sleeps_and_polls(&handle), (WAITS, 0));
-        // After traffic, whatever came of that: at most once more.
+        // After traffic, at most once more.
         let client = Client::to(lane.local_addr());
         for _ in 0..100 {
             client.send(b"ping");
@@ -65,10 +65,10 @@ on_every_engine! {
         assert!(lane.recv_timeout(20 * MILLISECOND).unwrap().batch.is_empty());
         let (sleeps, looks) = sleeps_and_polls(&handle);
         assert!(sleeps == 1 && looks >= 8, "{sleeps} sleeps, {looks} looks");
-        // For no longer than it is to wait at all.
+        // Not longer than the wait itself.
         assert!(lane.recv_timeout(MILLISECOND / 2).unwrap().batch.is_empty());
         assert_eq!(sleeps_and_polls(&handle).0, sleeps);
-        // What is there is taken at once.
+        // Queued datagrams are received at once.
         let client = Client::to(lane.local_addr());
         client.send(b"ping");
         reply_once(&mut lane);
@@ -105,7 +105,7 @@ on_every_engine! {
             let policy = policy.parse().unwrap();
             let serving = Serving::echo(variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap());
             let client = Client::to(serving.addr);
-            // So that an adaptive lane looks, where that pays.
+            // So that an adaptive lane spins, where that pays.
             (0..50).for_each(|_| client.ping());
             let total = serving.stop().unwrap().total();
             assert_eq!((total.delivered, total.sent, total.discarded), (51, 51, 0), "{policy}: {total:#?}");
@@ -167,12 +167,12 @@ fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
     }
 }
 
-/// As with a kernel that has rings and cannot let them look at devices.
+/// As with a kernel whose rings cannot busy-poll devices.
 #[test]
 fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
     /// `IORING_REGISTER_NAPI` of linux/io_uring.h.
     const REGISTER_NAPI: u32 = 27;
-    /// What the kernel says to an operation that it does not know.
+    /// The kernel's error for an unknown operation.
     const EINVAL: i32 = 22;
     if !need_uring("loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so") {
         return;
@@ -193,6 +193,6 @@ fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
         reply_once(&mut lane);
         client.expect(b"ping");
     };
-    // Filters of system calls are a thread's, for good.
+    // Seccomp filters are permanent for a thread.
     std::thread::spawn(in_vain).join().unwrap();
 }

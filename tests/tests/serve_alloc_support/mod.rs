@@ -1,5 +1,5 @@
-//! A count of all that the process allocates, and traffic that answers in every way and allocates
-//! nothing itself.
+//! A counter of the process's allocations, and traffic with all kinds of replies that does not
+//! allocate itself.
 
 use std::alloc::System;
 
@@ -10,15 +10,14 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Datagrams that are counted, and such that come before: the first ones fill what is kept for
-/// good.
+/// Number of measured datagrams, and of earlier ones, which fill buffers that are kept.
 pub(crate) const COUNTED: usize = 10_000;
 pub(crate) const WARMUP: usize = 2_000;
 pub(crate) const CLIENTS: usize = 8;
-/// Datagrams of a client's turn: one, an empty one, and a train.
+/// Datagrams of one series of a client: one, an empty one, and a GSO message.
 const ROUND_DATAGRAMS: usize = 2 + 14;
 
-/// How often the process has asked for memory so far.
+/// Number of allocations of the process so far.
 pub(crate) fn allocations() -> usize {
     let stats = ALLOCATOR.stats();
     stats.allocations + stats.reallocations
@@ -36,7 +35,7 @@ pub(crate) fn reply_all_ways<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
     }
 }
 
-/// Sends `datagrams` in turns of all clients, and takes the answers.
+/// Sends `datagrams` by all clients in turn, and receives the replies.
 pub(crate) fn exchange(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
     for _ in 0..datagrams.div_ceil(CLIENTS * ROUND_DATAGRAMS) {
         for client in clients {
