@@ -1,5 +1,5 @@
-//! Captures of what lanes of the engine `xdp` receive and send: everything is in them, exactly
-//! once, and nothing that a capture does or suffers disturbs the lanes.
+//! Captures of frames that lanes of engine `xdp` receive and send: all frames are in them, exactly
+//! once, and a capture never disturbs the lanes.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -21,22 +21,22 @@ use rustix::thread::set_thread_res_uid;
 
 /// Memory for each lane.
 const BUFFER: usize = 4 << 20;
-/// Bytes in front of the payload of a frame.
+/// Bytes before the payload of a frame.
 const HEAD: usize = 14 + 20 + 8;
 
-/// A testbed for a test that is alone in this process: what is mapped is its own.
+/// A testbed for a test that runs alone in this process, so that all mappings are its own.
 fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)> {
     static LOCK: Mutex<()> = Mutex::new(());
     let layout = Layout { queues, ipv6: false, ..Layout::default() };
     skip::need_root(name).then(|| {
-        // A test that failed leaves nothing here that could be wrong.
+        // The lock may be poisoned by a failed test; it guards no data.
         let alone = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         (Testbed::new(&layout).unwrap(), alone)
     })
 }
 
-/// Echo on host `b`, with a client on `a` whose replies leave past the stack, as the first ones do
-/// not.
+/// Echo on host `b`, with a client on `a` whose next hop is resolved, so that its replies leave
+/// past the stack.
 fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serving, Client) {
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| change(builder.engine(Engine::Xdp).lanes(2))));
     let client = client(a, a.ip4(0).into(), serving.addr);
@@ -60,7 +60,7 @@ fn only_point(host: &Host) -> Vec<Target> {
     found.targets
 }
 
-/// A frame that was captured.
+/// A captured frame.
 #[derive(Debug)]
 struct CapturedFrame {
     time: u64,
@@ -72,7 +72,7 @@ struct CapturedFrame {
     bytes: Vec<u8>,
 }
 
-/// All that is there.
+/// All captured frames.
 fn drain(capture: &mut Capture) -> Vec<CapturedFrame> {
     let mut all = Vec::new();
     while let Some(frame) = capture.next_frame() {
@@ -84,7 +84,7 @@ fn drain(capture: &mut Capture) -> Vec<CapturedFrame> {
     all
 }
 
-/// Whether memory of a capture is mapped here, beside that of this side.
+/// True if memory of a capture is mapped in this process, in addition to the reader's.
 fn is_mapped() -> bool {
     fs::read_to_string("/proc/self/maps").unwrap().contains("memfd:manylane-capture")
 }
@@ -103,7 +103,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     let queues = socket.xdp_queues();
     let serving = echo(b, socket);
     let clients: Vec<Client> = (0..CLIENTS).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
-    // Every lane knows the way back.
+    // Every lane has a next hop.
     for client in &clients {
         wait_until(
             || {
@@ -129,7 +129,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
         }
     }
     let count = (CLIENTS * EACH) as u64;
-    // The last answer may be here before the lane has counted it.
+    // The last reply may arrive before the lane has counted it.
     wait_until(
         || serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count,
         &serving.handle,
@@ -164,23 +164,23 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
             }
         }
     }
-    // Of one lane, and so in all, requests and replies are in order.
+    // With one lane, requests and replies are in order.
     assert!(seen.windows(2).all(|pair| pair[0].time <= pair[1].time));
     assert_eq!(capture.dropped(), [(0, 0)]);
-    // Frames can be cut off, and captures follow each other.
+    // Frames can be truncated, and captures can follow each other.
     drop(capture);
     let mut capture = restart(b, 20);
     clients[0].ping();
     let seen = drain(&mut capture);
     let shapes: Vec<_> = seen.iter().map(|seen| (seen.direction, seen.len, seen.bytes.len())).collect();
     assert_eq!(shapes, [(Direction::In, HEAD + 4, 20), (Direction::Out, HEAD + 4, 20)]);
-    // When it has ended, nothing is left over.
+    // When it has ended, no memory is left.
     drop(capture);
     assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "memory of a capture that has ended is still mapped");
     serving.stop().unwrap();
 }
 
-/// Starts the capture of the only socket, once the one before has been noticed to be over.
+/// Starts the capture of the only socket, after the end of the previous one has been noticed.
 fn restart(host: &Host, snaplen: usize) -> Capture {
     assert!(wait_within(TEST_TIMEOUT, || only_point(host)[0].captured_by().is_none()));
     Capture::start(only_point(host), snaplen, BUFFER).unwrap()
@@ -215,14 +215,14 @@ fn netns_capture_shows_what_lanes_refuse() {
     serving.stop().unwrap();
 }
 
-/// Frames of one size fill a ring that nobody empties, to the last word.
+/// Frames of one size fill a ring that is not read, to the last word.
 #[test]
 fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
     let Some((testbed, _alone)) = testbed("netns_capture_counts_what_has_no_room_and_the_lanes_go_on", 1)
     else {
         return;
     };
-    /// The least that a capture can have: a power of two that the longest frame fits into.
+    /// The smallest buffer: a power of two that the longest frame fits into.
     const CAPTURE_LEN_MIN: u64 = 128 << 10;
     const PINGS: u64 = 100;
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -233,7 +233,7 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
         client.send(&payload);
         client.expect(&payload);
     }
-    // Three words and the frame, in words of eight bytes; requests and replies take turns.
+    // Three words and the frame, in words of eight bytes; requests and replies alternate.
     let fit = CAPTURE_LEN_MIN / 8 / (3 + (HEAD as u64 + 1400).div_ceil(8));
     let (received, sent) = (fit.div_ceil(2), fit / 2);
     assert!(fit < 2 * PINGS);
@@ -248,7 +248,7 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (total.sent, 0), "{total:#?}");
-    // The other side says that it is over, and keeps what it has counted.
+    // The other side reports the end, and keeps its counters.
     assert!(wait_within(TEST_TIMEOUT, || {
         capture.wait(Duration::from_millis(1)).unwrap();
         capture.is_finished()
@@ -286,7 +286,7 @@ fn netns_capture_that_is_killed_leaves_nothing() {
     );
     assert_eq!(child.line(), "capturing");
     assert!(is_mapped());
-    // A second one is told who is first.
+    // A second one gets an error with the process of the first.
     let err = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains(&format!("process {}", child.pid())), "{err}");
@@ -339,7 +339,7 @@ fn netns_capture_is_for_root_and_the_own_user_and_can_be_off() {
     let [(pid, why)] = found_by_nobody.refused.as_slice() else { panic!("{found_by_nobody:?}") };
     assert_eq!(*pid, std::process::id());
     assert!(why.contains("root") && why.contains("user 0"), "{why}");
-    // From another namespace, by the number of the process only.
+    // From another namespace, by PID only.
     assert!(capture_points(a).targets.is_empty());
     let here = find_targets(Some(std::process::id())).unwrap();
     assert!(here.targets.iter().all(|point| point.address() != serving.addr), "it is in another namespace");

@@ -1,4 +1,4 @@
-//! Lanes that come and go under traffic, and servers that are killed.
+//! Lanes that are added and removed under traffic, and servers that are killed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,14 +16,14 @@ use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Layout, Testbed};
 use manylane_tests::{Client, Serving, send_and_wait};
 
-/// Datagrams a second; and how many lanes come and go meanwhile, one after the other without a
-/// pause. Each waits for a grace period of the kernel, which takes long on a busy machine.
+/// Datagrams per second, and the number of lanes that are added and removed meanwhile, one after
+/// the other. Each waits for a grace period of the kernel, which takes long on a busy machine.
 const RATE: f64 = 50_000.0;
 const CHANGES: u64 = 40;
-/// Of these there are at least so many.
+/// Minimum number of changes.
 const COUNT: u64 = 20_000;
 
-/// Lets lanes come and go: two to six of them, the oldest and the newest leaving in turn.
+/// Adds and removes lanes: two to six of them, removing the oldest and the newest in turn.
 fn churn(handle: &Handle) {
     let mut grows = true;
     for turn in 0..CHANGES {
@@ -57,9 +57,9 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
     let stop = Arc::new(AtomicBool::new(false));
     let sent = thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Until::Stop(Arc::clone(&stop))).unwrap());
-        // The server runs when it has received.
+        // The server runs when it has received a datagram.
         wait_until(|| delivered() > 0, &serving.handle);
-        // Lanes to come are opened by the thread that asks for them: it has to be inside the host.
+        // Lanes are opened by the calling thread, which has to be inside the host.
         b.run(|| churn(&serving.handle));
         wait_until(|| delivered() > COUNT, &serving.handle);
         stop.store(true, Ordering::Relaxed);
@@ -103,7 +103,7 @@ fn netns_lanes_come_and_go_by_classic_bpf_without_a_loss() {
     }
 }
 
-/// The child that serves until it is killed, on the port that it is told or a new one.
+/// The child that serves until it is killed, on a given port or a new one.
 #[test]
 #[ignore = "started by netns_of_a_server_that_was_killed_nothing_is_left"]
 fn child_serves_until_killed() {
@@ -153,7 +153,7 @@ fn netns_of_a_server_that_was_killed_nothing_is_left() {
         send_and_wait(|| (0..1000).for_each(|_| client.send(b"unanswered")));
         child.kill();
 
-        // The port is free at once, alone and for a group, and steers anew and exactly.
+        // The port is free at once, for one socket and for a group, and steering is exact again.
         let mut builder = Builder::new(served).unwrap();
         drop(builder.lanes(1).open().unwrap());
         let socket = builder
@@ -173,7 +173,7 @@ fn netns_of_a_server_that_was_killed_nothing_is_left() {
     }
 }
 
-/// Whether the kernel still has a program or map of this number.
+/// True if the kernel still has a program or map with this id.
 fn is_loaded(kind: &str, number: u32) -> bool {
     if kind == "prog_id" {
         aya::programs::loaded_programs().any(|program| program.unwrap().id() == number)

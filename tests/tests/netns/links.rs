@@ -1,5 +1,5 @@
-//! Links that go down, routes that refuse, paths that are too narrow: what is lost is counted by
-//! its reason, and nothing hangs.
+//! Links that go down, unreachable routes, paths with a small MTU: losses are counted by reason,
+//! and nothing hangs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use manylane_testbed::traffic::{Traffic, Until, portable};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
 
-/// Sends `count` datagrams of 100 bytes each from the first lane, no two of which make a train.
+/// Sends `count` datagrams of 100 bytes each from the first lane, no two of which are joined.
 fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
     let mut sum = Flushed::default();
     let mut out = hands.lanes[0].sender();
@@ -43,7 +43,8 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
         let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let exchange = |hands: &mut LaneDriver| {
-            // What waits for the neighbour's address would be sent later: wait for each.
+            // Datagrams that wait for the neighbour's address would be sent later, so wait for
+            // each.
             for number in 0..50 {
                 client.send(&pattern(number, 64));
                 hands.echo(1);
@@ -84,7 +85,7 @@ fn netns_what_the_other_end_does_not_take_is_the_devices_loss() {
     let before = b.device_counters(0).unwrap();
     let done = send(&mut hands, target, 40);
     let after = b.device_counters(0).unwrap();
-    // The route is still there, so that the socket takes them; the device has nowhere to put them.
+    // The route still exists, so that the socket accepts them; the device cannot send them.
     assert_eq!((done.sent, done.lost), (40, 0));
     let on_the_device = after.tx_packets - before.tx_packets + (after.tx_dropped - before.tx_dropped);
     assert_eq!((after.tx_packets - before.tx_packets, on_the_device), (0, 40), "{before:?} {after:?}");
@@ -96,7 +97,7 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
     if !skip::need_root("netns_lanes_survive_a_link_that_goes_down_and_up") {
         return;
     }
-    // Without IPv6, and one way only, nothing but this traffic is on the link.
+    // Without IPv6, and in one direction only, the link carries only this traffic.
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
@@ -123,7 +124,8 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
         wait_until(|| delivered() == arrived(), &serving.handle);
         let a_after = counters(a);
         let total = serving.stop().unwrap().total();
-        // All that came in over the device was delivered; all else was refused on the other side.
+        // All datagrams that arrived at the device were delivered; all others were refused at the
+        // other end.
         assert_eq!((total.delivered, total.arrived()), (arrived(), arrived()), "{by}");
         assert_eq!((total.kernel_dropped, total.recv_errors), (0, 0), "{by}");
         let (out, refused) =
@@ -158,7 +160,8 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
             let prefix = format!("{peer}/{}", if ipv6 { 128 } else { 32 });
             b.ip_batch(&format!("{}\n", refusal.replace("TO", &prefix))).unwrap();
             let before = total(&hands);
-            // One by one, and as a train, of which each datagram is lost for the same reason.
+            // One by one, and as a GSO message, of which each datagram is lost for the same
+            // reason.
             let peer = SocketAddr::new(peer.parse().unwrap(), 7);
             let mut done = send(&mut hands, peer, COUNT);
             let mut out = hands.lanes[0].sender();
@@ -171,7 +174,7 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
             assert_eq!(after.lost() - before.lost(), 2 * COUNT, "{refusal}");
             assert_eq!(after.offered, after.sent + after.lost());
         }
-        // And nobody else minds.
+        // Other peers are not affected.
         let a = testbed.host(0);
         let client = client(a, a.ip(0, ipv6), hands.addr());
         client.send(b"still there?");
@@ -180,11 +183,12 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
     }
 }
 
-/// Answers trains of `segment` bytes with trains, and checks that every datagram arrives.
+/// Answers GRO messages of `segment` bytes with GSO messages, and checks that every datagram
+/// arrives.
 fn check_gso_replies(hands: &mut LaneDriver, client: &manylane_tests::Client, segment: usize, count: usize) {
     let bytes = pattern(segment, segment * count);
     send_gso(&client.socket, &bytes, segment as u16);
-    // Waits until the whole train is there, so that one batch has it.
+    // Waits until the whole message is queued, so that it is in one batch.
     hands.echo(count);
     for part in bytes.chunks(segment) {
         client.expect(part);
@@ -204,21 +208,21 @@ fn netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one() {
         check_gso_replies(&mut hands, &client, 1400, 20);
         let wide = total(&hands);
         assert_eq!((wide.sent, wide.gso_messages, wide.gso_fallbacks), (20, 1, 0), "IPv6 {ipv6}");
-        // From here on, the kernel has to cut datagrams of this size, and refuses trains of them.
+        // From here on, the kernel has to fragment datagrams of this size, and refuses GSO
+        // messages of them.
         b.ip_batch(&format!("route replace {} dev {} mtu 1280\n", a.ip(0, ipv6), b.device(0))).unwrap();
         check_gso_replies(&mut hands, &client, 1400, 20);
         let narrow = total(&hands);
         assert_eq!((narrow.sent, narrow.gso_messages, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
         assert_eq!(narrow.gso_fallbacks, 1, "IPv6 {ipv6}");
-        // What is narrow enough may still be a train to the same peer, or not; it arrives in any
+        // Small datagrams to the same peer may still be a GSO message, or not; they arrive in any
         // case.
         check_gso_replies(&mut hands, &client, 500, 20);
         assert_eq!((total(&hands).sent, total(&hands).lost()), (60, 0));
     }
 }
 
-/// Three hosts in a row; the middle one forwards, and its link to the first takes packets of 1280
-/// bytes only.
+/// Three hosts in a row. The middle one forwards, and its link to the first has an MTU of 1280.
 fn narrow_path() -> Testbed {
     let layout = Layout { hosts: 3, links: vec![(0, 1), (1, 2)], ..Layout::default() };
     let testbed = Testbed::new(&layout).unwrap();
@@ -246,7 +250,7 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
         let mut hands = lane_driver(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let large = pattern(3, 1400);
-        // The router drops the first answer and says why by ICMP; the kernel then knows better.
+        // The router drops the first reply and reports the MTU by ICMP; then the kernel knows it.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let mut tries = 0;
         loop {
@@ -264,13 +268,11 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
         }
         assert!(tries > 1, "IPv6 {ipv6}: the path was not narrow");
         client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // The message of the router has ended no receive, failed no send and cost nobody else
-        // anything.
+        // The router's message has ended no receive, failed no send and affected no other peer.
         let counted = total(&hands);
         assert_eq!((counted.delivered, counted.sent), (tries, tries));
         assert_eq!((counted.recv_errors, counted.lost()), (0, 0));
-        // A train of large answers: refused as one, sent one by one. It is asked for in small
-        // pieces.
+        // A GSO message of large replies: refused as one, sent one by one. The requests are small.
         send_gso(&client.socket, &pattern(1, 160), 10);
         hands.receive(16, |_, datagram, out| out.reply(&datagram, &large));
         (0..16).for_each(|_| client.expect(&large));
@@ -290,8 +292,8 @@ fn netns_replies_pass_a_device_without_checksums() {
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // A tap device computes no checksums unless its program says that it does. What is sent to it
-    // goes on over the link, redirected as it leaves.
+    // A tap device computes no checksums unless its program declares it. Packets to it are
+    // redirected over the link on egress.
     let mac = a.mac(0).map(|byte| format!("{byte:02x}")).join(":");
     b.ip_batch(&format!(
         "tuntap add dev plain0 mode tap\nlink set dev plain0 up\n\
@@ -316,8 +318,8 @@ fn netns_replies_pass_a_device_without_checksums() {
         check_gso_replies(&mut hands, &client, 1000, 30);
         let counted = total(&hands);
         assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
-        // Since Linux 6.11 the kernel computes the checksums of a train for such a device. Before,
-        // it refuses, and the first refusal is enough: the lane then sends no trains at all.
+        // Since Linux 6.11 the kernel computes the checksums of a GSO message for such a device.
+        // Older kernels refuse, and after the first refusal the lane uses no GSO at all.
         let (trains, refused) = (counted.gso_messages, counted.gso_fallbacks);
         assert!((trains, refused) == (round, 0) || (trains, refused) == (0, 1), "{counted:?}");
     }

@@ -1,6 +1,6 @@
 //! Losses of the sending side that only a network can cause: a send buffer that stays full, and no
-//! memory for the pieces of a datagram. Each is counted exactly, by its reason, and what counts as
-//! sent arrives.
+//! memory for the fragments of a datagram. Each is counted exactly, by its reason, and datagrams
+//! that count as sent arrive.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -13,12 +13,12 @@ use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, LaneDriver, pattern};
 
-/// A token bucket of one byte a second: what it has passed at the start is all that it ever passes.
+/// A token bucket of one byte a second: after its initial burst it passes nothing.
 const TBF_BLOCKED: &str = "tbf rate 8bit burst 1540 limit 1000000";
-/// The same bucket, let go.
+/// The same bucket without a limit.
 const TBF_OPEN: &str = "tbf rate 1gbit burst 1000000 limit 1000000";
 
-/// Whether the test can run here: root, and a kernel with this queueing discipline.
+/// True if the test can run here: root, and a kernel with this queueing discipline.
 fn can_run(name: &str) -> bool {
     let tc = run_isolated(None, "tc", &["-V"], b"").is_ok();
     skip::need_root(name) && skip::need(name, tc, "the program tc is missing: apt-get install iproute2") && {
@@ -28,16 +28,17 @@ fn can_run(name: &str) -> bool {
     }
 }
 
-/// Gives the first device of `host` a queue; whether the kernel took it.
+/// Adds a queueing discipline to the first device of `host`. Returns true if the kernel accepted
+/// it.
 fn set_qdisc(host: &Host, what: &str, discipline: &str) -> bool {
     let line = format!("qdisc {what} dev {} root {discipline}", host.device(0));
     host.output("tc", &line.split(' ').collect::<Vec<_>>()).unwrap().status.success()
 }
 
-/// Lets go of what the queue of `host` holds, and returns when it is on its way.
+/// Releases the queued packets of `host`, and returns when they are on the way.
 fn release(host: &Host, to: SocketAddr) {
     assert!(set_qdisc(host, "change", TBF_OPEN));
-    // The queue looks what it may pass when something is added to it.
+    // The queue checks its tokens when a packet is added.
     host.run(|| UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }))
         .unwrap()
         .send_to(b"go on", to)
@@ -71,8 +72,9 @@ fn echo_one(hands: &mut LaneDriver) -> bool {
     is_there
 }
 
-/// Receives what was offered, each datagram once. Not in order: a veth pair hands a datagram to the
-/// CPU that sends it, and those that a queueing discipline held are sent by the CPU of its timer.
+/// Receives the offered datagrams, each once. Not in order, because a veth pair delivers a
+/// datagram on the sending CPU, and those queued by a queueing discipline are sent by the CPU of
+/// its timer.
 fn expect(client: &Client, sizes: &[usize]) {
     let mut due: Vec<_> = sizes.iter().zip(0..).map(|(size, seed)| pattern(seed, *size)).collect();
     let mut came: Vec<_> = sizes.iter().map(|_| client.recv()).collect();
@@ -81,7 +83,7 @@ fn expect(client: &Client, sizes: &[usize]) {
     assert!(came == due, "{:?} came", came.iter().map(Vec::len).collect::<Vec<_>>());
 }
 
-/// Sizes of which no two neighbours make a train: each is larger than the one before.
+/// Sizes of which no two neighbours are joined: each is larger than the one before.
 fn non_gso_sizes(count: usize) -> Vec<usize> {
     (0..count).map(|at| 100 + at).collect()
 }
@@ -98,8 +100,8 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         let (client, poke) = (client(a, a.ip(0, ipv6), hands.addr()), client(a, a.ip(0, ipv6), hands.addr()));
         assert!(set_qdisc(b, "add", TBF_BLOCKED));
 
-        // The first ones fill the buffer. The rest is tried once each, after the waits that a flush
-        // may have.
+        // The first ones fill the buffer. The others are tried once each, after the waits of a
+        // flush.
         let sizes = non_gso_sizes(100);
         let done = offer(&mut hands, client.addr(), &sizes);
         assert!(done.sent > 0 && done.sent < 100, "IPv6 {ipv6}: {done:?}");
@@ -114,7 +116,7 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         let taken: usize = sizes[..done.sent as usize].iter().sum();
         assert_eq!(full.sent_bytes, taken as u64);
 
-        // As long as it is full all is lost, a train with all its datagrams.
+        // While it is full, all datagrams are lost, including all of a GSO message.
         assert_eq!(offer(&mut hands, client.addr(), &non_gso_sizes(7)), Flushed { sent: 0, lost: 7 });
         assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 0, lost: 20 });
         let still = total(&hands);
@@ -122,7 +124,7 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         assert_eq!((still.lost(), still.gso_messages, still.gso_fallbacks), (done.lost + 27, 0, 0));
         assert_eq!(still.send_calls - full.send_calls, 7 + 1);
 
-        // Exactly what counts as sent arrives, and the lane goes on.
+        // Exactly the datagrams that count as sent arrive, and the lane continues.
         release(b, poke.addr());
         expect(&client, &sizes[..done.sent as usize]);
         assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 20, lost: 0 });
@@ -141,9 +143,8 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        // The least that a socket can have. The kernel makes all pieces of a datagram that is
-        // larger than a frame before it sends the first; it allows them twice the buffer, and then
-        // says ENOBUFS, not EAGAIN.
+        // The minimum of a socket. The kernel allocates all fragments of a datagram before it
+        // sends the first. It allows them twice the buffer, and then returns ENOBUFS, not EAGAIN.
         let mut hands = one_lane(b, ipv6, 2304);
         let client = client(a, a.ip(0, ipv6), hands.addr());
         for round in 1..=3 {
@@ -157,8 +158,8 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
                 (5 * round, 2 * round, 30 * round)
             );
             assert_eq!((counted.lost_no_buffers, counted.lost()), (3 * round, 3 * round), "IPv6 {ipv6}");
-            // The first piece of the batch; eleven tries of the second, which use up the patience
-            // of this flush; one of each that is left.
+            // The first datagram of the batch; eleven attempts of the second, which exhaust the
+            // retries of this flush; one of each other.
             assert_eq!(counted.send_calls, 15 * round, "IPv6 {ipv6}: {counted:?}");
         }
         assert!(client.is_idle());
@@ -174,8 +175,8 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let mut hands = one_lane(b, false, 1 << 20);
     let (client, poke) = (client(a, a.ip4(0).into(), hands.addr()), client(a, a.ip4(0).into(), hands.addr()));
-    // Room for a few: the kernel drops the others, and tells only sockets that ask for ICMP errors
-    // (IP_RECVERR), which a lane does not: one bad peer would disturb all.
+    // Room for a few: the kernel drops the others, and reports that only to sockets with
+    // IP_RECVERR. A lane does not set it, because one bad peer would disturb all.
     assert!(set_qdisc(b, "add", "tbf rate 8bit burst 1540 limit 3000"));
     let sizes = non_gso_sizes(100);
     assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
@@ -212,7 +213,7 @@ fn netns_a_device_that_keeps_up_is_waited_for() {
     }
 }
 
-/// What is still queued when the stop comes is handled without a wait for each batch of it.
+/// Datagrams that are queued at the stop are handled without a wait for each of their batches.
 #[test]
 fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     const COUNT: u64 = 30_000;
@@ -227,7 +228,7 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     let client = client(a, a.ip4(0).into(), serving.addr);
     assert!(set_qdisc(b, "add", TBF_BLOCKED));
     let before = b.device_counters(0).unwrap().rx_packets;
-    // The answers make no trains: each is one more wait that could be.
+    // The replies are not joined, so that each could add a wait.
     (0..COUNT as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
     wait_until(|| b.device_counters(0).unwrap().rx_packets - before >= COUNT, &serving.handle);
     let total = serving.stop().unwrap().total();
@@ -235,8 +236,8 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     assert_eq!((total.lost(), total.lost_sndbuf_full > 0), (total.lost_sndbuf_full, true), "{total:?}");
 }
 
-/// What ICMP tells of one peer costs no other peer a datagram, in either direction, also where the
-/// application has asked to hear of it.
+/// ICMP errors of one peer cost no other peer a datagram, in either direction, even if the
+/// application has enabled them.
 #[test]
 fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
     const ROUNDS: u64 = 30;
@@ -245,13 +246,13 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Each datagram comes to its end at the router, which says so each time.
+    // Each datagram expires at the router, which reports it each time.
     for (name, value) in [
         ("net.ipv4.ip_forward", "1"),
         ("net.ipv4.icmp_ratemask", "0"),
         ("net.ipv6.conf.all.forwarding", "1"),
         ("net.ipv6.icmp.ratelimit", "0"),
-        // What is in this mask shares a budget of 50 in 20 ms; 128, an echo, is never limited.
+        // Types in this mask share a budget of 50 in 20 ms; 128, an echo, is never limited.
         ("net.ipv6.icmp.ratemask", "128"),
     ] {
         a.set_sysctl(name, value).unwrap();
@@ -264,7 +265,7 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
         let mut hands = one_lane(b, ipv6, 1 << 20);
         sock::set_flag(hands.lanes[0].as_fd(), flag, true).unwrap();
         let (handle, client) = (hands.handle.clone(), client(a, a.ip(0, ipv6), hands.addr()));
-        // Too far away (EHOSTUNREACH), and a port that nobody has (ECONNREFUSED).
+        // Hop limit exceeded (EHOSTUNREACH), and a closed port (ECONNREFUSED).
         let far: IpAddr = if ipv6 { "2001:db8::1" } else { "192.0.2.1" }.parse().unwrap();
         for round in 1..=ROUNDS {
             let mut both = [far, a.ip(0, ipv6)];
@@ -274,10 +275,10 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
                 let done = offer(&mut hands, SocketAddr::new(ip, 9), &[14]);
                 assert_eq!(done, Flushed { sent: 1, lost: 0 });
                 wait_until(|| b.device_counters(0).unwrap().rx_packets >= told, &handle);
-                // In every other round it is the receive that is told.
+                // In every other round the receive gets the error.
                 if round % 2 == 0 {
                     client.send(b"here");
-                    // Not by readiness, which there is as long as nobody fetches what was told.
+                    // Not by readiness, which lasts until the error is fetched.
                     wait_until(|| echo_one(&mut hands), &handle);
                     client.expect(b"here");
                 } else {
@@ -290,7 +291,7 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
         let counted = total(&hands);
         assert_eq!((counted.sent, counted.lost(), counted.recv_errors), (4 * ROUNDS, 0, 0), "{counted:#?}");
         assert_eq!(counted.delivered, ROUNDS);
-        // Each time that the lane sent something else, it was told first.
+        // Each time that the lane sent another datagram, it got the error first.
         assert!(counted.send_calls > 4 * ROUNDS, "nothing was told: {counted:#?}");
     }
 }

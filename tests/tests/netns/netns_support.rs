@@ -1,4 +1,4 @@
-//! What the tests over a testbed share: sockets of a host, and waiting for counters.
+//! Common code of the tests over a testbed: sockets of a host, and waiting for counters.
 
 use std::net::IpAddr;
 use std::thread;
@@ -8,11 +8,11 @@ use manylane::{Builder, Handle, Socket};
 use manylane_testbed::Host;
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 
-/// A receive buffer that holds all that these tests send at once: what does not arrive was not
-/// delayed.
+/// A receive buffer for all datagrams that these tests send at once, so that missing ones are
+/// really lost.
 pub(crate) const RECV_BUFFER: usize = 64 << 20;
 
-/// Opens a socket at `ip` of `host`, with the options that `change` sets.
+/// Opens a socket at `ip` of `host`, with the options set by `change`.
 pub(crate) fn open(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Socket {
     host.run(move || {
         let mut builder = Builder::new((ip, 0)).unwrap();
@@ -21,7 +21,7 @@ pub(crate) fn open(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + 
     })
 }
 
-/// The lanes of `socket` by hand, where lanes to come are of `host` too.
+/// The lanes of `socket` by hand; added lanes are in `host`, too.
 pub(crate) fn lane_driver(host: &Host, socket: Socket) -> LaneDriver {
     host.run(|| LaneDriver::new(socket))
 }
@@ -37,8 +37,8 @@ pub(crate) fn echo(host: &Host, socket: Socket) -> Serving {
     })
 }
 
-/// Takes what comes and answers nothing: the senders of live frames have no socket, and an answer
-/// would only make an ICMP message that the device counts too.
+/// Receives without replies: senders of live frames have no socket, and a reply would only cause
+/// an ICMP message that the device counts, too.
 pub(crate) fn sink(host: &Host, socket: Socket) -> Serving {
     host.run(|| Serving::start(socket, |_, _| {}))
 }
@@ -48,12 +48,12 @@ pub(crate) fn client(host: &Host, ip: IpAddr, server: std::net::SocketAddr) -> C
     host.run(|| Client::between((ip, 0).into(), server))
 }
 
-/// Waits until `done`; if it does not come to that, says what the counters are.
+/// Waits until `done`; on a timeout, prints the counters.
 pub(crate) fn wait_until(done: impl FnMut() -> bool, handle: &Handle) {
     assert!(wait_within(TEST_TIMEOUT, done), "{:#?}", handle.counters());
 }
 
-/// Waits until `done`, for at most `patience`; whether it came to that.
+/// Waits until `done`, for at most `patience`. Returns true if it was reached.
 pub(crate) fn wait_within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {

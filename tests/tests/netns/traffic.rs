@@ -1,4 +1,4 @@
-//! Host to host over veth: every size, every steering, trains, addresses of all kinds.
+//! Host to host over veth: every size, every steering, GSO messages, addresses of all kinds.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
@@ -21,7 +21,7 @@ fn netns_every_size_comes_back_whole() {
         let head = if ipv6 { 48 } else { 28 };
         let largest = if ipv6 { 65_487 } else { 65_507 };
         let fits = 1500 - head;
-        // What a frame carries, then fragments: two, many, the last one full or with a byte.
+        // One frame, then fragments: two, many, the last one full or with one byte.
         let sizes =
             [0, 1, 2, 100, 1200, fits - 1, fits, fits + 1, 2 * fits, 9000, 30_000, largest - 1, largest];
         for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
@@ -62,8 +62,8 @@ fn netns_policy_cpu_follows_the_core_that_receives() {
         });
         let mut hands = lane_driver(b, socket);
         for cpu in &cpus[..2] {
-            // The generator's core is also the one on which the other end receives. Many flows, so
-            // that nothing else could have put them all into one queue.
+            // The generator's core is also the one on which the other end receives. There are many
+            // flows, so that nothing else could have put them all into one queue.
             let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(hands.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
             assert_eq!(sender.pin(*cpu).send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
@@ -111,8 +111,8 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
         let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let (mut datagrams, mut trains) = (0, 0);
-        // The last datagram of a train: full, with one byte, nearly full; trains of two and of
-        // sixty-four.
+        // The last datagram of a GSO message: full, with one byte, nearly full; messages of two
+        // and of sixty-four.
         for (segment, len) in
             [(1000, 40_000), (1000, 40_001), (1400, 2_799), (1, 64), (500, 32_000), (1452, 1453)]
         {
@@ -128,7 +128,7 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
         }
         let total = hands.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
-        // A train goes through a veth link in one piece.
+        // A GSO message passes through a veth link unsegmented.
         let expected = if gro { (trains, trains) } else { (datagrams, 0) };
         assert_eq!((total.messages, total.gro_messages), expected, "GRO {gro}, IPv6 {ipv6}");
     }
@@ -147,8 +147,8 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
     let mut all = vec![b.ip(0, false), b.ip(1, false), b.ip(0, true), b.ip(1, true)];
     for (link, ip) in further {
         b.add_address(link, ip).unwrap();
-        // Not to be looked for: over IPv6 that takes a link-local address, which these hosts do not
-        // have.
+        // A static neighbour: resolution over IPv6 needs a link-local address, which these hosts
+        // do not have.
         let mac = b.mac(link).map(|byte| format!("{byte:02x}")).join(":");
         let device = b.device(link);
         let known = format!("neighbour replace {ip} lladdr {mac} dev {device} nud permanent\n");
@@ -170,8 +170,8 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
         let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
         let port = hands.addr().port();
         for asked in addresses.iter().filter(|ip| any.is_ipv6() || ip.is_ipv4()) {
-            // Also over the link that the address does not belong to: a connected client takes the
-            // answer from nowhere but the address that it asked.
+            // Also over the link that the address does not belong to: a connected client accepts
+            // the reply only from the address that it sent to.
             for link in [0, 1] {
                 let client = client(a, a.ip(link, asked.is_ipv6()), (*asked, port).into());
                 client.send(b"which one?");
@@ -187,8 +187,8 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
     }
 }
 
-/// Gives both ends of both links the same link-local addresses: only the device tells the links
-/// apart.
+/// Adds the same link-local addresses to both ends of both links, which then differ only in the
+/// device.
 fn link_local(host: &Host, last: u16) -> Ipv6Addr {
     let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
     for link in [0, 1] {
@@ -219,7 +219,7 @@ fn netns_link_local_peers_are_answered_over_their_link() {
             let SocketAddr::V6(peer) = datagram.peer() else { panic!("{}", datagram.peer()) };
             assert_eq!(peer.scope_id(), scope(b, link));
             out.reply(&datagram, b"on this one");
-            // Of the lane's own accord too, with the scope that the peer came with.
+            // Also unsolicited, with the scope of the peer's address.
             out.send_to(datagram.peer(), b"and once more");
         });
         client.expect(b"on this one");
@@ -257,8 +257,8 @@ fn netns_a_broadcast_reaches_every_lane() {
         let asker = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
         asker.set_broadcast(true).unwrap();
         asker.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        // The kernel gives a broadcast to every socket that it matches and does not ask steering:
-        // each lane gets a copy, and each answers from the address of the device.
+        // The kernel delivers a broadcast to every matching socket, without steering: each lane
+        // gets a copy, and each answers from the address of the device.
         for target in [Ipv4Addr::new(10, 77, 0, 255), Ipv4Addr::BROADCAST] {
             let sent = a.run(|| send_over(&asker, a, (target, port).into()));
             if !sent {
@@ -281,8 +281,7 @@ fn netns_a_broadcast_reaches_every_lane() {
     }
 }
 
-/// Whether there is a way for the datagram: a host without a default route has none for
-/// 255.255.255.255.
+/// A host without a default route has no route to 255.255.255.255.
 fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
     if target.ip() == IpAddr::V4(Ipv4Addr::BROADCAST) {
         host.ip_batch(&format!("route replace 255.255.255.255/32 dev {}\n", host.device(0))).unwrap();
@@ -296,7 +295,7 @@ fn netns_eight_lanes_share_what_cores_there_are() {
         return;
     }
     const COUNT: u64 = 20_000;
-    // Without IPv6 the device counts nothing but this traffic.
+    // Without IPv6 the device counts only this traffic.
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (steering, by) in [

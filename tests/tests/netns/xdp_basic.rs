@@ -1,5 +1,5 @@
-//! Engine `xdp` over a veth pair: what XDP takes, what it leaves to the kernel, and that neither
-//! gets lost.
+//! Engine `xdp` over a veth pair: datagrams that XDP takes, those that it leaves to the kernel,
+//! and that none is lost.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
@@ -22,7 +22,7 @@ fn xdp(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Soc
     open(host, ip, |builder| change(builder.engine(Engine::Xdp)))
 }
 
-/// The sum closes, and nothing was lost but what the test says.
+/// The sum closes, and only the expected datagrams were lost.
 fn assert_arrived(total: &LaneCounters, arrived: u64, lost: u64) {
     assert_eq!((total.arrived(), total.delivered), (arrived, arrived - lost), "{total:#?}");
 }
@@ -50,7 +50,7 @@ fn netns_xdp_every_size_comes_back_whole() {
         let total = serving.stop().unwrap().total();
         assert_arrived(&total, sent, 0);
         assert_eq!((total.sent, total.lost()), (sent, 0));
-        // All that was in one frame came past the stack; fragments did not.
+        // All unfragmented datagrams arrived past the stack; fragments did not.
         assert_eq!(total.delivered_by_xdp, 4 * whole.len() as u64, "{total:#?}");
         assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.delivered_by_xdp, "{total:#?}");
     }
@@ -70,7 +70,7 @@ fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
             client.ping();
         }
     }
-    // An address that comes later is followed.
+    // An address that is added later is followed.
     let later: IpAddr = "10.77.0.100".parse().unwrap();
     b.add_address(0, later).unwrap();
     client(a, a.ip(0, false), SocketAddr::new(later, port)).ping();
@@ -191,7 +191,7 @@ fn netns_xdp_what_cannot_be_is_refused() {
         let err = refused(change);
         assert_eq!(err.kind(), ErrorKind::Config, "{err}");
     }
-    // What was refused left nothing behind.
+    // A refused socket leaves nothing behind.
     let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
     assert_eq!(socket.xdp_queues().len(), 4);
     drop(socket);
@@ -202,8 +202,7 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
     let Some(testbed) = testbed("netns_xdp_lanes_leave_without_losing_anything") else { return };
     const COUNT: u64 = 60_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a quarter of a second: nothing is to be lost by a machine that is busy with
-    // something else.
+    // Rings for a quarter of a second, so that a busy machine loses nothing.
     let options = |builder: &mut Builder| _ = builder.lanes(4).xdp_ring(16_384);
     let serving: Serving = sink(b, xdp(b, b.ip4(0).into(), options));
     let traffic = Traffic { flows: 50, pps: Some(60_000.0), ..Traffic::new(serving.addr, 20) };
@@ -223,7 +222,7 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
     assert!(total.delivered_by_xdp > 0, "{total:#?}");
 }
 
-/// What is in the rings when a stop comes is handled, however many batches it is.
+/// Frames that are in the rings at the stop are handled, however many batches they are.
 #[test]
 fn netns_xdp_a_stop_drains_the_queues() {
     const QUEUED: u64 = 1500;

@@ -19,7 +19,7 @@ const DEVICE: &str = "link0";
 /// That of the second one.
 const OTHER: &str = "link1";
 
-/// Pings often enough, from so many ports, that every queue has its turn. How many pings it was.
+/// Pings from many ports, so that every queue is used. Returns the number of pings.
 fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
     const CLIENTS: u64 = 32;
     for _ in 0..CLIENTS {
@@ -41,8 +41,7 @@ fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with
-    // something else.
+    // Rings for a third of a second, so that a busy machine loses nothing.
     let serving = sink(b, xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192)));
     let handle = &serving.handle;
     let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
@@ -77,7 +76,7 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
     let handle = hands.handle.clone();
     let (server, mut pings) = (hands.addr(), 0);
     let mut round = |hands: &mut manylane_tests::LaneDriver| {
-        // A lane that is called looks into its mailbox.
+        // A lane that is called checks its mailbox.
         assert!(wait_within(TEST_TIMEOUT, || hands.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
         let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
         clients.iter().for_each(|client| client.send(b"by hand"));
@@ -91,7 +90,7 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
         b.run(|| hands.open());
         round(&mut hands);
     }
-    // Several before any lane has looked, as many as there are queues, and one more.
+    // Several before any lane has checked, as many as there are queues, and one more.
     hands.lanes.truncate(2);
     round(&mut hands);
     for _ in 0..3 {
@@ -114,13 +113,13 @@ fn two_links() -> Layout {
     Layout { hosts: 3, links: vec![(0, 1), (0, 1)], ..ipv4_layout(2) }
 }
 
-/// How a socket finds its devices, and whether it has both links and loopback.
+/// The way in which a socket finds its devices, and whether it has both links and loopback.
 fn device_selections(b: &Host) -> [(SocketAddr, Option<[&'static str; 2]>, bool); 3] {
     let wildcard = SocketAddr::from(([0, 0, 0, 0], 0));
     [(wildcard, None, true), (wildcard, Some([DEVICE, OTHER]), true), (any_port(b), None, false)]
 }
 
-/// Takes the first link away and brings it back, for each way in which a socket finds its devices.
+/// Removes the first link and adds it again, for each way in which a socket finds its devices.
 fn check_link_removal(
     name: &str,
     go: impl Fn(&Host, &manylane_testbed::Testbed),
@@ -146,7 +145,7 @@ fn check_link_removal(
         };
         let mut by_xdp = ping(0);
         let mut others = 0;
-        // Twice, so that what was left over from the first time would show.
+        // Twice, so that leftovers of the first time would show.
         for _ in 0..2 {
             go(b, &testbed);
             if is_wide {
@@ -196,13 +195,13 @@ fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
     );
 }
 
-/// At once, before lanes have let go of it.
+/// At once, before lanes have released it.
 #[test]
 fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
     let name = "netns_xdp_a_device_that_is_back_at_once_is_used_again";
     let Some(testbed) = testbed(name, &two_links()) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Two sockets: the program stays until the last one has let go.
+    // Two sockets: the program stays until the last one is closed.
     let all =
         [(); 2].map(|()| echo(b, xdp(b, any_port(b), |builder| _ = builder.xdp_sockets(2).xdp_ring(512))));
     for _ in 0..3 {
@@ -245,8 +244,8 @@ fn bridge(name: &str, b: &Host) -> bool {
     true
 }
 
-/// Frames of a part of a bridge are the bridge's to judge; a device that is made of others can have
-/// no XSK of its own, but generic XDP. Both are refused with what to do, and generic XDP works.
+/// Frames of a bridge member belong to the bridge. An upper device cannot have an XSK of its own,
+/// except with generic XDP. Both are refused with a hint, and generic XDP works.
 #[test]
 fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     let name = "netns_xdp_a_bridge_and_its_ports_are_refused";
@@ -267,7 +266,7 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
         assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
         assert!(err.to_string().contains("link0 is a part of br0"), "{err}");
     }
-    // One without ports may be given some later.
+    // A bridge without ports may get some later.
     b.ip_batch("link add name br1 type bridge\nlink set dev br1 up\n").unwrap();
     for (device, ports) in [("br0", "link0"), ("br1", "any that it is given")] {
         let err = open(device, false).map(drop).unwrap_err();
@@ -275,8 +274,8 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
         assert!(err.to_string().contains(&format!("{device} is made of other devices ({ports})")), "{err}");
     }
     drop(open("br1", true).unwrap());
-    // Frames as of a wire: behind the driver, what a kernel here has not finished is left to the
-    // kernel.
+    // Frames as on a wire, because behind the driver, frames with unfinished checksums are left to
+    // the kernel.
     a.set_checksums(0, false).unwrap();
     let serving = echo(b, open("br0", true).unwrap());
     let client = client(a, a.ip4(0).into(), serving.addr);
@@ -284,7 +283,7 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     assert_all_by_xdp(&serving.stop().unwrap().total(), 10);
 }
 
-/// The program goes when a device becomes a part of a bridge, and comes back with the device.
+/// The program is detached when a device joins a bridge, and attached again when it leaves.
 #[test]
 fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
     let name = "netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go";
@@ -309,8 +308,8 @@ fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
     assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
 }
 
-/// A veth device takes no program as long as its peer sends by more queues than it receives by:
-/// said by name, and nothing else is suspected.
+/// A veth device accepts no program while its peer has more send queues than it has receive
+/// queues. The error names that as the reason, and no other one.
 #[test]
 fn netns_xdp_a_peer_with_more_queues_is_named() {
     let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &ipv4_layout(4)) else {
@@ -336,7 +335,7 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // A veth device with a program wants as many receive queues as its peer has to send by, and
+    // A veth device with a program needs as many receive queues as its peer has send queues, and
     // sockets keep theirs.
     let set = |host: &Host, receive: u32, send: u32| {
         let set = host.run(|| device::set_queues(host.device(0), receive, send));
@@ -355,22 +354,22 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
     for queues in 2..=4 {
         set(b, queues, 4).unwrap();
         set(a, 4, queues).unwrap();
-        // Whether through the kernel or past it: all of them.
+        // All of them, through the kernel or past it.
         others += ping_all_queues(a, serving.addr);
         wait_balanced(handle, DEVICE, queues);
-        // A veth device shows its new queues the program only when it comes up the next time (Linux
-        // 6.18).
+        // A veth device applies the program to new queues only when it is set up the next time
+        // (Linux 6.18).
         b.set_link(0, false).unwrap();
         b.set_link(0, true).unwrap();
         b.wait_for_carrier(0).unwrap();
         others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), handle);
         by_xdp += ping_all_queues(a, serving.addr);
-        // Two lanes, and those that come.
+        // Two lanes, and those that are added.
         b.run(|| handle.add_lane()).unwrap();
         wait_balanced(handle, DEVICE, queues);
         by_xdp += ping_all_queues(a, serving.addr);
     }
-    // None of those that are served can be taken away.
+    // None of the queues in use can be removed.
     set(a, 4, 1).unwrap();
     set(b, 1, 4).unwrap_err();
     assert!(is_balanced(handle, DEVICE, 4));
@@ -382,7 +381,7 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
     assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
 }
 
-/// What would leave by a queue that the device does not send by stays in its TX ring.
+/// Frames in the TX ring of a queue that the device does not send by stay there.
 #[test]
 fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
     let name = "netns_xdp_queues_that_cannot_send_are_left_to_the_kernel";

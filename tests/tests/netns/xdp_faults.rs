@@ -1,5 +1,5 @@
-//! Engine `xdp` when something is in the way, goes wrong or goes away: processes that are killed,
-//! owners of queues, limits, privileges, neighbours and devices that change under traffic.
+//! Faults of engine `xdp`: killed processes, owners of queues, limits, privileges, neighbours and
+//! devices that change under traffic.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -48,18 +48,18 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     for _ in 0..100 {
         client.ping();
     }
-    // Whoever comes second is told what is in the way.
+    // The second process gets an error that names the first.
     let mut second = Builder::new((b.ip4(0), PORT + 1)).unwrap();
     let err = b.run(|| second.engine(Engine::Xdp).open().map(drop)).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains("XDP program"), "{err}");
-    // In mid traffic: what is on its way is of no interest, nor are errors that the client hears.
+    // During traffic; datagrams in flight and errors of the client are ignored.
     for _ in 0..100 {
         _ = client.socket.send(b"on its way");
     }
     child.signal(Signal::KILL);
-    // Until it ends it is named. From then on nothing is in the way: its port is what it had first
-    // and what the kernel closes last.
+    // It is named until it has ended. Then there is no obstacle: its port was opened first, and is
+    // closed last by the kernel.
     let named = format!("process {} (", child.pid());
     let next = loop {
         match b.run(|| xdp_builder(b).open()) {
@@ -92,7 +92,7 @@ fn child_has_no_memory_for_frames() {
     let err = open().map(drop).unwrap_err();
     set_limit(Resource::As, None);
     assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
-    // Nothing is left over that would be in the way.
+    // Nothing is left that would prevent a new start.
     open().map(drop).unwrap();
     report("done");
 }
@@ -114,7 +114,7 @@ fn child_drops_its_privileges() {
     }
     let mut builder = Builder::new("0.0.0.0:4242").unwrap();
     let socket = builder.engine(Engine::Xdp).lanes(2).open().unwrap();
-    // Of this thread, and of all that it starts: the lanes'.
+    // Of this thread, and of the lanes' threads that it starts.
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
     let serving = serve_echo(socket);
@@ -122,7 +122,8 @@ fn child_drops_its_privileges() {
     wait_for_parent();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.delivered_by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
-    // More than the first peer and one of the later ones make: the next hops of all were found.
+    // More than the replies to the first peer and one later one: the next hops of all were
+    // resolved.
     assert!(total.sent_by_xdp > 1500, "{total:#?}");
 }
 
@@ -136,8 +137,8 @@ fn netns_xdp_needs_no_privilege_once_it_is_open() {
     for _ in 0..500 {
         client.ping();
     }
-    // A peer that was not there then, whose hardware address is still to be found out; and one
-    // behind a route that is.
+    // A peer that did not exist then, whose hardware address is not resolved yet; and one behind a
+    // new route.
     a.add_address(0, "10.77.0.50".parse().unwrap()).unwrap();
     a.ip_batch(&format!("address add 192.0.2.1/32 dev {}\n", a.device(0))).unwrap();
     b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();
@@ -160,7 +161,7 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let client = client(a, a.ip(0, false), serving.addr);
     let by_xdp = || serving.handle.counters().total().sent_by_xdp;
-    // The first replies go through the kernel, until the next hop is known.
+    // The first replies leave through the kernel, until the next hop is known.
     assert!(wait_within(Duration::from_secs(30), || {
         client.ping();
         by_xdp() > 0
@@ -174,8 +175,8 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
             b.device(0)
         ))
         .unwrap();
-        // A reply that is sent before the change has been followed goes to an address that nobody
-        // has any more, as one of the kernel's would: it is asked for again.
+        // A reply that is sent before the change has been followed goes to a stale address, as one
+        // of the kernel would. The request is repeated.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         assert!(wait_within(Duration::from_secs(30), || {
             client.send(b"there?");
@@ -193,7 +194,7 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
     assert_eq!((total.delivered, total.lost()), (total.arrived(), 0), "{total:#?}");
 }
 
-/// What comes and goes and has nothing to do with a peer: each reply goes on past the stack.
+/// Changes that do not concern a peer: each reply still leaves past the stack.
 #[test]
 fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     let Some(testbed) = two_queues("netns_xdp_addresses_and_devices_of_others_do_not_move_replies") else {
@@ -207,7 +208,8 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &one).1));
     let device = b.device(0);
     for lines in [
-        // Not an address before the kernel has looked for duplicates, which takes a second or two.
+        // An address is usable only after duplicate address detection, which takes a second or
+        // two.
         format!("address add fd77::50/64 dev {device}\n"),
         "link add there type veth peer name here\nlink set there up\nlink set here up\n".to_owned(),
         "address add 192.0.2.77/24 dev there\n".to_owned(),
@@ -222,7 +224,7 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
             }
         });
     }
-    // What was told of last is followed now, and so is all that was told before.
+    // The last change is followed now, and so are all earlier ones.
     let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
     assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &other).0));
     for _ in 0..50 {
@@ -230,7 +232,7 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     }
 }
 
-/// A request and its answer, by hand, so that it has been counted: whether they went past the
+/// A request and its reply, by hand, so that they are counted. Returns whether they went past the
 /// stack.
 fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
     let before = hands.handle.counters().total();
@@ -269,8 +271,8 @@ fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
     options[24..26].fill(0);
     let sum = checksum(&options[14..38]);
     options[24..26].copy_from_slice(&sum.to_be_bytes());
-    // IPv6 with a hop-by-hop header that holds nothing but padding (PadN of four bytes), and one
-    // with destination options.
+    // IPv6 with a hop-by-hop header that contains only padding (PadN of four bytes), and one with
+    // destination options.
     let extended = |kind: u8| {
         let mut bytes = frame(true);
         bytes.splice(54..54, [17, 0, 1, 4, 0, 0, 0, 0]);

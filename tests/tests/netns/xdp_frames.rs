@@ -1,5 +1,5 @@
-//! Engine `xdp` and frames that no honest peer sends: each is delivered, counted or the kernel's,
-//! and the ones between them arrive.
+//! Engine `xdp` and malformed frames: each is delivered, counted or left to the kernel, and valid
+//! ones between them arrive.
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,7 +27,7 @@ fn patched(frame: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     changed
 }
 
-/// The header checksum of IPv4 made right again.
+/// The frame with a corrected IPv4 header checksum.
 fn fix_ip_checksum(mut frame: Vec<u8>) -> Vec<u8> {
     frame[24..26].fill(0);
     let sum = checksum(&frame[14..34]);
@@ -35,17 +35,17 @@ fn fix_ip_checksum(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// What the program on the device did, by name.
+/// The action of the program on the device, by name.
 fn xdp_counts(handle: &Handle) -> HashMap<&'static str, u64> {
     handle.xdp_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
 }
 
-/// A frame, and what has to become of it.
+/// A frame, and its expected outcome.
 struct Case {
     bytes: Vec<u8>,
     /// The counter of the program on the device.
     program: &'static str,
-    /// The counter of the lane, for what gets there: delivered past the kernel, or by it.
+    /// The counter of the lane, for frames that reach it: delivered past the kernel, or by it.
     lane: &'static str,
 }
 
@@ -62,7 +62,7 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
     let (length, sum) = (udp + 4, udp + 6);
     let far = u16::MAX.to_be_bytes();
     let last = good.len() - 1;
-    // IPv6 does not mind such a sender where it is the kernel's.
+    // For IPv6, the kernel accepts such a sender.
     let from_ourselves = if ipv6 { "companion" } else { "" };
     let mut padded = good.clone();
     padded.resize(good.len() + 40, 0xee);
@@ -75,28 +75,29 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         case(patched(&good, length, &far), "redirected", "malformed"),
         case(patched(&good, length, &[0, 7]), "redirected", "malformed"),
         case(patched(&good, length, &[0, 0]), "redirected", "malformed"),
-        // Cut off: in the payload; in the UDP header; in the IP header; behind the Ethernet header.
+        // Truncated: in the payload; in the UDP header; in the IP header; after the Ethernet
+        // header.
         case(good[..good.len() - 5].to_vec(), "redirected", "malformed"),
         case(good[..udp + 7].to_vec(), "not_udp", ""),
         case(good[..udp - 3].to_vec(), "not_udp", ""),
         case(good[..15].to_vec(), "not_udp", ""),
-        // From where no answer can go: ourselves; multicast.
+        // From addresses that cannot be answered: our own; multicast.
         case(
             frame_to(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
             "source",
             from_ourselves,
         ),
         case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
-        // Another version than the type says.
+        // Another IP version than the Ethernet type.
         case(patched(&good, 14, &[0x55]), "not_udp", ""),
-        // To another port, where nobody is.
+        // To a closed port.
         case(frame_to(a, b, SocketAddr::new(to.ip(), 9), b"?", |_| ()), "no_port", ""),
     ];
     if ipv6 {
         cases.push(case(patched(&good, sum, &[0, 0]), "redirected", "bad_checksum"));
         cases.push(case(patched(&good, 18, &far), "redirected", "malformed"));
         cases.push(case(patched(&good, 18, &[0, 4]), "redirected", "malformed"));
-        // A fragment header without an end, and one extension header after the other.
+        // A fragment header without an end, and a chain of extension headers.
         cases.push(case(patched(&good, 20, &[44]), "complex", ""));
         cases.push(case(patched(&good, 20, &[60]), "complex", ""));
     } else {
@@ -104,19 +105,19 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         cases.push(case(patched(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &far)), "redirected", "malformed"));
         cases.push(case(fix_ip_checksum(patched(&good, 16, &[0, 24])), "redirected", "malformed"));
-        // A header of 16 bytes, a first fragment that no other follows, and one far behind.
+        // A header of 16 bytes, a first fragment without others, and one with a large offset.
         cases.push(case(patched(&good, 14, &[0x44]), "complex", ""));
         cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "complex", ""));
         cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "complex", ""));
-        // Loopback and this network as the sender.
+        // Loopback and 0.0.0.0/8 as the sender.
         cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "source", ""));
         cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "source", ""));
     }
     cases
 }
 
-/// A flood of all kinds, mixed: every good one arrives, every broken one is in its counter, and a
-/// peer that talks meanwhile notices nothing.
+/// A mixed flood of all kinds: every valid frame arrives, every malformed one is counted, and
+/// another peer is not affected.
 #[test]
 fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
     const ROUNDS: u64 = 200;
@@ -158,25 +159,25 @@ fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
         for program in ["complex", "source", "long", "no_lane", "vlan"] {
             assert_eq!(seen[program], of(program), "{program}: {seen:?}");
         }
-        // Kernels talk of neighbours meanwhile, and say that a port is closed.
+        // Kernels meanwhile send neighbour and ICMP messages.
         for program in ["not_udp", "no_port"] {
             assert!(seen[program] >= of(program), "{program}: {seen:?}");
         }
     }
 }
 
-/// A frame that the kernel's input path judges by more than its form.
+/// A frame that the kernel's input path judges by its addresses.
 struct InputCase {
     what: &'static str,
     bytes: Vec<u8>,
     /// The counter of the program on the device.
     program: &'static str,
-    /// Whether the kernel delivers it.
+    /// True if the kernel delivers it.
     delivered: bool,
 }
 
-/// One frame of each kind to a wildcard socket at `port`, where `strict` says whether the device
-/// filters by reverse path.
+/// One frame of each kind to a wildcard socket at `port`; `strict` says whether the device has a
+/// strict reverse path filter.
 fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     let (to4, to6) = (SocketAddr::new(b.ip(0, false), port), SocketAddr::new(b.ip(0, true), port));
     let at = |text: &str| SocketAddr::new(text.parse().unwrap(), port);
@@ -189,7 +190,7 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     let near: IpAddr = "fe80::42".parse().unwrap();
     let four = frame_to(a, b, to4, b"judge", |_| ());
     let six = frame_to(a, b, to6, b"judge", |_| ());
-    // UDP is shorter than IP says, and without a checksum.
+    // UDP is shorter than the IP payload, and without a checksum.
     let short = patched(&frame_to(a, b, to4, b"judge, cut", |_| ()), 38, &[0, 13, 0, 0]);
     let judged = |what, bytes, program, delivered| InputCase { what, bytes, program, delivered };
     vec![
@@ -217,8 +218,8 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     ]
 }
 
-/// What the kernel would not deliver is not delivered past it: the same frames have the same fate
-/// with either engine.
+/// Frames that the kernel would not deliver are not delivered past it: either engine treats the
+/// same frames equally.
 #[test]
 fn netns_xdp_input_checks_are_those_of_the_kernel() {
     let name = "netns_xdp_input_checks_are_those_of_the_kernel";
@@ -239,7 +240,7 @@ fn netns_xdp_input_checks_are_those_of_the_kernel() {
                 println!("{case}");
                 let before = xdp_counts(&hands.handle);
                 socket.send(&bytes).unwrap();
-                // What comes after a frame comes after what became of it, which is looked at then.
+                // When a later frame has arrived, the outcome of the earlier one is known.
                 fence.send(b"fence");
                 let got = hands.recv_all(1 + usize::from(delivered));
                 let arrived: Vec<_> = got.iter().map(|got| got.payload.as_slice()).collect();
@@ -260,7 +261,7 @@ fn netns_xdp_input_checks_are_those_of_the_kernel() {
     }
 }
 
-/// How often the kernel of `host` has dropped a packet by `rp_filter`.
+/// Number of packets that the kernel of `host` has dropped by `rp_filter`.
 fn reverse_path_drops(host: &Host) -> u64 {
     let text = host.run(|| fs::read_to_string("/proc/thread-self/net/netstat")).unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
@@ -270,8 +271,8 @@ fn reverse_path_drops(host: &Host) -> u64 {
 }
 
 /// A source that the kernel would send to over another device, as the filter by reverse path sees
-/// it: strict (1) drops it, loose (2) does not. On a device that was not named, engine `xdp` leaves
-/// IPv4 to the strict one; on one that was named, it takes all, which docs/xdp.md says.
+/// it: strict (1) drops it, loose (2) does not. On a device that was not named, engine `xdp`
+/// leaves IPv4 to the strict filter; on one that was named, it takes all (docs/xdp.md).
 #[test]
 fn netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters() {
     let name = "netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters";
@@ -318,7 +319,7 @@ fn netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters() {
         let expected: &[&[u8]] = if dropped { &[b"fence"] } else { &[b"fence", b"judge"] };
         assert_eq!(arrived, expected, "{case}");
         assert_eq!(reverse_path_drops(b) - before, u64::from(dropped), "{case}");
-        // The filter has nothing to do with IPv6.
+        // The filter does not apply to IPv6.
         let ip6 = u64::from(bound == bounds[0]);
         if ip6 == 1 {
             client(a, a.ip6(0).into(), SocketAddr::new(b.ip6(0).into(), port)).send(b"IPv6");
@@ -371,7 +372,7 @@ fn follow_reverse_path_filter(testbed: &Testbed, set_filter: &dyn Fn(&str), send
     assert_eq!((total.arrived(), total.delivered), (sent, sent), "{total:#?}");
 }
 
-/// The shortest frames of a wire are padded to 60 bytes, which is none of the payload's business.
+/// Short frames are padded to 60 bytes, which must not change the payload.
 #[test]
 fn netns_xdp_padding_is_no_payload() {
     let Some(testbed) = two_queues("netns_xdp_padding_is_no_payload") else { return };
@@ -392,8 +393,8 @@ fn netns_xdp_padding_is_no_payload() {
     }
 }
 
-/// Hardware addresses that nobody can have: what claims to come from the broadcast address, or from
-/// our own, is answered to where the kernel's tables say, and nowhere else.
+/// Impossible source hardware addresses: frames from the broadcast address, or from our own, are
+/// answered by the kernel's tables only.
 #[test]
 fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     const EACH: u64 = 100;
@@ -401,7 +402,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let serving = echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
-        // The peer is there: each answer comes to it, and it alone.
+        // Only the peer gets the replies.
         let peer = client(a, a.ip(0, ipv6), serving.addr);
         let socket = sender(a);
         for mac in [Mac::BROADCAST, Mac(b.mac(0)), Mac([0; 6]), Mac([1, 0, 0x5e, 0, 0, 1])] {
@@ -411,7 +412,8 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
                 peer.expect(b"who?");
             }
         }
-        // To the broadcast address, and to another's: the kernel's to look at. It takes the first.
+        // To the broadcast address, and to another host's: left to the kernel, which accepts the
+        // first.
         for (mac, answered) in [(Mac::BROADCAST, true), (Mac([2, 9, 9, 9, 9, 9]), false)] {
             for _ in 0..EACH {
                 let other =
@@ -434,8 +436,8 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     }
 }
 
-/// What XDP does not take comes through the companion once, in both families: fragments from afar,
-/// and everything over loopback to the bound address.
+/// Datagrams that XDP does not take arrive through the companion once, in both families: fragments
+/// from another host, and all loopback traffic to the bound address.
 #[test]
 fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
     const EACH: usize = 20;
@@ -469,9 +471,8 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
     }
 }
 
-/// Frames that fit a frame of an XSK, and those that take several (Linux 6.6), go past the kernel;
-/// behind the driver the longer ones go through it. None is lost between, and the answers are
-/// whole.
+/// Frames that fit one XSK frame, and those that need several (Linux 6.6), pass the kernel by.
+/// Behind the driver, the longer ones pass through it. None is lost, and the replies are complete.
 #[test]
 fn netns_xdp_frames_longer_than_one_of_an_xsk() {
     if !skip::need_root("netns_xdp_frames_longer_than_one_of_an_xsk") {
@@ -486,7 +487,7 @@ fn netns_xdp_frames_longer_than_one_of_an_xsk() {
 fn jumbo_echo(generic: bool) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 9000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Behind the driver, what a kernel here has not finished is left to the kernel.
+    // Behind the driver, frames with unfinished checksums are left to the kernel.
     a.set_checksums(0, !generic).unwrap();
     let options =
         |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
@@ -499,7 +500,7 @@ fn jumbo_echo(generic: bool) {
     }
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.sent, total.lost()), (200, 200, 0), "{total:#?}");
-    // Fragments are the kernel's; behind the driver long frames are, too.
+    // Fragments are left to the kernel; behind the driver, so are long frames.
     let by_xdp = if generic { 40 } else { 160 };
     assert!(total.delivered_by_xdp == by_xdp, "{total:#?}");
 }

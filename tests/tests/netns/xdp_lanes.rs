@@ -1,4 +1,4 @@
-//! Engine `xdp`: what lanes do between themselves, when idle, and over several devices.
+//! Engine `xdp`: several lanes, idle lanes, and several devices.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use manylane::{Batch, Engine, Outbox};
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 
-/// Bytes that wait in the sockets of a port of `host`.
+/// Bytes queued in the sockets of a port of `host`.
 fn queued_bytes(host: &Host, port: u16) -> u64 {
     let table = host.run(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
     let queue = |line: &str| {
@@ -22,13 +22,13 @@ fn queued_bytes(host: &Host, port: u16) -> u64 {
     table.lines().filter_map(queue).sum()
 }
 
-/// A lane whose rings are never empty asks its companion now and then: what comes through the
-/// kernel does not wait behind all that came by XDP.
+/// A lane whose rings are never empty polls its companion now and then, so that datagrams from the
+/// kernel do not wait behind all frames.
 #[test]
 fn netns_xdp_a_busy_lane_hears_its_companion() {
     const BATCH: usize = 4;
     const BATCHES: usize = 130;
-    // More than those after which it is asked.
+    // More than the polling interval of the companion.
     const WARMUP_BATCHES: usize = 40;
     let test = "netns_xdp_a_busy_lane_hears_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
@@ -51,9 +51,9 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
         assert_eq!(take(), [6; BATCH]);
     }
     let mut left = BATCHES - WARMUP_BATCHES;
-    // The second when the first is forgotten.
+    // The second one when the first one has expired.
     for _ in 0..2 {
-        // Larger than a frame: the kernel puts it together.
+        // Larger than a frame: the kernel reassembles it.
         client.send(&pattern(0, 3000));
         assert!(wait_within(TEST_TIMEOUT, || queued_bytes(b, addr.port()) > 0));
         let after: Vec<Vec<usize>> = (0..=WARMUP_BATCHES).map(|_| take()).collect();
@@ -67,8 +67,8 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
     assert_eq!(take(), [0; 0]);
 }
 
-/// What the first lanes of a socket that stops have closed is not opened again for those that are
-/// still at work.
+/// While a socket stops, queues that its first lanes have closed are not opened again for busy
+/// lanes.
 #[test]
 fn netns_xdp_a_socket_that_stops_opens_nothing() {
     let test = "netns_xdp_a_socket_that_stops_opens_nothing";
@@ -91,15 +91,14 @@ fn netns_xdp_a_socket_that_stops_opens_nothing() {
     assert!(at_work);
     serving.handle.stop();
     wait_until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
-    // That it does not come to pass has no event of its own. Without a stop it takes some
-    // milliseconds.
+    // There is no event to wait for. Without a stop it would happen within some milliseconds.
     let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
     drop(release);
     assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
     assert!(!opened_again);
 }
 
-/// How often a thread of this process went to sleep by itself.
+/// Number of voluntary context switches of a thread of this process.
 fn sleeps(thread: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
@@ -135,7 +134,7 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     let client = client(a, a.ip4(0).into(), serving.addr);
     client.ping();
     let thread = told.recv_timeout(TEST_TIMEOUT).unwrap();
-    // One that spins never gives its core away by itself. Ours looks whether it has to leave, and
+    // A spinning thread never yields its core voluntarily. This one checks for a removal, and
     // sleeps again.
     for _ in 0..3 {
         let before = sleeps(&thread);
@@ -152,8 +151,8 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     assert_eq!((total.delivered, total.batches, total.delivered_by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
 }
 
-/// A wildcard takes from every device past the kernel, and answers through the one that the route
-/// says.
+/// A wildcard socket receives from every device past the kernel, and answers through the device of
+/// the route.
 #[test]
 fn netns_xdp_a_wildcard_serves_several_devices() {
     const EACH: u64 = 100;
@@ -180,12 +179,12 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
             for link in 0..3 {
                 let client =
                     client(a, a.ip(link, ipv6), SocketAddr::new(b.ip(link, ipv6), serving.addr.port()));
-                // Over this link and no other: a reply through another device would not come, its
-                // source address being of this one.
+                // Over this link only: a reply through another device would not arrive, because
+                // its source address is of this one.
                 let others: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
                 let before = serving.handle.counters().total();
                 let mut pings = 0;
-                // The first replies go through the kernel, until the next hop is known.
+                // The first replies leave through the kernel, until the next hop is known.
                 let by_xdp = || serving.handle.counters().total().sent_by_xdp - before.sent_by_xdp;
                 while pings < EACH || by_xdp() < EACH / 2 {
                     client.ping();

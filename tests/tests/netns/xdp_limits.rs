@@ -1,6 +1,6 @@
-//! Engine `xdp` and what a socket lets in: limits, prefixes, changes while it serves, more sources
-//! than are remembered. Rates are so low that nothing comes back while a test runs: what passes is
-//! the burst, exactly.
+//! Engine `xdp` and the filter of a socket: limits, prefixes, changes while it serves, more
+//! sources than buckets. Rates are so low that no tokens are added during a test, so that exactly
+//! the burst passes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ use manylane_testbed::Host;
 use manylane_tests::{Client, pattern};
 use manylane_wire::frame::UdpFrame;
 
-/// Frames that may be under way at a time: no queue between is full.
+/// Maximum number of frames in flight, so that no queue overflows.
 const CHUNK: usize = 100;
 
 fn limit(text: &str) -> Limit {
@@ -27,7 +27,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Somebody who sends frames in the name of others.
+/// A sender of frames with forged addresses.
 struct SpoofingSender<'a> {
     a: &'a Host,
     b: &'a Host,
@@ -42,7 +42,7 @@ impl<'a> SpoofingSender<'a> {
         Self { a, b, socket, to, handle }
     }
 
-    /// One datagram of each source, and all that became of them: let in, denied, limited.
+    /// One datagram of each source, and the numbers of those admitted, denied and limited.
     fn send(&self, sources: impl IntoIterator<Item = IpAddr>) -> [u64; 3] {
         let before = outcome(self.handle);
         let mut sent = before.iter().sum::<u64>();
@@ -65,7 +65,7 @@ impl<'a> SpoofingSender<'a> {
     }
 }
 
-/// Let in, denied, limited, so far.
+/// Admitted, denied and limited so far.
 fn outcome(handle: &Handle) -> [u64; 3] {
     let counters = handle.counters();
     [counters.total().arrived(), counters.filter_drops.denied, counters.filter_drops.limited]
@@ -75,8 +75,8 @@ fn with_xdp(builder: &mut Builder) -> &mut Builder {
     builder.engine(Engine::Xdp).lanes(2)
 }
 
-/// A burst passes, the rest is dropped and counted, and nobody else notices; addresses of an IPv6
-/// /64 are one source.
+/// A burst passes, all other datagrams are dropped and counted, and other sources are not
+/// affected. Addresses of an IPv6 /64 are one source.
 #[test]
 fn netns_xdp_limits_let_a_burst_of_each_source_in() {
     let Some(testbed) = two_queues("netns_xdp_limits_let_a_burst_of_each_source_in") else { return };
@@ -104,7 +104,7 @@ fn netns_xdp_limits_let_a_burst_of_each_source_in() {
     }
 }
 
-/// A datagram has to be within both limits, and one that is refused costs nothing.
+/// A datagram has to be within both limits, and a rejected one uses no tokens.
 #[test]
 fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
     let Some(testbed) = two_queues("netns_xdp_limits_of_addresses_and_prefixes_hold_together") else {
@@ -117,14 +117,14 @@ fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
     let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     // Of an address.
     assert_eq!(crowd.send_times("10.7.0.1", 9), [3, 0, 6]);
-    // Seven are left to the prefix, whoever sends them.
+    // Seven are left for the prefix, from any of its addresses.
     assert_eq!(crowd.send((2..250).map(|host| Ipv4Addr::new(10, 7, 0, host).into())), [7, 0, 241]);
     // The next prefix has its own.
     assert_eq!(crowd.send((1..9).map(|host| Ipv4Addr::new(10, 7, 1, host).into())), [8, 0, 0]);
     assert_eq!(crowd.send_times("10.7.1.1", 5), [2, 0, 3]);
 }
 
-/// The longest prefix decides, in each family by itself; what is allowed is not limited either.
+/// The longest prefix decides, for each family separately. Allowed sources are not limited.
 #[test]
 fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides() {
     let Some(testbed) =
@@ -151,7 +151,7 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
         } else {
             ["10.8.0.1", "10.7.0.1", "10.7.1.1", "10.7.1.7"]
         };
-        // All of IPv6 is denied, which says nothing of IPv4.
+        // All of IPv6 is denied, which does not affect IPv4.
         assert_eq!(crowd.send_times(far, 5), if ipv6 { [0, 5, 0] } else { [2, 0, 3] });
         assert_eq!(crowd.send_times(denied, 4), [0, 4, 0]);
         assert_eq!(crowd.send_times(allowed, 50), [50, 0, 0]);
@@ -160,7 +160,7 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
     assert_eq!((xdp_count(&serving.handle, "denied"), xdp_count(&serving.handle, "limited")), (19, 3));
 }
 
-/// Limits and prefixes change while the socket serves, and what cannot be changes nothing.
+/// Limits and prefixes change while the socket serves. An invalid change has no effect.
 #[test]
 fn netns_xdp_limits_change_while_lanes_serve() {
     let Some(testbed) = two_queues("netns_xdp_limits_change_while_lanes_serve") else { return };
@@ -171,10 +171,10 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
     filter.set_limits(&[limit("0.001/4")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [4, 0, 6]);
-    // The same limit anew is no other one: its buckets are as they were.
+    // Setting the same limit again keeps its buckets.
     filter.set_limits(&[limit("0.001/4")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 0, 10]);
-    // Another one starts afresh, and knows nothing of the debt to the one before.
+    // Another limit starts with full buckets.
     filter.set_limits(&[limit("0.002/7")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [7, 0, 3]);
     filter.deny(prefix("10.7.0.0/24")).unwrap();
@@ -199,8 +199,8 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
 }
 
-/// More sources than are remembered: none that sends little is refused, and one that floods
-/// meanwhile has its burst, once.
+/// More sources than buckets: no source that sends little is rejected, and one that floods
+/// meanwhile gets one burst only.
 #[test]
 fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     let Some(testbed) = two_queues("netns_xdp_limits_hold_when_there_are_more_sources_than_buckets") else {
@@ -216,12 +216,12 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     let all = (0..OTHERS).flat_map(|at| [others(at), flooder]);
     let [let_in, denied, limited] = crowd.send(all.map(IpAddr::from));
     assert_eq!((let_in, denied, limited), (u64::from(OTHERS) + 5, 0, u64::from(OTHERS) - 5));
-    // Who comes when the maps are full is held to its limit, too.
+    // A source that appears when the maps are full is limited, too.
     assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
 }
 
-/// What is said for one socket holds for no other on the device, nor for the one that has its place
-/// later; and what XDP does not take is not held back, as the documents say.
+/// The filter of one socket does not apply to others on the device, nor to one that later has its
+/// slot. Datagrams that XDP does not take are not filtered, as documented.
 #[test]
 fn netns_xdp_limits_are_those_of_one_socket() {
     let Some(testbed) = two_queues("netns_xdp_limits_are_those_of_one_socket") else { return };
@@ -244,8 +244,8 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     wait_until(|| one.handle.counters().filter_drops.denied == 10, &one.handle);
     assert!(to_one.is_idle());
     assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
-    // Each has its own word on the same prefix: what the second one lets in past its limit, the
-    // first one still denies.
+    // Each has its own rule for the same prefix: the second one allows it past its limit, the
+    // first one still denies it.
     let filter = two.handle.filter().unwrap();
     filter.allow(prefix("0.0.0.0/0")).unwrap();
     filter.set_limits(&[limit("0.001/1")]).unwrap();
@@ -269,8 +269,7 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     assert_eq!(outcome(&next.handle), [10, 0, 0]);
 }
 
-/// A flood from one prefix, however many addresses it has, takes nothing from those who are not of
-/// it.
+/// A flood from one prefix, with any number of addresses, does not affect sources outside of it.
 #[test]
 fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     const ROUNDS: u32 = 40;
@@ -297,14 +296,14 @@ fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     assert!(honest.is_idle());
 }
 
-/// Only frames can be held back.
+/// Only frames can be filtered.
 #[test]
 fn netns_xdp_limits_are_refused_with_other_engines() {
     let Some(testbed) = two_queues("netns_xdp_limits_are_refused_with_other_engines") else { return };
     let b = testbed.host(1);
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Mmsg));
     assert!(socket.handle().filter().unwrap_err().to_string().contains("engine xdp"));
-    // Auto with a device that is not there would be mmsg, which cannot.
+    // Auto with a missing device would be mmsg, which does not support it.
     let refused = b.run(|| {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
         builder.xdp_devices(["nowhere"]).limit(limit("5")).open().err().unwrap()

@@ -1,5 +1,5 @@
-//! What the XDP program notes on frames, seen where a lane would see it: in the frames of a bare
-//! AF_XDP socket behind it.
+//! Notes of the XDP program on frames, read as a lane reads them: in the frames of a bare AF_XDP
+//! socket.
 
 #![allow(dead_code, reason = "of what tests of engine xdp share only a part is used")]
 
@@ -24,7 +24,7 @@ use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::{rx_hint, udp};
 
 const PORT: u16 = 5300;
-/// Frames that wait in the ring at most.
+/// Maximum number of frames in the ring.
 const RING: u32 = 2048;
 
 /// The program on the first device of a host, and a socket at its first queue.
@@ -71,7 +71,7 @@ impl AttachedProgram {
         Self { _program: program, _maps: maps, socket }
     }
 
-    /// What is there of the frames sent up to the one that ends all, which is not among them.
+    /// The received frames up to the end marker, without it.
     fn recv_until(&mut self, last: &[u8]) -> Vec<Vec<u8>> {
         let mut frames: Vec<Vec<u8>> = Vec::new();
         let ended = wait_within(TEST_TIMEOUT, || {
@@ -88,7 +88,7 @@ impl AttachedProgram {
     }
 }
 
-/// Sends frames, and returns those that have come to the lane, in their order.
+/// Sends frames, and returns those that reached the lane, in order.
 fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     const END: &[u8] = b"this is the end";
     let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
@@ -104,14 +104,14 @@ fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<
     arrived
 }
 
-/// Whether a note has to be on this frame: a plain and short datagram of which nothing is wrong.
+/// True if the frame must have a note: a plain, short and valid datagram.
 fn should_have_hint(frame: &[u8]) -> bool {
     let Ok(datagram) = Datagram::parse(frame) else { return false };
     let is_v6 = datagram.addr_pair().is_ipv6();
     let udp = if is_v6 { 54 } else { 34 };
     let total = if is_v6 { 18 } else { 16 };
     let word = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-    // What IP has behind UDP is nothing that is wrong, but nothing that is plain.
+    // Data after UDP in the IP payload is valid, but not plain.
     let is_plain = usize::from(datagram.payload_offset) == udp + 8
         && word(udp + 4) + (if is_v6 { 0 } else { 20 }) == word(total);
     is_plain
@@ -119,8 +119,8 @@ fn should_have_hint(frame: &[u8]) -> bool {
         && datagram.checksum != Checksum::Invalid
 }
 
-/// Each of the frames that came is as it was sent, but for a note if it deserves one, and what the
-/// note says is what is found out without it. Returns how many had one.
+/// Each received frame is as it was sent, except for a note if it must have one, and the note
+/// agrees with a full check. Returns the number of notes.
 fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
     let mut noted = 0;
     let mut sent = sent.iter();
@@ -137,8 +137,8 @@ fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
     noted
 }
 
-/// One datagram and every one that differs from it in one bit, or ends early: each is noted if it
-/// deserves it.
+/// One datagram and all that differ from it in one bit, or are truncated: exactly those that must
+/// have a note have one.
 #[test]
 fn netns_xdp_notes_say_what_a_lane_would_find_out() {
     let Some(testbed) =
@@ -153,7 +153,7 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
         let mut frames = Vec::new();
         for payload in [&b"odd"[..], b"evenly"] {
             let good = frame_to(a, b, to, payload, |_| ());
-            // What is before the type decides nothing but whose the frame is.
+            // The bytes before the type only decide whether the frame is for this device.
             for bit in 12 * 8..good.len() * 8 {
                 let mut flipped = good.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
@@ -164,15 +164,15 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
         }
         let came = send_through(a, b, &mut behind, &frames);
         assert!(came.len() > frames.len() / 2, "{} of {}", came.len(), frames.len());
-        // Both good ones; hops and identification are summed over IPv4 and not over IPv6, whose
-        // class, label and hop limit nothing protects.
+        // Both valid; IPv4's checksum includes TTL and identification. Nothing protects IPv6's
+        // class, label and hop limit.
         let noted = check(b, &frames, &came);
         let unprotected = if ipv6 { 2 * (4 + 4 + 20 + 8) } else { 0 };
         assert!(noted >= 2 + unprotected / 2, "{noted}");
     }
 }
 
-/// Lengths of IPv4 and of UDP that do not fit each other, or nothing, while nothing else is wrong.
+/// Inconsistent lengths of IPv4 and UDP, with everything else valid.
 #[test]
 fn netns_xdp_notes_are_not_on_lengths_that_lie() {
     let Some(testbed) =
@@ -183,7 +183,7 @@ fn netns_xdp_notes_are_not_on_lengths_that_lie() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let mut behind = b.run(|| AttachedProgram::open(b, &[]));
     let mut good = frame_to(a, b, SocketAddr::new(b.ip(0, false), PORT), b"lengths", |_| ());
-    // Without a checksum of UDP, which IPv4 allows, there is nothing to tell by but the lengths.
+    // Without a UDP checksum, which IPv4 allows, only the lengths can be checked.
     good[40..42].fill(0);
     good.resize(60, 0);
     let mut frames = Vec::new();
@@ -200,12 +200,12 @@ fn netns_xdp_notes_are_not_on_lengths_that_lie() {
     }
     let came = send_through(a, b, &mut behind, &frames);
     assert_eq!(came.len(), frames.len());
-    // One for each length that the frame has room for.
+    // One for each length that fits the frame.
     assert_eq!(check(b, &frames, &came), (udp::HEADER_LEN..=60 - 34).count());
 }
 
-/// Payloads of all lengths, with padding and without, with a checksum that is right, wrong, left
-/// out, or left to a device.
+/// Payloads of all lengths, with padding and without, with a checksum that is right, wrong,
+/// missing, or unfinished.
 #[test]
 fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
     const NAME: &str = "netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong";
@@ -236,14 +236,14 @@ fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
         }
         let came = send_through(a, b, &mut behind, &frames);
         assert_eq!(came.len(), frames.len());
-        // Right and unfinished ones, and over IPv4 those that left it out.
+        // Right and unfinished ones, and over IPv4 those without a checksum.
         let kinds = if ipv6 { 2 } else { 3 };
         assert_eq!(check(b, &frames, &came), (longest + 1) * kinds * 2);
     }
 }
 
-/// An address of IPv4 in a header of IPv6 leads where that of IPv4 does, and is none: such a frame
-/// is for the lane to refuse.
+/// An IPv4-mapped address in an IPv6 header is invalid, although a socket may match it: the lane
+/// rejects such a frame.
 #[test]
 fn netns_xdp_notes_are_not_on_mapped_addresses() {
     let Some(testbed) =
@@ -261,7 +261,7 @@ fn netns_xdp_notes_are_not_on_mapped_addresses() {
     assert!(Datagram::default().read_hinted(&came[0]).is_err());
 }
 
-/// Behind tags IP is elsewhere: the lane reads such a frame itself.
+/// After tags, IP is at another offset: the lane verifies such a frame itself.
 #[test]
 fn netns_xdp_notes_are_not_on_frames_with_tags() {
     let Some(testbed) =
@@ -274,7 +274,7 @@ fn netns_xdp_notes_are_not_on_frames_with_tags() {
     let tag = |control| Some(Vlan { ether_type: ether_type::VLAN, tci: control });
     for ipv6 in [false, true] {
         let to = SocketAddr::new(b.ip(0, ipv6), PORT);
-        // Number 0 is a priority, and no VLAN.
+        // ID 0 is a priority only, not a VLAN.
         let tags = [[tag(7), None], [tag(7), tag(9)], [tag(0), None], [None, None]];
         let frames: Vec<Vec<u8>> =
             tags.map(|vlans| frame_to(a, b, to, b"tagged", |plan| plan.vlans = vlans)).into();

@@ -1,5 +1,4 @@
-//! Engine `xdp`: lanes that do not sleep at once, and the engine `auto` where it gets XDP and where
-//! it does not.
+//! Engine `xdp`: lanes that do not sleep at once, and engine `auto` with and without XDP.
 
 use std::fs;
 use std::sync::mpsc;
@@ -49,7 +48,7 @@ fn netns_xdp_lanes_that_poll_answer_everything() {
     }
 }
 
-/// How often the calling thread has slept.
+/// Number of voluntary context switches of the calling thread.
 fn sleeps() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
@@ -69,13 +68,13 @@ fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
         let mut lane = socket.into_lanes().remove(0);
         let (tell, told) = mpsc::channel();
         let receiver = thread::spawn(move || {
-            // Nothing comes: it sleeps, at least once, and not as often as it looks.
+            // No datagrams: it sleeps at least once, and less often than it polls.
             let before = sleeps();
             assert!(lane.recv_timeout(Duration::from_millis(100)).unwrap().batch.is_empty());
             let slept = sleeps() - before;
             assert!((1..1000).contains(&slept), "{slept} sleeps");
             tell.send(()).unwrap();
-            // While it polls, and while it sleeps: what comes is taken.
+            // Datagrams are received while it polls and while it sleeps.
             let mut taken = 0;
             while taken < 2 {
                 taken += lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len();
@@ -109,12 +108,12 @@ fn netns_xdp_a_stop_ends_polling() {
     }
 }
 
-/// As with a kernel whose epoll cannot look at devices.
+/// As with a kernel whose epoll cannot busy-poll devices.
 #[test]
 fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
     /// `EPIOCSPARAMS` of linux/eventpoll.h.
     const SET_PARAMS: u32 = 0x4008_8a01;
-    /// What the kernel says to a request that it does not know.
+    /// The kernel's error for an unknown request.
     const ENOTTY: i32 = 25;
     let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
     let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
@@ -149,7 +148,7 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
     }
 }
 
-/// Engine `auto` with the device of `host` named.
+/// Engine `auto` with the device of `host`.
 fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Result<Socket> {
     host.run(|| {
         let mut builder = Builder::new((host.ip4(0), 0)).unwrap();
@@ -159,9 +158,9 @@ fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Resu
     })
 }
 
-/// The reason for engine `mmsg`, which works.
+/// The reason for the fallback to engine `mmsg`, which works.
 fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
-    // Which of the engines for kernel sockets is a matter of their speed.
+    // Which engine for kernel sockets is selected does not matter here.
     assert_ne!(socket.engine(), Engine::Xdp);
     assert_eq!(socket.xdp_queues().len(), 0);
     let why = socket.fallback().unwrap().to_owned();
@@ -185,7 +184,7 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
     let first = ping_until_sent_by_xdp(&one, &serving.handle);
     (0..10).for_each(|_| one.ping());
 
-    // A port that is taken is so with any engine.
+    // A port in use is an error with any engine.
     let taken = b.run(|| {
         let mut builder = Builder::new(serving.addr).unwrap();
         builder.lanes(2).xdp_devices([b.device(0)]).open().map(drop).unwrap_err()
@@ -196,7 +195,7 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
     assert_all_by_xdp(&total, 10 + first);
     assert_replies_by_xdp(&total, first);
 
-    // Without a name there is no program on a device.
+    // Without a named device, no program is attached.
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
     assert_ne!(socket.engine(), Engine::Xdp);
     assert_eq!(socket.fallback(), None);
@@ -213,7 +212,7 @@ fn netns_xdp_auto_falls_back_and_says_why() {
     let why = fallback(a, b, auto(b, |builder| _ = builder.lanes(9).xdp_surplus_lanes(false)).unwrap());
     assert!(why.contains("lanes()"), "{why}");
 
-    // Somebody else's program, which lets everything pass.
+    // Another program, which passes everything.
     let mut other = EbpfLoader::new().load(manylane_bpf::XDP).unwrap();
     let program: &mut Xdp = other.program_mut("ml_take").unwrap().try_into().unwrap();
     program.load().unwrap();
@@ -221,11 +220,11 @@ fn netns_xdp_auto_falls_back_and_says_why() {
     let why = fallback(a, b, auto(b, |_| ()).unwrap());
     assert!(why.contains("the XDP program ml_take (number ") && why.contains(b.device(0)), "{why}");
     drop(other);
-    // And once it is gone, not any more.
+    // When it is detached, there is no obstacle.
     wait_for_xdp(b);
 }
 
-/// Until a program that was detached is gone.
+/// Wait until a detached program is freed.
 fn wait_for_xdp(host: &Host) {
     let done = crate::netns_support::wait_within(TEST_TIMEOUT, || {
         auto(host, |_| ()).unwrap().engine() == Engine::Xdp
@@ -239,7 +238,7 @@ fn child_is_auto_without_privileges() {
     if !is_child("child_is_auto_without_privileges") {
         return;
     }
-    // CAP_SYS_ADMIN would do for it.
+    // CAP_SYS_ADMIN would be sufficient, too.
     let have = capabilities(None).unwrap();
     let left = have.effective - CapabilitySet::NET_ADMIN - CapabilitySet::SYS_ADMIN;
     let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
@@ -249,7 +248,7 @@ fn child_is_auto_without_privileges() {
     assert_ne!(socket.engine(), Engine::Xdp);
     let why = socket.fallback().unwrap();
     assert!(why.contains("CAP_NET_ADMIN"), "{why}");
-    // Who insists hears the same.
+    // With engine `xdp`, the error is the same.
     let err = builder.engine(Engine::Xdp).open().map(drop).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
     report("done");

@@ -1,5 +1,5 @@
-//! Engine `xdp` and the rest of the machine: what is not for a socket of ours passes the program
-//! untouched, and none of it is counted as ours.
+//! Engine `xdp` and other traffic of the machine: packets for other sockets pass the program
+//! unchanged, and are not counted.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
@@ -11,19 +11,20 @@ use manylane_testbed::{Host, Layout};
 use manylane_tests::{TEST_TIMEOUT, pattern, retry_eintr};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// Bytes of each direction of a TCP connection: no multiple of anything.
+/// Bytes in each direction of a TCP connection, not a multiple of any block size.
 const STREAM: usize = 3_000_017;
-/// Room at the end of one: it shares queues of 256 frames with what has nobody to send it again.
+/// Window of a connection: it shares queues of 256 frames with datagrams that are not
+/// retransmitted.
 const WINDOW: usize = 16 << 10;
 /// ICMP echo requests of each family.
 const ECHOES: u16 = 300;
-/// Datagrams of somebody else's to each port of theirs.
+/// Datagrams to each port of another program.
 const FOREIGN_DATAGRAMS: usize = 2000;
-/// Pings of each of our own clients.
+/// Number of pings of each of our own clients.
 const OWN_PINGS: u64 = 300;
 const FAMILIES: [bool; 2] = [false, true];
 
-/// Sends and receives `STREAM` bytes at once, and compares what came.
+/// Sends and receives `STREAM` bytes at the same time, and compares them.
 fn exchange(stream: &TcpStream, mine: usize, theirs: usize) {
     stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     thread::scope(|scope| {
@@ -40,7 +41,7 @@ fn exchange(stream: &TcpStream, mine: usize, theirs: usize) {
     });
 }
 
-/// A TCP connection to the very port that our socket has.
+/// A TCP connection to the same port number as our socket.
 fn tcp(a: &Host, b: &Host, v6: bool) {
     let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
     let at = SockAddr::from(SocketAddr::new(b.ip(0, v6), PORT));
@@ -81,7 +82,7 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !sum as u16
 }
 
-/// What ping(8) does, with other lengths each time. Every request is answered once, by what it was.
+/// As ping(8), with varying lengths. Every request gets one identical reply.
 fn icmp(a: &Host, b: &Host, v6: bool) {
     const IDENT: u16 = 0x4d4c;
     let (domain, protocol, request, reply) =
@@ -95,7 +96,7 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
     let mut next = || -> Option<Vec<u8>> {
         loop {
             match retry_eintr(|| (&socket).read(&mut buffer)) {
-                // Other messages are about neighbours.
+                // Other messages are neighbour discovery.
                 Ok(len) if buffer[header] == reply => return Some(buffer[header..len].to_vec()),
                 Ok(_) => {}
                 Err(err) if err.kind() == ErrorKind::WouldBlock => return None,
@@ -108,7 +109,7 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
         message.extend(IDENT.to_be_bytes());
         message.extend(number.to_be_bytes());
         message.extend(pattern(number.into(), usize::from(number) * 4));
-        // That of IPv6 is the kernel's work.
+        // The kernel computes the checksum of ICMPv6.
         let sum = if v6 { 0 } else { internet_checksum(&message) };
         message[2..4].copy_from_slice(&sum.to_be_bytes());
         assert_eq!((&socket).write(&message).unwrap(), message.len());
@@ -119,10 +120,10 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
     assert_eq!(next(), None, "answered twice");
 }
 
-/// Another program's UDP: `port` takes numbers, each exactly once and in order, and sends them
+/// Another program's UDP: `port` receives numbers, each exactly once and in order, and sends them
 /// back.
 fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
-    /// So many that every buffer on the way has room for them.
+    /// As many as every buffer on the path can hold.
     const BURST: usize = 10;
     let server = b.run(|| UdpSocket::bind((b.ip(0, v6), port)).unwrap());
     server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
@@ -158,8 +159,8 @@ fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     }
 }
 
-/// All at once, on one device and one address, with and without the driver, and whoever finishes
-/// checksums.
+/// All at the same time, on one device and one address, in driver and generic mode, with and
+/// without checksum offload.
 #[test]
 fn netns_xdp_what_is_not_ours_passes_untouched() {
     let layout = Layout { queues: 2, ..Layout::default() };
@@ -188,7 +189,7 @@ fn netns_xdp_what_is_not_ours_passes_untouched() {
         });
         let redirected = xdp_count(&serving.handle, "redirected");
         let total = serving.stop().unwrap().total();
-        // Behind the driver, what may be a train is the kernel's.
+        // Behind the driver, possible GSO messages are left to the kernel.
         let ours = 4 * OWN_PINGS;
         let past = if generic && unfinished { 0 } else { ours };
         assert_eq!((total.arrived(), total.delivered, total.sent), (ours, ours, ours), "{total:#?}");

@@ -1,5 +1,5 @@
-//! Engine `xdp` where somebody else has the device, the queue or the memory: an error that says who
-//! or what, and nothing left behind.
+//! Engine `xdp` when the device, the queue or the memory is in use: an error that names the owner
+//! or the reason, and nothing left behind.
 
 use std::net::UdpSocket;
 
@@ -16,7 +16,7 @@ use manylane_tests::TEST_TIMEOUT;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Opening fails as taken, and tells of the device; the port is free afterwards.
+/// Opening fails with "in use", and names the device. The port is free afterwards.
 fn open_error(host: &Host) -> Error {
     let err = host.run(|| xdp_builder(host).open().map(drop)).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
@@ -34,8 +34,8 @@ fn check_echo(a: &Host, b: &Host) {
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
 }
 
-/// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has
-/// closed it.
+/// Binds a queue as soon as the kernel has released it, which is some time after its last owner
+/// has closed it.
 fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     let mut taken = None;
     let free = wait_within(TEST_TIMEOUT, || {
@@ -46,8 +46,8 @@ fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     taken.unwrap()
 }
 
-/// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept,
-/// either.
+/// Another AF_XDP socket on one of the queues, without a program: the other queues are released,
+/// too.
 #[test]
 fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
     let Some(testbed) = two_queues("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
@@ -58,7 +58,7 @@ fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
         let err = open_error(b);
         assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");
         assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
-        // The queue that was not taken is free again.
+        // The other queue is free again.
         drop(open_queue(b, index, 1 - queue));
         drop(other);
         check_echo(a, b);
@@ -78,8 +78,8 @@ fn child_takes_a_queue() {
     drop(queue);
 }
 
-/// Of another process: its number and its name, where the kernel says whose a queue is; else how to
-/// find out.
+/// Of another process: its PID and name, if the kernel reports the owner of a queue; else a hint
+/// how to find it.
 #[test]
 fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
     let Some(testbed) = two_queues("netns_xdp_a_queue_of_another_process_is_refused_by_its_name") else {
@@ -103,20 +103,19 @@ fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
     assert!(err.to_string().contains(&message), "{message}: {err}");
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
     child.finish();
-    // As soon as the kernel has given the queue free.
+    // As soon as the kernel has released the queue.
     drop(open_queue(b, index, 1));
     check_echo(a, b);
 }
 
-/// The error tells of the program by the name that the kernel has for it, and by its number, which
-/// `ip` shows.
+/// The error has the program's name in the kernel, and its id, which `ip` shows.
 fn assert_names_program(err: &Error, shown: &str) {
     let number = shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap();
     let message = format!("the XDP program ml_take (number {number}) is attached already");
     assert!(err.to_string().contains(&message), "{message}: {err}");
 }
 
-/// A program for XDP that nobody asked for: our own, empty of addresses.
+/// Another XDP program: our own, without addresses.
 fn other_program() -> Ebpf {
     let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::XDP).unwrap();
     xdp(&mut program).load().unwrap();
@@ -127,8 +126,8 @@ fn xdp(program: &mut Ebpf) -> &mut Xdp {
     program.program_mut("ml_take").unwrap().try_into().unwrap()
 }
 
-/// Attaches a program in the way from before links (`IFLA_XDP_FD`), or takes it away with a
-/// descriptor of -1: it stays until somebody does that, whoever ends meanwhile.
+/// Attaches a program without a link (`IFLA_XDP_FD`), or detaches it with a descriptor of -1. It
+/// stays until it is detached, even when its process ends.
 fn set_by_netlink(index: u32, fd: i32) {
     const RTM_SETLINK: u16 = 19;
     const REQUEST_AND_ACK: u16 = 1 | 4;
@@ -159,7 +158,7 @@ fn set_by_netlink(index: u32, fd: i32) {
     assert_eq!(code, 0, "{}", std::io::Error::from_raw_os_error(-code));
 }
 
-/// In the old way, by netlink.
+/// Without a link, by netlink.
 #[test]
 fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
     let Some(testbed) = two_queues("netns_xdp_a_program_attached_in_the_old_way_is_in_use") else { return };
@@ -190,7 +189,7 @@ fn child_attaches_a_program() {
     xdp(&mut program).detach(link).unwrap();
 }
 
-/// By a link of another process, which is in the way as long as that lives.
+/// By a link of another process, as long as that process lives.
 #[test]
 fn netns_xdp_a_program_of_another_process_is_in_use() {
     let Some(testbed) = two_queues("netns_xdp_a_program_of_another_process_is_in_use") else { return };
@@ -220,7 +219,7 @@ fn child_may_not_lock_memory() {
     assert!(err.to_string().contains("link0"), "{err}");
     drop(UdpSocket::bind("0.0.0.0:4242").expect("the port is free"));
     report("refused");
-    // Two queues of 2 * 64 frames of 2 KiB fit into what is little enough.
+    // Two queues of 2 * 64 frames of 2 KiB fit into this small limit.
     set_limit(Resource::Memlock, Some(1 << 20));
     let mut builder = Builder::new("0.0.0.0:4242").unwrap();
     builder.engine(Engine::Xdp).lanes(2).xdp_ring(64).open().map(drop).unwrap();

@@ -1,5 +1,5 @@
-//! Engine `xdp` in a process that becomes nobody once it is open: with all its threads, and for
-//! good.
+//! Engine `xdp` in a process that becomes user `nobody` after the socket is open, permanently and
+//! with all its threads.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -16,10 +16,10 @@ use manylane::{Builder, Engine};
 use manylane_sys::process;
 use manylane_tests::{Serving, TEST_TIMEOUT};
 
-/// An address that the child's host is given when the child is nobody already.
+/// An address that is added to the child's host when the child has dropped its privileges.
 const ADDED_ADDR: &str = "10.77.0.77";
 
-/// Passes warnings on: ours, not those of libraries.
+/// Forwards warnings of ours, without those of libraries.
 struct Warnings(SyncSender<String>);
 
 impl Log for Warnings {
@@ -29,7 +29,7 @@ impl Log for Warnings {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            // Nobody waits for it when there are too many.
+            // Warnings are dropped if there are too many.
             _ = self.0.try_send(record.args().to_string());
         }
     }
@@ -37,8 +37,8 @@ impl Log for Warnings {
     fn flush(&self) {}
 }
 
-/// Every thread of this process has the user and the group `nobody`, and no capability that it
-/// could use.
+/// Every thread of this process has the user and the group `nobody`, and no effective or permitted
+/// capabilities.
 fn assert_nobody() {
     let mut threads = 0;
     for thread in fs::read_dir("/proc/self/task").unwrap() {
@@ -89,7 +89,7 @@ fn child_becomes_nobody() {
     assert!(wait_within(TEST_TIMEOUT, || total().delivered > 0));
     process::become_user(NOBODY).unwrap();
     assert_nobody();
-    // The kernel lets nobody else join a port than the user who has it.
+    // Only the user that owns a port may join it.
     let err = handle.add_lane().unwrap_err();
     assert_eq!(err.kind(), manylane::ErrorKind::InUse, "{err}");
     report("nobody");
@@ -98,12 +98,12 @@ fn child_becomes_nobody() {
     let before = total().delivered_by_xdp;
     assert!(wait_within(TEST_TIMEOUT, || total().delivered_by_xdp > before));
     report("followed");
-    // The device goes.
+    // The device is removed.
     assert!(wait_within(TEST_TIMEOUT, || handle.xdp_queues().is_empty()));
     assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: link0 is gone");
     let of_first = total().delivered_by_xdp;
     report("gone");
-    // It is back, and can be had only through the kernel.
+    // It is added again, and its datagrams arrive through the kernel only.
     let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
     assert!(warning.contains("link0") && warning.contains("CAP_BPF, CAP_NET_ADMIN"), "{warning}");
     report("warned");
@@ -123,8 +123,9 @@ fn child_becomes_nobody() {
     report(&format!("{} {}", total.delivered, total.delivered_by_xdp));
 }
 
-/// Peers, routes, addresses and links come and go, and nobody's process goes on past the stack. To
-/// a device that comes back it cannot attach: it says so, and serves on through the companion.
+/// Peers, routes, addresses and links change, and the unprivileged process continues past the
+/// stack. It cannot attach to a device that is added again: it logs that, and serves through the
+/// companion.
 #[test]
 fn netns_xdp_goes_on_as_nobody() {
     let layout = ipv4_layout(2);
@@ -143,7 +144,7 @@ fn netns_xdp_goes_on_as_nobody() {
     ping(&home, &at, 10);
     assert_eq!(child.line(), "nobody");
     ping(&home, &at, 1000);
-    // A peer that was not there then, and one behind a route that was not.
+    // A peer that did not exist then, and one behind a new route.
     a.add_address(0, "10.77.0.50".parse().unwrap()).unwrap();
     a.ip_batch(&format!("address add 192.0.2.1/32 dev {}\n", a.device(0))).unwrap();
     b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();

@@ -1,5 +1,5 @@
-//! Engine `xdp` and the bytes of its replies: whichever way they were written, the headers are
-//! those that the layers write for a datagram of ours, and go to where the kernel says.
+//! Engine `xdp` and the bytes of its replies: with every method of sending, the headers are the
+//! expected ones, and the next hop is the kernel's.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -16,30 +16,29 @@ use manylane_wire::checksum::Sum;
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, UdpFrame};
 
-/// How often a reply may take the companion, which it does where the kernel shall look for the
-/// peer, before that is wrong.
+/// Maximum number of replies through the companion, which the kernel needs to resolve the peer.
 const ATTEMPTS_MAX: usize = 50;
 /// Longer than a request.
 const SUFFIX: &[u8] = b" and more than was asked for";
 
 type Tags = [Option<Vlan>; 2];
 
-/// What the server does with a request: the first byte of its payload says it.
+/// Handling of a request, selected by the first byte of its payload.
 #[derive(Clone, Copy, Debug)]
 enum ReplyMode {
-    /// Sends the payload back where it lies.
+    /// Sends the payload back in place.
     Whole = b'=' as isize,
-    /// Sends a part of it back where it lies.
+    /// Sends a part of it back in place.
     Part = b'<' as isize,
     /// Sends a copy of it.
     Copy = b'c' as isize,
-    /// Sends it with more behind it.
+    /// Sends it with more bytes appended.
     Longer = b'>' as isize,
     /// Builds the reply in the lane's buffer.
     Built = b'b' as isize,
-    /// Sends a part of it, and then all of it, both from where it lies, and then more.
+    /// Sends a part of it, and then all of it, both in place, and then more.
     Triple = b'3' as isize,
-    /// Sends something of no length.
+    /// Sends an empty datagram.
     Empty = b'0' as isize,
 }
 
@@ -58,14 +57,14 @@ impl ReplyMode {
         ALL.into_iter().find(|how| payload.first() == Some(&(*how as u8))).unwrap_or(Self::Whole)
     }
 
-    /// A request of `len` bytes, one at least.
+    /// A request of `len` bytes, at least one.
     fn request(self, len: usize) -> Vec<u8> {
         let mut payload = pattern(len, len.max(1));
         payload[0] = self as u8;
         payload
     }
 
-    /// What comes back.
+    /// The expected replies.
     fn replies(self, payload: &[u8]) -> Vec<Vec<u8>> {
         let part = payload[..payload.len() / 2].to_vec();
         let longer = [payload, SUFFIX].concat();
@@ -102,13 +101,13 @@ fn send_replies<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
     }
 }
 
-/// A peer that sends frames and hears frames, and the server that it talks to.
+/// A peer that sends and receives frames, and its server.
 struct FramePeer<'t> {
     a: &'t Host,
     b: &'t Host,
     serving: Serving,
     socket: PacketSocket,
-    /// So that nobody answers the replies by ICMP.
+    /// A socket for the port, so that the kernel does not answer replies by ICMP.
     port_holder: UdpSocket,
 }
 
@@ -138,7 +137,7 @@ impl<'t> FramePeer<'t> {
         })
     }
 
-    /// The reply to it, as it has to be, to a next hop.
+    /// The expected reply to it, to a next hop.
     fn reply(&self, hop: Mac, tags: Tags, payload: &[u8]) -> Vec<u8> {
         let plan = UdpFrame::new(Mac(self.b.mac(0)), hop, self.serving.addr, self.from());
         let plan = UdpFrame { vlans: tags, payload, ..plan };
@@ -147,8 +146,8 @@ impl<'t> FramePeer<'t> {
         bytes
     }
 
-    /// Sends a request, and returns the `count` frames of its replies, and whether all of them went
-    /// past the kernel.
+    /// Sends a request, and returns the `count` frames of its replies, and whether all of them
+    /// passed the kernel by.
     fn exchange(&self, request: &[u8], count: usize) -> (Vec<Vec<u8>>, bool) {
         let before = self.serving.handle.counters().total();
         self.socket.send(request).unwrap();
@@ -159,10 +158,10 @@ impl<'t> FramePeer<'t> {
         (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
     }
 
-    /// The next frame from the server. Our own are heard, too, and what kernels tell each other.
+    /// The next frame from the server. The socket also receives our own frames and those of the
+    /// kernels, which are skipped.
     fn recv_frame(&self) -> Vec<u8> {
-        // A process that was stopped for a while comes back from its wait with nothing, and waits
-        // again.
+        // After the process was stopped, the wait returns nothing, and is repeated.
         let mut in_vain = 0;
         loop {
             let got = match self.socket.receive() {
@@ -181,7 +180,7 @@ impl<'t> FramePeer<'t> {
         }
     }
 
-    /// The replies to a request that all went past the kernel.
+    /// The replies to a request, all past the kernel.
     fn exchange_by_xdp(&self, request: &[u8], count: usize) -> Vec<Vec<u8>> {
         let asked = (0..ATTEMPTS_MAX).find_map(|_| {
             let (replies, by_xdp) = self.exchange(request, count);
@@ -190,7 +189,7 @@ impl<'t> FramePeer<'t> {
         asked.expect("replies past the kernel")
     }
 
-    /// Asks `how`, and compares all that comes back.
+    /// Sends a request with method `how`, and compares all replies.
     fn check(&self, how: ReplyMode, tags: Tags, len: usize) {
         let payload = how.request(len);
         self.compare(&self.request(tags, &payload), tags, &how.replies(&payload));
@@ -212,7 +211,7 @@ fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
     Some(Vlan { ether_type, tci: control })
 }
 
-/// Every kind of reply, to requests of every length that matters, without a tag and with them.
+/// Every kind of reply, to requests of all boundary lengths, with and without tags.
 #[test]
 fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
     let name = "netns_xdp_replies_are_byte_for_byte_what_the_layers_write";
@@ -230,7 +229,7 @@ fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
                     talk.check(how, tags, len);
                 }
             }
-            // So long that a device would compute the checksum, were there one to compute.
+            // Long enough for checksum offload, if the device supported it.
             for len in [511, 512, 1001, 1400] {
                 talk.check(ReplyMode::Whole, tags, len);
             }
@@ -239,7 +238,7 @@ fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
     }
 }
 
-/// Checksums that are special: none, one that is not finished, and zero.
+/// Special checksums: none, an unfinished one, and zero.
 #[test]
 fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
     let name = "netns_xdp_replies_have_a_checksum_whatever_the_request_had";
@@ -270,8 +269,7 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
             if !ipv6 {
                 talk.compare(&with(0), [None; 2], &how.replies(&payload));
             }
-            // Two bytes that bring the sum to zero, which is sent as 0xffff: some pair of them
-            // does.
+            // Two bytes that make the checksum zero, which is sent as 0xffff: some pair does.
             let zero = (0..=u16::MAX).find_map(|end| {
                 let mut payload = how.request(32);
                 payload[30..].copy_from_slice(&end.to_be_bytes());
@@ -285,8 +283,8 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
     }
 }
 
-/// The neighbour of the server has another hardware address all of a sudden: replies follow it,
-/// whatever the requests say, and follow it back.
+/// The server's neighbour changes its hardware address: replies follow it, whatever the requests
+/// contain, and follow it back.
 #[test]
 fn netns_xdp_replies_go_to_the_next_hop_of_now() {
     let Some(testbed) = two_queues("netns_xdp_replies_go_to_the_next_hop_of_now") else { return };
@@ -304,11 +302,11 @@ fn netns_xdp_replies_go_to_the_next_hop_of_now() {
             let payload = ReplyMode::Whole.request(20);
             let request = talk.request([None; 2], &payload);
             let reply = talk.reply(hop, [None; 2], &payload);
-            // The lanes hear of it by netlink, in a moment.
+            // The lanes learn it by netlink, after a moment.
             let followed =
                 wait_within(TEST_TIMEOUT, || talk.exchange(&request, 1) == (vec![reply.clone()], true));
             assert!(followed, "replies do not go to {hop}");
-            // And then every one of them, of each kind.
+            // Then all replies of each kind.
             for how in ALL {
                 let payload = how.request(21);
                 let replies = how.replies(&payload);

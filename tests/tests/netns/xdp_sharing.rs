@@ -69,8 +69,7 @@ fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with
-    // something else.
+    // Rings for a third of a second, so that a busy machine loses nothing.
     let open = || xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192).xdp_sockets(2));
     let one = |serving: &Serving| {
         let client = client(a, a.ip4(0).into(), serving.addr);
@@ -78,7 +77,7 @@ fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
         (0..20).for_each(|_| client.ping());
         first
     };
-    // The one that opens a queue closes it, too, while the other one stays.
+    // The socket that opened a queue closes it, while the other one stays.
     let opener = echo(b, open());
     let stays = sink(b, open());
     let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(stays.addr, 20) };
@@ -124,14 +123,14 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
     let without = echo(b, xdp(b, any_port(b), |_| ()));
     let first = ping_until_sent_by_xdp(&client(a, a.ip4(0).into(), with.addr), &with.handle);
 
-    // Nobody is to answer the replies by ICMP.
+    // The kernel must not answer the replies by ICMP.
     let held = a.run(|| UdpSocket::bind((a.ip4(0), 0))).unwrap();
     let from = held.local_addr().unwrap();
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
     sock::set_recv_timeout(socket.as_fd(), TEST_TIMEOUT).unwrap();
     let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
     let before = xdp_count(&with.handle, "vlan");
-    // With priorities, which come back, too. Number 0 is no VLAN.
+    // With priorities, which are in the replies, too. ID 0 is not a VLAN.
     for tags in [
         [tag(vlan, 5), None],
         [tag(vlan, 0x6005), None],
@@ -146,7 +145,7 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
             socket.send(&sent).unwrap();
             let got = loop {
                 let got = socket.receive().unwrap();
-                // Our own are heard, too.
+                // The socket also receives our own frames.
                 if got.get(6..12) == Some(&b.mac(0)) {
                     break got;
                 }
@@ -159,7 +158,7 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
         }
     }
     assert_eq!(xdp_count(&with.handle, "vlan"), before);
-    // The kernel of the other host has no such device: it takes them and drops them.
+    // The kernel of the other host has no such device, and drops them.
     let refused = [
         (&with, [tag(vlan, 7), None]),
         (&with, [tag(vlan, 100), None]),
@@ -177,7 +176,7 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
     let due = before + EACH * refused.len() as u64;
     wait_until(|| xdp_count(&with.handle, "vlan") >= due, &with.handle);
     assert_eq!(xdp_count(&with.handle, "vlan"), due);
-    // Without a tag, and with a priority only, they are everybody's.
+    // Frames without a tag, or with a priority only, are for every socket.
     for tags in [[None, None], [tag(vlan, 0xe000), None]] {
         let sent = frame((a, from), (b, without.addr), b"everybody's", |plan| plan.vlans = tags);
         socket.send(&sent).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests of engine `xdp` share: sockets with a given port, frames, and what is counted.
+//! Common code of the tests of engine `xdp`: sockets with a given port, frames, and counters.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +20,7 @@ pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
     testbed(name, &Layout { queues: 2, ..Layout::default() })
 }
 
-/// Two hosts with IPv4 only: nothing but the test sends.
+/// Two hosts with IPv4 only, so that only the test sends.
 pub(crate) fn ipv4_layout(queues: u32) -> Layout {
     Layout { ipv6: false, queues, ..Layout::default() }
 }
@@ -39,7 +39,7 @@ pub(crate) fn xdp(
     })
 }
 
-/// A port that the process which comes next takes again.
+/// A port that the next process binds again.
 pub(crate) const PORT: u16 = 4242;
 
 /// Two lanes of engine `xdp` at that port of `host`.
@@ -57,7 +57,7 @@ pub(crate) fn programs(host: &Host) -> String {
     text.lines().filter(|line| line.contains("prog/xdp")).collect()
 }
 
-/// All that arrived was delivered, and all of that came by XDP.
+/// All datagrams that arrived were delivered, and all arrived by XDP.
 pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
     assert_eq!(
         (total.arrived(), total.delivered, total.delivered_by_xdp),
@@ -66,8 +66,8 @@ pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
     );
 }
 
-/// All replies were sent, and all but `first` by XDP: before the next hop is known they go through
-/// the companion.
+/// All replies were sent, and all except `first` by XDP: before the next hop is known they leave
+/// through the companion.
 pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
     assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
@@ -78,12 +78,12 @@ pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
     handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
 }
 
-/// Pings until a reply has left by XDP, and returns how many pings that took.
+/// Pings until a reply has left by XDP, and returns the number of pings.
 pub(crate) fn ping_until_sent_by_xdp(client: &Client, handle: &Handle) -> u64 {
     pings_until(client, handle, |total| total.sent_by_xdp)
 }
 
-/// Pings until a request has come by XDP, and returns how many pings that took.
+/// Pings until a request has arrived by XDP, and returns the number of pings.
 pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
     pings_until(client, handle, |total| total.delivered_by_xdp)
 }
@@ -114,7 +114,7 @@ pub(crate) fn frame(
     bytes
 }
 
-/// As [`frame`], from a port that nobody has to an address of `b`.
+/// As [`frame`], from a closed port to an address of `b`.
 pub(crate) fn frame_to(
     a: &Host,
     b: &Host,
@@ -125,8 +125,8 @@ pub(crate) fn frame_to(
     frame((a, SocketAddr::new(a.ip(0, to.is_ipv6()), 4444)), (b, to), payload, change)
 }
 
-/// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by
-/// two more than another.
+/// True if exactly the queues `queues` of `device` belong to open lanes, with numbers that differ
+/// by at most one.
 pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
     let served = handle.xdp_queues();
     let mut numbers: Vec<u32> =
@@ -140,7 +140,7 @@ pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
         && each.iter().max().zip(each.iter().min()).is_some_and(|(most, least)| most - least <= 1)
 }
 
-/// The address of `host` on its first link, with a port that the kernel picks.
+/// The address of `host` on its first link, with a port selected by the kernel.
 pub(crate) fn any_port(host: &Host) -> SocketAddr {
     SocketAddr::new(IpAddr::from(host.ip4(0)), 0)
 }

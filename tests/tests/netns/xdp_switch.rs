@@ -1,5 +1,5 @@
-//! Engine `xdp`: datagrams that are on their way while its program comes to a device, and while it
-//! goes.
+//! Engine `xdp`: datagrams in flight while its program is attached to a device, and while it is
+//! detached.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -16,24 +16,24 @@ use manylane_sys::{bpf_link, sock};
 use manylane_testbed::Host;
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
 
-/// Datagrams that go each way before the next thing happens.
+/// Number of datagrams before the next step.
 const DATAGRAMS: u64 = 1000;
 
-/// What a sender that never pauses has sent, and is told.
+/// State of a continuous sender: its counters, and its commands.
 #[derive(Default)]
 struct Sender {
     to_ours: AtomicU64,
     to_other: AtomicU64,
-    /// Nothing more is to go to the one; `has_left` when nothing does.
+    /// Stop sending to the first one; `has_left` when done.
     leave_ours: AtomicBool,
     has_left: AtomicBool,
-    /// Nothing more at all; `ended` when it is so.
+    /// Stop sending; `ended` when done.
     end: AtomicBool,
     ended: AtomicBool,
 }
 
 impl Sender {
-    /// Sends numbers to both, until it is told otherwise.
+    /// Sends numbers to both, until stopped.
     fn run(&self, socket: &UdpSocket, ours: SocketAddr, other: SocketAddr) {
         let next = |count: &AtomicU64, to| {
             let number = count.load(Ordering::Relaxed);
@@ -52,14 +52,14 @@ impl Sender {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Sends on until so many more have gone to the other.
+    /// Continues until this many more have been sent to the other one.
     fn send_more(&self, more: u64) {
         let due = self.to_other.load(Ordering::Relaxed) + more;
         assert!(wait_within(TEST_TIMEOUT, || self.to_other.load(Ordering::Relaxed) >= due));
     }
 }
 
-/// Ends the sender, also when the test fails.
+/// Stops the sender, even if the test fails.
 struct StopOnDrop<'a>(&'a Sender);
 
 impl Drop for StopOnDrop<'_> {
@@ -68,8 +68,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Takes number after number from a socket of the kernel's, until the sender has ended: each of
-/// them, and once.
+/// Receives the numbers from a kernel socket until the sender has ended: each exactly once.
 fn recv_all(socket: &UdpSocket, sender: &Sender) {
     let mut number = [0; 8];
     let mut due = 0;
@@ -89,7 +88,7 @@ fn recv_all(socket: &UdpSocket, sender: &Sender) {
     assert!(wait_within(TEST_TIMEOUT, || drain() == all), "{} of {all} came", drain());
 }
 
-/// Takes what is there, of numbers that all are new.
+/// Receives the queued numbers, which must all be new.
 fn recv_new(hands: &mut LaneDriver, got: &mut BTreeSet<u64>) {
     for lane in &mut hands.lanes {
         for datagram in lane.recv().unwrap().batch {
@@ -99,7 +98,7 @@ fn recv_new(hands: &mut LaneDriver, got: &mut BTreeSet<u64>) {
     }
 }
 
-/// Takes the program off the first device of `host`, as somebody else.
+/// Detaches the program from the first device of `host`, as another program.
 fn detach_program(host: &Host) {
     let shown = programs(host);
     let number: u32 =
@@ -109,15 +108,16 @@ fn detach_program(host: &Host) {
     assert_eq!(programs(host), "");
 }
 
-/// A sender goes on all the time: the socket opens, and then either somebody takes its program off,
-/// so that it serves on through its companions, or it closes, and the program goes with it.
+/// A sender sends all the time. The socket opens, and then either its program is detached by
+/// another program, so that it serves through its companions, or it closes, which detaches the
+/// program.
 fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
     sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER).unwrap();
     other.set_nonblocking(true).unwrap();
     let to_other = other.local_addr().unwrap();
-    // Not connected: that nobody has the port yet is not told to it.
+    // Not connected, so that it gets no error while the port is closed.
     let socket = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
     let sender = Sender::default();
     thread::scope(|scope| {
@@ -125,8 +125,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         let others = scope.spawn(|| recv_all(&other, &sender));
         let ending = StopOnDrop(&sender);
         sender.send_more(DATAGRAMS);
-        // Rings that hold almost a second: nothing is to be lost by a machine that is busy with
-        // something else.
+        // Rings for almost a second, so that a busy machine loses nothing.
         let mut hands =
             lane_driver(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
         let handle = hands.handle.clone();
@@ -158,7 +157,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         let total = total();
         assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
         drop(hands);
-        // Whoever looks at its counters keeps nothing there.
+        // Reading its counters keeps no reference to it.
         assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()));
         assert_eq!(
             (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),
@@ -170,15 +169,15 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     });
 }
 
-/// From the first datagram that the socket gets on, each arrives once, by the companion or by XDP;
-/// and what is for somebody else all the time.
+/// From the socket's first datagram on, each arrives once, through the companion or by XDP.
+/// Datagrams for the other socket always arrive.
 #[test]
 fn netns_xdp_nothing_is_lost_while_the_program_comes_and_goes() {
     let name = "netns_xdp_nothing_is_lost_while_the_program_comes_and_goes";
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for generic in [false, true] {
-        // Behind the driver, what may be a train is the kernel's.
+        // Behind the driver, possible GSO messages are left to the kernel.
         a.set_checksums(0, !generic).unwrap();
         for by_force in [false, true] {
             check_open_close(a, b, generic, by_force);
