@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * The report of the preload library: a file in memory, of a size that is
- * sealed, that the launcher makes and the library maps shared in its
- * constructor, so that it outlives fork, chroot, dropped privileges and
- * closed descriptors. Programs that are started find it by a descriptor that
- * they inherit, or in /proc/LAUNCHER/fd. The Rust side is
- * crates/manylane-sys/src/shim.rs; each side asserts sizes and offsets.
+ * The report of the preload library: a file in memory, of a sealed size. The
+ * launcher creates it, and the library maps it shared in its constructor, so
+ * that it outlives fork, chroot, dropped privileges and closed descriptors.
+ * Started programs find it by a descriptor that they inherit, or in
+ * /proc/LAUNCHER/fd. The Rust side is crates/manylane-sys/src/shim.rs; each
+ * side asserts sizes and offsets.
  *
- * The file is zero but for the header's first four words, which the launcher
- * writes. A slot is claimed by compare-and-exchange of its state; after that
- * its owner alone writes it, with relaxed stores. All numbers are the
- * machine's own, but for ports, which are in network order.
+ * The file is zero except the header's first four words, which the launcher
+ * writes. A slot is claimed by compare-and-exchange of its state. After that
+ * only its owner writes it, with relaxed stores. All numbers are in host byte
+ * order, except ports, which are in network byte order.
  */
 #ifndef MANYLANE_SHIM_H
 #define MANYLANE_SHIM_H
@@ -27,7 +27,7 @@
 /* In place of a lane's number: the receiver shares the program's own socket. */
 #define MLS_NO_LANE 0xffffffff
 
-/* Whether a slot is in use. A slot that ended keeps its counts until it is needed again. */
+/* State of a slot. A slot that ended keeps its counts until it is needed again. */
 enum mls_state {
 	MLS_FREE = 0,
 	MLS_CLAIMED = 1, /* being filled */
@@ -35,14 +35,14 @@ enum mls_state {
 	MLS_ENDED = 3,
 };
 
-/* Why a socket stays, or became again, a plain one. */
+/* Reasons why a socket stays plain, or became plain again. */
 enum mls_reason_id {
 	MLS_CONNECT = 0,     /* connect() */
 	MLS_REUSEPORT = 1,   /* the program shares the port by itself */
 	MLS_OPTION = 2,	     /* an option that a lane cannot mirror */
 	MLS_MULTICAST = 3,   /* a membership: every lane would get a copy */
 	MLS_ERROR_QUEUE = 4, /* IP_RECVERR: an error goes to one lane only */
-	MLS_PASSED = 5,	     /* SCM_RIGHTS: somebody else receives, too */
+	MLS_PASSED = 5,	     /* SCM_RIGHTS: another process receives, too */
 	MLS_EXEC = 6,	     /* the descriptor stays open across exec */
 	MLS_PATTERN =
 		7, /* receivers that do not wait, or waiters that do not receive */
@@ -59,17 +59,17 @@ enum mls_reason_id {
 	MLS_IOCTL = 15,	   /* an ioctl or fcntl that a lane cannot mirror */
 	MLS_SHUTDOWN = 16, /* shutdown() */
 	/* Engine xdp: the socket has its lanes, and no queues. */
-	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
+	MLS_NO_QUEUE = 17, /* no device has its address, or no queue is free */
 	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
 	MLS_NO_LEASE = 19, /* the launcher leased none */
 	MLS_FORKED = 20,   /* forked before there were lanes */
-	/* With --batch: the socket has its lanes, and each call takes one datagram. */
-	MLS_NO_PREFETCH_CONTROL = 21, /* control messages come with each */
+	/* With --batch: the socket has its lanes, and each call receives one datagram. */
+	MLS_NO_PREFETCH_CONTROL = 21, /* options deliver control messages */
 	MLS_NO_PREFETCH_EDGES = 22,   /* EPOLLET */
-	MLS_NO_PREFETCH_SHARED = 23,  /* lanes that several threads have */
+	MLS_NO_PREFETCH_SHARED = 23,  /* several threads share a lane */
 	MLS_NO_PREFETCH_QUEUES = 24,  /* engine xdp */
 	MLS_NO_PREFETCH_FULL = 25,    /* no memory, or too many sockets */
-	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
+	MLS_REPLY_FAILED = 26, /* a reply that was sent together with others */
 	MLS_REASONS_USED = 30,
 };
 
@@ -86,28 +86,28 @@ struct mls_header {
 	__u32 version;
 	__u32 receivers; /* MLS_RECEIVERS */
 	__u32 reasons;	 /* MLS_REASONS */
-	__u32 processes; /* that loaded the library or were forked by one that had; added to by each */
-	__u32 last_pid; /* of those */
+	__u32 processes; /* that loaded the library, or were forked by such; each adds itself */
+	__u32 last_pid; /* the last of those */
 	__u32 full;	/* receivers that found no slot */
-	__u32 sockets;	/* UDP sockets bound to a port that is taken */
+	__u32 sockets;	/* UDP sockets bound to a port of MANYLANE_PORTS */
 	__u64 pad[4];
 };
 
-/* A thread that receives on a socket: two cache lines, written by it alone. */
+/* A thread that receives on a socket: two cache lines, written only by it. */
 struct mls_receiver {
 	__u32 state; /* enum mls_state */
 	__u32 pid;
 	__u32 tid;
-	__u32 lane; /* now; MLS_NO_LANE if none */
+	__u32 lane; /* current lane; MLS_NO_LANE if none */
 	struct mls_addr addr;
 	__u64 rx_datagrams;
 	__u64 rx_bytes;
-	__u64 rx_batches; /* calls of the program that brought something */
+	__u64 rx_batches; /* calls of the program that returned datagrams */
 	__u64 tx_datagrams;
 	__u64 tx_bytes;
 	__u64 tx_batches;
-	__u64 rx_stolen; /* of rx_datagrams, from a lane that was not its own */
-	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
+	__u64 rx_stolen; /* of rx_datagrams: from another thread's lane */
+	__u64 rx_frames; /* of rx_datagrams: by engine xdp */
 	__u64 tx_frames;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
 	__u64 pad;

@@ -20,7 +20,7 @@ pub enum Kind {
     SocketRecvmmsg,
     /// A socket for each thread by `SO_REUSEPORT`, `recvmmsg` of up to a batch.
     ReuseportRecvmmsg,
-    /// The same with `UDP_GRO` and buffers that hold whole trains.
+    /// The same with `UDP_GRO`, and buffers for whole GRO messages.
     ReuseportGro,
     /// Ours: lanes of the engine `mmsg`.
     LaneMmsg,

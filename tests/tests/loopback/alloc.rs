@@ -30,8 +30,8 @@ impl Rig {
         Self { lane, handle, client, payload: vec![7; 1000], replies: [0; 2048] }
     }
 
-    /// Sends single datagrams, an empty one and a train, answers in every way, and takes the
-    /// answers.
+    /// Sends single datagrams, an empty one and a GSO message, answers in every way, and receives
+    /// the replies.
     fn round(&mut self) {
         self.client.send(&self.payload[..50]);
         self.client.send(b"");

@@ -37,8 +37,8 @@ impl Log for Warnings {
     fn flush(&self) {}
 }
 
-/// Every thread of this process has the user and the group `nobody`, and no effective or permitted
-/// capabilities.
+/// Every thread of this process has the user and the group `nobody`, and no permitted, effective
+/// or ambient capabilities.
 fn assert_nobody() {
     let mut threads = 0;
     for thread in fs::read_dir("/proc/self/task").unwrap() {

@@ -157,7 +157,7 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         let total = total();
         assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
         drop(hands);
-        // Reading its counters keeps no reference to it.
+        // A handle that reads its counters does not keep it attached.
         assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()));
         assert_eq!(
             (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),

@@ -104,7 +104,7 @@ impl SeqTracker {
         self.due.is_empty()
     }
 
-    /// What became of the requests up to now: whoever has no answer counts as lost.
+    /// Outcomes of the requests up to now; those without a reply count as lost.
     pub fn counts(&self) -> RequestCounts {
         with_lost(self.counts)
     }
@@ -196,7 +196,7 @@ impl FifoTracker {
         self.outstanding == 0
     }
 
-    /// What became of the requests up to now: whoever has no answer counts as lost.
+    /// Outcomes of the requests up to now; those without a reply count as lost.
     pub fn counts(&self) -> RequestCounts {
         with_lost(self.counts)
     }

@@ -79,8 +79,8 @@ impl LiveSender {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
 
-    /// As [`LiveSender::new`], but that each frame comes from a random address of 5.0.0.0/8: a
-    /// flood. IPv4 only, and without UDP checksums.
+    /// As [`LiveSender::new`], but each frame has a random source address of 5.0.0.0/8: a flood.
+    /// IPv4 only, and without UDP checksums.
     ///
     /// # Errors
     /// As [`LiveSender::new`].
@@ -166,7 +166,7 @@ impl LiveSender {
         Arc::clone(&self.sender_tid)
     }
 
-    /// Changes the rate for the runs to come.
+    /// Changes the rate of later runs.
     pub fn set_rate(&mut self, pps: Option<f64>) -> &mut Self {
         self.pps = pps;
         self
