@@ -82,6 +82,41 @@ fn loopback_fault_too_few_descriptors_is_a_limit() {
 }
 
 #[test]
+#[ignore = "started by loopback_fault_a_parked_socket_outlives_a_lane_that_failed"]
+fn child_fails_to_add_a_lane() {
+    if !is_child("child_fails_to_add_a_lane")
+        || !need_uring("loopback_fault_a_parked_socket_outlives_a_lane_that_failed")
+    {
+        return;
+    }
+    let mut hands = LaneDriver::new(open_by(Engine::Uring, 3, SteeringBackend::ClassicBpf).unwrap());
+    let suffix = format!(":{:04X}", hands.addr().port());
+    let sockets = || {
+        let table = std::fs::read_to_string("/proc/self/net/udp").unwrap();
+        table
+            .lines()
+            .filter(|line| line.split_whitespace().nth(1).is_some_and(|at| at.ends_with(&suffix)))
+            .count()
+    };
+    hands.lanes[1].retire().unwrap();
+    drop(hands.lanes.remove(1));
+    assert_eq!(sockets(), 3, "the socket is parked");
+    fill_gaps();
+    set_limit(Resource::Nofile, Some(open_fds() as u64));
+    let failed = hands.handle.open_lane().map(drop);
+    set_limit(Resource::Nofile, None);
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Limit);
+    assert_eq!(sockets(), 3, "it stays parked");
+    hands.open();
+    assert_eq!(sockets(), 3, "the next lane has it");
+}
+
+#[test]
+fn loopback_fault_a_parked_socket_outlives_a_lane_that_failed() {
+    Child::run("child_fails_to_add_a_lane", None);
+}
+
+#[test]
 #[ignore = "started by loopback_fault_a_lane_too_many_leaves_the_others_alone"]
 fn child_adds_a_lane_too_many() {
     if !is_child("child_adds_a_lane_too_many") {

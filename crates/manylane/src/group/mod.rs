@@ -178,15 +178,16 @@ impl Shared {
         if control.steer.is_index_based() {
             self.check_group(&control)?;
         }
-        let (slot, fd, can) = match control.parked.pop() {
-            Some((slot, fd)) => (slot, fd, capabilities(&self.config)),
-            None => {
-                let slot = control.free_slot()?;
-                let (fd, can) = mmsg::open(&self.config, &self.addr, PortSharing::ReusePort)?;
-                (slot, Arc::new(fd), can)
-            }
-        };
-        self.add(&mut control, slot, fd, can)
+        if let Some((slot, fd)) = control.parked.last().cloned() {
+            let added = self.add(&mut control, slot, fd, capabilities(&self.config))?;
+            // Only now: without a lane it stays parked, because no socket of the group closes
+            // before all do.
+            control.parked.pop();
+            return Ok(added);
+        }
+        let slot = control.free_slot()?;
+        let (fd, can) = mmsg::open(&self.config, &self.addr, PortSharing::ReusePort)?;
+        self.add(&mut control, slot, Arc::new(fd), can)
     }
 
     /// Adds the first lane, with a socket that is bound exclusively or into a group of others.
