@@ -282,25 +282,12 @@ pub fn recv_into(
     fds: &mut [Option<OwnedFd>; FDS_MAX],
 ) -> io::Result<usize> {
     let mut control = Control([0; 64]);
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: integers and pointers that may be null: all zeros are valid.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = size_of::<Control>() as _;
-    // SAFETY: the kernel writes at most as many bytes as the buffers have, which live across the
-    // call.
-    let len =
-        unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
-    if len < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let (len, header) = recvmsg(fd, buffer, &mut control.0, libc::MSG_CMSG_CLOEXEC)?;
     let mut places = fds.iter_mut();
     let mut too_many = false;
-    // SAFETY: the header is the one that the kernel filled in. It wrote whole messages, whose
-    // lengths tell how many descriptors follow. Each of those is new and has no other owner, so it
-    // is closed once, here or later.
+    // SAFETY: the header is the one that the kernel filled in, and the buffer that it points to,
+    // `control`, is alive. The kernel wrote whole messages, whose lengths tell how many descriptors
+    // follow. Each of those is new and has no other owner, so it is closed once, here or later.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&raw const header);
         while !message.is_null() {
@@ -322,7 +309,29 @@ pub fn recv_into(
         // No text: the preload library calls this before a fork, where it must not use the heap.
         return Err(ErrorKind::InvalidData.into());
     }
-    Ok(len as usize)
+    Ok(len)
+}
+
+/// Receives one message with its control messages. Returns its length, and the header that the
+/// kernel filled in. That points to `control`, the beginning of a [`Control`].
+fn recvmsg(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    control: &mut [u8],
+    flags: libc::c_int,
+) -> io::Result<(usize, libc::msghdr)> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: integers and pointers that may be null: all zeros are valid.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = control.len() as _;
+    // SAFETY: the kernel writes at most as many bytes as the buffers have, which live across the
+    // call.
+    let len = unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut header, flags) };
+    header.msg_iov = std::ptr::null_mut();
+    if len < 0 { Err(io::Error::last_os_error()) } else { Ok((len as usize, header)) }
 }
 
 /// A message that is still queued.
@@ -349,25 +358,13 @@ pub fn enable_peek(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// `WouldBlock` if no message is queued.
 pub fn peek(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Option<Peeked>> {
-    let mut control = Control([0; 64]);
-    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: integers and pointers that may be null: all zeros are valid.
-    let mut header: libc::msghdr = unsafe { mem::zeroed() };
-    header.msg_iov = &raw mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.0.as_mut_ptr().cast();
     // Each message has its sender's credentials, for which there is room. There is none for
     // descriptors: the kernel installs none, and reports truncation.
-    header.msg_controllen = CREDENTIALS_SPACE as _;
+    let mut control = Control([0; 64]);
     let flags = libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most as many bytes as the buffers have, which live across the
-    // call.
-    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) };
-    if len < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let (len, header) = recvmsg(fd, buffer, &mut control.0[..CREDENTIALS_SPACE], flags)?;
     let has_fds = header.msg_flags & libc::MSG_CTRUNC != 0;
-    Ok((header.msg_controllen > 0 || has_fds).then_some(Peeked { len: len as usize, has_fds }))
+    Ok((header.msg_controllen > 0 || has_fds).then_some(Peeked { len, has_fds }))
 }
 
 /// Blocks until a message is queued, or the other end is closed.
