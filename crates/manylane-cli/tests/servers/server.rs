@@ -47,6 +47,33 @@ pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// The threads of a process group: where each of them is, for a test that waited in vain.
+fn describe_group(group: u32) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let path = entry.path();
+        let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
+        let Some((name, rest)) = stat.rsplit_once(')') else { continue };
+        if rest.split_whitespace().nth(2) != Some(&group.to_string()) {
+            continue;
+        }
+        text += &format!("{name}){}\n", &rest[..rest.len().min(20)]);
+        for thread in fs::read_dir(path.join("task")).into_iter().flatten().flatten() {
+            let read = |file: &str| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+            let signals: Vec<String> = read("status")
+                .lines()
+                .filter(|line| {
+                    ["State", "SigPnd", "ShdPnd", "SigBlk"].iter().any(|key| line.starts_with(key))
+                })
+                .map(str::to_owned)
+                .collect();
+            text += &format!("  {} in {} {}\n", signals.join(" "), read("wchan"), read("syscall").trim_end());
+            text += &read("stack");
+        }
+    }
+    text
+}
+
 /// The report's file of a server, whose launcher has the number `launcher`.
 pub(crate) fn report_file(launcher: u32) -> ReportFile {
     let mut found = None;
@@ -159,10 +186,13 @@ impl Server {
     pub(crate) fn end(mut self) -> (ExitStatus, Option<Report>) {
         process::send_signal(self.child.id() as i32, 15).unwrap();
         let mut status = None;
-        wait_for("the end of the server", || {
+        let deadline = Instant::now() + TEST_TIMEOUT;
+        while status.is_none() {
+            let processes = || describe_group(self.child.id());
+            assert!(Instant::now() < deadline, "waited in vain: the end of the server\n{}", processes());
+            thread::sleep(Duration::from_millis(2));
             status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
+        }
         let read = |path: &String| serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         (status.unwrap(), self.report.as_ref().map(|path| Report(read(path))))
     }

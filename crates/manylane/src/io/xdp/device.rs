@@ -44,6 +44,8 @@ pub(crate) struct Device {
     queues: AtomicU32,
     /// Send queues that the driver has reserved since the program was attached.
     reserved: u32,
+    /// This process had it open earlier: the kernel may still be releasing its queues.
+    was_open_before: bool,
     /// It has left the namespace for good; one that returns is another device.
     is_gone: AtomicBool,
     /// Its MAC address at the last refresh, in the lower six bytes.
@@ -115,7 +117,9 @@ impl Device {
         // A child process between fork and exec has a copy of the link's descriptor.
         let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
         checks::check_device(index, attach, locals)?;
-        let device = Arc::new(Self::load(index, attach, longest, sources, timeout)?);
+        let mut device = Self::load(index, attach, longest, sources, timeout)?;
+        device.was_open_before = known.is_some();
+        let device = Arc::new(device);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
             None => open.push((namespace, index, Arc::downgrade(&device))),
@@ -190,6 +194,7 @@ impl Device {
             name,
             queues: AtomicU32::new(queues),
             reserved,
+            was_open_before: false,
             is_gone: AtomicBool::new(false),
             mac: AtomicU64::new(mac_to_u64(mac)),
             is_veth: is_virtual_pair,
@@ -263,6 +268,10 @@ impl Device {
     /// Records that it has left the namespace.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_open_before(&self) -> bool {
+        self.was_open_before
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -258,7 +258,11 @@ impl XdpControl {
             multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM),
         };
         let start = Instant::now();
+        let mut timeout = port_owner::HANDOVER_TIMEOUT;
         loop {
+            if start.elapsed() > timeout && is_being_released(device, queue) {
+                timeout = port_owner::RELEASE_TIMEOUT;
+            }
             match device.open_queue(&options, !self.options.generic) {
                 Ok(None) => return Ok(None),
                 Ok(Some(mut xsk)) => {
@@ -276,9 +280,7 @@ impl XdpControl {
                 }
                 // The kernel releases a queue some time after its last owner has closed it.
                 Err(err)
-                    if strict
-                        && err.source.raw_os_error() == Some(EBUSY)
-                        && start.elapsed() < port_owner::HANDOVER_TIMEOUT =>
+                    if strict && err.source.raw_os_error() == Some(EBUSY) && start.elapsed() < timeout =>
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -366,6 +368,11 @@ impl XdpControl {
             self.request_refresh();
         }
     }
+}
+
+/// True if no process has the queue open, as far as the kernel tells, or if this process had.
+fn is_being_released(device: &Device, queue: u32) -> bool {
+    device.was_open_before() || xsk::owners(device.index, queue).is_ok_and(|owners| owners.is_empty())
 }
 
 /// The error of opening an XSK, with what to change.
