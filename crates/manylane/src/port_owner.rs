@@ -19,9 +19,9 @@ const UNBIND_TIMEOUT: Duration = Duration::from_secs(10);
 /// attachment.
 pub(crate) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum time for the kernel to release a queue that no process has open any more. It takes the
-/// RTNL lock, which is contended for seconds while many network namespaces come and go.
-pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time for the kernel to release a queue that no process has open any more: an RCU grace
+/// period and the RTNL lock, which take seconds on a machine that is busy with other things.
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of reads of a table: the kernel omits entries of a table that changes meanwhile.
 const SCAN_ATTEMPTS_MAX: u32 = 5;
