@@ -9,7 +9,7 @@
 //! see no difference but time.
 //!
 //! ```text
-//!  program: recvfrom(fd) ─► calls.rs ─► table.rs: ours? ──no──► the C library's own recvfrom(fd)
+//!  program: recvfrom(fd) ─► exports.rs ─► table.rs: ours? ──no──► the C library's own recvfrom(fd)
 //!                                          │ yes
 //!                                          ▼
 //!                   receive.rs: mode of the socket ── SINGLE ──► recvfrom(fd), a wait without a bound
@@ -34,31 +34,22 @@
 //! - The library does not use the program's heap after start-up, because a signal handler may
 //!   receive and send.
 //!
-//! # Files, in the order in which a call meets them
+//! # Layers
 //!
-//! | file | stage |
+//! A layer uses only those above it in this table. Each has a table of its files.
+//!
+//! | layer | what it has |
 //! |---|---|
-//! | `start.rs`, `settings.rs` | start-up in phases; the settings in the environment |
-//! | `calls.rs`, `real.rs` | the one list: prototypes, the C library's functions, exports |
-//! | `table.rs` | descriptor to socket or epoll instance; other descriptors go no further |
-//! | `identity.rs` | whether a descriptor still is what the table says |
-//! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
-//! | `new_fds.rs`, `syscall.rs`, `inherited.rs` | descriptors that other calls hand out; syscall(2); descriptors from before the start |
-//! | `receive.rs`, `recv_call.rs`, `readiness.rs` | receiving: the calls; the order of lanes; the datagrams that wait in each |
-//! | `wait.rs`, `select.rs`, `epoll/`, `pollfds.rs` | waiting: for which lane, and for how long; room for poll entries |
-//! | `single_receiver.rs` | the fast path of a program with one receiver |
-//! | `prefetch.rs`, `recv_bufs.rs` | datagrams received ahead with one call; copies into the program's buffers |
-//! | `rx_coalesce.rs` | the delay before a sleep, for larger batches |
-//! | `send.rs`, `send_batch.rs` | sending from the thread's lane; replies that are sent together |
-//! | `sock.rs`, `thread.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; mappings; the lock of changes |
-//! | `lanes/` | when lanes are made, their owners, how a socket falls back |
-//! | `active_set.rs` | steering to no more lanes than there are processors |
-//! | `coverage.rs` | which lanes other threads must poll: why each datagram is received |
-//! | `liveness.rs`, `recovery.rs`, `failpoint.rs` | which threads are alive; recovery after a thread died; where tests kill a thread |
-//! | `lane_socket.rs`, `hidden_fds.rs`, `sockopt.rs`, `steer.rs` | a lane's kernel socket, its descriptor, its options, its steering |
-//! | `lease.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues on lease; receiving and sending frames |
-//! | `quiesce.rs`, `seccomp.rs`, `leftovers.rs`, `detached.rs` | detaching before a seccomp filter |
-//! | `report.rs` | counters for the launcher |
+//! | `base/` | the C library, the program's arguments and the settings: what needs no state of the library |
+//! | `shared/` | state in mappings: of a socket, its members, the threads. A fork shares what is marked so |
+//! | `fds/` | descriptors: what a number means, and the descriptors that the library hides |
+//! | `xdp/` | queues of devices on lease (engine `xdp`) |
+//! | `batching/` | fewer system calls than datagrams |
+//! | `group/` | the lanes of a socket as a group: who owns which, what is steered to, how it ends |
+//! | `lanes/` | when a socket gets lanes, who joins and leaves, and why it becomes plain |
+//! | `transfer/` | receiving and sending |
+//! | `waiting/` | waiting: for which lane, and for how long |
+//! | `calls/` | calls that change what a descriptor means, the exports, and the start |
 //!
 //! # When something is full or missing
 //!
@@ -73,57 +64,19 @@
 //! # Where it ends
 //!
 //! The library does not see calls that bypass the C library's dynamic symbols: io_uring, most
-//! direct system calls (`syscall.rs`), `execl` (its arguments cannot be passed on), the C
+//! direct system calls (`exports.rs`), `execl` (its arguments cannot be passed on), the C
 //! library's own calls inside `system` and `popen`. A descriptor that is used that way is the
 //! program's own socket: lane 0.
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
 
-mod active_set;
+mod base;
+mod batching;
 mod calls;
-mod coverage;
-mod descriptors;
-mod detached;
-mod epoll;
-mod failpoint;
-mod frames;
-mod hidden_fds;
-mod identity;
-mod inherited;
-mod lane_socket;
+mod fds;
+mod group;
 mod lanes;
-mod lease;
-mod leftovers;
-mod liveness;
-mod lock;
-mod memory;
-mod new_fds;
-mod options;
-mod pollfds;
-mod prefetch;
-mod process;
-mod queues;
-mod quiesce;
-mod readiness;
-mod real;
-mod receive;
-mod recovery;
-mod recv_bufs;
-mod recv_call;
-mod report;
-mod rx_coalesce;
-mod seccomp;
-mod select;
-mod send;
-mod send_batch;
-mod settings;
-mod signals;
-mod single_receiver;
-mod sock;
-mod sockopt;
-mod start;
-mod steer;
-mod syscall;
-mod table;
-mod thread;
-mod wait;
+mod shared;
+mod transfer;
+mod waiting;
+mod xdp;

@@ -29,17 +29,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 use manylane_sys::shim::Reason;
 
-use super::owners::{assign, drain_first, is_live, remove_member_locked, steer_to};
-use super::{PROVEN_RECEIVES_MIN, dup_any, fall_back, lanes_mask, local_addr};
-use crate::lock::Guard;
-use crate::sock::{
-    BLOCKS, MAX_LANES, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED,
-    WAITS_ON,
+use crate::base::settings::MAX_LANES;
+use crate::base::{real, signals, sockopt, state};
+use crate::batching::{prefetch, send_batch};
+use crate::fds::identity;
+use crate::fds::lane_socket::{self, local_addr};
+use crate::fds::sock_fds::{dup_any, lanes_mask};
+use crate::group::change;
+use crate::group::leasing;
+use crate::group::owners::{assign, drain_first, is_live, remove_member_locked, steer_to};
+use crate::group::recovery;
+use crate::lanes::epoll_set;
+use crate::lanes::fallback::fall_back;
+use crate::shared::lock::Guard;
+use crate::shared::sock::{
+    BLOCKS, MULTI_LANE, Member, OBSERVING, PLAIN, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock, UNBOUND,
+    UNBOUNDED, WAITS_ON,
 };
-use crate::{
-    epoll, failpoint, identity, lane_socket, lease, liveness, prefetch, queues, real, recovery, report,
-    send_batch, signals, sockopt, start,
-};
+use crate::shared::{failpoint, lease, liveness, report};
+use crate::xdp::queues;
 
 /// Max attempts while a thread does not come back. After them the socket becomes plain.
 const ATTEMPTS_MAX: u32 = 4000;
@@ -90,7 +98,7 @@ pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
 
 /// Creates lanes if every thread can get one. Returns the reason if the socket must become plain.
 fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
-    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
+    let Some(limit) = state::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
     let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
     let mut ready = 0;
     let mut blocks = false;
@@ -139,7 +147,7 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
             opened.err().unwrap_or(Reason::NoSocket)
         });
     }
-    let _change = recovery::start_change(shared, recovery::OWNERS, guard);
+    let _change = change::start_change(shared, change::OWNERS, guard);
     assign(shared, fd, full);
     failpoint::hit("lanes given");
     // Datagrams queued in the program's own socket are older than those of any lane.
@@ -171,7 +179,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     send_batch::map(sock);
     let whys = [
         (Reason::NoPrefetchControl, sockopt::has_cmsg(fd)),
-        (Reason::NoPrefetchEdges, epoll::is_edge_triggered(sock)),
+        (Reason::NoPrefetchEdges, epoll_set::is_edge_triggered(sock)),
         (Reason::NoPrefetchFull, sock.prefetches().is_none()),
     ];
     whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| prefetch::disable(shared, fd, why));
@@ -208,7 +216,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
 
 /// In mode `MULTI_LANE`: lanes for threads that joined later.
 fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
-    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
+    let Some(limit) = state::settings().map(|settings| settings.lanes) else { return };
     let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let without = shared.members.iter().take(joined).filter(|member| {
@@ -218,7 +226,7 @@ fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) 
     });
     let wanted = owned + without.count();
     let full = open_lanes(sock, shared, fd, wanted.min(limit), usize::MAX).is_err() || wanted > limit;
-    let _change = recovery::start_change(shared, recovery::OWNERS, guard);
+    let _change = change::start_change(shared, change::OWNERS, guard);
     assign(shared, fd, full);
 }
 
@@ -227,7 +235,7 @@ fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) 
 pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
     let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
         && sock.plain_reason().is_none()
-        && start::settings().is_some_and(|settings| settings.lanes > 1);
+        && state::settings().is_some_and(|settings| settings.lanes > 1);
     if may_have
         && sock.pre_steered.load(Ordering::Relaxed) == 0
         && PRE_STEERED_COUNT.fetch_add(1, Ordering::Relaxed) < PRE_STEERED_MAX
@@ -241,7 +249,7 @@ pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
 /// A socket was bound: decides whether it can have lanes.
 pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
     let errno = real::errno();
-    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
+    if let (Some(addr), Some(settings)) = (local_addr(fd), state::settings())
         && settings.allows_port(addr.port())
         && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
     {
@@ -256,7 +264,7 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
         report::count_reason(Reason::Full, Some(addr));
         return;
     };
-    let flags = crate::calls::call::fcntl(fd, libc::F_GETFL, 0);
+    let flags = real::call::fcntl(fd, libc::F_GETFL, 0);
     shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
     shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
@@ -273,11 +281,29 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     }
 }
 
+/// A member is proven: requests queues if needed, and opens them.
+#[cold]
+pub(crate) fn open_queues(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    let errno = real::errno();
+    if let Some(guard) = recovery::lock(sock, shared, true)
+        && matches!(shared.mode(), SINGLE | OBSERVING | MULTI_LANE)
+    {
+        if shared.lease.load(Ordering::Acquire) == lease::NONE {
+            leasing::acquire(sock, shared, fd, &guard);
+        }
+        if shared.lease.load(Ordering::Acquire) == lease::LEASED {
+            leasing::open(sock, shared, &guard);
+            prefetch::count_reasons(shared, fd);
+        }
+    }
+    real::set_errno(errno);
+}
+
 /// Runs before a fork or a loss of privileges: opens lanes for sockets that may need them later.
 /// They are not steered to.
 pub(crate) fn preopen_lanes() {
     let errno = real::errno();
-    let (cpus, limit) = start::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
+    let (cpus, limit) = state::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
     let wanted = limit.min(cpus.max(PREOPENED_LANES_MIN));
     let may_have = |sock: &&'static Sock| {
         sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | OBSERVING | MULTI_LANE))
@@ -294,7 +320,7 @@ pub(crate) fn preopen_lanes() {
             && sock.generation.load(Ordering::Acquire) == generation
         {
             let fd = fd.fd();
-            lease::acquire_early(sock, shared, fd, &guard);
+            leasing::acquire_early(sock, shared, fd, &guard);
             // Its receiver may be in a wait without a bound, or poll only the program's own
             // socket: no datagram may land in another lane.
             if sock.pre_steered.load(Ordering::Acquire) != 0 && shared.forked.load(Ordering::Relaxed) == 0 {

@@ -9,21 +9,24 @@
 //!    other.
 //!
 //! With queues (engine `xdp`) the launcher first takes the port out of the XDP programs
-//! (`lease.rs`).
+//! (`leasing.rs`).
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use libc::c_int;
-use manylane_sys::barrier;
 use manylane_sys::shim::Reason;
 
-use super::{clear_wait_bound, dup_any, dup_preferring, lanes_mask, local_addr, set_wait_bound, steer_to};
-use crate::lock::Guard;
-use crate::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, Shared, Sock, UNBOUND};
-use crate::{
-    epoll, failpoint, identity, lane_socket, lease, prefetch, queues, quiesce, real, recovery, report,
-    send_batch, single_receiver, sockopt,
-};
+use crate::base::{quiesce, real};
+use crate::fds::sock_fds::{any_fd, dup_any, dup_preferring};
+use crate::fds::{identity, lane_socket};
+use crate::group::change;
+use crate::group::plain;
+use crate::group::recovery;
+use crate::lanes::entries;
+use crate::lanes::epoll_set::{self, Epoll, NESTED, NESTED_DRAINED};
+use crate::shared::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, Shared, Sock, UNBOUND};
+use crate::shared::{failpoint, report};
+use crate::xdp::queues;
 
 /// The socket becomes plain, for good. Its lanes leave steering, then the table of ports, and the
 /// next receives drain them. When this returns, only the program's own socket receives new
@@ -49,7 +52,7 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
             None if identity::is_same_socket(sock, fd) => {
                 fall_back_locked(sock, shared, fd, generation, reason)
             }
-            None => _ = identity::revalidate_all(sock),
+            None => _ = entries::revalidate_all(sock),
         }
     }
     real::set_errno(errno);
@@ -60,83 +63,14 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
         && !matches!(shared.mode(), UNBOUND | PLAIN)
         && sock.generation.load(Ordering::Acquire) == generation
     {
-        let change = recovery::start_change(shared, recovery::fallback_change(reason), &guard);
+        let change = change::start_change(shared, change::fallback_change(reason), &guard);
         failpoint::hit("falling");
-        report::count_reason(reason, local_addr(fd));
-        recovery::mark_counted(shared, &guard);
-        make_plain(sock, shared, fd, &guard);
+        report::count_reason(reason, lane_socket::local_addr(fd));
+        change::mark_counted(shared, &guard);
+        plain::make_plain(sock, shared, fd, &guard);
         drop(change);
         drop(guard);
-        epoll::handle_fallback(sock);
-    }
-}
-
-/// All steps of a fallback. Each may be done twice, because recovery after a dead thread repeats
-/// them all.
-pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
-    single_receiver::disarm(sock);
-    lease::close(sock, shared);
-    let others = lanes_mask(shared) & !1;
-    if others == 0 {
-        shared.mode.store(PLAIN, Ordering::SeqCst);
-        if shared.bounded.load(Ordering::Acquire) != 0 && shared.retired.load(Ordering::Acquire) == 0 {
-            clear_wait_bound(shared, fd);
-        }
-        detach_steering(sock, fd);
-        return;
-    }
-    steer_to(shared, fd, 1);
-    failpoint::hit("steered to one");
-    // Packets already steered reach their queues before this returns.
-    barrier::synchronize();
-    for (_, lane) in sock.lane_fds() {
-        lane_socket::retire(lane);
-        failpoint::hit("cut off");
-    }
-    sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
-    if shared.bounded.load(Ordering::Acquire) == 0 {
-        set_wait_bound(shared, fd);
-    }
-    let holds = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
-    shared.retired.store(others | holds, Ordering::Release);
-    failpoint::hit("retired");
-    // Without a lane, a member receives from all lanes until the mode has changed.
-    for member in &shared.members {
-        member.lane.store(-1, Ordering::Relaxed);
-        report::record_lane(member, -1, shared.inode_of(-1));
-    }
-    failpoint::hit("nobody's");
-    detach_steering(sock, fd);
-    shared.mode.store(PLAIN, Ordering::SeqCst);
-    failpoint::hit("plain");
-    send_batch::flush_all(sock, shared, fd);
-}
-
-/// A retired lane is empty, for good. After the last one the socket is the kernel's alone.
-#[cold]
-pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
-    let errno = real::errno();
-    let bit = 1 << lane;
-    let mut retired = shared.retired.load(Ordering::Acquire);
-    while retired & bit != 0 {
-        if retired == bit && identity::is_same_socket(sock, fd) {
-            // Before any thread treats the socket as unmanaged: it would see our timeout.
-            clear_wait_bound(shared, fd);
-        }
-        match shared.retired.compare_exchange(retired, retired & !bit, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => break,
-            Err(now) => retired = now,
-        }
-    }
-    real::set_errno(errno);
-}
-
-/// Detaches the library's steering: a later group of the socket is the program's.
-pub(crate) fn detach_steering(sock: &Sock, fd: c_int) {
-    if sock.pre_steered.swap(0, Ordering::AcqRel) != 0 {
-        let errno = real::errno();
-        lane_socket::detach_steering(fd);
-        real::set_errno(errno);
+        epoll_set::handle_fallback(sock);
     }
 }
 
@@ -158,4 +92,44 @@ pub(crate) fn on_mixed_signals() {
             fall_back(sock, fd.fd(), Reason::Signals);
         }
     }
+}
+
+/// The program closed a descriptor of the library by a call that the library does not see, and
+/// uses its number. The library goes on without it.
+#[cold]
+pub(crate) fn handle_lost_fd(fd: c_int) {
+    for sock in Sock::in_use() {
+        let lane = sock.lane_fds().find(|(_, at)| *at == fd);
+        if let Some((lane, _)) = lane {
+            sock.set_lane_fd(lane, None);
+        }
+        if lane.is_some() || sock.lease().is_some_and(|lease| lease.has_fd(fd)) {
+            let own = any_fd(sock).unwrap_or(-1);
+            fall_back(sock, own, Reason::NoSocket);
+        }
+    }
+}
+
+/// If `fd` is an instance: it is about to be waited for as a descriptor.
+#[inline]
+pub(crate) fn mark_nested(fd: c_int) {
+    if let Some(epoll) = Epoll::of(fd)
+        && epoll.nested.load(Ordering::Acquire) != NESTED_DRAINED
+    {
+        mark_nested_now(epoll, fd);
+    }
+}
+
+/// Makes the sockets in an instance plain, and reports their leftovers.
+#[cold]
+fn mark_nested_now(epoll: &'static Epoll, epfd: c_int) {
+    if epoll.nested.compare_exchange(0, NESTED, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        // Either this thread sees a socket that is being added, or the thread that adds it sees
+        // `nested`.
+        fence(Ordering::SeqCst);
+        for (item, sock) in epoll.items() {
+            fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
+        }
+    }
+    epoll_set::refresh(epoll, epfd);
 }

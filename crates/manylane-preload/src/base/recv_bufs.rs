@@ -1,0 +1,256 @@
+//! The program's buffers: a datagram that the library has is written into them as the kernel would
+//! have written it.
+//!
+//! [`RecvBufs`] describes the buffers of a call. A [`DatagramRef`] is written into it as
+//! `recvfrom(2)` and the like say: as many bytes as there is room for, the sender's address,
+//! `MSG_TRUNC`.
+
+use std::ptr;
+
+use libc::{EFAULT, EINVAL, MSG_CMSG_CLOEXEC, MSG_TRUNC};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+
+use crate::base::real;
+
+/// Max iovecs that the kernel accepts for one message.
+const IOVECS_MAX: usize = 1024;
+/// Set only by the kernel, for calls of 32-bit programs.
+const MSG_CMSG_COMPAT: c_int = 1 << 31;
+
+/// The program's buffers for one receive call.
+#[derive(Clone, Copy)]
+pub(crate) enum RecvBufs {
+    /// A buffer, and an address, which may be null.
+    Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
+    /// Iovecs without an address.
+    Iovecs { to: *const iovec, count: usize },
+    /// A message.
+    Message(*mut msghdr),
+    /// Messages, one for each datagram.
+    Messages { to: *mut mmsghdr, count: usize },
+}
+
+/// A datagram in the library's memory.
+#[derive(Clone, Copy)]
+pub(crate) struct DatagramRef<'a> {
+    /// The sender's address, as the kernel writes it.
+    pub(crate) name: &'a [u8],
+    /// Two parts, one after the other.
+    pub(crate) payload: [&'a [u8]; 2],
+}
+
+impl DatagramRef<'_> {
+    fn len(&self) -> usize {
+        self.payload[0].len() + self.payload[1].len()
+    }
+
+    /// Copies at most `most` bytes from offset `from`.
+    ///
+    /// # Safety
+    /// `to` must have room for them.
+    unsafe fn copy(&self, from: usize, to: *mut u8, most: usize) -> usize {
+        let [near, far] = self.payload;
+        let first = near.get(from..).unwrap_or_default();
+        let first = &first[..first.len().min(most)];
+        let rest = far.get(from.saturating_sub(near.len())..).unwrap_or_default();
+        let rest = &rest[..rest.len().min(most - first.len())];
+        // SAFETY: the caller has room for `most`, and both parts together are not longer.
+        unsafe {
+            ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
+            ptr::copy_nonoverlapping(rest.as_ptr(), to.wrapping_add(first.len()), rest.len());
+        }
+        first.len() + rest.len()
+    }
+}
+
+impl RecvBufs {
+    /// Max datagrams that fit.
+    pub(crate) fn capacity(&self) -> usize {
+        match self {
+            Self::Messages { count, .. } => *count,
+            _ => 1,
+        }
+    }
+
+    /// True if the call returns the number of datagrams, not the length of one.
+    pub(crate) fn is_mmsg(&self) -> bool {
+        matches!(self, Self::Messages { .. })
+    }
+
+    /// True if the kernel refuses the call because of its arguments alone, without taking a
+    /// datagram: then the kernel reports the error. `nth`: the next one of several messages.
+    pub(crate) fn is_invalid(&self, nth: usize, flags: c_int) -> bool {
+        match *self {
+            Self::Bytes { .. } => false,
+            Self::Iovecs { to, count } => is_iov_invalid(to, count),
+            Self::Message(message) => is_msghdr_invalid(message, flags),
+            Self::Messages { to, .. } => {
+                // SAFETY: the address of a part of the program's array, which has more than `nth`
+                // messages.
+                to.is_null()
+                    || is_msghdr_invalid(unsafe { &raw const (*to.wrapping_add(nth)).msg_hdr }, flags)
+            }
+        }
+    }
+
+    /// Writes datagram `nth` of the call into the program's buffers. Returns what the call would
+    /// return for it, or -1 where the kernel would have taken the datagram and lost it over an
+    /// error found then.
+    ///
+    /// The pointers are the program's, in its own call: the kernel would write to the same places.
+    pub(crate) fn write(&self, nth: usize, parcel: &DatagramRef<'_>, flags: c_int) -> isize {
+        let kept = match *self {
+            Self::Bytes { to, len, from, fromlen } => {
+                let piece = iovec { iov_base: to, iov_len: len };
+                scatter(parcel, &raw const piece, 1)
+                    .and_then(|kept| write_addr(from, fromlen, parcel.name).map(|()| kept))
+            }
+            Self::Iovecs { to, count } => scatter(parcel, to, count),
+            Self::Message(message) => write_message(message, parcel, flags),
+            Self::Messages { to, .. } => {
+                let message = to.wrapping_add(nth);
+                // SAFETY: the program's array, which has more than `nth` messages.
+                let kept = unsafe { write_message(&raw mut (*message).msg_hdr, parcel, flags) };
+                if let Ok(kept) = kept {
+                    let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
+                    // SAFETY: as above.
+                    unsafe { (*message).msg_len = len as u32 };
+                }
+                kept
+            }
+        };
+        match kept {
+            Ok(kept) if flags & MSG_TRUNC == 0 => kept as isize,
+            Ok(_) => parcel.len() as isize,
+            Err(errno) => {
+                real::set_errno(errno);
+                -1
+            }
+        }
+    }
+}
+
+/// True if recvmsg(2) refuses the program's message.
+fn is_msghdr_invalid(message: *const msghdr, flags: c_int) -> bool {
+    // SAFETY: null, or the program's message, which the kernel would read.
+    let Some(message) = (unsafe { message.as_ref() }) else { return true };
+    let name = c_int::try_from(message.msg_namelen);
+    flags & MSG_CMSG_COMPAT != 0
+        || !message.msg_name.is_null() && name.is_err()
+        || is_iov_invalid(message.msg_iov, message.msg_iovlen)
+}
+
+/// True if the kernel refuses an array of iovecs.
+fn is_iov_invalid(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: not null, and the program's array of `count` iovecs, which the kernel would read.
+    let is_long = |nth| unsafe { (*pieces.wrapping_add(nth)).iov_len > isize::MAX as usize };
+    count > IOVECS_MAX || count > 0 && (pieces.is_null() || (0..count).any(is_long))
+}
+
+/// Writes as much of the sender's address as there is room for.
+fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(), c_int> {
+    if to.is_null() {
+        return Ok(());
+    }
+    if len.is_null() {
+        return Err(EFAULT);
+    }
+    // SAFETY: the program's length, which the kernel would read here, too.
+    let room = unsafe { *len };
+    if c_int::try_from(room).is_err() {
+        return Err(EINVAL);
+    }
+    // SAFETY: the program's room for an address, of the length that it gives; length as above.
+    unsafe {
+        ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), name.len().min(room as usize));
+        *len = name.len() as socklen_t;
+    }
+    Ok(())
+}
+
+/// Fills one message. Returns the bytes of the payload that fitted.
+fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -> Result<usize, c_int> {
+    // SAFETY: the program's message, which the kernel would read and write here; the library has
+    // no other reference to it.
+    let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
+    let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
+    write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
+    message.msg_controllen = 0;
+    message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
+    Ok(kept)
+}
+
+/// Copies into the program's iovecs. Returns the bytes that fitted.
+fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
+    let mut done = 0;
+    for nth in 0..count {
+        if done == parcel.len() {
+            break;
+        }
+        // SAFETY: the program's array of `count` iovecs.
+        let piece = unsafe { &*to.wrapping_add(nth) };
+        if piece.iov_base.is_null() && piece.iov_len > 0 {
+            return Err(EFAULT);
+        }
+        // SAFETY: the program's memory of that length, which the kernel would write to.
+        done += unsafe { parcel.copy(done, piece.iov_base.cast(), piece.iov_len) };
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn datagram<'a>(name: &'a [u8], near: &'a [u8], far: &'a [u8]) -> DatagramRef<'a> {
+        DatagramRef { name, payload: [near, far] }
+    }
+
+    #[test]
+    fn pieces_take_what_lies_in_two_places() {
+        let whole: Vec<u8> = (0..20).collect();
+        for cut in 0..=whole.len() {
+            let parcel = datagram(&[], &whole[..cut], &whole[cut..]);
+            for room in 0..=24 {
+                for first in 0..=room {
+                    let mut bytes = [255_u8; 24];
+                    let (one, two) = bytes.split_at_mut(first);
+                    let pieces = [
+                        iovec { iov_base: one.as_mut_ptr().cast(), iov_len: first },
+                        iovec { iov_base: two.as_mut_ptr().cast(), iov_len: room - first },
+                    ];
+                    let kept = scatter(&parcel, pieces.as_ptr(), 2).unwrap();
+                    assert_eq!(kept, room.min(whole.len()));
+                    assert_eq!(bytes[..kept], whole[..kept]);
+                    assert!(bytes[kept..].iter().all(|byte| *byte == 255));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_told() {
+        let name = [2, 0, 1, 2, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let parcel = datagram(&name, b"hello", b" world");
+        let mut bytes = [0_u8; 8];
+        let mut from = [9_u8; 16];
+        let mut len = 4;
+        let at = from.as_mut_ptr().cast();
+        let to = RecvBufs::Bytes { to: bytes.as_mut_ptr().cast(), len: 8, from: at, fromlen: &raw mut len };
+        assert_eq!(to.write(0, &parcel, 0), 8);
+        assert_eq!((&bytes, len), (b"hello wo", 16));
+        assert_eq!(from[..6], [2, 0, 1, 2, 9, 9]);
+        assert_eq!(to.write(0, &parcel, MSG_TRUNC), 11);
+        let mut piece = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 3 };
+        // SAFETY: zeroes are a value of a message.
+        let mut message: mmsghdr = unsafe { std::mem::zeroed() };
+        message.msg_hdr.msg_iov = &raw mut piece;
+        message.msg_hdr.msg_iovlen = 1;
+        message.msg_hdr.msg_controllen = 77;
+        let to = RecvBufs::Messages { to: &raw mut message, count: 1 };
+        assert_eq!(to.write(0, &parcel, 0), 3);
+        assert_eq!((message.msg_len, message.msg_hdr.msg_flags), (3, MSG_TRUNC));
+        assert_eq!(message.msg_hdr.msg_controllen, 0);
+    }
+}

@@ -1,0 +1,195 @@
+//! The settings in the environment, read once in the constructor. An invalid value costs one line
+//! on standard error and counts as unset.
+//!
+//! | variable | value | default |
+//! |---|---|---|
+//! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
+//! | `MANYLANE_LEASE_SOCKET` | name and secret of the socket of the launcher that leases queues, for `xdp` | none |
+//! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
+//! | `MANYLANE_LANES` | most lanes of a socket, 1 (its own only) to 64 | four for each CPU |
+//! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
+//! | `MANYLANE_BATCH` | datagrams that one system call prefetches, and replies that one sends, 1 (none) to 32 | 32 while lanes are limited (`active_set.rs`), else 1; replies by frames 16 |
+//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane delays before it sleeps, where that pays; 0 for never; at most 20000 | 200 times the cost of a delay on this machine: 50 to 500 |
+//! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use libc::c_int;
+use manylane_sys::lease::{LeaseToken, TOKEN_ENV_VAR};
+
+use crate::base::steer::Policy;
+
+/// Max lanes of a socket: one bit each in a word.
+pub(crate) const MAX_LANES: usize = 64;
+/// Max datagrams in a prefetch.
+pub(crate) const PREFETCH_MAX: usize = 32;
+/// The longest time that a thread waits without polling other lanes, in milliseconds.
+pub(crate) const WAIT_SLICE_MS: c_int = 20;
+/// Max port ranges.
+const PORT_RANGES_MAX: usize = 32;
+/// The longest delay, in microseconds: a slice.
+const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
+/// Used while lanes are limited: elsewhere batches are too small to save anything (see
+/// docs/results).
+const BATCH_DEFAULT: usize = PREFETCH_MAX;
+/// With engine `xdp` a reply is a frame in a ring, and only telling the kernel is expensive.
+const TX_FRAME_BATCH_DEFAULT: u32 = 16;
+
+/// The settings, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) steering: Policy,
+    /// Processors of the process when it started, by affinity and quota.
+    pub(crate) cpus: usize,
+    /// Max lanes of a socket, including lane 0.
+    pub(crate) lanes: usize,
+    /// Ports whose sockets may have lanes; empty: all.
+    ports: Vec<(u16, u16)>,
+    /// The delay before a sleep; none: by its measured cost.
+    pub(crate) rx_coalesce: Option<Duration>,
+    /// Datagrams prefetched by one call, and replies sent by one; 1: no batches.
+    pub(crate) batch: usize,
+    /// `batch` is the default, not the user's choice: use it only while lanes are limited
+    /// (`active_set.rs`).
+    pub(crate) batch_when_limited: bool,
+    /// Replies that are put into rings before the kernel is told.
+    pub(crate) tx_frame_batch: u32,
+    pub(crate) report: Option<PathBuf>,
+    /// CPU quota of the control group, in processors, rounded up; none: no less than the affinity
+    /// mask has.
+    pub(crate) quota: Option<u32>,
+    /// The lessor of queues; only with engine `xdp`.
+    pub(crate) lessor: Option<LeaseToken>,
+}
+
+impl Settings {
+    /// Reads the environment, and calls `complain` for each invalid variable.
+    pub(crate) fn read(
+        var: impl Fn(&str) -> Option<String>,
+        cpus: usize,
+        mut complain: impl FnMut(&str, &str, &str),
+    ) -> Self {
+        let mut settings = Self {
+            steering: Policy::Flow,
+            cpus,
+            lanes: (4 * cpus).clamp(2, MAX_LANES),
+            ports: Vec::new(),
+            rx_coalesce: None,
+            batch: BATCH_DEFAULT,
+            batch_when_limited: true,
+            tx_frame_batch: TX_FRAME_BATCH_DEFAULT,
+            report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            quota: None,
+            lessor: None,
+        };
+        let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
+            if let Some(value) = var(name).filter(|value| !value.is_empty())
+                && set(&value).is_none()
+            {
+                complain(name, &value, known);
+            }
+        };
+        let mut lessor = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
+        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+            "auto" | "mmsg" => Some(()),
+            "xdp" => {
+                settings.lessor = Some(lessor.take()?);
+                Some(())
+            }
+            _ => None,
+        });
+        let steerings = "flow, round-robin, cpu, random, least-loaded";
+        take("MANYLANE_STEERING", steerings, &mut |text| {
+            settings.steering = Policy::parse(text)?;
+            Some(())
+        });
+        take("MANYLANE_LANES", "a number from 1 to 64", &mut |text| {
+            settings.lanes = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes))?;
+            Some(())
+        });
+        take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
+            settings.ports = parse_port_ranges(text)?;
+            Some(())
+        });
+        take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
+            let pause = text.parse().ok().filter(|pause| *pause <= COALESCE_USECS_MAX)?;
+            settings.rx_coalesce = Some(Duration::from_micros(pause));
+            Some(())
+        });
+        take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
+            settings.batch = text.parse().ok().filter(|batch| (1..=PREFETCH_MAX).contains(batch))?;
+            settings.batch_when_limited = false;
+            settings.tx_frame_batch = settings.batch as u32;
+            Some(())
+        });
+        settings
+    }
+
+    /// True if sockets that are bound to `port` may have lanes.
+    pub(crate) fn allows_port(&self, port: u16) -> bool {
+        self.lanes > 1
+            && (self.ports.is_empty() || self.ports.iter().any(|(low, high)| (*low..=*high).contains(&port)))
+    }
+}
+
+fn parse_port_ranges(text: &str) -> Option<Vec<(u16, u16)>> {
+    let mut ranges = Vec::new();
+    for part in text.split(',') {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        let range = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+        ranges.push(range);
+        if range.0 > range.1 || ranges.len() > PORT_RANGES_MAX {
+            return None;
+        }
+    }
+    Some(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> (Settings, Vec<String>) {
+        let var = |name: &str| vars.iter().find(|(at, _)| *at == name).map(|(_, value)| (*value).to_owned());
+        let mut wrong = Vec::new();
+        let settings = Settings::read(var, 2, |name, _, _| wrong.push(name.to_owned()));
+        (settings, wrong)
+    }
+
+    #[test]
+    fn ports_are_all_or_those_named() {
+        assert!(read(&[]).0.allows_port(1) && read(&[]).0.allows_port(65535));
+        let (some, wrong) = read(&[("MANYLANE_PORTS", "53,5000-5010")]);
+        assert!(wrong.is_empty());
+        for (port, taken) in [(52, false), (53, true), (5000, true), (5010, true), (5011, false)] {
+            assert_eq!(some.allows_port(port), taken, "{port}");
+        }
+        assert!(!read(&[("MANYLANE_LANES", "1")]).0.allows_port(53));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named_and_counts_as_unset() {
+        let vars = [
+            ("MANYLANE_PORTS", "9-1"),
+            ("MANYLANE_LANES", "65"),
+            ("MANYLANE_STEERING", "rr"),
+            ("MANYLANE_BATCH", "33"),
+            ("MANYLANE_ENGINE", "dpdk"),
+            ("MANYLANE_RX_USECS", "20001"),
+        ];
+        let (settings, wrong) = read(&vars);
+        assert_eq!(wrong.len(), vars.len());
+        assert!(settings.allows_port(9) && settings.lanes == 8 && settings.rx_coalesce.is_none());
+        assert_eq!(settings.batch, BATCH_DEFAULT);
+        assert_eq!(read(&[("MANYLANE_RX_USECS", "0")]).0.rx_coalesce, Some(Duration::ZERO));
+        assert_eq!(
+            (settings.tx_frame_batch, read(&[]).0.tx_frame_batch),
+            (TX_FRAME_BATCH_DEFAULT, TX_FRAME_BATCH_DEFAULT)
+        );
+        for batch in [1, 32] {
+            let asked = read(&[("MANYLANE_BATCH", &batch.to_string())]).0;
+            assert_eq!((asked.batch, asked.tx_frame_batch), (batch, batch as u32));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Whether a wait continues after a signal.
+//!
+//! The kernel restarts a blocking receive after a handler with SA_RESTART, but never a receive
+//! with a timeout, which ours have. So the library records how the program installs its handlers,
+//! and does what the kernel would have done. If a program has handlers of both kinds, the library
+//! cannot tell which one ran, and blocking receivers get no lanes.
+//!
+//! A wait of ours consists of slices: a handler that runs between two slices would interrupt
+//! neither. So a thread that waits in slices blocks all signals before the first one
+//! ([`DeferredSignals::defer`]), waits with the program's mask ([`DeferredSignals::wait_mask`]) by
+//! ppoll(2) or epoll_pwait(2), and restores its own mask at the end
+//! ([`DeferredSignals::release`]). A program without handlers skips all this. A thread that seldom
+//! has to wait polls first ([`DeferredSignals::poll_before_wait`]).
+
+use std::cell::{Cell, UnsafeCell};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use libc::{c_int, sighandler_t, sigset_t};
+
+const SIGNALS_MAX: usize = 65;
+/// Kinds of handlers of a signal: none, one that restarts calls, one that interrupts them.
+const NONE: u8 = 0;
+const RESTARTS: u8 = 1;
+const INTERRUPTS: u8 = 2;
+
+static KINDS: [AtomicU8; SIGNALS_MAX] = [const { AtomicU8::new(NONE) }; SIGNALS_MAX];
+static COUNTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
+
+/// Records a handler of the program. True if there are handlers of both kinds now that were not
+/// before.
+pub(crate) fn record_handler(signal: c_int, handler: sighandler_t, restarts: bool) -> bool {
+    let Some(cell) = usize::try_from(signal).ok().and_then(|at| KINDS.get(at)) else { return false };
+    let kind = match handler {
+        libc::SIG_DFL | libc::SIG_IGN => NONE,
+        _ if restarts => RESTARTS,
+        _ => INTERRUPTS,
+    };
+    let before = cell.swap(kind, Ordering::Relaxed);
+    COUNTS[kind as usize].fetch_add(1, Ordering::Relaxed);
+    // The count of `NONE` may wrap, as it lacks signals never seen. It is never read.
+    COUNTS[before as usize].fetch_sub(1, Ordering::Relaxed);
+    before != kind && is_mixed()
+}
+
+/// True if the kernel would have restarted a receive that a signal interrupted.
+pub(crate) fn should_restart() -> bool {
+    COUNTS[INTERRUPTS as usize].load(Ordering::Relaxed) == 0
+}
+
+/// True if there are handlers of both kinds.
+pub(crate) fn is_mixed() -> bool {
+    !should_restart() && COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0
+}
+
+/// True if there are handlers. They interrupt every wait but a receive without a timeout.
+pub(crate) fn has_handlers() -> bool {
+    COUNTS[RESTARTS as usize].load(Ordering::Relaxed) != 0 || !should_restart()
+}
+
+/// Polls before a wait that may find nothing in a row. After them, only one wait in
+/// `PROBE_INTERVAL` polls first.
+const CREDITS_MAX: u8 = 4;
+const PROBE_INTERVAL: u8 = 8;
+
+thread_local! {
+    // Constant and without a destructor: needs neither the heap nor a registration.
+    static CREDITS: Cell<(u8, u8)> = const { Cell::new((0, 0)) };
+}
+
+/// Signals of the calling thread that are blocked between the slices of a wait. `Drop` does not
+/// restore the mask: a thread that is cancelled unwinds past it.
+pub(crate) struct DeferredSignals {
+    old_mask: UnsafeCell<MaybeUninit<sigset_t>>,
+    active: Cell<bool>,
+}
+
+impl DeferredSignals {
+    /// Starts with signals not blocked.
+    pub(crate) fn new() -> Self {
+        Self { old_mask: UnsafeCell::new(MaybeUninit::uninit()), active: Cell::new(false) }
+    }
+
+    /// Blocks signals, if there are handlers.
+    pub(crate) fn defer(&self) {
+        if self.active.get() || !has_handlers() {
+            return;
+        }
+        let mut all = MaybeUninit::<sigset_t>::uninit();
+        // SAFETY: sigfillset fills `all`; pthread_sigmask fills the other one, or fails, and says
+        // so. No other reference to either exists.
+        self.active.set(unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), self.old_mask.get().cast()) == 0
+        });
+    }
+
+    /// Called before the first wait of a call. Calls `look` first: each time while it finds
+    /// something, else now and then. Returns what it found; none: signals are blocked, and the
+    /// wait can begin.
+    pub(crate) fn poll_before_wait<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
+        if self.active.get() || !has_handlers() {
+            return None;
+        }
+        let asked = CREDITS.with(|looks| {
+            let (luck, count) = looks.get();
+            looks.set((luck, count.wrapping_add(1)));
+            luck > 0 || count.is_multiple_of(PROBE_INTERVAL)
+        });
+        let found = if asked { look() } else { None };
+        if asked {
+            CREDITS.with(|looks| {
+                let (luck, count) = looks.get();
+                looks.set((if found.is_some() { CREDITS_MAX } else { luck.saturating_sub(1) }, count));
+            });
+        }
+        if found.is_none() {
+            self.defer();
+        }
+        found
+    }
+
+    /// The mask for a wait: the program's own `mask` if it gave one; else the one before
+    /// [`defer`](Self::defer).
+    pub(crate) fn wait_mask(&self, mask: *const sigset_t) -> *const sigset_t {
+        if mask.is_null() && self.active.get() { self.old_mask.get().cast_const().cast() } else { mask }
+    }
+
+    /// Restores the thread's mask.
+    pub(crate) fn release(&self) {
+        if self.active.replace(false) {
+            // SAFETY: the set is the one that pthread_sigmask returned.
+            unsafe {
+                libc::pthread_sigmask(
+                    libc::SIG_SETMASK,
+                    self.old_mask.get().cast_const().cast(),
+                    ptr::null_mut(),
+                )
+            };
+        }
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.get()
+    }
+}
+
+/// Blocks all signals of the calling thread until it is dropped.
+pub(crate) struct SignalMask(sigset_t);
+
+impl SignalMask {
+    pub(crate) fn new() -> Self {
+        let mut all = MaybeUninit::<sigset_t>::uninit();
+        let mut before = MaybeUninit::<sigset_t>::uninit();
+        // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with
+        // these arguments.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalMask {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that pthread_sigmask returned.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}

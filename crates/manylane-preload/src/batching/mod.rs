@@ -1,0 +1,13 @@
+//! Fewer system calls than datagrams.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `prefetch.rs` | datagrams received ahead with one call |
+//! | `send_batch.rs` | replies that are sent together |
+//! | `rx_coalesce.rs` | the delay before a sleep, for larger batches |
+//! | `readiness.rs` | which lanes have a datagram |
+
+pub(crate) mod prefetch;
+pub(crate) mod readiness;
+pub(crate) mod rx_coalesce;
+pub(crate) mod send_batch;

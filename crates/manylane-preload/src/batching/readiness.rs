@@ -1,0 +1,43 @@
+//! Which lanes have a datagram: the one check that covers kernel sockets, queues and prefetched
+//! datagrams.
+
+use libc::{c_int, pollfd, timespec};
+
+use crate::base::real;
+use crate::base::settings::MAX_LANES;
+use crate::batching::prefetch;
+use crate::shared::sock::{Shared, Sock};
+use crate::xdp::queues;
+
+/// The ppoll(2) entries for the lanes of `mask`, in their order, and their number.
+pub(crate) fn lane_pollfds(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_LANES], usize) {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_LANES];
+    let mut count = 0;
+    for lane in (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0) {
+        fds[count].fd = sock.fd_of(lane, fd);
+        count += 1;
+    }
+    (fds, count)
+}
+
+/// A bit for each lane of `mask` that has a datagram in memory: prefetched or in a queue.
+#[inline]
+pub(crate) fn ready_in_memory(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
+    queues::ready_lanes(sock, shared, mask) | prefetch::ready_lanes(sock, mask)
+}
+
+/// A bit for each lane of `mask` that has a datagram.
+pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
+    if mask == 0 {
+        return 0;
+    }
+    let frames = ready_in_memory(sock, shared, mask);
+    let (mut fds, count) = lane_pollfds(sock, fd, mask);
+    let now = timespec { tv_sec: 0, tv_nsec: 0 };
+    if real::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) <= 0 {
+        return frames;
+    }
+    let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
+    let readable = lanes.zip(&fds).filter(|(_, at)| at.revents & libc::POLLIN != 0);
+    readable.fold(frames, |all, (lane, _)| all | 1 << lane)
+}

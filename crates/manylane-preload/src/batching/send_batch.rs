@@ -1,0 +1,623 @@
+//! Replies that are sent together: replies to prefetched datagrams are kept, and sent with one
+//! system call when the thread has no more prefetched datagrams to answer. For kernel sockets,
+//! wherever `prefetch.rs` is in use.
+//!
+//! An *outbox* belongs to a lane, beside its prefetch, in memory that is shared with all processes
+//! forked later. A reply is kept there only while the prefetch has more datagrams for the same
+//! thread ([`enqueue`]). So replies are sent at the latest with the reply to the last prefetched
+//! datagram, or when the outbox is full, or before the thread does anything but receive and reply
+//! ([`flush`]): before it waits, sends otherwise or elsewhere, closes, sleeps, forks or ends.
+//!
+//! # Who sends
+//!
+//! The owner of the lane, in a send of its own. A thread that changes what sending means (falling
+//! back, options, `close`, the end of the process) first sends what all threads have kept
+//! ([`flush_all`]). A thread that waits on another lane checks, after each slice, whether an owner
+//! has neither received nor sent since the check before ([`flush_overdue`]): such an owner
+//! computes, blocks where the library does not see it, or is dead. That is the bound in time; no
+//! clock is read for it.
+//!
+//! `holder` is a lock by liveness token, as in `lock.rs`: the lock of a dead thread counts as
+//! free. Its holder writes or sends. The kernel marks each message that it has sent (`msg_len`),
+//! in the shared memory. So if a sender dies, the next one continues behind the last message that
+//! was sent, and each leaves once.
+//!
+//! # What is never kept
+//!
+//! A datagram that could fail, as far as that is known: anything but a plain datagram to the
+//! sender of a datagram that was just handed out, and anything longer than the lane has sent
+//! without an error. If a kept one fails all the same, it is sent again by itself. If that fails,
+//! too, it is counted (`reply-failed`), the program's next send on the socket reports the error,
+//! and the socket keeps no more replies.
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::{mem, ptr};
+
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::base::settings::{MAX_LANES, PREFETCH_MAX, WAIT_SLICE_MS};
+use crate::base::signals::SignalMask;
+use crate::base::{quiesce, real, state};
+use crate::batching::prefetch;
+use crate::fds::table::{self, Entry};
+use crate::fds::{fast_path, lane_socket, sock_fds};
+use crate::shared::lock::UNTRACKED_HOLDER;
+use crate::shared::memory::{self, Atomics};
+use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
+use crate::shared::{liveness, report, thread};
+use crate::xdp::frames::TxDatagram;
+use crate::xdp::queues;
+
+/// Max length of a batched reply: the payload of an Ethernet frame, and some more.
+const REPLY_LEN_MAX: usize = 2048;
+/// An address of either family.
+const SOCKADDR_LEN_MAX: usize = 32;
+/// Length of a message that the kernel has not sent.
+const NOT_SENT: u32 = u32::MAX;
+/// Attempts while another thread writes or sends. A send that waits for buffer space takes longer:
+/// then each thread sends by itself.
+const SPIN_LIMIT: u32 = 64;
+
+/// Queued replies of a lane.
+#[repr(C, align(64))]
+pub(crate) struct Outbox {
+    /// Liveness token of the thread that writes or sends; 0 if none does.
+    holder: AtomicU64,
+    /// Next and end (8 bits each) of the queued replies.
+    range: AtomicU32,
+    /// Changes with each queued reply; and its value at the last check by another thread.
+    seq: AtomicU32,
+    seen_seq: AtomicU32,
+    /// Send flags of all queued replies.
+    flags: AtomicI32,
+    /// The longest datagram that the lane has sent without an error.
+    sent_len_max: AtomicU32,
+    headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
+    iovecs: UnsafeCell<[iovec; PREFETCH_MAX]>,
+    names: UnsafeCell<[[u8; SOCKADDR_LEN_MAX]; PREFETCH_MAX]>,
+    bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
+}
+
+// SAFETY: only the thread in `holder` writes and reads the fields that are not atomic; `map` sets
+// them up before it publishes the mapping.
+unsafe impl Sync for Outbox {}
+// SAFETY: zeroes are an empty outbox.
+unsafe impl Atomics for Outbox {}
+
+/// The outbox with the calling thread's queued replies.
+struct Pending {
+    /// Index of the socket plus 1; 0 if no reply is queued.
+    sock: Cell<u32>,
+    generation: Cell<u32>,
+    lane: Cell<usize>,
+    /// The program's descriptor.
+    fd: Cell<c_int>,
+    /// The thread has queued a reply at least once.
+    has_queued: Cell<bool>,
+}
+
+thread_local! {
+    // Constant and without a destructor: needs neither the heap nor a registration.
+    static PENDING: Pending = const {
+        Pending { sock: Cell::new(0), generation: Cell::new(0), lane: Cell::new(0), fd: Cell::new(-1), has_queued: Cell::new(false) }
+    };
+}
+
+/// Maps the outboxes of a socket that gets lanes, if it has prefetches. Requires the socket's
+/// lock; runs before any fork.
+pub(crate) fn map(sock: &Sock) {
+    let Some(holds) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
+    let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
+    outboxes.iter().for_each(Outbox::init);
+    sock.set_outboxes(outboxes);
+    state::start_send_batching();
+}
+
+impl Sock {
+    /// The queued replies of its lanes, by lane.
+    #[inline]
+    pub(crate) fn outboxes(&self) -> Option<&'static [Outbox]> {
+        let at = self.outboxes.load(Ordering::Acquire).cast::<Outbox>();
+        if at.is_null() {
+            return None;
+        }
+        let count = state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
+        // SAFETY: the slice that `set_outboxes` was given: one for each possible lane, in a
+        // mapping that is never unmapped.
+        Some(unsafe { std::slice::from_raw_parts(at, count) })
+    }
+
+    /// `outboxes` has one for each possible lane.
+    fn set_outboxes(&self, outboxes: &'static [Outbox]) {
+        self.outboxes.store(outboxes.as_ptr().cast_mut().cast(), Ordering::Release);
+    }
+}
+
+/// A datagram that a lane's owner is about to send.
+pub(crate) struct Reply<'a> {
+    pub(crate) sock: &'static Sock,
+    pub(crate) shared: &'a Shared,
+    pub(crate) member: &'a Member,
+    pub(crate) lane: usize,
+    /// The program's descriptor.
+    pub(crate) fd: c_int,
+    /// Flags of the call, and those that a lane's socket needs.
+    pub(crate) flags: c_int,
+}
+
+/// Queues a reply if more will follow, or sends it with those queued before. Returns the result of
+/// the program's call. None: the caller must send it by itself, after [`flush`].
+#[inline]
+pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
+    let outbox = reply.sock.outboxes()?.get(reply.lane)?;
+    let own_prefetch = prefetch::for_lane(reply.sock, reply.lane)?;
+    let at = reply.sock.index() + 1;
+    let is_pending = PENDING.with(|pending| pending.sock.get() == at && pending.lane.get() == reply.lane);
+    let len = out.len()?;
+    let may = (is_pending || own_prefetch.has_datagrams())
+        && reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
+        && len <= REPLY_LEN_MAX.min(outbox.sent_len_max.load(Ordering::Relaxed) as usize)
+        && reply.shared.send_batch_off.load(Ordering::Relaxed) == 0
+        && !queues::is_open(reply.shared)
+        && own_prefetch.has_delivered_from(out.name()?);
+    if !may {
+        return None;
+    }
+    if !is_pending {
+        start_batch();
+    }
+    outbox.enqueue(reply, out, len)
+}
+
+/// The calling thread is about to queue its first reply of a lane.
+fn start_batch() {
+    flush();
+    // All its later calls must take the slow path.
+    if !PENDING.with(|pending| pending.has_queued.replace(true)) {
+        fast_path::disarm_own();
+    }
+}
+
+/// True if the calling thread has ever queued a reply.
+pub(crate) fn has_queued() -> bool {
+    state::is_send_batching() && PENDING.with(|pending| pending.has_queued.get())
+}
+
+/// The kernel sent a datagram without an error: replies of this length may be queued.
+#[inline]
+pub(crate) fn record_sent_len(sock: &Sock, lane: usize, len: usize) {
+    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
+        && outbox.sent_len_max.load(Ordering::Relaxed) < len.min(REPLY_LEN_MAX) as u32
+    {
+        outbox.sent_len_max.store(len.min(REPLY_LEN_MAX) as u32, Ordering::Relaxed);
+    }
+}
+
+/// Sends the calling thread's queued replies.
+#[inline]
+pub(crate) fn flush() {
+    if state::is_send_batching() {
+        PENDING.with(|pending| {
+            if pending.sock.get() != 0 {
+                flush_now(pending);
+            }
+        });
+    }
+}
+
+/// [`flush`], unless the next receive gets a prefetched datagram of the same lane. So a thread has
+/// no queued replies while it receives on another socket. On this socket, it sends them before it
+/// waits on its own lane or on all lanes. They have been sent by the time the socket becomes
+/// plain.
+#[inline]
+pub(crate) fn before_receive(sock: &Sock) {
+    if !state::is_send_batching() {
+        return;
+    }
+    PENDING.with(|pending| {
+        if pending.sock.get() == 0 {
+            return;
+        }
+        let has_more =
+            || prefetch::for_lane(sock, pending.lane.get()).is_some_and(prefetch::Prefetch::has_datagrams);
+        if pending.sock.get() != sock.index() + 1 || !has_more() {
+            flush_now(pending);
+        }
+    });
+}
+
+#[cold]
+fn flush_now(pending: &Pending) {
+    if quiesce::enter() {
+        flush_pending(pending);
+        quiesce::leave();
+    }
+}
+
+fn flush_pending(pending: &Pending) {
+    let index = pending.sock.replace(0) - 1;
+    let sock = Sock::at(index);
+    let errno = real::errno();
+    let fd = pending.fd.get();
+    // If it was closed, the closer sent the replies, and the number may mean something else.
+    if sock.generation.load(Ordering::Acquire) == pending.generation.get()
+        && let Some(shared) = sock.shared()
+        && let Some(outbox) = sock.outboxes().and_then(|all| all.get(pending.lane.get()))
+        && outbox.has_replies()
+        && table::entry(fd) == Entry::Sock(index)
+        && let Some(guard) = outbox.lock(thread::acquired_liveness())
+    {
+        let calls = guard.send(shared, send_fd(sock, shared, pending.lane.get(), fd));
+        drop(guard);
+        if let Some(member) = thread::cached_member(sock, shared) {
+            report::record_send_calls(member, calls);
+        }
+    }
+    real::set_errno(errno);
+}
+
+/// The descriptor that a lane sends by: the program's own unless the socket has lanes.
+fn send_fd(sock: &Sock, shared: &Shared, lane: usize, fd: c_int) -> c_int {
+    if shared.mode() == MULTI_LANE { sock.fd_of(lane, fd) } else { fd }
+}
+
+/// Sends the queued replies of all threads for a socket. `fd` is any of its descriptors.
+#[cold]
+pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
+    let Some(outboxes) = sock.outboxes() else { return };
+    let errno = real::errno();
+    // The calling thread may have no liveness token yet.
+    let signal_mask = SignalMask::new();
+    let mine = match thread::liveness() {
+        0 => UNTRACKED_HOLDER,
+        token => token,
+    };
+    for guard in outboxes.iter().filter(|at| at.may_have_replies()).filter_map(|at| at.lock(mine)) {
+        guard.send(shared, fd);
+    }
+    drop(signal_mask);
+    real::set_errno(errno);
+}
+
+/// The process ends (`for_good`), or becomes another program: sends the queued replies of all its
+/// threads. If it ends, no more are queued.
+#[cold]
+pub(crate) fn flush_at_exit(for_good: bool) {
+    if !state::is_send_batching() || !quiesce::enter() {
+        return;
+    }
+    if thread::is_own_process() {
+        flush_all_sockets(for_good);
+    }
+    quiesce::leave();
+}
+
+fn flush_all_sockets(for_good: bool) {
+    if for_good {
+        state::stop_send_batching();
+    }
+    for sock in Sock::in_use() {
+        if let (Some(shared), Some(_)) = (sock.shared(), sock.outboxes()) {
+            let lane = sock.lane_fds().next().map(|(_, fd)| fd);
+            if let Some(fd) = lane.filter(|_| shared.mode() == MULTI_LANE).or_else(|| sock_fds::any_fd(sock))
+            {
+                flush_all(sock, shared, fd);
+            }
+        }
+    }
+}
+
+/// Sends the overdue replies of other threads, when the calling thread waits, or now and then when
+/// it receives. `fd` is the program's descriptor.
+#[inline]
+pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
+    if state::is_send_batching()
+        && let Some(outboxes) = sock.outboxes()
+    {
+        let count = (shared.lanes.load(Ordering::Relaxed) as usize).min(MAX_LANES);
+        for (lane, outbox) in outboxes.iter().enumerate().take(count).filter(|(_, at)| at.may_have_replies())
+        {
+            flush_if_overdue(sock, shared, fd, lane, outbox);
+        }
+    }
+}
+
+#[cold]
+fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
+    let turn = outbox.seq.load(Ordering::Relaxed);
+    if outbox.seen_seq.swap(turn, Ordering::Relaxed) != turn {
+        return;
+    }
+    send_outbox(sock, shared, fd, lane, outbox);
+}
+
+/// The calling thread is about to receive from another thread's lane: sends that thread's queued
+/// replies first, so that they precede the reply to this datagram.
+#[inline]
+pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
+    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
+        && outbox.has_replies()
+    {
+        send_outbox(sock, shared, fd, lane, outbox);
+    }
+}
+
+#[cold]
+fn send_outbox(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
+    let errno = real::errno();
+    if let Some(guard) = outbox.lock(thread::acquired_liveness()) {
+        guard.send(shared, send_fd(sock, shared, lane, fd));
+    }
+    real::set_errno(errno);
+}
+
+/// The error of a reply that the program believes to be sent. Returned once.
+#[inline]
+pub(crate) fn take_reply_error(shared: &Shared) -> Option<c_int> {
+    if shared.send_batch_off.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    Some(shared.reply_error.swap(0, Ordering::Relaxed)).filter(|errno| *errno != 0)
+}
+
+impl Outbox {
+    fn init(&self) {
+        let headers = self.headers.get().cast::<mmsghdr>();
+        let pieces = self.iovecs.get().cast::<iovec>();
+        for slot in 0..PREFETCH_MAX {
+            // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
+            // Its address is the same in all processes that have it, because they are forked.
+            unsafe {
+                (*pieces.add(slot)).iov_base =
+                    self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
+                let header = &mut *headers.add(slot);
+                header.msg_hdr.msg_name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
+                header.msg_hdr.msg_iov = pieces.add(slot);
+                header.msg_hdr.msg_iovlen = 1;
+            }
+        }
+    }
+
+    /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
+    /// False if a thread is still writing or sending: then it must not be given to another socket.
+    pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
+        let Some(guard) = self.lock(mine) else { return false };
+        self.range.store(0, Ordering::Relaxed);
+        self.sent_len_max.store(0, Ordering::Relaxed);
+        mem::forget(guard);
+        true
+    }
+
+    /// Called after [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    pub(crate) fn reopen(&self) {
+        self.holder.store(0, Ordering::Release);
+    }
+
+    #[inline]
+    fn range(&self) -> (usize, usize) {
+        let ends = self.range.load(Ordering::Acquire) as usize;
+        (ends & 0xff, ends >> 8)
+    }
+
+    fn set_range(&self, next: usize, end: usize) {
+        let ends = if next < end { next | end << 8 } else { 0 };
+        self.range.store(ends as u32, Ordering::Release);
+    }
+
+    #[inline]
+    fn has_replies(&self) -> bool {
+        let (next, end) = self.range();
+        next < end
+    }
+
+    /// True if there are replies, or a thread is just writing one.
+    #[inline]
+    fn may_have_replies(&self) -> bool {
+        self.has_replies() || self.holder.load(Ordering::Acquire) != 0
+    }
+
+    /// Locks the outbox for writing and sending. None if another thread holds it for too long, or
+    /// the calling thread itself, which a signal handler interrupted.
+    fn lock(&self, mine: liveness::Token) -> Option<OutboxGuard<'_>> {
+        if mine == 0 {
+            return None;
+        }
+        for turn in 0..SPIN_LIMIT {
+            let holder = self.holder.load(Ordering::Relaxed);
+            if holder == mine {
+                return None;
+            }
+            let is_free = holder == 0 || liveness::has_exited(holder);
+            if is_free
+                && self.holder.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                if holder != 0 {
+                    self.recover();
+                }
+                return Some(OutboxGuard(self));
+            }
+            if turn > 0 {
+                std::thread::yield_now();
+            }
+        }
+        None
+    }
+
+    /// The holder died: skips the replies that the kernel has sent.
+    #[cold]
+    fn recover(&self) {
+        let (next, end) = self.range();
+        let sent = (next..end).take_while(|slot| self.was_sent(*slot)).count();
+        self.set_range(next + sent, end);
+    }
+
+    fn was_sent(&self, slot: usize) -> bool {
+        let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+        // SAFETY: within the array; only the number is read, which the kernel wrote.
+        unsafe { (&raw const (*header).msg_len).read_volatile() != NOT_SENT }
+    }
+
+    fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram, len: usize) -> Option<isize> {
+        let guard = self.lock(thread::acquired_liveness())?;
+        let flags = self.flags.load(Ordering::Relaxed);
+        if self.has_replies() && flags != reply.flags {
+            guard.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
+        }
+        let (next, slot) = self.range();
+        if slot >= PREFETCH_MAX {
+            return None;
+        }
+        guard.write(slot, out, len);
+        self.flags.store(reply.flags, Ordering::Relaxed);
+        self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.set_range(next, slot + 1);
+        // A thread that changes one of these then sends the queued replies, under the lock. Either
+        // it finds this reply, or this thread sees the change.
+        let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && state::is_send_batching();
+        let most = state::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
+        let has_more =
+            prefetch::for_lane(reply.sock, reply.lane).is_some_and(prefetch::Prefetch::has_datagrams);
+        if goes_on && has_more && slot + 1 < most {
+            PENDING.with(|pending| {
+                pending.generation.set(reply.sock.generation.load(Ordering::Relaxed));
+                pending.lane.set(reply.lane);
+                pending.fd.set(reply.fd);
+                pending.sock.set(reply.sock.index() + 1);
+            });
+            report::record_batched(reply.member, len as u64);
+            return Some(len as isize);
+        }
+        PENDING.with(|pending| pending.sock.set(0));
+        let errno = real::errno();
+        let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
+        // Send the earlier ones, then this one, whose error is the program's own.
+        let calls = guard.send_up_to(reply.shared, way, Some(slot));
+        report::record_send_calls(reply.member, calls.0);
+        if let Some(failed) = calls.1 {
+            real::set_errno(failed);
+            return Some(-1);
+        }
+        report::record_batched(reply.member, len as u64);
+        real::set_errno(errno);
+        Some(len as isize)
+    }
+}
+
+/// The lock of an outbox, held: allows writing and sending.
+struct OutboxGuard<'a>(&'a Outbox);
+
+impl Drop for OutboxGuard<'_> {
+    fn drop(&mut self) {
+        self.0.holder.store(0, Ordering::Release);
+    }
+}
+
+impl OutboxGuard<'_> {
+    fn write(&self, slot: usize, out: &TxDatagram, len: usize) {
+        let name = out.name().unwrap_or_default();
+        // SAFETY: `slot` is within the arrays, which no other thread writes or reads while this is
+        // held; the caller has checked that the bytes fit.
+        unsafe {
+            let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
+            out.copy(std::slice::from_raw_parts_mut(room, len));
+            let to = self.0.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast::<u8>();
+            ptr::copy_nonoverlapping(name.as_ptr(), to, name.len().min(SOCKADDR_LEN_MAX));
+            (*self.0.iovecs.get().cast::<iovec>().add(slot)).iov_len = len;
+            let header = &mut *self.0.headers.get().cast::<mmsghdr>().add(slot);
+            header.msg_hdr.msg_namelen = name.len().min(SOCKADDR_LEN_MAX) as u32;
+            header.msg_len = NOT_SENT;
+        }
+    }
+
+    /// Sends all queued replies through `fd`. Returns the number of calls.
+    fn send(&self, shared: &Shared, fd: c_int) -> u64 {
+        self.send_up_to(shared, fd, None).0
+    }
+
+    /// [`send`](Self::send); the error of the reply at `own` is returned, not counted.
+    fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
+        let flags = self.0.flags.load(Ordering::Relaxed);
+        let (mut next, end) = self.0.range();
+        let (mut calls, mut told) = (0, None);
+        while next < end {
+            calls += 1;
+            let mut sent = self.sendmmsg(fd, next, end - next, flags);
+            if sent <= 0 {
+                calls += 1;
+                sent = self.retry(fd, next, flags);
+            }
+            if sent <= 0 {
+                let errno = real::errno();
+                if own == Some(next) {
+                    told = Some(errno);
+                } else {
+                    record_failure(shared, fd, errno);
+                }
+                sent = 1;
+            }
+            next += sent as usize;
+            self.0.set_range(next, end);
+        }
+        (calls, told)
+    }
+
+    /// Sends the reply at `slot` by itself, after waiting for buffer space if there was none: the
+    /// program cannot send it again.
+    fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
+        if real::errno() == EAGAIN {
+            let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+            real::ppoll_raw(&mut room, Some(slice), ptr::null());
+        }
+        self.sendmmsg(fd, slot, 1, flags)
+    }
+
+    /// sendmmsg(2) as a direct system call: it is no cancellation point.
+    fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
+        let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+        loop {
+            // SAFETY: `count` headers from `slot` on are within the array and were written; the
+            // guard keeps other threads from writing meanwhile.
+            let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
+            if sent >= 0 || real::errno() != EINTR {
+                return sent;
+            }
+        }
+    }
+}
+
+/// Records that a reply was lost that the program believes to be sent.
+#[cold]
+fn record_failure(shared: &Shared, fd: c_int, errno: c_int) {
+    report::count_reason(Reason::ReplyFailed, lane_socket::local_addr(fd));
+    _ = shared.reply_error.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
+    shared.send_batch_off.store(1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads without a liveness token: never seen dead.
+    const OWN: liveness::Token = 1 << 32 | u16::MAX as u64;
+    const OTHER: liveness::Token = 2 << 32 | u16::MAX as u64;
+
+    #[test]
+    fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
+        let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
+        outbox.init();
+        let guard = outbox.lock(OTHER).unwrap();
+        guard.0.set_range(1, 3);
+        assert!(!outbox.reset(OWN));
+        assert_eq!((outbox.holder.load(Ordering::Relaxed), outbox.range()), (OTHER, (1, 3)));
+        drop(guard);
+        assert!(outbox.reset(OWN));
+        assert_eq!(outbox.range(), (0, 0));
+        // A thread that still uses it for the old lane sends by itself.
+        assert!(outbox.lock(OTHER).is_none());
+        outbox.reopen();
+        assert!(outbox.lock(OTHER).is_some());
+    }
+}

@@ -1,0 +1,81 @@
+//! Calls that install signal handlers, and what they install: `signals.rs`.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use libc::{c_int, sighandler_t};
+
+use crate::base::real::{self, call};
+use crate::base::signals;
+use crate::lanes::fallback;
+
+fn record(signal: c_int, handler: sighandler_t, restarts: bool) {
+    if signals::record_handler(signal, handler, restarts) {
+        fallback::on_mixed_signals();
+    }
+}
+
+pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    let done = call::sigaction(signal, new, old);
+    // SAFETY: null, or the program's struct, which the C library has just read.
+    if let (0, Some(new)) = (done, unsafe { new.as_ref() }) {
+        record(signal, new.sa_sigaction, new.sa_flags & libc::SA_RESTART != 0);
+    }
+    done
+}
+
+/// Reads back the handler that a call of the C library installed, with flags of its choice: after
+/// siginterrupt(3), signal(2) installs handlers that interrupt, too.
+fn refresh(signal: c_int) {
+    let errno = real::errno();
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    if call::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0 {
+        // SAFETY: the call has succeeded, and has written it.
+        let now = unsafe { now.assume_init() };
+        record(signal, now.sa_sigaction, now.sa_flags & libc::SA_RESTART != 0);
+    }
+    real::set_errno(errno);
+}
+
+fn refresh_installed(signal: c_int, before: sighandler_t) -> sighandler_t {
+    if before != libc::SIG_ERR {
+        refresh(signal);
+    }
+    before
+}
+
+pub(crate) fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::signal(signal, handler))
+}
+
+pub(crate) fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::bsd_signal(signal, handler))
+}
+
+pub(crate) fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::ssignal(signal, handler))
+}
+
+pub(crate) fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::sysv_signal(signal, handler))
+}
+
+pub(crate) fn sysv_signal_alias(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::__sysv_signal(signal, handler))
+}
+
+pub(crate) fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    refresh_installed(signal, call::sigset(signal, handler))
+}
+
+pub(crate) fn sigignore(signal: c_int) -> c_int {
+    let done = call::sigignore(signal);
+    refresh(signal);
+    done
+}
+
+pub(crate) fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    let done = call::siginterrupt(signal, interrupts);
+    refresh(signal);
+    done
+}

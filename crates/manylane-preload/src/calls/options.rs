@@ -1,0 +1,276 @@
+//! setsockopt(2), getsockopt(2), ioctl(2). An option that a lane can have is set on every lane. An
+//! option that a lane cannot have makes the socket plain. Options that the library itself sets are
+//! hidden from the program: while the library has set SO_REUSEPORT, `getsockopt` says 0.
+
+use std::mem::size_of;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
+use manylane_sys::shim::Reason;
+
+use crate::base::real::{self, call};
+use crate::base::{quiesce, sockopt, state};
+use crate::batching::readiness::ready_lanes;
+use crate::batching::{prefetch, send_batch};
+use crate::fds::sock_fds::is_managed;
+use crate::fds::{hidden_fds, table};
+use crate::group::coverage::uncovered;
+use crate::group::plain;
+use crate::lanes::fallback;
+use crate::lanes::{entries, members};
+use crate::shared::sock::{MULTI_LANE, PLAIN, Shared, Sock};
+use crate::shared::thread;
+use crate::transfer::detached;
+use crate::xdp::queues;
+
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SIOCGSTAMP: c_ulong = 0x8906;
+const SIOCGSTAMPNS: c_ulong = 0x8907;
+const FIOASYNC: c_ulong = 0x5452;
+
+pub(crate) fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    send_batch::flush();
+    let Some(sock) = entries::sock(fd) else {
+        return call::setsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
+    };
+    // Other threads sent their queued replies before the option was set: flush them first.
+    if state::is_send_batching()
+        && let Some(shared) = sock.shared()
+    {
+        send_batch::flush_all(sock, shared, fd);
+    }
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
+        return set_timeout(sock, fd, name, value, len);
+    }
+    if sockopt::affects_frames(level, name) && sock.shared().is_some_and(queues::is_open) {
+        fallback::fall_back(sock, fd, Reason::Control);
+    }
+    if let Some(reason) = sockopt::plain_reason(level, name).filter(|_| !is_zero(value, len)) {
+        // Before the option is set: its effect must not reach lanes.
+        fallback::fall_back(sock, fd, reason);
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero(value, len) {
+        plain::detach_steering(sock, fd);
+    }
+    if sockopt::enables_cmsg(level, name)
+        && !is_zero(value, len)
+        && let Some(shared) = sock.shared()
+    {
+        // Later datagrams have the control messages that the program asks for.
+        prefetch::disable(shared, fd, Reason::NoPrefetchControl);
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
+        && is_zero(value, len)
+        && sock.shared().is_some_and(is_in_group)
+    {
+        // For the program it is off already: the group stays.
+        return 0;
+    }
+    let done = call::setsockopt(fd, level, name, value, len);
+    if done == 0 && sockopt::is_replicated(level, name) {
+        let errno = real::errno();
+        for (_, lane) in sock.lane_fds() {
+            sockopt::replicate_one(fd, lane, level, name);
+        }
+        real::set_errno(errno);
+    }
+    done
+}
+
+/// True if the socket shares its port with lanes, so that the library has set SO_REUSEPORT.
+fn is_in_group(shared: &Shared) -> bool {
+    shared.lanes.load(Ordering::Acquire) > 1 && shared.mode() != PLAIN
+}
+
+/// True if the value turns an option off, which changes nothing for lanes.
+fn is_zero(value: *const c_void, len: socklen_t) -> bool {
+    if value.is_null() || len as usize != size_of::<c_int>() {
+        return false;
+    }
+    // SAFETY: the program's value of `len` bytes, which the kernel is about to read.
+    unsafe { value.cast::<c_int>().read_unaligned() == 0 }
+}
+
+/// Sets the program's own receive timeout. The kernel gets it only while the library has set no
+/// bound on waits.
+fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
+    let fits = !value.is_null() && len as usize >= size_of::<timeval>();
+    if !fits || !bounded {
+        let done = call::setsockopt(fd, libc::SOL_SOCKET, name, value, len);
+        if done == 0 && fits {
+            store_timeout(sock, value);
+        }
+        return done;
+    }
+    // SAFETY: the program's value of at least this length.
+    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    if !(0..1_000_000).contains(&time.tv_usec) {
+        real::set_errno(libc::EDOM);
+        return -1;
+    }
+    store_timeout(sock, value);
+    0
+}
+
+fn store_timeout(sock: &'static Sock, value: *const c_void) {
+    // SAFETY: the caller has checked the length.
+    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    // The kernel takes a negative time for a receive that does not wait. That is too rare to
+    // imitate: here it is no timeout.
+    let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
+    let us = round_to_ticks(us);
+    sock.timeout_us.store(us, Ordering::Relaxed);
+    if let Some(shared) = sock.shared() {
+        shared.timeout_us.store(us, Ordering::Relaxed);
+    }
+}
+
+/// Rounds a timeout up to whole ticks of the kernel's clock, as the kernel stores and reports it.
+fn round_to_ticks(us: u64) -> u64 {
+    let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `tick` is a local that the call, which is not the program's, writes; it stays zero
+    // if the call fails.
+    unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
+    match u64::try_from(tick.tv_nsec / 1000) {
+        Ok(tick @ 1..) => us.next_multiple_of(tick),
+        _ => us,
+    }
+}
+
+pub(crate) fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // Check before and after the kernel's call: a socket may become plain in between, and the
+    // kernel may report it with the library's options.
+    let is_ours =
+        level == libc::SOL_SOCKET && matches!(name, libc::SO_REUSEPORT | libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
+    let shared = if is_ours { entries::sock(fd).and_then(Sock::shared) } else { None };
+    let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
+    let (was_group, was_bounded) =
+        shared.map_or((false, false), |shared| (is_in_group(shared), is_bounded(shared)));
+    let done = call::getsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
+    let (Some(shared), 0) = (shared, done) else { return done };
+    // SAFETY: the kernel has just written the length.
+    let room = unsafe { *len } as usize;
+    match name {
+        // The program setting it would have made the socket plain: it is the library's.
+        libc::SO_REUSEPORT if was_group || is_in_group(shared) => {
+            // SAFETY: the kernel has just written as many bytes here.
+            unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
+        }
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
+            if room >= size_of::<timeval>() && (was_bounded || is_bounded(shared)) =>
+        {
+            let us = shared.timeout_us.load(Ordering::Relaxed);
+            let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
+            // SAFETY: as above.
+            unsafe { value.cast::<timeval>().write_unaligned(time) };
+        }
+        _ => {}
+    }
+    done
+}
+
+pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    if table::sock(fd).is_none() {
+        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
+    }
+    if !quiesce::enter() {
+        return detached::ioctl(fd, request, arg);
+    }
+    let done = ioctl_tracked(fd, request, arg);
+    quiesce::leave();
+    done
+}
+
+fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    let Some((sock, shared)) = entries::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
+        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
+    };
+    match request {
+        libc::FIONBIO => {
+            let done = call::ioctl(fd, request, arg);
+            update_nonblocking(fd, shared);
+            done
+        }
+        libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
+            let own =
+                thread::cached_member(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own.max(0) };
+            if let Some(len) = queues::next_len(sock, shared, mask) {
+                // SAFETY: the program's number, which the kernel would write here.
+                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+                return 0;
+            }
+            // In a plain socket, prefetched datagrams come first.
+            let queued_len = if prefetch::has_leftovers(sock, shared, fd) {
+                prefetch::next_len(sock, u64::MAX)
+            } else {
+                None
+            };
+            let lane = queued_len.map_or_else(|| next_recv_lane(sock, shared, fd), |(_, lane)| lane);
+            let queued_len = queued_len.or_else(|| prefetch::next_len(sock, 1 << lane)).map(|(len, _)| len);
+            if queued_len.is_some() {
+                thread::set_peeked(sock, lane);
+            }
+            if let Some(len) = queued_len.or_else(|| queues::next_len(sock, shared, 1 << lane)) {
+                // SAFETY: as above.
+                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+                return 0;
+            }
+            thread::set_peeked(sock, lane);
+            call::ioctl(sock.fd_of(lane, fd), request, arg)
+        }
+        SIOCGSTAMP | SIOCGSTAMPNS | FIOASYNC => {
+            fallback::fall_back(sock, fd, Reason::Ioctl);
+            call::ioctl(fd, request, arg)
+        }
+        _ => call::ioctl(fd, request, arg),
+    }
+}
+
+/// The lane that the calling thread would receive from.
+fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
+    let errno = real::errno();
+    let own = members::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+    let own = usize::try_from(own).unwrap_or(0);
+    let mut lane = own;
+    let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
+    let older = shared.drain_first.load(Ordering::Acquire) | retired;
+    for mask in [older, 1 << own] {
+        let has = ready_lanes(sock, shared, fd, mask);
+        if has != 0 {
+            real::set_errno(errno);
+            return has.trailing_zeros() as usize;
+        }
+    }
+    if shared.mode() == MULTI_LANE {
+        let has = ready_lanes(sock, shared, fd, uncovered(sock, shared, Some(own)));
+        if has != 0 {
+            lane = has.trailing_zeros() as usize;
+        }
+    }
+    real::set_errno(errno);
+    lane
+}
+
+/// The program has made `fd` blocking or non-blocking.
+pub(crate) fn update_nonblocking(fd: c_int, shared: &Shared) {
+    let errno = real::errno();
+    let flags = call::fcntl(fd, libc::F_GETFL, 0);
+    if flags >= 0 {
+        shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    }
+    real::set_errno(errno);
+}

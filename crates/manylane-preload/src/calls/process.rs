@@ -1,0 +1,216 @@
+//! Forks, exec, dropped privileges, sleeps, and the end of a process.
+//!
+//! A socket that one process opens is not in the other processes, and datagrams queued on it are
+//! lost with its process. So lanes are opened before a fork, and none after it
+//! (`lanes/create.rs`). Lanes are also opened before a process drops root (`setuid` and the like):
+//! without privileges it could not bind a port below 1024, and the kernel wants one user for a
+//! group. Between `vfork` and `exec` the library's memory is the parent's, so calls that would
+//! change it bypass the library.
+
+use std::sync::atomic::Ordering;
+
+use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
+use manylane_sys::shim::Reason;
+
+use crate::base::quiesce;
+use crate::base::real::call;
+use crate::batching::send_batch;
+use crate::fds::table::{self, Entry};
+use crate::fds::{fast_path, hidden_fds, lane_socket};
+use crate::group::recovery;
+use crate::lanes::create;
+use crate::lanes::entries;
+use crate::lanes::epoll_set::Epoll;
+use crate::lanes::fallback;
+use crate::shared::sock::{MULTI_LANE, Sock};
+use crate::shared::{report, thread};
+
+type Args = *const *const c_char;
+
+/// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
+/// is not in the others, and its datagrams would be lost with that process.
+pub(crate) extern "C" fn before_fork() {
+    if !quiesce::enter() {
+        return;
+    }
+    if thread::is_own_process() {
+        prepare_fork();
+    }
+    quiesce::leave();
+}
+
+fn prepare_fork() {
+    send_batch::flush();
+    // Stale lanes that are copied to the child would keep the port for as long as it runs.
+    entries::sweep(None);
+    create::preopen_lanes();
+    Sock::before_fork();
+    for sock in Sock::in_use() {
+        if sock.shared().is_none() {
+            // Not bound yet: the other process will not see how this one sets it up.
+            sock.mark_plain(Reason::Forked);
+        }
+        // Load it again: another thread may be binding the socket.
+        if let Some(shared) = sock.shared() {
+            // Under the lock: a thread that is opening lanes must not continue after the fork.
+            let _guard = recovery::lock(sock, shared, true);
+            shared.forked.store(1, Ordering::SeqCst);
+        }
+    }
+    fast_path::disarm_all();
+}
+
+/// Runs in the child of a fork: state of the parent's threads is not valid here.
+pub(crate) extern "C" fn in_child() {
+    if quiesce::is_detaching() {
+        return;
+    }
+    quiesce::in_child();
+    thread::start();
+    Epoll::in_child();
+    Sock::in_child();
+    hidden_fds::in_child();
+    fast_path::disarm_all();
+    report::count_process();
+}
+
+pub(crate) fn unshare(what: c_int) -> c_int {
+    if what & libc::CLONE_NEWNET != 0 {
+        lane_socket::mark_netns_changed();
+    }
+    call::unshare(what)
+}
+
+pub(crate) fn setns(fd: c_int, kind: c_int) -> c_int {
+    lane_socket::mark_netns_changed();
+    call::setns(hidden_fds::kernel_fd(fd), kind)
+}
+
+fn before_privilege_drop() {
+    // SAFETY: geteuid(2) takes nothing and touches no memory.
+    if thread::is_own_process() && unsafe { libc::geteuid() } == 0 {
+        create::preopen_lanes();
+    }
+}
+
+pub(crate) fn setuid(uid: uid_t) -> c_int {
+    before_privilege_drop();
+    call::setuid(uid)
+}
+
+pub(crate) fn seteuid(uid: uid_t) -> c_int {
+    before_privilege_drop();
+    call::seteuid(uid)
+}
+
+pub(crate) fn setreuid(real: uid_t, effective: uid_t) -> c_int {
+    before_privilege_drop();
+    call::setreuid(real, effective)
+}
+
+pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
+    before_privilege_drop();
+    call::setresuid(real, effective, saved)
+}
+
+/// The new program inherits descriptors that are not closed on exec. It may receive on them, and
+/// would see only lane 0.
+fn before_exec() {
+    // If the exec fails, threads go on batching replies.
+    send_batch::flush_at_exit(false);
+    for (fd, entry) in table::tracked(0, u32::MAX) {
+        let Entry::Sock(index) = entry else { continue };
+        let sock = Sock::at(index);
+        let laned = sock.shared().is_some_and(|shared| shared.mode() == MULTI_LANE);
+        if laned && entries::revalidate(sock, fd) && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0
+        {
+            fallback::fall_back(sock, fd, Reason::Exec);
+        }
+    }
+}
+
+pub(crate) fn execve(path: *const c_char, args: Args, env: Args) -> c_int {
+    before_exec();
+    call::execve(path, args, env)
+}
+
+pub(crate) fn execv(path: *const c_char, args: Args) -> c_int {
+    before_exec();
+    call::execv(path, args)
+}
+
+pub(crate) fn execvp(path: *const c_char, args: Args) -> c_int {
+    before_exec();
+    call::execvp(path, args)
+}
+
+pub(crate) fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
+    before_exec();
+    call::execvpe(path, args, env)
+}
+
+pub(crate) fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
+    before_exec();
+    call::fexecve(hidden_fds::kernel_fd(fd), args, env)
+}
+
+pub(crate) fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Args,
+    env: Args,
+) -> c_int {
+    before_exec();
+    call::posix_spawn(pid, path, actions, attributes, args, env)
+}
+
+pub(crate) fn posix_spawnp(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Args,
+    env: Args,
+) -> c_int {
+    before_exec();
+    call::posix_spawnp(pid, path, actions, attributes, args, env)
+}
+
+/// The process ends without the handlers of `exit`.
+pub(crate) fn exit_now(status: c_int) {
+    send_batch::flush_at_exit(true);
+    call::_exit(status);
+}
+
+/// As [`exit_now`]. Datagrams that a handler of `at_quick_exit` sends go out at once.
+pub(crate) fn quick_exit(status: c_int) {
+    send_batch::flush_at_exit(true);
+    call::quick_exit(status);
+}
+
+pub(crate) fn sleep(seconds: c_uint) -> c_int {
+    send_batch::flush();
+    call::sleep(seconds)
+}
+
+pub(crate) fn usleep(microseconds: c_uint) -> c_int {
+    send_batch::flush();
+    call::usleep(microseconds)
+}
+
+pub(crate) fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
+    send_batch::flush();
+    call::nanosleep(time, left)
+}
+
+pub(crate) fn clock_nanosleep(
+    clock: c_int,
+    flags: c_int,
+    time: *const timespec,
+    left: *mut timespec,
+) -> c_int {
+    send_batch::flush();
+    call::clock_nanosleep(clock, flags, time, left)
+}

@@ -1,0 +1,191 @@
+//! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The
+//! program does not see them.
+//!
+//! They are close-on-exec, with numbers that programs seldom use: from 512 on, or from half of the
+//! limit of open files if that is lower. To the program these numbers are not open: a call on one
+//! fails with EBADF, and `close_range` goes around them. If the program puts a file at such a
+//! number (dup2(2)), a lane moves, dup2 waits for a copy, and fails for a queue. The library opens
+//! and marks a number under the same lock as dup2, so that neither side takes the other's file
+//! away.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use libc::c_int;
+
+use crate::base::real::call;
+use crate::fds::table::{self, Entry};
+use crate::shared::lock::{self, Guard};
+use crate::shared::sock::Sock;
+use crate::shared::thread;
+
+static FD_LOCK: AtomicU64 = AtomicU64::new(0);
+
+/// While this is held, no other thread takes a number. Its holder waits for no other lock.
+pub(crate) fn lock() -> Option<Guard<'static>> {
+    lock::lock(&FD_LOCK, true)
+}
+
+/// In the child of a fork: a lock held by a thread of the parent is a copy that no thread will
+/// release.
+pub(crate) fn in_child() {
+    FD_LOCK.store(0, Ordering::Relaxed);
+}
+
+/// Hides the descriptor that `open` returns, at a high number; a negative one is an error.
+pub(crate) fn hide(open: impl FnOnce() -> c_int) -> c_int {
+    let _numbers = lock();
+    let low = open();
+    if low < 0 {
+        return low;
+    }
+    let high = dup_high(low);
+    let fd = if high < 0 { low } else { high };
+    table::set(fd, Entry::Hidden);
+    if high >= 0 {
+        call::close(low);
+    }
+    fd
+}
+
+/// Duplicates a descriptor to a number that programs seldom use; negative if none is free.
+fn dup_high(fd: c_int) -> c_int {
+    // Not at the very top: the kernel's table of descriptors grows with the largest number, and
+    // select(2) takes sets to be as long as that table if a program passes a large count. Sets of
+    // the C library's size must stay long enough.
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
+}
+
+/// Moves a descriptor to such a number; the caller hides it. Requires the lock.
+pub(crate) fn move_high(low: OwnedFd) -> OwnedFd {
+    let high = dup_high(low.as_raw_fd());
+    if high < 0 {
+        return low;
+    }
+    close_unhidden(low);
+    // SAFETY: the descriptor is new and has no other owner.
+    unsafe { OwnedFd::from_raw_fd(high) }
+}
+
+/// Closes a descriptor that is not hidden. Requires the lock.
+pub(crate) fn close_unhidden(fd: OwnedFd) {
+    // By the C library's call: the library's own handles descriptors of the program.
+    call::close(fd.into_raw_fd());
+}
+
+/// Closes a hidden descriptor, unless the program has closed it unseen and uses the number now.
+pub(crate) fn close(fd: c_int) {
+    if table::entry(fd) == Entry::Hidden {
+        call::close(fd);
+        table::replace(fd, Entry::Hidden, Entry::None);
+    }
+}
+
+static READABLE_FD: AtomicI32 = AtomicI32::new(-1);
+
+/// A descriptor that is always readable, shared by all uses; none if it cannot be opened.
+pub(crate) fn readable_fd() -> Option<c_int> {
+    if let Some(fd) = readable_fd_if_open() {
+        return Some(fd);
+    }
+    let new = hide(|| call::eventfd(1, libc::EFD_CLOEXEC));
+    match READABLE_FD.compare_exchange(-1, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => (new >= 0).then_some(new),
+        Err(other) => {
+            close(new);
+            Some(other)
+        }
+    }
+}
+
+/// The same, if it has been opened.
+pub(crate) fn readable_fd_if_open() -> Option<c_int> {
+    Some(READABLE_FD.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+}
+
+/// The program has taken the number `fd`.
+pub(crate) fn handle_lost_fd(fd: c_int) {
+    _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+/// An owned hidden descriptor: of a connection, or a duplicate of a program's socket. The program
+/// may close its own, and reuse their numbers, while this is in use.
+pub(crate) struct HiddenFd(c_int);
+
+impl HiddenFd {
+    /// As [`hide`].
+    pub(crate) fn open(open: impl FnOnce() -> c_int) -> Option<Self> {
+        let fd = hide(open);
+        (fd >= 0).then_some(Self(fd))
+    }
+
+    /// Passes ownership to the caller.
+    pub(crate) fn into_fd(self) -> c_int {
+        let fd = self.0;
+        std::mem::forget(self);
+        fd
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: open and hidden from the program as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+
+    pub(crate) fn dup(fd: c_int) -> Option<Self> {
+        let _numbers = lock();
+        let copy = dup_high(fd);
+        (copy >= 0).then(|| {
+            table::set(copy, Entry::Hidden);
+            Self(copy)
+        })
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for HiddenFd {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// A number that is never open. Not a negative one, which poll(2) ignores.
+const INVALID_FD: c_int = c_int::MAX;
+
+/// The number to pass to the kernel for `fd` of the program's call. For a hidden descriptor it is
+/// one that is not open, so that the call fails as it would without the library.
+#[inline]
+pub(crate) fn kernel_fd(fd: c_int) -> c_int {
+    if table::entry(fd) == Entry::Hidden { masked_fd(fd) } else { fd }
+}
+
+#[cold]
+fn masked_fd(fd: c_int) -> c_int {
+    // The child of a vfork may have a file of its own there, which the parent's table does not
+    // show.
+    if thread::is_own_process() { INVALID_FD } else { fd }
+}
+
+/// The UDP socket behind `fd` of the program's call; else the number for the kernel, as in
+/// [`kernel_fd`].
+#[inline]
+pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
+    match table::entry(fd) {
+        Entry::Sock(index) => Ok(Sock::at(index)),
+        Entry::Hidden => Err(masked_fd(fd)),
+        _ => Err(fd),
+    }
+}
+
+/// The process's limit of open files.
+pub(crate) fn fd_limit() -> u64 {
+    let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
+    // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr());
+        limit.assume_init().rlim_cur
+    }
+}

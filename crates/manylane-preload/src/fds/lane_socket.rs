@@ -1,0 +1,295 @@
+//! A lane's own kernel socket: opened like the program's, bound to the same address, in one
+//! reuseport group with it.
+//!
+//! # A group that the program does not notice
+//!
+//! The program binds its socket alone. A port that is taken is refused, and this port is refused
+//! to others. Only when a lane is opened does the program's socket get SO_REUSEPORT, which the
+//! kernel checks when the *second* socket binds; then it makes the group. While there are lanes,
+//! another process of the same user that sets SO_REUSEPORT itself could join the port. Without the
+//! library it would be refused.
+//!
+//! The group is steered by classic BPF, which needs no privilege (`steer.rs`). Until that is
+//! attached, and after a lane has lost its owner, all threads poll every socket of the group, so
+//! that any socket may get a datagram. Where that is not so (before a fork, when the one receiver
+//! may be in a wait without a bound on the program's own socket), the group is steered before it
+//! exists ([`pre_steer`]): the kernel accepts a group's program from a socket that asks for a
+//! group and is not bound yet, and keeps it when the socket is then bound without asking. Each
+//! socket is therefore bound with a program that returns "the first socket". A lane that joins
+//! gets nothing until the library steers to it.
+//!
+//! # Copies
+//!
+//! The kernel delivers broadcasts and multicasts to every socket of a group. A lane that is bound
+//! to a wildcard address has a filter that drops them (`steer::unicast_only`), so that the program
+//! gets one copy, through lane 0.
+
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::base::real::{self, call};
+use crate::base::settings::WAIT_SLICE_MS;
+use crate::base::{sockopt, steer};
+use crate::fds::table::{self, Entry};
+use crate::fds::{hidden_fds, identity};
+
+/// The address that a socket is bound to, as the kernel wrote it.
+#[derive(Clone, Copy)]
+pub(crate) struct BoundAddr {
+    storage: sockaddr_storage,
+    len: socklen_t,
+}
+
+/// The address that `fd` is bound to.
+pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
+    let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    if call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before, and zeroes are a value of it.
+    Some(BoundAddr { storage: unsafe { storage.assume_init() }, len })
+}
+
+/// The inode of a socket, as in `/proc/PID/fd`; 0 if it is not known.
+pub(crate) fn inode(fd: c_int) -> u64 {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are
+    // a value of it.
+    unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
+}
+
+impl BoundAddr {
+    pub(crate) fn addr(&self) -> Option<SocketAddr> {
+        let at = (&raw const self.storage).cast::<u8>();
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: an address of this family, in storage that is as aligned and longer.
+                let v4 = unsafe { &*at.cast::<libc::sockaddr_in>() };
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+
+    fn is_wildcard(&self) -> bool {
+        self.addr().is_none_or(|addr| addr.ip().is_unspecified())
+    }
+
+    /// The same with another address and port; for IPv6, `ip` may be an IPv4 address.
+    fn with(&self, ip: IpAddr, port: u16) -> Self {
+        let mut other = *self;
+        let at = (&raw mut other.storage).cast::<u8>();
+        match (c_int::from(self.storage.ss_family), ip) {
+            (libc::AF_INET, IpAddr::V4(ip)) => {
+                // SAFETY: as in addr(); `other` is ours alone.
+                let v4 = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
+                v4.sin_port = port.to_be();
+                v4.sin_addr.s_addr = u32::from(ip).to_be();
+            }
+            (libc::AF_INET6, ip) => {
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                // SAFETY: as above.
+                let v6 = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
+                v6.sin6_port = port.to_be();
+                v6.sin6_addr.s6_addr = ip.octets();
+            }
+            _ => {}
+        }
+        other
+    }
+
+    /// The same address with another port; loopback in place of the wildcard.
+    fn unreachable_addr(&self) -> Self {
+        let ip = match self.addr().map(|addr| addr.ip()) {
+            Some(IpAddr::V6(ip)) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            Some(ip) if !ip.is_unspecified() => ip,
+            _ => Ipv4Addr::LOCALHOST.into(),
+        };
+        self.with(ip, 1)
+    }
+
+    fn as_ptr(&self) -> *const sockaddr {
+        (&raw const self.storage).cast()
+    }
+}
+
+/// Opens one more lane's socket in the group of the program's `fd`. The library does not steer to
+/// it yet. Calls `in_group` as soon as it is bound.
+pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
+    let bound = bound_addr(fd).ok_or(Reason::NoSocket)?;
+    let family = c_int::from(bound.storage.ss_family);
+    let lane = hidden_fds::hide(|| call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
+    if lane < 0 {
+        return Err(Reason::NoSocket);
+    }
+    // The calling thread may have changed its network namespace since the program's socket was
+    // opened. In another one, the socket would not get the same datagrams.
+    if !is_same_netns(fd, lane) {
+        hidden_fds::close(lane);
+        return Err(Reason::Namespace);
+    }
+    sockopt::replicate(fd, lane, true);
+    sockopt::set_recv_timeout(lane, WAIT_SLICE_MS as u64 * 1000);
+    let mut ready = sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+        && sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+    // A socket bound to one unicast address gets no copies of datagrams.
+    if bound.is_wildcard() {
+        ready &= steer::unicast_only()
+            .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
+    }
+    if ready && call::bind(lane, bound.as_ptr(), bound.len) == 0 {
+        in_group();
+        sockopt::replicate(fd, lane, false);
+        return Ok(lane);
+    }
+    hidden_fds::close(lane);
+    Err(Reason::NoSocket)
+}
+
+/// True if two sockets are in one network namespace. A kernel before 5.14 cannot tell: assumed,
+/// unless the process has changed its namespace.
+fn is_same_netns(one: c_int, other: c_int) -> bool {
+    match (identity::netns_cookie(one), identity::netns_cookie(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => !has_changed_netns(),
+    }
+}
+
+const SO_DETACH_REUSEPORT_BPF: c_int = 68;
+
+/// Runs before `fd` is bound: if it gets a group, this socket receives every datagram from the
+/// moment the group exists until the library steers. The kernel accepts this only from a socket
+/// that asks for a group and is not bound. Bound without asking, the socket is as exclusive as
+/// ever. True if it worked.
+pub(crate) fn pre_steer(fd: c_int) -> bool {
+    let ask = |value| sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
+    let done = ask(1) && attach_filter(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::FIRST_SOCKET);
+    // Otherwise other sockets could bind beside it.
+    ask(0) && done
+}
+
+/// Detaches the steering from a socket that is in no group of ours (Linux 5.3): a group that the
+/// program makes is the kernel's to steer.
+pub(crate) fn detach_steering(fd: c_int) {
+    sockopt::set_int_option(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
+}
+
+/// Descriptors that stay free for the program: a quarter of its limit, within these bounds.
+const FD_RESERVE_MIN: usize = 64;
+const FD_RESERVE_MAX: usize = 1024;
+
+/// How many of `wanted` descriptors the library may take. It never has more than it leaves free,
+/// and leaves the reserve.
+pub(crate) fn spare_fds(wanted: usize) -> usize {
+    let limit = hidden_fds::fd_limit().min(c_int::MAX as u64) as usize;
+    let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
+    let reserve = (limit / 4).clamp(FD_RESERVE_MIN, FD_RESERVE_MAX);
+    let free = count_free_fds(limit, (hidden + 2 * wanted).max(reserve + wanted));
+    wanted.min(free.saturating_sub(hidden) / 2).min(free.saturating_sub(reserve))
+}
+
+/// Counts free descriptors below `limit`, until there are `enough`. Starts at the top, where most
+/// of them are, and checks many with one poll(2).
+fn count_free_fds(limit: usize, enough: usize) -> usize {
+    const CHUNK_LEN: usize = 256;
+    let (mut top, mut free) = (limit, 0);
+    while top > 0 && free < enough {
+        let first = top.saturating_sub(CHUNK_LEN);
+        let mut fds: [pollfd; CHUNK_LEN] =
+            std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
+        let asked = &mut fds[..top - first];
+        let now = timespec { tv_sec: 0, tv_nsec: 0 };
+        if real::ppoll_raw(asked, Some(now), ptr::null()) < 0 {
+            break;
+        }
+        free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();
+        top = first;
+    }
+    free
+}
+
+/// Attaches a classic BPF program to a socket, as its filter or as its group's steering.
+pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]) -> bool {
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
+    let len = size_of::<libc::sock_fprog>() as socklen_t;
+    call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
+}
+
+/// Address to which a retired lane moves from a wildcard: no program is bound there.
+const RETIRED_ADDR: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
+/// All hosts (RFC 1112): no datagram has this source.
+const NO_SOURCE_ADDR: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+/// The index of the loopback device in each network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK_INDEX: c_int = 1;
+
+/// Takes a lane out of the table of ports, for good. It keeps its queued datagrams, and gets no
+/// new ones: it is connected to an address that sends nothing. Without a route there, its filter
+/// drops them.
+///
+/// A bound socket keeps its port until it is closed. This one stays open while any thread or
+/// forked process may receive from it. So that it does not block others on that port, it moves
+/// from a wildcard to an address of its own, and sets SO_REUSEADDR and, if it moved, SO_REUSEPORT.
+pub(crate) fn retire(lane: c_int) {
+    attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
+    let mut alone = false;
+    if let Some(bound) = bound_addr(lane) {
+        alone = bound.is_wildcard() && move_away(lane, &bound);
+        if !alone {
+            let nowhere = bound.unreachable_addr();
+            call::connect(lane, nowhere.as_ptr(), nowhere.len);
+        }
+    }
+    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    // If other sockets can bind to its address, too, it would be in a group with them.
+    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, c_int::from(alone));
+}
+
+/// Moves a socket from a wildcard to [`RETIRED_ADDR`]. A connect sets the local address; a connect
+/// to a multicast group sets it to that of IP_MULTICAST_IF. Fails without a loopback device that
+/// is up, and from `::` with IPV6_V6ONLY.
+fn move_away(lane: c_int, bound: &BoundAddr) -> bool {
+    let source = libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: 0 },
+        imr_address: libc::in_addr { s_addr: u32::from(RETIRED_ADDR).to_be() },
+        imr_ifindex: LOOPBACK_INDEX,
+    };
+    let (at, len) = ((&raw const source).cast(), size_of::<libc::ip_mreqn>() as socklen_t);
+    let to = bound.with(NO_SOURCE_ADDR.into(), 1);
+    call::setsockopt(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, at, len) == 0
+        && call::connect(lane, to.as_ptr(), to.len) == 0
+}
+
+/// This process, or one that it was forked from, may have changed its network namespace.
+static HAS_CHANGED_NETNS: AtomicBool = AtomicBool::new(false);
+
+/// True if a new socket may be in another network namespace than an older one, as far as the
+/// process used the C library for the change.
+fn has_changed_netns() -> bool {
+    HAS_CHANGED_NETNS.load(Ordering::SeqCst)
+}
+
+/// The process changes its network namespace, or may.
+pub(crate) fn mark_netns_changed() {
+    HAS_CHANGED_NETNS.store(true, Ordering::SeqCst);
+}
+
+/// The address of `fd`.
+pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
+    bound_addr(fd)?.addr()
+}

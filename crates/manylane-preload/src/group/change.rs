@@ -1,0 +1,47 @@
+//! The record of a change that the holder of the lock makes: `recovery.rs` finishes it if that
+//! thread dies.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use manylane_sys::shim::Reason;
+
+use crate::shared::lock::Guard;
+use crate::shared::sock::Shared;
+
+/// The owners of lanes change.
+pub(crate) const OWNERS: u32 = 1;
+
+/// The socket falls back, for the reason whose number is added.
+pub(super) const FALLBACK: u32 = 0x100;
+
+/// The report has counted the reason.
+pub(super) const REASON_COUNTED: u32 = 0x200;
+
+/// The record of a fallback for `reason`.
+pub(crate) fn fallback_change(reason: Reason) -> u32 {
+    FALLBACK + reason as u32
+}
+
+/// Records that the report has counted the reason for the fallback.
+pub(crate) fn mark_counted(shared: &Shared, _guard: &Guard<'_>) {
+    if shared.change.load(Ordering::Relaxed) & FALLBACK != 0 {
+        shared.change.fetch_or(REASON_COUNTED, Ordering::AcqRel);
+    }
+}
+
+/// A recorded change. Dropping it removes the record: the change is complete.
+pub(crate) struct Change<'a>(Option<&'a AtomicU32>);
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if let Some(word) = self.0 {
+            word.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Records the change that is about to be made. A change within another one is part of that one.
+pub(crate) fn start_change<'a>(shared: &'a Shared, what: u32, _guard: &Guard<'_>) -> Change<'a> {
+    let fresh = shared.change.compare_exchange(0, what, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    Change(fresh.then_some(&shared.change))
+}

@@ -1,0 +1,161 @@
+//! Which lanes threads other than their owners must poll, so that each datagram is received.
+//!
+//! A datagram is in the queue of exactly one lane. A lane is *covered* while its owner waits on
+//! it: the kernel wakes the owner for its datagrams. While the owner does not wait, or while there
+//! is none, the lane is *uncovered*, and then:
+//! - A receive that would return EAGAIN, a poll that would return 0, and FIONREAD poll every
+//!   uncovered lane first.
+//! - Every wait of another member ends after a slice (20 ms) at most, and polls every uncovered
+//!   lane. If it finds a datagram, the thread polls again before its next wait.
+//! - A wait that ends earlier, and reports nothing to receive on the socket, polls them if its
+//!   thread has not done so for a slice. If it reports datagrams of other sockets, it reads the
+//!   clock in one wait of eight only, so that datagrams do not pay for that.
+//!
+//! So a datagram reaches the threads that the kernel's one socket would have given it to: at once
+//! if they poll, within a slice if they sleep.
+//!
+//! # Owners that are gone
+//!
+//! - **Dead**: its liveness token says so (`liveness.rs`). The first thread that polls its lane
+//!   takes the lane out of steering, and its datagrams are received before any newer ones
+//!   (`recovery.rs`).
+//! - **Stopped**: it is marked as waiting, and its heartbeat does not change. After
+//!   [`STALLED_POLLS_MAX`] polls, at least a slice apart, it loses the lane: the lane is drained
+//!   first and steered past. The owner gets a lane again when it has received twice. Polls count,
+//!   not time: if all threads were stopped, none loses its lane.
+//! - **Ended**: its `pthread` destructor gives the lane up, in the same order (`thread.rs`).
+//!
+//! A thread that always finds datagrams in its own lane checks the other owners in one receive of
+//! eight, so that load hides none of this for long. No lane closes before it is empty, and none
+//! while the program has the socket.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+
+use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::batching::readiness::ready_lanes;
+use crate::batching::{prefetch, send_batch};
+use crate::fds::sock_fds;
+use crate::group::change;
+use crate::group::owners;
+use crate::group::recovery;
+use crate::group::sampling;
+use crate::shared::sock::{MULTI_LANE, PLAIN, Shared, Sock, WAITS_ON};
+use crate::shared::{liveness, report, thread};
+use crate::xdp::queues;
+
+/// Polls, at least a slice apart, without a new heartbeat before the owner loses its lane.
+const STALLED_POLLS_MAX: u32 = 8;
+
+/// A bit for each uncovered lane, except the caller's `own`.
+pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
+    recovery::recover(sock, shared);
+    let now = now_ms();
+    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
+    (0..lanes.min(MAX_LANES))
+        .filter(|lane| Some(*lane) != own && !is_covered(sock, shared, *lane, now))
+        .fold(0, |mask, lane| mask | 1 << lane)
+}
+
+/// True if the owner of `lane` waits on it, so that the kernel wakes it for a datagram. `now` is
+/// from `now_ms`.
+#[inline]
+fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
+    let Some(owner) = shared.owner_of(lane) else { return false };
+    if liveness::has_exited(owner.liveness.load(Ordering::Acquire)) {
+        recovery::reap_owner(sock, shared, lane);
+        return false;
+    }
+    let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
+    let last = shared.polled_at_ms[lane].load(Ordering::Relaxed);
+    // At most one poll counts in each slice, however many threads poll. It counts once, however
+    // long all threads were stopped before it.
+    if now.wrapping_sub(last) >= WAIT_SLICE_MS as u32
+        && shared.polled_at_ms[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        let beat = owner.heartbeat.load(Ordering::Relaxed);
+        if shared.seen_heartbeat[lane].swap(beat, Ordering::Relaxed) != beat {
+            shared.stalled_polls[lane].store(0, Ordering::Relaxed);
+        } else if shared.stalled_polls[lane].fetch_add(1, Ordering::Relaxed) >= STALLED_POLLS_MAX {
+            orphan_lane(sock, shared, lane);
+        }
+    }
+    // If the lane could not be taken away (another thread holds the lock), it is polled all the
+    // same.
+    waits && shared.stalled_polls[lane].load(Ordering::Relaxed) <= STALLED_POLLS_MAX
+}
+
+/// The owner of `lane` has made no progress for too long: it loses the lane. To get one again, it
+/// has to receive twice.
+#[cold]
+fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
+    // Set the bit before trying the lock: its holder may be stopped, too.
+    owners::drain_first(shared, 1 << lane);
+    let Some(guard) = recovery::lock(sock, shared, false) else { return };
+    if shared.mode() != MULTI_LANE {
+        return;
+    }
+    shared.stalled_polls[lane].store(0, Ordering::Relaxed);
+    let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
+    let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
+    if recovery::has_exited(member) {
+        recovery::reap_all(sock, shared, &guard);
+        return;
+    }
+    let _change = change::start_change(shared, change::OWNERS, &guard);
+    member.receives.store(0, Ordering::Relaxed);
+    member.lane.store(-1, Ordering::Release);
+    report::record_lane(member, -1, shared.inode_of(-1));
+    if owners::inherit(shared, lane) {
+        return;
+    }
+    owners::steer_away(sock, shared, lane);
+    queues::distribute(shared);
+}
+
+/// Milliseconds from the coarse clock of the kernel's ticks, which costs no system call.
+#[inline]
+pub(crate) fn now_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a local that the call writes; it stays zero if the clock is not available.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
+}
+
+/// True if the caller can receive a datagram from another lane than the one it watches.
+pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
+    recovery::recover(sock, shared);
+    send_batch::flush_overdue(sock, shared, fd);
+    sampling::after_slice(sock, shared);
+    let retired = shared.retired.load(Ordering::Acquire);
+    let older = shared.drain_first.load(Ordering::Acquire);
+    if has_older(sock, shared, fd) {
+        return true;
+    }
+    let mut mask = retired & !prefetch::PREFETCH_BIT | older;
+    if shared.mode() == MULTI_LANE {
+        mask |= uncovered(sock, shared, Some(watched));
+    }
+    let has = ready_lanes(sock, shared, fd, mask);
+    // A lane that is empty now is drained: the next wait must not poll it first again.
+    if older & !has != 0 {
+        shared.drain_first.fetch_and(!(older & !has), Ordering::AcqRel);
+    }
+    if shared.mode() == PLAIN {
+        (1..MAX_LANES)
+            .filter(|lane| retired & !has & 1 << lane != 0)
+            .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
+    }
+    let found = has & !(1 << watched) != 0;
+    if let Some(member) = thread::cached_member(sock, shared) {
+        member.has_stolen.store(u32::from(found), Ordering::Relaxed);
+        member.polled_at_ms.store(now_ms(), Ordering::Relaxed);
+    }
+    found
+}
+
+/// True if the library holds datagrams of a plain socket that are older than all in the kernel.
+pub(crate) fn has_older(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
+    queues::has_leftovers(sock, shared) || prefetch::has_leftovers(sock, shared, fd)
+}

@@ -1,0 +1,58 @@
+//! The end of a socket.
+
+use std::sync::atomic::Ordering;
+
+use crate::batching::prefetch::Prefetch;
+use crate::batching::send_batch::{self, Outbox};
+use crate::fds::sock_fds::group_fd;
+use crate::fds::{fast_path, hidden_fds};
+use crate::group::leasing;
+use crate::group::owners::remove_member_locked;
+use crate::group::recovery;
+use crate::shared::sock::Sock;
+use crate::shared::thread;
+
+/// The process closes the socket: frees the member slots of its threads.
+pub(crate) fn close(sock: &Sock) {
+    fast_path::disarm(sock);
+    if let Some(shared) = sock.shared()
+        && let Some(guard) = recovery::lock(sock, shared, true)
+    {
+        // No other process has it: the next socket bound to the port must get every new datagram.
+        // The lessor would see the end of the lease a moment too late.
+        if shared.forked.load(Ordering::Relaxed) == 0 {
+            leasing::close(sock, shared);
+        }
+        let fd = group_fd(sock);
+        send_batch::flush_all(sock, shared, fd);
+        let pid = u64::from(std::process::id());
+        for at in 0..shared.joined.load(Ordering::Acquire) as usize {
+            if shared.members[at].thread_id.load(Ordering::Relaxed) >> 32 == pid {
+                remove_member_locked(shared, fd, at, &guard);
+            }
+        }
+    }
+    for (lane, fd) in sock.lane_fds() {
+        sock.set_lane_fd(lane, None);
+        hidden_fds::close(fd);
+    }
+    leasing::release(sock);
+    release_slot(sock);
+}
+
+/// Releases the slot of a socket, and empties what the next one in it uses again.
+pub(crate) fn release_slot(sock: &Sock) {
+    sock.release(|shared| {
+        let mine = thread::holder_token();
+        let prefetches = sock.prefetches().unwrap_or_default();
+        let outboxes = sock.outboxes().unwrap_or_default();
+        let is_free = prefetches.iter().all(|prefetch| prefetch.reset(mine))
+            && outboxes.iter().all(|outbox| outbox.reset(mine));
+        shared.reset();
+        if is_free {
+            prefetches.iter().for_each(Prefetch::reopen);
+            outboxes.iter().for_each(Outbox::reopen);
+        }
+        is_free
+    });
+}

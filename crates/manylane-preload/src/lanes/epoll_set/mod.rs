@@ -1,0 +1,367 @@
+//! Instances of epoll, and the UDP sockets in them: what `epoll/` changes and waits on.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | here | what an instance is, and its entries, which move from lane to lane |
+//! | `nested.rs` | instances that are waited for as descriptors |
+//! | `leftovers.rs` | instances after the library detached |
+
+mod leftovers;
+mod nested;
+
+use std::iter::successors;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLET, EPOLLIN, EPOLLRDNORM, c_int, epoll_event};
+
+use crate::base::real::{self, call};
+use crate::fds::fast_path;
+use crate::fds::sock_fds::{self, is_managed};
+use crate::fds::table::{self, Entry};
+use crate::shared::lock::{Guard, lock};
+use crate::shared::memory::{self, Atomics};
+use crate::shared::sock::{PLAIN, Shared, Sock};
+
+pub(crate) use leftovers::{ctl_after_detach, has_leftovers, items_with_leftovers};
+pub(crate) use nested::{detach, refresh, refresh_all, remove_placeholder};
+
+/// Max epoll instances of a process that the library tracks, and UDP sockets in each that may have
+/// lanes.
+const MAX_EPOLLS: usize = 1024;
+pub(crate) const MAX_ITEMS: usize = 32;
+/// Items of a block. A block is mapped as whole pages.
+const BLOCK_ITEMS: usize = 100;
+
+/// The instance is waited for as a descriptor.
+pub(crate) const NESTED: u32 = 1;
+/// As `NESTED`, and all its sockets are the kernel's alone: there are no leftovers.
+pub(crate) const NESTED_DRAINED: u32 = 2;
+
+/// The next wait polls other lanes before the kernel.
+pub(crate) const LANES_FIRST: u32 = 1;
+/// The last wait did so, and still left some out: the next one polls the kernel first.
+pub(crate) const KERNEL_FIRST: u32 = 2;
+
+/// A UDP socket in an epoll instance.
+#[repr(C)]
+pub(crate) struct Item {
+    /// Index of the socket plus 1; 0 if the item is free.
+    pub(crate) sock: AtomicU32,
+    pub(crate) generation: AtomicU32,
+    /// The descriptor that the program added.
+    pub(crate) fd: AtomicI32,
+    /// The lane that the kernel watches.
+    pub(crate) lane: AtomicU32,
+    pub(crate) events: AtomicU32,
+    pub(crate) data: AtomicU64,
+    /// Leftovers were already reported as an edge.
+    pub(crate) edge_reported: AtomicU32,
+}
+
+/// An epoll instance.
+#[repr(C)]
+pub(crate) struct Epoll {
+    pub(crate) used: AtomicU32,
+    pub(crate) refs: AtomicU32,
+    pub(crate) lock: AtomicU64,
+    /// Items in use.
+    pub(crate) count: AtomicU32,
+    /// Items from here on were never used.
+    pub(crate) top: AtomicU32,
+    /// The descriptor through which its only receiver uses the fast path, plus 1; 0 if none:
+    /// `fast_path.rs`.
+    pub(crate) fast_path_fd: AtomicI32,
+    /// Waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
+    pub(crate) nested: AtomicU32,
+    /// It contains the placeholder for leftovers (`nested.rs`).
+    pub(crate) placeholder: AtomicU32,
+    /// It contains other instances.
+    pub(crate) has_nested: AtomicU32,
+    /// Counts waits with queues, to poll the kernel regularly.
+    pub(crate) polls: AtomicU32,
+    /// A result had no room for events of other lanes: 0, [`LANES_FIRST`], [`KERNEL_FIRST`].
+    pub(crate) truncated: AtomicU32,
+    /// Counts polls of other lanes, so that each starts with another entry.
+    pub(crate) round_robin: AtomicU32,
+    /// The thread that waits on it.
+    pub(crate) waiter: AtomicU64,
+    pub(crate) items: [Item; MAX_ITEMS],
+    /// Items for sockets that became plain because all others were taken, and have datagrams left
+    /// in lanes.
+    overflow: AtomicPtr<ItemBlock>,
+}
+
+fn load_block(at: &AtomicPtr<ItemBlock>) -> Option<&'static ItemBlock> {
+    // SAFETY: null, or a mapping that is never unmapped.
+    unsafe { at.load(Ordering::Acquire).as_ref() }
+}
+
+/// A block of items, which stays with the slot of its instance.
+#[repr(C)]
+struct ItemBlock {
+    items: [Item; BLOCK_ITEMS],
+    next: AtomicPtr<ItemBlock>,
+}
+
+// SAFETY: atomics; zeroes are free items, and no further block.
+unsafe impl Atomics for ItemBlock {}
+
+// SAFETY: atomics; zeroes are a slot that is not in use.
+unsafe impl Atomics for Epoll {}
+
+static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(ptr::null_mut());
+
+impl Epoll {
+    /// Maps the slots; once, at start.
+    pub(crate) fn start() -> bool {
+        let Some(epolls) = memory::map::<Epoll>(MAX_EPOLLS, false) else { return false };
+        EPOLLS.store(epolls.as_ptr().cast_mut(), Ordering::Release);
+        true
+    }
+
+    pub(crate) fn all() -> &'static [Epoll] {
+        let at = EPOLLS.load(Ordering::Acquire);
+        // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
+        // (state::is_ready).
+        unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
+    }
+
+    /// The instance behind `fd`.
+    #[inline]
+    pub(crate) fn of(fd: c_int) -> Option<&'static Epoll> {
+        match table::entry(fd) {
+            Entry::Epoll(index) => Some(Epoll::at(index)),
+            _ => None,
+        }
+    }
+
+    /// The slot `index`, which came from the table.
+    #[inline]
+    pub(crate) fn at(index: u32) -> &'static Epoll {
+        &Self::all()[index as usize % MAX_EPOLLS]
+    }
+
+    pub(crate) fn alloc() -> Option<u32> {
+        let at = Self::all()
+            .iter()
+            .position(|at| at.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+        let epoll = &Self::all()[at];
+        epoll.refs.store(1, Ordering::Relaxed);
+        epoll.lock.store(0, Ordering::Relaxed);
+        epoll.count.store(0, Ordering::Relaxed);
+        epoll.top.store(0, Ordering::Relaxed);
+        epoll.fast_path_fd.store(0, Ordering::Relaxed);
+        epoll.nested.store(0, Ordering::Relaxed);
+        epoll.placeholder.store(0, Ordering::Relaxed);
+        epoll.has_nested.store(0, Ordering::Relaxed);
+        epoll.waiter.store(0, Ordering::Relaxed);
+        epoll.truncated.store(0, Ordering::Relaxed);
+        epoll.slots(usize::MAX).for_each(|item| item.sock.store(0, Ordering::Relaxed));
+        Some(at as u32)
+    }
+
+    /// In the child of a fork: locks held by the parent's threads are copies that no thread will
+    /// release.
+    pub(crate) fn in_child() {
+        let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
+        used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        ((ptr::from_ref(self) as usize - Self::all().as_ptr() as usize) / size_of::<Self>()) as u32
+    }
+
+    /// While this is held, no other thread moves entries of the instance, by any descriptor.
+    pub(crate) fn lock_items(&self) -> Option<Guard<'_>> {
+        if self.count.load(Ordering::Acquire) == 0 { None } else { lock(&self.lock, true) }
+    }
+
+    /// One of its descriptors.
+    pub(crate) fn any_fd(&self) -> Option<c_int> {
+        let entry = Entry::Epoll(self.index());
+        table::tracked(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
+    }
+
+    /// Counts one more descriptor.
+    pub(crate) fn acquire(&self) {
+        self.refs.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts one descriptor less.
+    pub(crate) fn release(&self) {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.used.store(0, Ordering::Release);
+        }
+    }
+
+    /// The first `top` items, used or not.
+    pub(crate) fn slots(&self, top: usize) -> impl Iterator<Item = &Item> {
+        let blocks = successors(load_block(&self.overflow), |more| load_block(&more.next));
+        let more = blocks.flat_map(|more| &more.items).take(top.saturating_sub(MAX_ITEMS));
+        self.items[..top.min(MAX_ITEMS)].iter().chain(more)
+    }
+
+    pub(crate) fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        let top = self.top.load(Ordering::Acquire) as usize;
+        self.slots(top).filter_map(|item| {
+            let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
+            let sock = Sock::at(index);
+            (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
+                .then_some((item, sock))
+        })
+    }
+
+    /// The same, starting at another one each time, so that all get reported in turn when a result
+    /// has no room for all.
+    pub(crate) fn items_round_robin(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
+        self.items().skip(first).chain(self.items().take(first))
+    }
+
+    /// True if all its sockets are plain for good (as in a server that uses SO_REUSEPORT itself),
+    /// and watched as the program said.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
+        self.items().all(|(item, sock)| {
+            item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
+        })
+    }
+
+    /// Adds a block of items.
+    pub(crate) fn grow(&self, _guard: &Guard<'_>) -> Option<()> {
+        let last = successors(Some(&self.overflow), |at| load_block(at).map(|more| &more.next)).last()?;
+        last.store(memory::map::<ItemBlock>(1, false)?.as_ptr().cast_mut(), Ordering::Release);
+        Some(())
+    }
+
+    pub(crate) fn item(&self, sock: &Sock, fd: c_int) -> Option<&Item> {
+        let of = ptr::from_ref(sock);
+        self.items()
+            .find(|(item, at)| ptr::eq(*at, of) && item.fd.load(Ordering::Relaxed) == fd)
+            .map(|(item, _)| item)
+    }
+
+    /// True if it contains the socket by another descriptor, too.
+    pub(crate) fn has_other_fd(&self, sock: &Sock, fd: c_int) -> bool {
+        self.items().any(|(item, at)| ptr::eq(at, sock) && item.fd.load(Ordering::Relaxed) != fd)
+    }
+
+    pub(crate) fn remove_item(&self, item: &Item, _guard: &Guard<'_>) {
+        if item.sock.swap(0, Ordering::AcqRel) != 0 {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.clear_fast_path();
+    }
+
+    /// Sets the fast path: `sock` is its only socket, and the calling thread the only receiver.
+    #[cold]
+    pub(crate) fn arm_fast_path(&self, epfd: c_int, sock: &Sock) {
+        if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            && fast_path::arm_epoll(epfd, sock)
+        {
+            // Either a thread that changes it sees the fast path, or this one sees the change.
+            fence(Ordering::SeqCst);
+            let is_it = self.items().all(|(_, at)| ptr::eq(at, sock))
+                && self.count.load(Ordering::SeqCst) == 1
+                && table::entry(epfd) == Entry::Epoll(self.index());
+            if !is_it {
+                self.clear_fast_path();
+            }
+        }
+    }
+
+    /// Its entries change, or have changed.
+    pub(crate) fn clear_fast_path(&self) {
+        fence(Ordering::SeqCst);
+        let noted = self.fast_path_fd.swap(0, Ordering::SeqCst);
+        fast_path::clear_epoll(noted - 1);
+    }
+}
+
+impl Item {
+    /// The read events that the entry asks for.
+    pub(crate) fn wanted(&self) -> u32 {
+        self.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
+    }
+}
+
+/// True if an instance of this process watches a socket edge-triggered.
+pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
+    let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
+    used.flat_map(Epoll::items)
+        .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
+}
+
+/// A socket closes. Its lanes do, too, unless another process has them: so remove them from this
+/// process's instances.
+pub(crate) fn remove_sock(sock: &Sock) {
+    let of = ptr::from_ref(sock);
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        if epoll.count.load(Ordering::Acquire) == 0 || !epoll.items().any(|(_, at)| ptr::eq(at, of)) {
+            continue;
+        }
+        let Some(guard) = lock(&epoll.lock, true) else { continue };
+        let epfd = epoll.any_fd();
+        for (item, at) in epoll.items() {
+            if !ptr::eq(at, of) {
+                continue;
+            }
+            let lane = item.lane.load(Ordering::Relaxed) as usize;
+            if let (Some(epfd), true) = (epfd, lane > 0) {
+                call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
+            }
+            epoll.remove_item(item, &guard);
+        }
+        drop(guard);
+        if let (Some(epfd), true) = (epfd, epoll.placeholder.load(Ordering::Acquire) != 0) {
+            refresh(epoll, epfd);
+        }
+    }
+}
+
+/// Moves an entry to another lane. Level or edge, the kernel reports datagrams already there.
+pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
+    let Some(_guard) = lock(&epoll.lock, true) else { return };
+    let before = item.lane.load(Ordering::Relaxed) as usize;
+    // Another thread that waits on the instance may have moved or removed the entry.
+    if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
+        return;
+    }
+    // Another thread may close a descriptor of the instance or the socket, and its number may get
+    // another meaning. It has to wait for this lock, or has done so before.
+    let Some(_numbers) = lock(&sock.fd_lock, true) else { return };
+    if table::entry(epfd) != Entry::Epoll(epoll.index()) {
+        return;
+    }
+    let added = item.fd.load(Ordering::Relaxed);
+    // The program may have closed the descriptor that it added, and use another one for the same
+    // socket.
+    let is_open = table::entry(added) == Entry::Sock(sock.index());
+    let Some(fd) = (if is_open { Some(added) } else { sock_fds::any_fd(sock) }) else { return };
+    let from = sock.fd_of(before, fd);
+    let to = sock.fd_of(lane, fd);
+    let mut event =
+        epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };
+    // Add first: watching both for a moment reports too much, not too little.
+    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, to, &raw mut event) == 0 || real::errno() == libc::EEXIST {
+        call::epoll_ctl(epfd, EPOLL_CTL_DEL, from, &raw mut event);
+        item.lane.store(lane as u32, Ordering::Release);
+    }
+}
+
+/// A socket has become plain: entries that watch its lanes move to the socket itself, also while
+/// their thread sleeps. (Threads of other processes move their entries when they return from a
+/// slice.)
+pub(crate) fn handle_fallback(sock: &Sock) {
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
+        if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
+            continue;
+        }
+        let Some(epfd) = epoll.any_fd() else { continue };
+        for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
+            move_to_lane(epoll, item, at, epfd, 0);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The threads that receive on a socket: how each joins, and leaves when it ends.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{c_int, c_void};
+use manylane_sys::shim::Reason;
+
+use crate::base::signals::SignalMask;
+use crate::base::{pollfds, quiesce};
+use crate::batching::send_batch;
+use crate::fds::{fast_path, lane_socket, sock_fds};
+use crate::group::recovery;
+use crate::lanes::entries;
+use crate::lanes::fallback;
+use crate::shared::report;
+use crate::shared::sock::{BUSY, MAX_MEMBERS, Member, OBSERVING, SINGLE, Shared, Sock};
+use crate::shared::thread::{self, cached_member, id, liveness};
+use crate::xdp::queues;
+
+/// The thread-specific key whose destructor runs when a thread ends, plus 1; 0 before it exists.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Runs once, at start.
+pub(crate) fn start() {
+    let mut key = 0;
+    // SAFETY: `key` is written before it is read; the destructor is our function and accepts any
+    // argument.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(on_thread_exit)) } == 0 {
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+/// True if the library is called when a thread ends.
+pub(crate) fn has_exit_hook() -> bool {
+    KEY.load(Ordering::Relaxed) != 0
+}
+
+/// The calling thread's member in `sock`; it joins if it has none. None if all slots are taken
+/// (then the socket falls back), or if `fd` is not the socket's any more.
+#[inline]
+pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
+    cached_member(sock, shared).or_else(|| join(sock, shared, fd))
+}
+
+#[cold]
+fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
+    let who = id();
+    let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS);
+    let mut place =
+        shared.members[..joined].iter().position(|member| member.thread_id.load(Ordering::Relaxed) == who);
+    if place.is_none() {
+        // Checked before the thread joins: the number may have come to mean something else.
+        if !entries::revalidate(sock, fd) {
+            return None;
+        }
+        place = shared.members.iter().position(|member| {
+            member.thread_id.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        });
+        let Some(at) = place else {
+            fallback::fall_back(sock, fd, Reason::Full);
+            return None;
+        };
+        let member = &shared.members[at];
+        member.state.store(BUSY, Ordering::Relaxed);
+        member.receives.store(0, Ordering::Relaxed);
+        member.kind.store(0, Ordering::Relaxed);
+        member.has_stolen.store(0, Ordering::Relaxed);
+        member.is_sampled.store(0, Ordering::Relaxed);
+        member.polled_at_ms.store(0, Ordering::Relaxed);
+        member.lane.store(-1, Ordering::Relaxed);
+        let signal_mask = SignalMask::new();
+        member.liveness.store(liveness(), Ordering::Release);
+        drop(signal_mask);
+        let slot = report::claim_slot(who, lane_socket::local_addr(fd), shared.inode_of(0));
+        member.slot.store(slot, Ordering::Relaxed);
+        shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
+        // The second receiver: every wait gets a bound. The mode changes only after the bound is
+        // set.
+        if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
+            sock_fds::set_wait_bound(shared, fd);
+            fast_path::disarm_sync(sock);
+            _ = shared.mode.compare_exchange(SINGLE, OBSERVING, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        let key = KEY.load(Ordering::Relaxed);
+        if key != 0 {
+            // SAFETY: the key is ours; any value but null makes the destructor run when the thread
+            // ends.
+            unsafe { libc::pthread_setspecific(key - 1, std::ptr::from_ref(sock).cast::<c_void>()) };
+        }
+    }
+    let at = place?;
+    thread::cache_member(sock, at);
+    shared.members.get(at)
+}
+
+/// A thread ends: its lanes are taken out of steering, and the other threads drain them.
+extern "C" fn on_thread_exit(_: *mut c_void) {
+    if quiesce::enter() {
+        leave_all();
+        quiesce::leave();
+    }
+}
+
+fn leave_all() {
+    queues::flush();
+    send_batch::flush();
+    pollfds::free_cached();
+    let who = id();
+    for sock in Sock::in_use() {
+        let Some(shared) = sock.shared() else { continue };
+        if fast_path::find_by_sock(sock).is_some() {
+            fast_path::disarm(sock);
+        }
+        for (at, member) in shared.members.iter().enumerate() {
+            if member.thread_id.load(Ordering::Relaxed) == who {
+                recovery::remove_member(sock, shared, at);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! When a socket's single receiver gets the fast path (`fast_path.rs`).
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+
+use crate::batching::send_batch;
+use crate::fds::fast_path;
+use crate::fds::table::{self, Entry};
+use crate::lanes::members;
+use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
+use crate::xdp::queues;
+
+/// The calling thread received on a socket in mode SINGLE: sets its fast path if it comes back and
+/// is the only receiver.
+#[inline]
+pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
+    let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
+    if comes_back && is_eligible(shared) {
+        install(sock, shared, member, fd);
+    }
+}
+
+fn is_eligible(shared: &Shared) -> bool {
+    if queues::is_open(shared) {
+        return false;
+    }
+    let joined = shared.joined.load(Ordering::SeqCst) as usize;
+    let members =
+        || shared.members.iter().take(joined).filter(|member| member.thread_id.load(Ordering::SeqCst) != 0);
+    shared.mode.load(Ordering::SeqCst) == SINGLE
+        && shared.forked.load(Ordering::SeqCst) == 0
+        && members().nth(1).is_none()
+}
+
+#[cold]
+fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
+    // Batched replies of another socket must be sent first: `send_batch.rs`.
+    if !members::has_exit_hook() || send_batch::has_queued() {
+        return;
+    }
+    let entry = Entry::Sock(sock.index());
+    fast_path::install(sock, member, fd, || is_eligible(shared) && table::entry(fd) == entry);
+}

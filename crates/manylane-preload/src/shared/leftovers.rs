@@ -1,0 +1,212 @@
+//! Datagrams that were in a socket's lanes when the library detached (`seccomp.rs`), in memory:
+//! handing them out takes no system call.
+//!
+//! The memory is shared with all processes forked later, and never given back. A datagram is taken
+//! once, by one process. Each record is a [`RecordHeader`], the sender's address, the payload, and
+//! control messages.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use libc::{MSG_CTRUNC, MSG_PEEK, c_int, iovec, msghdr};
+
+use crate::base::recv_bufs::{DatagramRef, RecvBufs};
+use crate::shared::memory::{self, Atomics};
+
+/// Bytes of one mapping, and max bytes of a datagram and its parts.
+const CHUNK_SIZE: usize = 1 << 20;
+const PAYLOAD_MAX: usize = 65536;
+const CONTROL_MAX: usize = 512;
+const NAME_MAX: usize = 32;
+const RECORD_LEN_MAX: usize = size_of::<RecordHeader>() + NAME_MAX + PAYLOAD_MAX + CONTROL_MAX + 8;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RecordHeader {
+    /// Offset of the next record from this one.
+    size: u32,
+    name: u32,
+    payload: u32,
+    control: u32,
+}
+
+#[repr(C, align(64))]
+pub(crate) struct Leftovers {
+    /// Bytes of the records taken, and of all records.
+    read_pos: AtomicU32,
+    write_pos: AtomicU32,
+    /// The next chunk, with later datagrams.
+    next_chunk: AtomicPtr<Leftovers>,
+    bytes: UnsafeCell<[u8; CHUNK_SIZE]>,
+}
+
+// SAFETY: bytes before `write_pos` are never written again; those after it are written only by the
+// one thread that fills (`fill`).
+unsafe impl Sync for Leftovers {}
+// SAFETY: zeroes are an empty one, with no next chunk.
+unsafe impl Atomics for Leftovers {}
+
+/// A datagram that only the calling thread returns.
+struct Claimed<'a> {
+    datagram: DatagramRef<'a>,
+    control: &'a [u8],
+}
+
+impl Leftovers {
+    /// An empty one; none if the system is out of memory.
+    pub(crate) fn new() -> Option<&'static Self> {
+        memory::map(1, true)?.first()
+    }
+
+    /// Adds all datagrams that `receive` writes into a message, until it returns none. Must be
+    /// called before other threads have access. False if there was no memory for all.
+    pub(crate) fn fill(&self, mut receive: impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
+        let mut at = self;
+        loop {
+            if at.write_pos.load(Ordering::Relaxed) as usize + RECORD_LEN_MAX > CHUNK_SIZE {
+                let Some(more) = Self::new() else { return false };
+                at.next_chunk.store(ptr::from_ref(more).cast_mut(), Ordering::Release);
+                at = more;
+            }
+            if !at.push(&mut receive) {
+                return true;
+            }
+        }
+    }
+
+    /// Adds one of them, for which there is room.
+    fn push(&self, receive: &mut impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
+        let start = self.write_pos.load(Ordering::Relaxed) as usize;
+        let base = self.bytes.get().cast::<u8>();
+        let name = base.wrapping_add(start + size_of::<RecordHeader>());
+        let payload = name.wrapping_add(NAME_MAX);
+        let mut control = MaybeUninit::<[u64; CONTROL_MAX / 8]>::uninit();
+        let mut piece = iovec { iov_base: payload.cast(), iov_len: PAYLOAD_MAX };
+        // SAFETY: zeroes are a value of a msghdr.
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = name.cast();
+        message.msg_namelen = NAME_MAX as u32;
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = CONTROL_MAX;
+        let Some(len) = receive(&raw mut message).and_then(|len| usize::try_from(len).ok()) else {
+            return false;
+        };
+        let len = len.min(PAYLOAD_MAX);
+        let controls = message.msg_controllen.min(CONTROL_MAX);
+        let size = (size_of::<RecordHeader>() + NAME_MAX + len + controls).next_multiple_of(8);
+        let named = message.msg_namelen.min(NAME_MAX as u32);
+        let head =
+            RecordHeader { size: size as u32, name: named, payload: len as u32, control: controls as u32 };
+        // SAFETY: all of it is within the mapping (`fill` made sure of room for the longest),
+        // after `write_pos`, where only the caller writes; the start is a multiple of eight.
+        unsafe {
+            base.wrapping_add(start).cast::<RecordHeader>().write(head);
+            ptr::copy_nonoverlapping(control.as_ptr().cast::<u8>(), payload.wrapping_add(len), controls);
+        }
+        self.write_pos.store((start + size) as u32, Ordering::Release);
+        true
+    }
+
+    /// True if a datagram is left.
+    pub(crate) fn has_datagrams(&self) -> bool {
+        self.first_chunk().is_some()
+    }
+
+    /// The chunk with the next datagram.
+    fn first_chunk(&self) -> Option<&Self> {
+        let mut at = self;
+        loop {
+            if at.read_pos.load(Ordering::Acquire) < at.write_pos.load(Ordering::Acquire) {
+                return Some(at);
+            }
+            // SAFETY: null, or one from `new`, which is never unmapped.
+            at = unsafe { at.next_chunk.load(Ordering::Acquire).as_ref() }?;
+        }
+    }
+
+    /// Length of the payload of the next one.
+    pub(crate) fn next_len(&self) -> Option<usize> {
+        self.claim(false).map(|next| next.datagram.payload[0].len())
+    }
+
+    fn claim(&self, takes: bool) -> Option<Claimed<'_>> {
+        loop {
+            let part = self.first_chunk()?;
+            let start = part.read_pos.load(Ordering::Acquire);
+            if start >= part.write_pos.load(Ordering::Acquire) {
+                continue;
+            }
+            let base = part.bytes.get().cast::<u8>().cast_const().wrapping_add(start as usize);
+            // SAFETY: a record was written here before `write_pos` was.
+            let head = unsafe { base.cast::<RecordHeader>().read() };
+            let next = start + head.size;
+            if takes
+                && part.read_pos.compare_exchange(start, next, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            let bytes = |from: usize, len: u32| {
+                // SAFETY: as above; the lengths are those with which it was written.
+                unsafe {
+                    std::slice::from_raw_parts(
+                        base.wrapping_add(size_of::<RecordHeader>() + from),
+                        len as usize,
+                    )
+                }
+            };
+            let payload = bytes(NAME_MAX, head.payload);
+            return Some(Claimed {
+                datagram: DatagramRef { name: bytes(0, head.name), payload: [payload, &[]] },
+                control: bytes(NAME_MAX + payload.len(), head.control),
+            });
+        }
+    }
+
+    /// Writes the next datagram, or several, for a call of the program. Returns the call's result;
+    /// none if nothing is left.
+    pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs) -> Option<isize> {
+        let mut answer = None;
+        // As in the kernel: a peek at several messages returns the same one several times.
+        for nth in 0..into.capacity() {
+            if nth > 0 && into.is_invalid(nth, flags) {
+                break;
+            }
+            let Some(next) = self.claim(flags & MSG_PEEK == 0) else { break };
+            let message = match *into {
+                RecvBufs::Message(message) => message,
+                // SAFETY: the program's array, which has more than `nth` messages.
+                RecvBufs::Messages { to, .. } => unsafe { &raw mut (*to.wrapping_add(nth)).msg_hdr },
+                _ => ptr::null_mut(),
+            };
+            // SAFETY: null, or the program's message, which the kernel would read here, too.
+            let room = unsafe { message.as_ref() }.map_or(0, |message| message.msg_controllen);
+            let got = into.write(nth, &next.datagram, flags);
+            if got < 0 {
+                return answer.or(Some(got));
+            }
+            write_control(message, room, next.control);
+            answer = Some(if into.is_mmsg() { nth as isize + 1 } else { got });
+        }
+        answer
+    }
+}
+
+/// Writes all control messages if they fit; else none, and sets the flag for that.
+fn write_control(message: *mut msghdr, room: usize, control: &[u8]) {
+    // SAFETY: null, or the program's message, which the kernel would write here, too.
+    let Some(message) = (unsafe { message.as_mut() }) else { return };
+    if control.is_empty() {
+        return;
+    }
+    if message.msg_control.is_null() || room < control.len() {
+        message.msg_flags |= MSG_CTRUNC;
+        return;
+    }
+    // SAFETY: the program's buffer, which has room for them.
+    unsafe { ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast::<u8>(), control.len()) };
+    message.msg_controllen = control.len();
+}

@@ -1,0 +1,20 @@
+//! State in mappings: of a socket, its members, the threads. A fork shares what is marked so.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `memory.rs` | mappings of atomics |
+//! | `sock.rs` | a socket as this process sees it, and what all processes share of it |
+//! | `lease.rs`, `leftovers.rs` | its queues on lease; its datagrams that are left after the library detached |
+//! | `thread.rs`, `liveness.rs` | the calling thread, and its cached members; which threads are alive |
+//! | `lock.rs`, `failpoint.rs` | the lock of changes; where tests kill a thread |
+//! | `report.rs` | counters for the launcher |
+
+pub(crate) mod failpoint;
+pub(crate) mod lease;
+pub(crate) mod leftovers;
+pub(crate) mod liveness;
+pub(crate) mod lock;
+pub(crate) mod memory;
+pub(crate) mod report;
+pub(crate) mod sock;
+pub(crate) mod thread;

@@ -1,0 +1,169 @@
+//! The calling thread: its id, and its member in each socket. Nothing here uses the heap.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::base::quiesce;
+use crate::base::signals::SignalMask;
+use crate::shared::liveness;
+use crate::shared::sock::{Member, Shared, Sock};
+
+/// Sockets whose member a thread caches; for others it is searched.
+const MEMBER_CACHE_SIZE: usize = 8;
+/// The thread cannot get a liveness token.
+const NO_LIVENESS: u64 = u64::MAX;
+
+/// Changes with each fork: the parent's cached state is not valid in the child.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+/// The process that the library's memory belongs to.
+static PID: AtomicU32 = AtomicU32::new(0);
+
+struct ThreadState {
+    epoch: Cell<u32>,
+    id: Cell<u64>,
+    /// Liveness token, by which others know that the thread is alive; 0 if not acquired yet,
+    /// [`NO_LIVENESS`] if none is available.
+    liveness: Cell<u64>,
+    /// Index of the socket plus 1, its generation, the member.
+    member_cache: [Cell<(u32, u32, u32)>; MEMBER_CACHE_SIZE],
+    /// A lane that the thread peeked at or asked the size of, and its socket's index plus 1: the
+    /// next receive takes from it.
+    peeked: Cell<(u32, u32)>,
+}
+
+thread_local! {
+    // Constant and without a destructor: needs neither the heap nor a registration.
+    static THREAD: ThreadState = const {
+        ThreadState {
+            epoch: Cell::new(0),
+            id: Cell::new(0),
+            liveness: Cell::new(0),
+            member_cache: [const { Cell::new((0, 0, 0)) }; MEMBER_CACHE_SIZE],
+            peeked: Cell::new((0, 0)),
+        }
+    };
+}
+
+/// Runs at start, and in the child of a fork.
+pub(crate) fn start() {
+    PID.store(std::process::id(), Ordering::Relaxed);
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+}
+
+/// True if the library's memory belongs to the calling process. Between vfork and exec it is the
+/// parent's. After a clone that bypassed the C library it is not valid.
+pub(crate) fn is_own_process() -> bool {
+    PID.load(Ordering::Relaxed) == std::process::id()
+}
+
+impl ThreadState {
+    /// After a fork the child has another process and thread id.
+    #[cold]
+    fn reset_after_fork(&self, epoch: u32) {
+        if !quiesce::enter() {
+            return;
+        }
+        // SAFETY: gettid(2) takes nothing and touches no memory.
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        self.id.set(u64::from(std::process::id()) << 32 | u64::from(tid));
+        self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
+        self.peeked.set((0, 0));
+        self.liveness.set(0);
+        self.epoch.set(epoch);
+        quiesce::leave();
+    }
+
+    #[inline]
+    fn id(&self) -> u64 {
+        let epoch = EPOCH.load(Ordering::Relaxed);
+        if self.epoch.get() != epoch {
+            self.reset_after_fork(epoch);
+        }
+        self.id.get()
+    }
+}
+
+/// The calling process and thread.
+#[inline]
+pub(crate) fn id() -> u64 {
+    THREAD.with(ThreadState::id)
+}
+
+/// Liveness token of the calling thread; 0 if it has none. Signals are blocked.
+pub(crate) fn liveness() -> liveness::Token {
+    THREAD.with(|me| {
+        let who = me.id();
+        if me.liveness.get() == 0 {
+            let token = liveness::acquire(who as u32);
+            me.liveness.set(if token == 0 { NO_LIVENESS } else { token });
+        }
+        if me.liveness.get() == NO_LIVENESS { 0 } else { me.liveness.get() }
+    })
+}
+
+/// Names the calling thread as the holder of a queue's lock, so that others see when it has died.
+/// Without a liveness token it gets a value that matches no slot: it is never taken for dead.
+#[inline]
+pub(crate) fn holder_token() -> liveness::Token {
+    THREAD.with(|me| {
+        let who = me.id();
+        match me.liveness.get() {
+            0 | NO_LIVENESS => acquire_holder_token(who),
+            token => token,
+        }
+    })
+}
+
+#[cold]
+fn acquire_holder_token(who: u64) -> liveness::Token {
+    let signal_mask = SignalMask::new();
+    let token = liveness();
+    drop(signal_mask);
+    if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
+}
+
+/// The liveness token (`liveness.rs`) if the thread has acquired it; else 0.
+pub(crate) fn acquired_liveness() -> liveness::Token {
+    THREAD.with(|me| {
+        me.id();
+        if me.liveness.get() == NO_LIVENESS { 0 } else { me.liveness.get() }
+    })
+}
+
+/// The calling thread's member in `sock`, if it is cached.
+#[inline]
+pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    let index = sock.index();
+    // One access to the thread-local state: in a shared library each costs a call.
+    let (who, (at, generation, member)) =
+        THREAD.with(|me| (me.id(), me.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
+    if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
+        return None;
+    }
+    shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == who)
+}
+
+/// Remembers the calling thread's member in `sock`.
+pub(crate) fn cache_member(sock: &Sock, member: usize) {
+    let (index, generation) = (sock.index(), sock.generation.load(Ordering::Relaxed));
+    THREAD.with(|me| {
+        me.member_cache[index as usize % MEMBER_CACHE_SIZE].set((index + 1, generation, member as u32))
+    });
+}
+
+/// Records that the calling thread peeked at a datagram in `lane`.
+pub(crate) fn set_peeked(sock: &Sock, lane: usize) {
+    THREAD.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
+}
+
+/// Takes the lane that the calling thread peeked at last.
+#[inline]
+pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
+    THREAD.with(|me| {
+        let (at, lane) = me.peeked.get();
+        (at == sock.index() + 1).then(|| {
+            me.peeked.set((0, 0));
+            lane as usize
+        })
+    })
+}

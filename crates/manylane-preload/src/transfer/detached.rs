@@ -1,0 +1,190 @@
+//! Calls of the program after the library detached (`seccomp.rs`), while there are [`Leftovers`]:
+//! those are received and reported first. All else is the program's own call. Nothing here makes a
+//! system call that the program does not make.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{
+    EPOLL_CTL_ADD, FILE, MSG_ERRQUEUE, POLLIN, POLLRDNORM, c_int, c_uint, c_ulong, c_void, epoll_event,
+    fd_set, nfds_t, pollfd, timespec, timeval,
+};
+
+use crate::base::real::call;
+use crate::base::recv_bufs::RecvBufs;
+use crate::fds::table::{self, Entry};
+use crate::lanes::epoll_set;
+use crate::shared::leftovers::Leftovers;
+use crate::shared::sock::Sock;
+
+static HAS_LEFTOVERS: AtomicBool = AtomicBool::new(false);
+
+/// True if a socket has leftovers, or lanes that close with it.
+#[inline]
+pub(crate) fn has_leftovers() -> bool {
+    HAS_LEFTOVERS.load(Ordering::Relaxed)
+}
+
+/// Updates [`has_leftovers`].
+pub(crate) fn refresh() {
+    let has_some = |sock: &Sock| {
+        sock.leftovers().is_some_and(Leftovers::has_datagrams) || sock.lane_fds().next().is_some()
+    };
+    HAS_LEFTOVERS.store(Sock::in_use().any(has_some), Ordering::Release);
+}
+
+/// The leftovers of `fd`, if it has any.
+pub(crate) fn leftovers(fd: c_int) -> Option<&'static Leftovers> {
+    table::sock(fd).and_then(Sock::leftovers).filter(|left| left.has_datagrams())
+}
+
+/// True if `fd` is a socket with leftovers, or an instance that must report such a socket.
+fn is_readable(fd: c_int) -> bool {
+    leftovers(fd).is_some() || epoll_set::has_leftovers(fd)
+}
+
+/// Receives for the program: a leftover, or with its own call.
+#[inline]
+pub(crate) fn receive(fd: c_int, flags: c_int, into: &RecvBufs, own: impl FnOnce() -> isize) -> isize {
+    let left = if has_leftovers() { recv_leftover(fd, flags, into) } else { None };
+    left.unwrap_or_else(own)
+}
+
+#[cold]
+fn recv_leftover(fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
+    if flags & MSG_ERRQUEUE != 0 || into.is_invalid(0, flags) {
+        return None;
+    }
+    let left = leftovers(fd)?;
+    let answer = left.recv(flags, into);
+    if !left.has_datagrams() {
+        refresh();
+    }
+    answer
+}
+
+/// Waits with the program's own call, which must not block (`true`) if there are leftovers.
+#[cold]
+pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int) -> c_int {
+    const READABLE: i16 = POLLIN | POLLRDNORM;
+    let has_some = |at: &pollfd| at.events & READABLE != 0 && is_readable(at.fd);
+    // SAFETY: the program's array of `count`, which the kernel would read here, too.
+    let all = || (0..count as usize).map(|nth| unsafe { &mut *fds.wrapping_add(nth) });
+    if fds.is_null() || !all().any(|at| has_some(at)) {
+        return own(false);
+    }
+    let answer = own(true);
+    if answer < 0 {
+        return answer;
+    }
+    all().filter(|at| has_some(at)).for_each(|at| at.revents |= at.events & READABLE);
+    all().filter(|at| at.revents != 0).count() as c_int
+}
+
+/// [`poll`] for select(2) and pselect(2).
+#[cold]
+pub(crate) fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bool) -> c_int) -> c_int {
+    let count = count.clamp(0, libc::FD_SETSIZE as c_int);
+    // SAFETY: null, or the program's set, which has room for FD_SETSIZE descriptors.
+    let is_set = |fd: c_int| !read.is_null() && unsafe { libc::FD_ISSET(fd, read) };
+    let mut readable = [0_u64; libc::FD_SETSIZE / 64];
+    for fd in (0..count).filter(|fd| is_set(*fd) && is_readable(*fd)) {
+        readable[fd as usize / 64] |= 1 << (fd % 64);
+    }
+    let any = readable.iter().any(|word| *word != 0);
+    let mut answer = own(any);
+    for fd in (0..count).filter(|fd| readable[*fd as usize / 64] & 1 << (fd % 64) != 0) {
+        if answer >= 0 && !is_set(fd) {
+            // SAFETY: as above.
+            unsafe { libc::FD_SET(fd, read) };
+            answer += 1;
+        }
+    }
+    answer
+}
+
+/// A timeout of zero, for calls that only read it.
+pub(crate) static ZERO_TIMEOUT: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The same for select(2), which writes the remaining time.
+pub(crate) fn zero_timeval() -> timeval {
+    timeval { tv_sec: 0, tv_usec: 0 }
+}
+
+pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    match leftovers(fd).filter(|_| request == libc::FIONREAD).and_then(Leftovers::next_len) {
+        Some(len) => {
+            // SAFETY: the program's number, which the kernel would write here.
+            unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+            0
+        }
+        None => call::ioctl(fd, request, arg),
+    }
+}
+
+/// The number is about to mean something else.
+fn forget(fd: c_int) {
+    if table::entry(fd) != Entry::None {
+        table::set(fd, Entry::None);
+    }
+}
+
+/// Lanes keep the port in use while they are open: closes them with the program's descriptor, by
+/// the same call.
+fn close_lanes(fd: c_int) {
+    let Some(sock) = table::sock(fd) else { return };
+    for (lane, fd) in sock.lane_fds() {
+        sock.set_lane_fd(lane, None);
+        // The program may have closed all descriptors that it did not open, and use the number.
+        if table::replace(fd, Entry::Hidden, Entry::None) {
+            call::close(fd);
+        }
+    }
+}
+
+pub(crate) fn close(fd: c_int) -> c_int {
+    close_lanes(fd);
+    forget(fd);
+    call::close(fd)
+}
+
+pub(crate) fn fclose(file: *mut FILE) -> c_int {
+    // SAFETY: the program's file, which it has not closed yet.
+    forget(unsafe { libc::fileno(file) });
+    call::fclose(file)
+}
+
+pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
+    finish_dup(fd, to, call::dup2(fd, to))
+}
+
+pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    finish_dup(fd, to, call::dup3(fd, to, flags))
+}
+
+fn finish_dup(fd: c_int, to: c_int, done: c_int) -> c_int {
+    if done >= 0 && fd != to {
+        forget(to);
+    }
+    done
+}
+
+pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOEXEC: c_int = 1 << 2;
+    if flags & CLOEXEC == 0 {
+        table::tracked(first, last).for_each(|(fd, _)| forget(fd));
+    }
+    call::close_range(first, last, flags)
+}
+
+pub(crate) fn closefrom(first: c_int) {
+    table::tracked(first.max(0) as c_uint, c_uint::MAX).for_each(|(fd, _)| forget(fd));
+    call::closefrom(first);
+}
+
+pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let done = call::epoll_ctl(epfd, op, fd, event);
+    if done == 0 && op != EPOLL_CTL_ADD {
+        epoll_set::ctl_after_detach(epfd, op, fd, event);
+    }
+    done
+}

@@ -1,0 +1,459 @@
+//! Receiving: each call of the program becomes one operation, which is done on the caller's own
+//! lane first.
+//!
+//! [`slow_path`] decides on which socket; each call of the C library says how to receive. With one
+//! receiving thread, the operation is the program's own call on the program's own socket.
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{EAGAIN, EBADF, EINTR, ENOTSOCK, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE};
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use crate::base::real::{self, call};
+use crate::base::recv_bufs::RecvBufs;
+use crate::base::{quiesce, signals};
+use crate::batching::{rx_coalesce, send_batch};
+use crate::fds::sock_fds::is_managed;
+use crate::fds::{fast_path, hidden_fds, table};
+use crate::group::{leasing, sampling};
+use crate::lanes::create;
+use crate::lanes::{entries, inherited, members, registry, single_receiver};
+use crate::shared::report;
+use crate::shared::sock::{MULTI_LANE, Member, OBSERVING, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
+use crate::transfer::detached;
+use crate::transfer::recv_call::RecvCall;
+use crate::xdp::queues;
+
+#[inline]
+pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    fast_path(
+        (fd, to, len, flags),
+        fd,
+        flags,
+        || call::recv(fd, to, len, flags),
+        |args| recv_slow_path(args.0, args.1, args.2, args.3),
+    )
+}
+
+#[inline(never)]
+fn recv_slow_path(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let op = |fd, more| call::recv(fd, to, len, flags | more);
+    let into = addressless_buf(to, len);
+    slow_path(fd, flags, into, op, |got| {
+        (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) })
+    })
+}
+
+#[inline]
+pub(crate) fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
+    fast_path((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
+        recvfrom_slow_path(args.0, args.1, args.2, args.3, args.4, args.5)
+    })
+}
+
+#[inline(never)]
+fn recvfrom_slow_path(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    // A receive without a datagram leaves the length unchanged, so that a second attempt finds the
+    // program's value.
+    let into = RecvBufs::Bytes { to, len, from, fromlen };
+    let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
+    slow_path(fd, flags, into, op, |got| (1, got))
+}
+
+#[inline]
+pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    fast_path(
+        (fd, message, flags),
+        fd,
+        flags,
+        || call::recvmsg(fd, message, flags),
+        |args| recvmsg_slow_path(args.0, args.1, args.2),
+    )
+}
+
+#[inline(never)]
+fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let op = |fd, more| call::recvmsg(fd, message, flags | more);
+    let got = slow_path(fd, flags, RecvBufs::Message(message), op, |got| (1, got));
+    if got >= 0 && table::sock(fd).is_none() {
+        registry::clear_passed_fds(message);
+    }
+    got
+}
+
+#[inline]
+pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    // No bytes are asked for: read(2) then takes no datagram.
+    let flags = if len == 0 { SLOW_PATH_FLAGS } else { 0 };
+    fast_path(
+        (fd, to, len),
+        fd,
+        flags,
+        || call::read(fd, to, len),
+        |args| read_slow_path(args.0, args.1, args.2),
+    )
+}
+
+#[inline(never)]
+fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    let found = hidden_fds::sock(fd);
+    if len == 0 || len > isize::MAX as usize || found.is_err() {
+        send_batch::flush();
+        return call::read(found.err().unwrap_or(fd), to, len);
+    }
+    // The program's own call on its own descriptor, which may no longer be a socket.
+    let op = |at, more| {
+        if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
+    };
+    slow_path(fd, 0, addressless_buf(to, len), op, |got| (1, got))
+}
+
+pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+    let found = hidden_fds::sock(fd);
+    if found.is_err() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
+        send_batch::flush();
+        return call::readv(found.err().unwrap_or(fd), to, count);
+    }
+    let op = |at, more| {
+        if at == fd && more == 0 {
+            return call::readv(at, to, count);
+        }
+        // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = to.cast_mut();
+        message.msg_iovlen = count as usize;
+        call::recvmsg(at, &raw mut message, more)
+    };
+    slow_path(fd, 0, RecvBufs::Iovecs { to, count: count as usize }, op, |got| (1, got))
+}
+
+/// True if the iovecs have no room: readv(2), like read(2), then takes no datagram.
+fn is_empty(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: null, or the program's array of `count` iovecs, which the kernel would read here,
+    // too.
+    pieces.is_null() || (0..count).all(|nth| unsafe { (*pieces.wrapping_add(nth)).iov_len == 0 })
+}
+
+/// A buffer without an address.
+fn addressless_buf(to: *mut c_void, len: size_t) -> RecvBufs {
+    RecvBufs::Bytes { to, len, from: std::ptr::null_mut(), fromlen: std::ptr::null_mut() }
+}
+
+pub(crate) fn recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+    if len > room { call::__recv_chk(fd, to, len, room, flags) } else { recv(fd, to, len, flags) }
+}
+
+pub(crate) fn recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    if len > room {
+        return call::__recvfrom_chk(fd, to, len, room, flags, from, fromlen);
+    }
+    recvfrom(fd, to, len, flags, from, fromlen)
+}
+
+pub(crate) fn read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    if len > room { call::__read_chk(fd, to, len, room) } else { read(fd, to, len) }
+}
+
+pub(crate) fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
+        && let Some(place) = fast_path::find(fd)
+        && let Some(member) = start_fast_path(place, flags)
+    {
+        let answer = call::recvmmsg(fd, messages, count, flags, timeout);
+        fast_path::finish_wait(member);
+        if answer >= 0 {
+            let (datagrams, bytes) = sum_messages(messages, 0, answer as isize);
+            fast_path::count_received(member, datagrams, bytes);
+            return answer;
+        }
+        if !should_retry(fd) {
+            return answer;
+        }
+    }
+    let found = managed(fd);
+    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || is_invalid_timeout(timeout);
+    if found.is_err() && !detached::has_leftovers() || is_kernels {
+        send_batch::flush();
+        let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
+        if got > 0 && table::sock(fd).is_none() {
+            // SAFETY: the kernel has just filled these messages of the program's array.
+            let all =
+                (0..got as usize).map(|nth| unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+            all.for_each(registry::clear_passed_fds);
+        }
+        return got;
+    }
+    // The kernel checks the time only after a datagram; so does this.
+    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+    let limit = unsafe { timeout.as_ref() };
+    let is_over = limit.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0);
+    let count = if is_over { 1 } else { count };
+    let limit = limit
+        .and_then(|time| Instant::now().checked_add(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)));
+    let mut done: c_uint = 0;
+    loop {
+        let fill = done;
+        let op = |fd, more| {
+            // The remaining messages. The kernel's own timeout is not used: on one lane it could
+            // wait past it.
+            let at = messages.wrapping_add(fill as usize);
+            let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
+            call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
+        };
+        let bytes = |got| sum_messages(messages, fill, got);
+        let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
+        let at = messages.wrapping_add(fill as usize);
+        let into = RecvBufs::Messages { to: at, count: (count - fill) as usize };
+        let got = slow_path(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
+        if got < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += got as c_uint;
+        let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+        // SAFETY: null, or the program's timespec, in which the kernel would write the remaining
+        // time, too.
+        if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
+            (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as i64, left.subsec_nanos().into());
+        }
+        let late = left.is_some_and(|left| left.is_zero());
+        // Without a wait, the datagrams of one lane are enough: the next call polls the others.
+        let nonblock =
+            (flags & MSG_DONTWAIT) != 0 || table::sock(fd).and_then(Sock::shared).is_some_and(is_nonblocking);
+        if done >= count || late || nonblock || flags & MSG_WAITFORONE != 0 {
+            return done as c_int;
+        }
+    }
+}
+
+/// True if the kernel refuses the timeout.
+fn is_invalid_timeout(timeout: *const timespec) -> bool {
+    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+    let timeout = unsafe { timeout.as_ref() };
+    timeout.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
+}
+
+/// Datagrams and bytes of `got` messages after the first `fill`.
+fn sum_messages(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
+    let filled = fill as usize..fill as usize + got.max(0) as usize;
+    // SAFETY: the kernel has just filled these messages of the program's array.
+    let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+    (got as u64, bytes as isize)
+}
+
+fn is_nonblocking(shared: &'static Shared) -> bool {
+    shared.nonblock.load(Ordering::Relaxed) != 0
+}
+
+/// The socket behind `fd`, if the library manages it; else the descriptor to pass to the kernel.
+#[inline]
+fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
+    let sock = hidden_fds::sock(fd)?;
+    let Some(shared) = sock.shared() else { return Err(fd) };
+    if is_managed(shared) {
+        return Ok((sock, shared));
+    }
+    inherited::report_inherited(shared, fd);
+    Err(fd)
+}
+
+/// Flags with which a receive does not take a datagram, returns another length, or does not wait.
+const SLOW_PATH_FLAGS: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
+
+/// The only receiver of a socket is about to make the program's own call. None if it must not, or
+/// if the flags need the slow path.
+#[inline(always)]
+fn start_fast_path(place: &fast_path::FastPath, flags: c_int) -> Option<&'static Member> {
+    if flags & SLOW_PATH_FLAGS != 0 {
+        return None;
+    }
+    place.start_wait()
+}
+
+/// Receives for the program. The only receiver of a socket makes its `own` call at once. All other
+/// threads, and one whose wait ended because it is no longer the only receiver, call `by_lane`
+/// with the arguments of the call.
+#[inline(always)]
+fn fast_path<A: Copy>(
+    args: A,
+    fd: c_int,
+    flags: c_int,
+    own: impl FnOnce() -> isize,
+    by_lane: impl Fn(A) -> isize,
+) -> isize {
+    if let Some(place) = fast_path::find(fd)
+        && let Some(member) = start_fast_path(place, flags)
+    {
+        // Kept in memory meanwhile: registers would have to be saved for each call.
+        let kept = (fd, args);
+        _ = black_box(&kept);
+        let answer = own();
+        fast_path::finish_wait(member);
+        if answer < 0 {
+            return after_error(kept.0, || by_lane(kept.1));
+        }
+        fast_path::count_received(member, 1, answer);
+        return answer;
+    }
+    by_lane(args)
+}
+
+/// The program's own call failed: returns the error, or receives `again`.
+#[cold]
+#[inline(never)]
+fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
+    if should_retry(fd) { again() } else { -1 }
+}
+
+/// True if a second receiver joined during the wait: the bound that waits have since then may have
+/// ended it.
+#[cold]
+fn should_retry(fd: c_int) -> bool {
+    let goes_on = || match real::errno() {
+        EAGAIN => true,
+        EINTR => signals::should_restart() && has_no_timeout(fd),
+        _ => false,
+    };
+    fast_path::find(fd).is_none() && goes_on()
+}
+
+fn has_no_timeout(fd: c_int) -> bool {
+    let shared = table::sock(fd).and_then(Sock::shared);
+    shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
+}
+
+/// A receive failed: true if the descriptor was closed unseen, and is closed now or means
+/// something else.
+fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
+    matches!(real::errno(), EBADF | ENOTSOCK) && !entries::revalidate(sock, fd)
+}
+
+/// Receives for the program. `op` receives on a descriptor, with further flags. `into` describes
+/// the buffers. `size` returns the datagrams and bytes of a result.
+fn slow_path(
+    fd: c_int,
+    flags: c_int,
+    into: RecvBufs,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
+    let (sock, shared) = match managed(fd) {
+        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into.is_invalid(0, flags) => found,
+        found => {
+            send_batch::flush();
+            return detached::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
+        }
+    };
+    if quiesce::enter() {
+        match managed_receive(sock, shared, (fd, flags, into), &op, size) {
+            Some(answer) => {
+                quiesce::leave();
+                return answer;
+            }
+            None => quiesce::park_and_leave(),
+        }
+    }
+    detached::receive(fd, flags, &into, || op(fd, 0))
+}
+
+/// Receives on a socket that the library manages. None: the library has detached.
+#[inline]
+fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
+    sock: &'static Sock,
+    shared: &Shared,
+    (fd, flags, into): (c_int, c_int, RecvBufs),
+    op: &Op,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
+    send_batch::before_receive(sock);
+    let Some(member) = members::member(sock, shared, fd) else {
+        return Some(quiesce::run_outside(|| op(fd, 0)));
+    };
+    sampling::after_work(sock, shared, member);
+    member.beat();
+    let call = RecvCall {
+        sock,
+        shared,
+        member,
+        fd,
+        flags,
+        bufs: into,
+        op,
+        was_prefetched: Cell::new(false),
+        signals: signals::DeferredSignals::new(),
+    };
+    let (answer, helped) = call.run()?;
+    if quiesce::is_detaching() {
+        return Some(answer);
+    }
+    if answer < 0 && is_stale_fd(sock, fd) {
+        return Some(quiesce::run_outside(|| op(fd, 0)));
+    }
+    if answer >= 0 && flags & MSG_PEEK == 0 {
+        let (datagrams, bytes) = size(answer);
+        report::record_received(member, datagrams, bytes.max(0) as u64, helped, call.was_prefetched.get());
+        let receives = member.receives.load(Ordering::Relaxed);
+        if receives < PROVEN_RECEIVES_MIN {
+            member.receives.store(receives + 1, Ordering::Relaxed);
+        }
+        if receives + 1 >= PROVEN_RECEIVES_MIN && leasing::is_pending(shared) {
+            create::open_queues(sock, shared, fd);
+        }
+        let mode = shared.mode();
+        if mode == SINGLE {
+            single_receiver::arm(sock, shared, member, fd);
+        }
+        if mode == MULTI_LANE || queues::is_open(shared) {
+            rx_coalesce::add_received(datagrams);
+        }
+        if mode == MULTI_LANE {
+            sampling::before_work(shared, member);
+        }
+        let without = mode == MULTI_LANE && member.lane.load(Ordering::Relaxed) < 0;
+        if (mode == OBSERVING || without)
+            && receives + 1 >= PROVEN_RECEIVES_MIN
+            && create::should_try_create(shared, member)
+        {
+            create::try_create(sock, shared, fd);
+        }
+    }
+    // Woken for a datagram that another thread got: this thread came back all the same.
+    if answer < 0 && shared.mode() == OBSERVING && real::errno() == EAGAIN {
+        let receives = member.receives.load(Ordering::Relaxed);
+        if receives < PROVEN_RECEIVES_MIN {
+            member.receives.store(receives + 1, Ordering::Relaxed);
+        }
+    }
+    Some(answer)
+}

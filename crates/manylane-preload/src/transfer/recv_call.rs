@@ -1,0 +1,656 @@
+//! Receive dispatch: which lanes a call tries, in which order, and what it blocks on.
+//!
+//! [`RecvCall::run`] goes by the mode of the socket (`sock.rs`):
+//!
+//! | mode | order |
+//! |---|---|
+//! | SINGLE, OBSERVING | the program's own kernel socket, and queues if there are any |
+//! | MULTI_LANE | 1. the lane that the thread peeked at; 2. lanes to drain first, which hold older datagrams; 3. the thread's own lane; 4. lanes whose owners do not wait |
+//! | PLAIN | datagrams that the lanes still hold; then the program's own socket, for good |
+//!
+//! Two promises follow from this order:
+//!
+//! - A thread that peeks, or asks for the size, gets that very datagram with its next receive.
+//! - A thread sees the datagrams of a flow in their order: a flow stays in one lane, and datagrams
+//!   queued before a change of lanes are received first. While a lane is added or removed, flows
+//!   move, and two threads may briefly hold two parts of one flow, as two readers of one socket
+//!   would.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
+use manylane_sys::lease::QUEUES_MAX;
+
+use crate::base::real::{self, call};
+use crate::base::recv_bufs::RecvBufs;
+use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::base::{quiesce, signals, sockopt, state};
+use crate::batching::prefetch::{self, FillResult, Prefetch};
+use crate::batching::readiness::{lane_pollfds, ready_in_memory};
+use crate::batching::{rx_coalesce, send_batch};
+use crate::fds::sock_fds::{self, is_managed};
+use crate::group::coverage::uncovered;
+use crate::group::owners;
+use crate::group::recovery;
+use crate::group::{active_set, sampling};
+use crate::lanes::entries;
+use crate::shared::sock::{
+    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+};
+use crate::shared::thread;
+use crate::xdp::queues;
+
+/// Result of one attempt on one descriptor.
+enum TryRecv {
+    /// The call's result, to be returned to the program.
+    Done(isize),
+    /// No datagram.
+    WouldBlock,
+}
+
+/// One receive call of the program.
+pub(crate) struct RecvCall<'a, Op> {
+    pub(crate) sock: &'static Sock,
+    pub(crate) shared: &'a Shared,
+    pub(crate) member: &'a Member,
+    /// The program's descriptor: lane 0.
+    pub(crate) fd: c_int,
+    pub(crate) flags: c_int,
+    pub(crate) bufs: RecvBufs,
+    pub(crate) op: Op,
+    /// The result came from a prefetch, by a system call that was counted before.
+    pub(crate) was_prefetched: Cell<bool>,
+    pub(crate) signals: signals::DeferredSignals,
+}
+
+impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
+    /// The call's result, and whether it came from a lane that is not the caller's. None: the
+    /// library has detached.
+    pub(crate) fn run(&self) -> Option<(isize, bool)> {
+        let answer = self.retry();
+        self.signals.release();
+        answer
+    }
+
+    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
+    fn defer_signals(&self) {
+        if self.is_interruptible() {
+            self.signals.defer();
+        }
+    }
+
+    /// True if a signal handler interrupts the call.
+    fn is_interruptible(&self) -> bool {
+        !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
+    }
+
+    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
+    /// datagram, or defers signals.
+    fn poll_first(&self, lane: usize) -> Option<isize> {
+        let poll_now = || match self.try_lane(lane) {
+            TryRecv::Done(answer) => Some(answer),
+            TryRecv::WouldBlock => None,
+        };
+        if self.is_interruptible() { self.signals.poll_before_wait(poll_now) } else { None }
+    }
+
+    fn retry(&self) -> Option<(isize, bool)> {
+        let mut until = None;
+        let mut rounds = Backoff::default();
+        let mut again = false;
+        loop {
+            if quiesce::is_detaching() {
+                return None;
+            }
+            let nonblock =
+                self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
+            if !nonblock {
+                let kind = self.member.kind.load(Ordering::Relaxed);
+                if kind & BLOCKS == 0 {
+                    self.member.kind.store(kind | BLOCKS, Ordering::Relaxed);
+                }
+            }
+            match self.shared.mode() {
+                SINGLE | OBSERVING if queues::is_open(self.shared) => {
+                    if let Some(answer) = self.recv_with_queues(nonblock, &mut until) {
+                        return Some((answer, false));
+                    }
+                }
+                SINGLE if nonblock => return Some(((self.op)(self.fd, 0), false)),
+                SINGLE => {
+                    // SeqCst, as where lanes are created: either this thread sees the changed
+                    // mode, or the other one sees this state.
+                    self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
+                    if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
+                        self.member.state.store(BUSY, Ordering::Release);
+                        continue;
+                    }
+                    let answer = quiesce::run_outside(|| (self.op)(self.fd, 0));
+                    if quiesce::is_detaching() {
+                        // Our own bound may have ended it.
+                        let goes_on = answer < 0 && self.should_wait_again(&mut until);
+                        return (!goes_on).then_some((answer, false));
+                    }
+                    self.member.state.store(BUSY, Ordering::Release);
+                    let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
+                    if answer >= 0 || !bounded || !self.should_wait_again(&mut until) {
+                        return Some((answer, false));
+                    }
+                }
+                OBSERVING if nonblock => return Some(((self.op)(self.fd, 0), false)),
+                OBSERVING => match self.wait_on(0, &mut until) {
+                    TryRecv::Done(answer) => return Some((answer, false)),
+                    TryRecv::WouldBlock => recovery::recover(self.sock, self.shared),
+                },
+                MULTI_LANE => {
+                    if let Some(answer) = self.recv_multi_lane(nonblock, again, &mut until) {
+                        return Some(answer);
+                    }
+                }
+                PLAIN => {
+                    if let Some(answer) = self.pending_error() {
+                        return Some((answer, false));
+                    }
+                    if let Some(answer) = self.drain_retired() {
+                        return Some((answer, true));
+                    }
+                    if nonblock {
+                        return Some(((self.op)(self.fd, 0), false));
+                    }
+                    if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::is_draining(self.shared) {
+                        return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
+                    }
+                    match self.wait_on(0, &mut until) {
+                        TryRecv::Done(answer) => return Some((answer, false)),
+                        TryRecv::WouldBlock => {}
+                    }
+                }
+                _ => return Some(((self.op)(self.fd, 0), false)),
+            }
+            // The wait brought no datagram: the descriptor may have been closed unseen.
+            if !entries::revalidate(self.sock, self.fd) {
+                return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
+            }
+            rounds.backoff();
+            again = true;
+        }
+    }
+
+    /// One attempt on a lane, without waiting: its queues, if it has any, and its kernel socket.
+    #[inline]
+    fn try_lane(&self, lane: usize) -> TryRecv {
+        if !queues::is_open(self.shared) {
+            return self.try_kernel(lane);
+        }
+        // Check the companion now and then, in case the queues are never empty.
+        if self.member.heartbeat.load(Ordering::Relaxed).is_multiple_of(queues::KERNEL_RECV_INTERVAL)
+            && let TryRecv::Done(answer) = self.try_kernel(lane)
+        {
+            return TryRecv::Done(answer);
+        }
+        if let Some(answer) = queues::receive(self.sock, self.shared, lane, self.flags, &self.bufs) {
+            return TryRecv::Done(answer);
+        }
+        queues::flush();
+        self.try_kernel(lane)
+    }
+
+    /// One attempt on the datagram that was peeked at.
+    fn try_peeked(&self, peeked: usize) -> TryRecv {
+        match queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs) {
+            Some(answer) => TryRecv::Done(answer),
+            None => self.try_kernel(peeked & 0xff),
+        }
+    }
+
+    /// With queues: one receiver, or several that have no lanes of their own yet. All queues
+    /// belong to lane 0.
+    fn recv_with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
+        if let Some(peeked) = thread::take_peeked(self.sock)
+            && let TryRecv::Done(answer) = self.try_peeked(peeked)
+        {
+            return Some(answer);
+        }
+        if let TryRecv::Done(answer) = self.try_lane(0) {
+            return Some(answer);
+        }
+        if nonblock {
+            real::set_errno(EAGAIN);
+            return Some(-1);
+        }
+        if let Some(answer) = self.rx_coalesce(0, until) {
+            return Some(answer);
+        }
+        match self.wait_on(0, until) {
+            TryRecv::Done(answer) => Some(answer),
+            TryRecv::WouldBlock => None,
+        }
+    }
+
+    /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
+    /// receive on the socket would have returned.
+    fn wait_for_queues(&self, lane: usize) -> isize {
+        if let TryRecv::Done(answer) = self.try_lane(lane) {
+            return answer;
+        }
+        queues::flush();
+        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
+        fds[0].fd = self.sock.fd_of(lane, self.fd);
+        let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+        let mask = self.signals.wait_mask(std::ptr::null());
+        if call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask) < 0 {
+            return -1;
+        }
+        match self.try_lane(lane) {
+            TryRecv::Done(answer) => answer,
+            TryRecv::WouldBlock => {
+                real::set_errno(EAGAIN);
+                -1
+            }
+        }
+    }
+
+    /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
+    /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
+    fn try_prefetch(&self, hold: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
+        let take = || {
+            let answer = hold.recv(self.flags, &self.bufs)?;
+            self.was_prefetched.set(true);
+            if self.flags & MSG_PEEK != 0 {
+                thread::set_peeked(self.sock, lane);
+            }
+            Some(TryRecv::Done(answer))
+        };
+        if let Some(got) = take() {
+            return Some(got);
+        }
+        if self.bufs.is_mmsg() || !self.can_prefetch(lane) || !hold.should_fill() {
+            return None;
+        }
+        match hold.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
+            FillResult::Ready => {
+                let got = take();
+                // The call to the kernel counts for the first datagram that it brought.
+                self.was_prefetched.set(false);
+                got
+            }
+            FillResult::Empty => Some(TryRecv::WouldBlock),
+            FillResult::Failed => Some(TryRecv::Done(-1)),
+            FillResult::Skipped => None,
+        }
+    }
+
+    /// True if the caller owns the lane and does not share it, and its datagrams come from its
+    /// kernel socket only.
+    fn can_prefetch(&self, lane: usize) -> bool {
+        self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
+            && self.member.lane.load(Ordering::Relaxed) == lane as i32
+            && self.shared.oversubscribed.load(Ordering::Relaxed) & 1 << lane == 0
+            && self.shared.prefetch_off.load(Ordering::Relaxed) == 0
+            && !queues::is_open(self.shared)
+            && active_set::can_prefetch(self.shared)
+    }
+
+    /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
+    /// Returns what a receive would have returned.
+    fn wait_with_mask(&self, lane: usize) -> isize {
+        let fd = self.sock.fd_of(lane, self.fd);
+        let mut at = pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+        let mask = self.signals.wait_mask(std::ptr::null());
+        match call::ppoll(&raw mut at, 1, &raw const slice, mask) {
+            ready if ready < 0 => -1,
+            // A datagram that poll reports may be gone: then the result is EAGAIN.
+            _ => (self.op)(fd, MSG_DONTWAIT),
+        }
+    }
+
+    /// One attempt on a lane's kernel socket, without waiting.
+    #[inline]
+    fn try_kernel(&self, lane: usize) -> TryRecv {
+        if state::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
+            send_batch::before_steal(self.sock, self.shared, self.fd, lane);
+        }
+        if let Some(hold) = prefetch::for_lane(self.sock, lane)
+            && let Some(got) = self.try_prefetch(hold, lane, false)
+        {
+            return got;
+        }
+        let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
+        if answer < 0 && real::errno() == EAGAIN {
+            return TryRecv::WouldBlock;
+        }
+        if answer >= 0 && self.flags & MSG_PEEK != 0 {
+            thread::set_peeked(self.sock, lane);
+        }
+        TryRecv::Done(answer)
+    }
+
+    /// The program's own timeout counts from the first wait of a call.
+    fn start_timeout(&self, until: &mut Option<Instant>) {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        if timeout > 0 && until.is_none() {
+            *until = Some(Instant::now() + Duration::from_micros(timeout));
+        }
+    }
+
+    /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
+    /// the result if the call is over.
+    fn rx_coalesce(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
+        self.start_timeout(until);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let lane = self.sock.fd_of(own, self.fd);
+        let poll_now = || match self.try_lane(own) {
+            TryRecv::Done(answer) => Some(answer),
+            TryRecv::WouldBlock => None,
+        };
+        let rest = |time: timespec| {
+            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            self.defer_signals();
+            let mask = self.signals.wait_mask(std::ptr::null());
+            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            self.member.state.store(BUSY, Ordering::Release);
+            self.member.beat();
+            (ended < 0 && !self.should_wait_again(until)).then_some(-1)
+        };
+        rx_coalesce::before_sleep(lane, left, poll_now, rest)
+    }
+
+    /// Waits on a lane for at most a slice.
+    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> TryRecv {
+        self.start_timeout(until);
+        self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+        if let Some(answer) = self.poll_first(lane) {
+            self.member.state.store(BUSY, Ordering::Release);
+            self.member.beat();
+            return TryRecv::Done(answer);
+        }
+        let with_queues = queues::is_open(self.shared);
+        let answer = if with_queues {
+            self.wait_for_queues(lane)
+        } else if self.signals.is_active() {
+            self.wait_with_mask(lane)
+        } else {
+            (self.op)(self.sock.fd_of(lane, self.fd), 0)
+        };
+        self.member.state.store(BUSY, Ordering::Release);
+        self.member.beat();
+        if answer >= 0 {
+            if self.flags & MSG_PEEK != 0 && !with_queues {
+                thread::set_peeked(self.sock, lane);
+            }
+            return TryRecv::Done(answer);
+        }
+        if self.should_wait_again(until) { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
+    }
+
+    /// A wait ended without a datagram: true if the program would still be waiting.
+    fn should_wait_again(&self, until: &mut Option<Instant>) -> bool {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        match real::errno() {
+            EAGAIN if timeout == 0 => true,
+            EAGAIN => {
+                let until = *until.get_or_insert_with(|| Instant::now() + Duration::from_micros(timeout));
+                Instant::now() < until
+            }
+            // With a timeout of its own, the kernel would not have restarted the call.
+            EINTR => timeout == 0 && signals::should_restart(),
+            _ => false,
+        }
+    }
+
+    /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
+    /// of the same call.
+    fn recv_multi_lane(
+        &self,
+        nonblock: bool,
+        again: bool,
+        until: &mut Option<Instant>,
+    ) -> Option<(isize, bool)> {
+        let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
+        // 1. The lane that was peeked at.
+        if let Some(lane) = thread::take_peeked(self.sock)
+            && let TryRecv::Done(answer) = self.try_peeked(lane)
+        {
+            return Some((answer, own != Some(lane & 0xff)));
+        }
+        // A thread that always finds datagrams in its own lane also checks now and then that the
+        // other owners are alive, and sends their overdue replies. A thread that waits does so
+        // after each slice, which is sooner.
+        let now_and_then = self.member.heartbeat.load(Ordering::Relaxed) % 16 < 2;
+        if now_and_then {
+            uncovered(self.sock, self.shared, own);
+        }
+        if now_and_then || again {
+            send_batch::flush_overdue(self.sock, self.shared, self.fd);
+        }
+        // 2. Lanes to drain first.
+        let first = self.shared.drain_first.load(Ordering::Acquire);
+        if first != 0 {
+            for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
+                match self.try_kernel(lane) {
+                    TryRecv::Done(answer) => {
+                        owners::count_drained(self.shared);
+                        return Some((answer, own != Some(lane)));
+                    }
+                    TryRecv::WouldBlock => {
+                        _ = self.shared.drain_first.fetch_and(!(1 << lane), Ordering::AcqRel)
+                    }
+                }
+            }
+        }
+        let Some(own) = own else { return self.recv_any(nonblock, until) };
+        // 3. The caller's own lane, 4. lanes whose owners do not wait.
+        if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
+            if let TryRecv::Done(answer) = self.try_lane(own) {
+                return Some((answer, false));
+            }
+            if let TryRecv::Done(answer) = self.steal(Some(own)) {
+                return Some((answer, true));
+            }
+            if nonblock {
+                real::set_errno(EAGAIN);
+                return Some((-1, false));
+            }
+        }
+        if let Some(hold) = prefetch::for_lane(self.sock, own)
+            && let Some(TryRecv::Done(answer)) = self.try_prefetch(hold, own, true)
+        {
+            return Some((answer, false));
+        }
+        // Other threads may have taken the prefetched datagrams meanwhile.
+        send_batch::flush();
+        if rx_coalesce::can_coalesce(self.shared)
+            && let Some(answer) = self.rx_coalesce(own, until)
+        {
+            return Some((answer, false));
+        }
+        match self.wait_on(own, until) {
+            TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
+            // The slice or the program's own timeout is over: in both cases poll the other lanes
+            // once more.
+            outcome => match (self.poll_others(own), outcome) {
+                (TryRecv::Done(answer), _) => Some((answer, true)),
+                (TryRecv::WouldBlock, TryRecv::Done(_)) => {
+                    real::set_errno(EAGAIN);
+                    Some((-1, false))
+                }
+                (TryRecv::WouldBlock, TryRecv::WouldBlock) => None,
+            },
+        }
+    }
+
+    /// A thread without a lane receives from all of them.
+    fn recv_any(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
+        if let TryRecv::Done(answer) = self.steal(None) {
+            return Some((answer, true));
+        }
+        if nonblock {
+            real::set_errno(EAGAIN);
+            return Some((-1, false));
+        }
+        self.start_timeout(until);
+        send_batch::flush();
+        let all = sock_fds::lanes_mask(self.shared);
+        let (lane_fds, count) = lane_pollfds(self.sock, self.fd, all);
+        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES_MAX];
+        fds[..count].copy_from_slice(&lane_fds[..count]);
+        queues::flush();
+        let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+        self.defer_signals();
+        let mask = self.signals.wait_mask(std::ptr::null());
+        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask);
+        self.member.beat();
+        if ready < 0 {
+            return (!self.should_wait_again(until)).then_some((-1, false));
+        }
+        real::set_errno(EAGAIN);
+        if ready == 0 && !self.should_wait_again(until) {
+            return Some((-1, false));
+        }
+        None
+    }
+
+    /// After a slice: receives from uncovered lanes.
+    fn poll_others(&self, own: usize) -> TryRecv {
+        sampling::after_slice(self.sock, self.shared);
+        self.steal(Some(own))
+    }
+
+    /// Polls the uncovered lanes, and receives from one that has a datagram. A thread without a
+    /// lane polls all.
+    fn steal(&self, own: Option<usize>) -> TryRecv {
+        let errno = real::errno();
+        let mask = match own {
+            Some(own) => uncovered(self.sock, self.shared, Some(own)),
+            None => {
+                recovery::recover(self.sock, self.shared);
+                sock_fds::lanes_mask(self.shared)
+            }
+        };
+        if mask != 0 {
+            let (mut fds, count) = lane_pollfds(self.sock, self.fd, mask);
+            let now = timespec { tv_sec: 0, tv_nsec: 0 };
+            let frames = ready_in_memory(self.sock, self.shared, mask);
+            if real::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 || frames != 0 {
+                let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
+                for (lane, _) in
+                    lanes.zip(&fds).filter(|(lane, at)| at.revents != 0 || frames & 1 << lane != 0)
+                {
+                    if let TryRecv::Done(answer) = self.try_lane(lane) {
+                        self.member.has_stolen.store(1, Ordering::Relaxed);
+                        return TryRecv::Done(answer);
+                    }
+                }
+            }
+        }
+        self.member.has_stolen.store(0, Ordering::Relaxed);
+        real::set_errno(errno);
+        TryRecv::WouldBlock
+    }
+
+    /// Mode PLAIN, while lanes still hold datagrams: the kernel reports a pending socket error
+    /// before any queued datagram.
+    fn pending_error(&self) -> Option<isize> {
+        let error = if is_managed(self.shared) {
+            sockopt::int_option(self.fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)
+        } else {
+            0
+        };
+        (error != 0).then(|| {
+            real::set_errno(error);
+            -1
+        })
+    }
+
+    /// Mode PLAIN: receives the datagrams that lanes still hold, which are older.
+    fn drain_retired(&self) -> Option<isize> {
+        if queues::is_draining(self.shared) {
+            if let Some(peeked) = thread::take_peeked(self.sock)
+                && let TryRecv::Done(answer) = self.try_peeked(peeked)
+            {
+                return Some(answer);
+            }
+            if let Some(answer) = queues::drain(self.sock, self.shared, self.flags, &self.bufs) {
+                return Some(answer);
+            }
+        }
+        let retired = self.shared.retired.load(Ordering::Acquire);
+        if retired & prefetch::PREFETCH_BIT != 0 {
+            // Prefetches of any lane: their datagrams are older than the kernel's.
+            if let Some(peeked) = thread::take_peeked(self.sock)
+                && let Some(hold) = prefetch::for_lane(self.sock, peeked & 0xff)
+                && let Some(TryRecv::Done(answer)) = self.try_prefetch(hold, peeked & 0xff, false)
+            {
+                return Some(answer);
+            }
+            if let Some(answer) = prefetch::drain(self.sock, self.shared, self.fd, self.flags, &self.bufs) {
+                return Some(answer);
+            }
+        }
+        for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
+            match self.try_kernel(lane) {
+                TryRecv::Done(answer) => return Some(answer),
+                TryRecv::WouldBlock => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
+            }
+        }
+        None
+    }
+}
+
+/// Receives the next datagram that the lanes of a plain socket still hold, without waiting; none
+/// if they are empty.
+pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
+    sock: &'static Sock,
+    shared: &Shared,
+    fd: c_int,
+    into: RecvBufs,
+    op: Op,
+) -> Option<isize> {
+    // In a plain socket no member has a lane: any member will do.
+    let member = thread::cached_member(sock, shared).unwrap_or(&shared.members[0]);
+    let signals = signals::DeferredSignals::new();
+    RecvCall { sock, shared, member, fd, flags: 0, bufs: into, op, was_prefetched: Cell::new(false), signals }
+        .drain_retired()
+}
+
+/// Counts waits of one call that brought no datagram. Each should last for a slice. It may not
+/// (poll reports data that cannot be received, another process made the socket non-blocking, a
+/// thread without a lane always wakes with the owner of one, and too late). Then the thread sleeps
+/// for a slice.
+#[derive(Default)]
+struct Backoff {
+    count: u32,
+    since: Option<Instant>,
+}
+
+impl Backoff {
+    /// Waits that are timed together.
+    const ROUNDS_MAX: u32 = 16;
+
+    #[inline]
+    fn backoff(&mut self) {
+        // A wait that a signal interrupted may be short.
+        if real::errno() != EAGAIN {
+            return;
+        }
+        self.count += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.count < Self::ROUNDS_MAX {
+            return;
+        }
+        let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
+        if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
+            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+            // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
+            // has none.
+            let mut none = pollfd { fd: -1, events: 0, revents: 0 };
+            call::ppoll(&raw mut none, 1, &raw const slice, std::ptr::null());
+        }
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,330 @@
+//! Sending from the caller's own lane, which is bound to the same address and port.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use manylane_sys::shim::Reason;
+
+use crate::base::real::{call, fail_with_errno};
+use crate::base::{quiesce, state};
+use crate::batching::send_batch::{self, Reply};
+use crate::fds::sock_fds::is_managed;
+use crate::fds::{fast_path, hidden_fds, table};
+use crate::lanes::fallback;
+use crate::lanes::{entries, registry};
+use crate::shared::sock::{MULTI_LANE, Member, Sock};
+use crate::shared::{report, thread};
+use crate::xdp::frames::TxDatagram;
+use crate::xdp::queues;
+
+#[inline]
+pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    if let Some(alone) = fast_path::find(fd) {
+        return alone.count_send(|| call::send(fd, from, len, flags));
+    }
+    send_slow_path(fd, from, len, flags)
+}
+
+/// The slow path, with lanes, queues or batched replies.
+#[inline(never)]
+fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
+        return sent;
+    }
+    finish_send(&at, call::send(at.own_fd, from, len, flags))
+}
+
+#[inline]
+pub(crate) fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
+    if let Some(alone) = fast_path::find(fd) {
+        return alone.count_send(|| call::sendto(fd, from, len, flags, to, tolen));
+    }
+    sendto_slow_path(fd, from, len, flags, to, tolen)
+}
+
+/// The slow path, with lanes, queues or batched replies.
+#[inline(never)]
+fn sendto_slow_path(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
+    let at = send_route(fd);
+    if at.has_queues {
+        let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
+        if let Some(sent) = send_frame(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags) {
+            return finish_send(&at, sent);
+        }
+    }
+    if state::is_send_batching() {
+        let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
+        if let Some(sent) = send_batched(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags)
+        {
+            return sent;
+        }
+    }
+    let (out, more) = at.fd_and_flags(to.is_null());
+    finish_send(&at, call::sendto(out, from, len, flags | more, to, tolen))
+}
+
+#[inline]
+pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if let Some(alone) = fast_path::find(fd) {
+        return alone.count_send(|| call::sendmsg(fd, message, flags));
+    }
+    sendmsg_slow_path(fd, message, flags)
+}
+
+/// The slow path, with lanes, queues or batched replies.
+#[inline(never)]
+fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let at = send_route(fd);
+    if at.member.is_none() {
+        mark_passed_fds(message);
+    }
+    if at.has_queues
+        && let Some(out) = TxDatagram::from_msghdr(message)
+        && let Some(sent) = send_frame(&at, &out, flags)
+    {
+        return finish_send(&at, sent);
+    }
+    queues::flush();
+    if state::is_send_batching()
+        && let Some(sent) = TxDatagram::from_msghdr(message)
+            .map_or_else(|| flush_before_send(&at), |out| send_batched(&at, &out, flags))
+    {
+        return sent;
+    }
+    // SAFETY: null, or the program's message, which the kernel would read here, too.
+    let (out, more) =
+        at.fd_and_flags(unsafe { message.as_ref() }.is_none_or(|message| message.msg_name.is_null()));
+    finish_send(&at, call::sendmsg(out, message, flags | more))
+}
+
+pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let at = send_route(fd);
+    if at.member.is_none() && !messages.is_null() {
+        for nth in 0..count.min(1024) as usize {
+            // SAFETY: the program's array of `count` messages.
+            mark_passed_fds(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+        }
+    }
+    if let Some(sent) = flush_before_send(&at) {
+        return sent as c_int;
+    }
+    let first =
+        if at.has_queues && !messages.is_null() { send_frames(&at, messages, count, flags) } else { 0 };
+    let mut sent = first as c_int;
+    if first < count || count == 0 {
+        queues::flush();
+        let rest = messages.wrapping_add(first as usize);
+        let more = call::sendmmsg(at.fd, rest, count - first, flags | at.extra_flags);
+        sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
+    }
+    if let (Some(member), true) = (at.member, sent > 0) {
+        // SAFETY: the kernel has just filled the lengths of these messages of the program's array.
+        let bytes = (0..sent as usize).map(|nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len }));
+        report::record_sent(member, sent as u64, bytes.sum());
+    }
+    sent
+}
+
+#[inline]
+pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    if let Some(alone) = fast_path::find(fd) {
+        return alone.count_send(|| call::write(fd, from, len));
+    }
+    write_slow_path(fd, from, len)
+}
+
+/// The slow path, with lanes, queues or batched replies.
+#[inline(never)]
+fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
+        return sent;
+    }
+    finish_send(&at, call::write(at.own_fd, from, len))
+}
+
+pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
+        return sent;
+    }
+    finish_send(&at, call::writev(at.own_fd, from, count))
+}
+
+/// Queues a datagram to be sent with others, if possible; otherwise flushes those. None: the
+/// caller must send it through the kernel now.
+fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+    if !quiesce::enter() {
+        return None;
+    }
+    let sent = send_batched_now(at, out, flags);
+    quiesce::leave();
+    sent
+}
+
+fn send_batched_now(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+    if let Some(errno) = at.reply_error {
+        return flush_before_send(at).or(Some(fail_with_errno(errno) as isize));
+    }
+    if let (Some(sock), Some(member)) = (at.sock, at.member)
+        && let Some(lane) = at.lane
+        && let Some(shared) = sock.shared()
+        && shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, member))
+    {
+        let reply = Reply { sock, shared, member, lane, fd: at.own_fd, flags: flags | at.extra_flags };
+        if let Some(sent) = send_batch::enqueue(&reply, out) {
+            return Some(sent);
+        }
+        send_batch::flush();
+        at.probe_len.set(out.len());
+        return None;
+    }
+    send_batch::flush();
+    None
+}
+
+/// The datagram is about to be sent by itself: flushes batched replies. Returns a result only if
+/// an earlier reply failed: that error.
+#[inline]
+fn flush_before_send(at: &SendRoute) -> Option<isize> {
+    send_batch::flush();
+    at.reply_error.map(|errno| fail_with_errno(errno) as isize)
+}
+
+/// Sends a datagram as a frame, if possible.
+#[inline]
+fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+    let (sock, member) = at.sock.zip(at.member)?;
+    let shared = sock.shared()?;
+    if !quiesce::enter() {
+        return None;
+    }
+    let sent = queues::send(sock, shared, member, out, flags);
+    quiesce::leave();
+    sent
+}
+
+/// Sends messages as frames, up to the first that cannot be sent so. Returns their number.
+fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
+    for nth in 0..count {
+        let message = messages.wrapping_add(nth as usize);
+        // SAFETY: the program's array of `count` messages.
+        let header = unsafe { &raw const (*message).msg_hdr };
+        let Some(sent) = TxDatagram::from_msghdr(header).and_then(|out| send_frame(at, &out, flags)) else {
+            return nth;
+        };
+        // SAFETY: as above; the kernel would write here.
+        unsafe { (*message).msg_len = sent as c_uint };
+    }
+    count
+}
+
+/// The route of a datagram that the program sends.
+struct SendRoute {
+    /// Queues are open, through which it may leave.
+    has_queues: bool,
+    sock: Option<&'static Sock>,
+    fd: c_int,
+    /// A lane's socket is never non-blocking: if the program made its own so, each call needs
+    /// MSG_DONTWAIT.
+    extra_flags: c_int,
+    member: Option<&'static Member>,
+    /// The program's descriptor, or a closed one if the program has none of that number. `lane` is
+    /// that of the calling thread.
+    own_fd: c_int,
+    lane: Option<usize>,
+    /// Length of a datagram that could be batched if one as long had been sent without an error.
+    probe_len: Cell<Option<usize>>,
+    /// The error of a reply that the program believes to be sent.
+    reply_error: Option<c_int>,
+}
+
+impl SendRoute {
+    /// The descriptor and further flags for a call to the kernel. A socket with lanes is not
+    /// connected, so that a call without an address fails, unless the descriptor means something
+    /// else that the library has not seen. Such a call uses the program's own descriptor.
+    #[inline]
+    fn fd_and_flags(&self, has_no_address: bool) -> (c_int, c_int) {
+        if has_no_address { (self.own_fd, 0) } else { (self.fd, self.extra_flags) }
+    }
+}
+
+#[inline]
+fn send_route(fd: c_int) -> SendRoute {
+    let found = hidden_fds::sock(fd);
+    let fd = found.err().unwrap_or(fd);
+    let proves = Cell::new(None);
+    let own = SendRoute {
+        fd,
+        extra_flags: 0,
+        member: None,
+        has_queues: false,
+        sock: None,
+        own_fd: fd,
+        lane: None,
+        probe_len: proves,
+        reply_error: None,
+    };
+    let Ok(sock) = found else { return own };
+    let Some(shared) = sock.shared() else { return own };
+    let own = SendRoute { reply_error: send_batch::take_reply_error(shared), ..own };
+    if !is_managed(shared) {
+        return own;
+    }
+    // A thread that only sends has no lane, and needs none.
+    let Some(member) = thread::cached_member(sock, shared) else { return own };
+    let lane = member.lane.load(Ordering::Acquire);
+    let own = SendRoute { has_queues: queues::is_open(shared), sock: Some(sock), ..own };
+    if shared.mode() != MULTI_LANE || lane < 1 {
+        let lane = if shared.mode() == MULTI_LANE { usize::try_from(lane).ok() } else { None };
+        return SendRoute { member: Some(member), lane, ..own };
+    }
+    let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
+    let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
+    SendRoute {
+        fd: sock.fd_of(lane as usize, fd),
+        extra_flags: more,
+        member: Some(member),
+        lane: Some(lane as usize),
+        ..own
+    }
+}
+
+#[inline]
+fn finish_send(at: &SendRoute, sent: isize) -> isize {
+    if let (Some(member), true) = (at.member, sent >= 0) {
+        report::record_sent(member, 1, sent as u64);
+        if let (Some(len), Some(sock), Some(lane)) = (at.probe_len.get(), at.sock, at.lane) {
+            send_batch::record_sent_len(sock, lane, len);
+        }
+    }
+    sent
+}
+
+/// Makes sockets of the program plain that a message passes to another process.
+fn mark_passed_fds(message: *const msghdr) {
+    registry::for_each_fd(message, |fd| {
+        if table::sock(fd).is_some() && quiesce::enter() {
+            if let Some(sock) = entries::sock(fd) {
+                fallback::fall_back(sock, fd, Reason::Passed);
+            }
+            quiesce::leave();
+        }
+    });
+}

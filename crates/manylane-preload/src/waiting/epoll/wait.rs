@@ -1,0 +1,545 @@
+//! Waiting on an instance: by the program's own call if each of its sockets has one receiver, and
+//! in slices otherwise.
+
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
+use manylane_sys::lease::QUEUES_MAX;
+use manylane_sys::shim::Reason;
+
+use crate::base::real::{self, call};
+use crate::base::{quiesce, signals};
+use crate::batching::readiness::ready_in_memory;
+use crate::batching::{prefetch, rx_coalesce, send_batch};
+use crate::fds::{fast_path, hidden_fds};
+use crate::group::coverage;
+use crate::lanes::entries;
+use crate::lanes::epoll_set::{self, Epoll, Item, KERNEL_FIRST, LANES_FIRST, NESTED, move_to_lane};
+use crate::lanes::fallback;
+use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
+use crate::shared::thread;
+use crate::transfer::detached;
+use crate::waiting::wait::{self, Deadline, WaitMode, timespec_of};
+use crate::xdp::queues;
+
+/// The member of the calling thread, if it is the only receiver of the only UDP socket in the
+/// instance. Starts its wait.
+#[inline(always)]
+fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
+    let place = fast_path::find_by_epoll(epfd)?;
+    place.start_wait()
+}
+
+#[inline]
+pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    if let Some(member) = start_fast_path(epfd) {
+        let answer = call::epoll_wait(epfd, events, count, timeout);
+        fast_path::finish_wait(member);
+        return answer;
+    }
+    wait_slow_path(epfd, events, count, timeout)
+}
+
+#[inline(never)]
+fn wait_slow_path(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    if detached::has_leftovers() {
+        let time = |now| if now { 0 } else { timeout };
+        return wait_with_leftovers(epfd, events, count, |now| {
+            call::epoll_wait(epfd, events, count, time(now))
+        });
+    }
+    match managed_epoll(epfd, events, count) {
+        Some(epoll) => {
+            let until = Deadline::from_ms(timeout);
+            wait_sliced(epoll, epfd, events, count, until, ptr::null(), || {
+                call::epoll_wait(epfd, events, count, timeout)
+            })
+            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms()))
+        }
+        None => {
+            send_batch::flush();
+            call::epoll_wait(hidden_fds::kernel_fd(epfd), events, count, timeout)
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Some(member) = start_fast_path(epfd) {
+        let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
+        fast_path::finish_wait(member);
+        return answer;
+    }
+    pwait_slow_path(epfd, events, count, timeout, mask)
+}
+
+#[inline(never)]
+fn pwait_slow_path(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if detached::has_leftovers() {
+        let time = |now| if now { 0 } else { timeout };
+        let own = |now| call::epoll_pwait(epfd, events, count, time(now), mask);
+        return wait_with_leftovers(epfd, events, count, own);
+    }
+    match managed_epoll(epfd, events, count) {
+        Some(epoll) => {
+            let until = Deadline::from_ms(timeout);
+            wait_sliced(epoll, epfd, events, count, until, mask, || {
+                call::epoll_pwait(epfd, events, count, timeout, mask)
+            })
+            .unwrap_or_else(|| pwait_slow_path(epfd, events, count, until.remaining_ms(), mask))
+        }
+        None => {
+            send_batch::flush();
+            call::epoll_pwait(hidden_fds::kernel_fd(epfd), events, count, timeout, mask)
+        }
+    }
+}
+
+pub(crate) fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if detached::has_leftovers() {
+        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+        let own = |now| call::epoll_pwait2(epfd, events, count, time(now), mask);
+        return wait_with_leftovers(epfd, events, count, own);
+    }
+    // The kernel must refuse an invalid timeout.
+    let until = |epoll| Deadline::from_timespec(timeout).map(|until| (epoll, until));
+    match managed_epoll(epfd, events, count).and_then(until) {
+        Some((epoll, until)) => wait_sliced(epoll, epfd, events, count, until, mask, || {
+            call::epoll_pwait2(epfd, events, count, timeout, mask)
+        })
+        .unwrap_or_else(|| until.with_timespec(|left| epoll_pwait2(epfd, events, count, left, mask))),
+        None => {
+            send_batch::flush();
+            call::epoll_pwait2(hidden_fds::kernel_fd(epfd), events, count, timeout, mask)
+        }
+    }
+}
+
+/// The largest array that the kernel accepts.
+const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+
+/// The instance behind `epfd`, if it contains UDP sockets that are not the kernel's alone.
+#[inline]
+fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&'static Epoll> {
+    let epoll = Epoll::of(epfd)?;
+    if epoll.has_nested.load(Ordering::Relaxed) != 0 {
+        epoll_set::refresh_all();
+    }
+    // The kernel must refuse an invalid array.
+    if epoll.count.load(Ordering::Acquire) == 0 || !(1..=MAX_EVENTS).contains(&count) || events.is_null() {
+        return None;
+    }
+    epoll_set::remove_placeholder(epoll, epfd);
+    if epoll.is_plain() {
+        // Other sockets may be added while this thread waits.
+        claim(epoll);
+        return None;
+    }
+    Some(epoll)
+}
+
+/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None:
+/// the caller must wait for the remaining time (the sockets became plain in an earlier round, or
+/// the library has detached).
+fn wait_sliced(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Deadline,
+    mask: *const sigset_t,
+    native: impl Fn() -> c_int,
+) -> Option<c_int> {
+    // The only receiver of every socket: the program's own call.
+    if epoll
+        .items()
+        .all(|(_, sock)| fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some())
+    {
+        send_batch::flush();
+        let answer = native();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::finish_wait(sock, shared);
+            }
+            if epoll.count.load(Ordering::Relaxed) == 1 && epoll.fast_path_fd.load(Ordering::Relaxed) == 0 {
+                epoll.arm_fast_path(epfd, sock);
+            }
+        }
+        return Some(answer);
+    }
+    if !quiesce::enter() {
+        return None;
+    }
+    claim(epoll);
+    let deferred = signals::DeferredSignals::new();
+    let answer = wait_loop(epoll, epfd, events, count, until, (&deferred, mask), || {
+        // The program's own wait, once.
+        deferred.release();
+        quiesce::run_outside(&native)
+    });
+    deferred.release();
+    if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
+        let told = Events { ptr: events, capacity: count, count: answer.unwrap_or(0).max(0) };
+        finish_nested(epoll, epfd, told);
+    }
+    if answer.is_some() {
+        quiesce::leave()
+    } else {
+        quiesce::park_and_leave()
+    }
+    answer
+}
+
+/// After a wait on an instance that is also waited for as a descriptor: reports remaining
+/// leftovers there.
+#[cold]
+fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut told: Events) {
+    for (item, _) in epoll.items().filter(|(item, _)| told.is_reported(item)) {
+        item.edge_reported.store(1, Ordering::Relaxed);
+    }
+    epoll_set::refresh(epoll, epfd);
+}
+
+fn wait_loop(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    mut native: impl FnMut() -> c_int,
+) -> Option<c_int> {
+    // A datagram may be there that the kernel does not report again (EPOLLET): then the next round
+    // waits for a slice.
+    let mut in_vain = false;
+    let mut first = true;
+    loop {
+        if quiesce::is_detaching() {
+            return None;
+        }
+        let any = start_wait(epoll, epfd);
+        let left_out = if any && first { epoll.truncated.swap(0, Ordering::Relaxed) } else { 0 };
+        let mut due = left_out == KERNEL_FIRST;
+        due |= any
+            && !in_vain
+            && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_poll_due(sock, at)));
+        let may_have = |(item, sock): (&Item, &'static Sock)| {
+            sock.shared().is_some_and(queues::is_open) || has_prefetched(item, sock)
+        };
+        let with_frames = any && epoll.items().any(may_have);
+        let wait = |time: Duration| {
+            let mask = deferred.wait_mask(mask);
+            if with_frames {
+                return wait_with_queues(epoll, epfd, events, count, time, mask);
+            }
+            send_batch::flush();
+            wait_kernel(epfd, (events, count), time, until, mask)
+        };
+        let slice = if due { Duration::ZERO } else { until.slice() };
+        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+        let first_wait = |time: Duration| {
+            let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
+            found.unwrap_or_else(|| wait(time))
+        };
+        let mut told = Events { ptr: events, capacity: count, count: 0 };
+        let mut answer = match any {
+            true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut told, |_, _| true) => {
+                _ = epoll.truncated.compare_exchange(
+                    LANES_FIRST,
+                    KERNEL_FIRST,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+                told.count
+            }
+            true if first && !due => {
+                rx_coalesce(epoll, until, (deferred, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
+            }
+            true if slice.is_zero() => wait(slice),
+            true => first_wait(slice),
+            false if first => {
+                send_batch::flush();
+                native()
+            }
+            // The sockets became plain in an earlier round, which took some of the time.
+            false => return None,
+        };
+        if any && answer > 0 {
+            if told.count == 0 {
+                told.count = answer;
+                add_due_lanes(epoll, &mut told);
+            }
+            answer = told.count;
+        }
+        first = false;
+        let errno = real::errno();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::finish_wait(sock, shared);
+            }
+        }
+        real::set_errno(errno);
+        if !any || answer != 0 {
+            return Some(answer);
+        }
+        if !slice.is_zero() {
+            for (item, sock) in epoll.items() {
+                entries::revalidate(sock, item.fd.load(Ordering::Relaxed));
+            }
+        }
+        // After a slice, and before the wait returns 0.
+        if add_other_lanes(epoll, &mut told, |_, _| true) || until.remaining() == Some(Duration::ZERO) {
+            return Some(told.count);
+        }
+        in_vain = slice.is_zero();
+    }
+}
+
+/// Waits on the instance itself, with a timeout as exact as the program's own.
+fn wait_kernel(
+    epfd: c_int,
+    (events, count): (*mut epoll_event, c_int),
+    time: Duration,
+    until: Deadline,
+    mask: *const sigset_t,
+) -> c_int {
+    if until.is_exact() {
+        return call::epoll_pwait2(epfd, events, count, &timespec_of(time), mask);
+    }
+    let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+    call::epoll_pwait(epfd, events, count, ms, mask)
+}
+
+/// True if datagrams of the lane that an entry watches were prefetched.
+fn has_prefetched(item: &Item, sock: &Sock) -> bool {
+    prefetch::ready_lanes(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
+}
+
+/// Waits after which the kernel is polled once while queues always have frames.
+const KERNEL_POLL_INTERVAL: u32 = 8;
+
+/// As epoll_pwait(2), with the queues and prefetches of the lanes that the calling thread watches.
+/// The kernel watches the program's entries as before. Queues are polled here, and their
+/// descriptors waited for beside the instance. While there are frames, the kernel is polled only
+/// now and then.
+fn wait_with_queues(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    slice: Duration,
+    mask: *const sigset_t,
+) -> c_int {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
+    fds[0].fd = epfd;
+    let mut used = 1;
+    let has_frames = |item: &Item, sock: &'static Sock| {
+        let lane = item.lane.load(Ordering::Relaxed);
+        sock.shared().is_some_and(|shared| ready_in_memory(sock, shared, 1 << lane) != 0)
+    };
+    for (item, sock) in epoll.items().filter(|(item, _)| item.wanted() != 0) {
+        let lane = item.lane.load(Ordering::Relaxed);
+        if let Some(shared) = sock.shared() {
+            used = queues::append_pollfds(sock, shared, 1 << lane, &mut fds, used);
+        }
+    }
+    let frames = || epoll.items().any(|(item, sock)| item.wanted() != 0 && has_frames(item, sock));
+    let mut found = 0;
+    let looks = epoll.polls.fetch_add(1, Ordering::Relaxed);
+    let some = frames();
+    if !some {
+        queues::flush();
+        send_batch::flush();
+        let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
+        if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
+            return -1;
+        }
+    }
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNEL_POLL_INTERVAL) {
+        queues::flush();
+        found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
+        if found < 0 {
+            return found;
+        }
+    }
+    let mut told = Events { ptr: events, capacity: count, count: found };
+    for (item, sock) in epoll.items_round_robin(looks) {
+        if item.wanted() != 0 && has_frames(item, sock) {
+            told.add(item);
+        }
+    }
+    told.count
+}
+
+/// Waits with the program's own call, which must not block (`true`) if there are leftovers.
+#[cold]
+fn wait_with_leftovers(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    own: impl Fn(bool) -> c_int,
+) -> c_int {
+    let items = epoll_set::items_with_leftovers;
+    let epoll = Epoll::of(epfd).filter(|_| count > 0 && !events.is_null());
+    let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
+    let mut told = Events { ptr: events, capacity: count, count: own(true) };
+    if told.count >= 0 {
+        items(epoll).for_each(|(item, _)| told.add(item));
+    }
+    told.count
+}
+
+/// Delays before a wait, if that pays: see `rx_coalesce.rs`. Other descriptors of the instance are
+/// not polled meanwhile.
+fn rx_coalesce(
+    epoll: &Epoll,
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    wait: impl Fn(Duration) -> c_int,
+) -> Option<c_int> {
+    let (item, sock) =
+        epoll.items().find(|(_, sock)| sock.shared().is_some_and(rx_coalesce::can_coalesce))?;
+    let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
+    let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+    let rest = |time: timespec| {
+        deferred.defer();
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, deferred.wait_mask(mask));
+        (answer < 0).then_some(answer)
+    };
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
+}
+
+/// Records the calling thread as the one that waits on the instance. If another one did so before,
+/// its sockets become plain.
+fn claim(epoll: &'static Epoll) {
+    let who = thread::id();
+    let before = epoll.waiter.load(Ordering::Relaxed);
+    if before == who {
+        return;
+    }
+    if before == 0 && epoll.waiter.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        return;
+    }
+    for (item, sock) in epoll.items() {
+        fallback::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::SharedEpoll);
+    }
+}
+
+/// Starts the calling thread's wait for each socket, and moves entries to the thread's lanes. True
+/// if the wait needs a bound.
+fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
+    let mut any = false;
+    for (item, sock) in epoll.items() {
+        let Some(shared) = sock.shared() else { continue };
+        if item.wanted() == 0 {
+            // It does not wait for its lane's datagrams, which other threads must receive. Its
+            // wait has a bound all the same.
+            any |= shared.mode() == MULTI_LANE;
+            continue;
+        }
+        let fd = item.fd.load(Ordering::Relaxed);
+        let lane = match wait::start_wait(sock, shared, fd) {
+            WaitMode::Native => 0,
+            WaitMode::Sliced(lane) => {
+                any = true;
+                lane
+            }
+        };
+        if item.lane.load(Ordering::Relaxed) as usize != lane {
+            move_to_lane(epoll, item, sock, epfd, lane);
+        }
+    }
+    any
+}
+
+/// The program's array of events: `capacity` events, of which `count` are filled.
+struct Events {
+    ptr: *mut epoll_event,
+    capacity: c_int,
+    count: c_int,
+}
+
+impl Events {
+    /// The event of an entry.
+    fn find(&mut self, item: &Item) -> Option<&mut epoll_event> {
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: the program's array of `capacity` events, of which `count` are filled; an event
+        // may be at any address.
+        let told = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
+        told.into_iter().find(|event| { event.u64 } == data)
+    }
+
+    /// True if an entry is reported as readable.
+    fn is_reported(&mut self, item: &Item) -> bool {
+        self.find(item).is_some_and(|event| event.events & item.wanted() != 0)
+    }
+
+    fn has_room_for(&mut self, item: &Item) -> bool {
+        self.count < self.capacity || self.find(item).is_some()
+    }
+
+    /// Reports an entry as readable, if there is room.
+    fn add(&mut self, item: &Item) {
+        let wanted = item.wanted();
+        if let Some(event) = self.find(item) {
+            event.events |= wanted;
+        } else if self.count < self.capacity {
+            let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
+            // SAFETY: as above.
+            unsafe { self.ptr.wrapping_add(self.count as usize).write(event) };
+            self.count += 1;
+        }
+    }
+}
+
+/// Reports sockets that have a datagram in a lane that is not watched, among those that are `due`.
+/// True if there are any.
+fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
+    let mut any = false;
+    for (item, sock) in epoll.items_round_robin(epoll.round_robin.fetch_add(1, Ordering::Relaxed)) {
+        let Some(shared) = sock.shared() else { continue };
+        if item.wanted() == 0 || told.is_reported(item) || !due(sock, shared) {
+            continue;
+        }
+        if !told.has_room_for(item) {
+            epoll.truncated.store(LANES_FIRST, Ordering::Relaxed);
+            break;
+        }
+        let fd = item.fd.load(Ordering::Relaxed);
+        if coverage::poll_other_lanes(sock, shared, fd, item.lane.load(Ordering::Relaxed) as usize) {
+            told.add(item);
+            any = true;
+        }
+    }
+    any
+}
+
+/// A wait ends before its slice: reports other lanes, too, if a poll of them is overdue or the
+/// last one found a datagram.
+fn add_due_lanes(epoll: &Epoll, told: &mut Events) {
+    let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
+    let datagrams = items.any(|(item, _)| told.is_reported(item));
+    add_other_lanes(epoll, told, |sock, shared| {
+        wait::is_poll_due(sock, shared) || wait::is_poll_overdue(sock, shared, datagrams)
+    });
+}

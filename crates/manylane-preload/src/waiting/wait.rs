@@ -1,0 +1,678 @@
+//! Waiting by poll(2), and what all waits have in common.
+//!
+//! A thread that waits for a socket with lanes waits for its own lane, in slices. After each slice
+//! it polls the lanes whose owners do not wait (`coverage.rs`). With one receiving thread the wait
+//! is the program's own call.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::base::real::{self, call};
+use crate::base::settings::WAIT_SLICE_MS;
+use crate::base::{pollfds, quiesce, signals};
+use crate::batching::readiness::{ready_in_memory, ready_lanes};
+use crate::batching::{prefetch, rx_coalesce, send_batch};
+use crate::fds::sock_fds::is_managed;
+use crate::fds::table::{self, Entry};
+use crate::fds::{fast_path, hidden_fds};
+use crate::group::coverage::{self, now_ms, uncovered};
+use crate::group::sampling;
+use crate::lanes::fallback;
+use crate::lanes::{entries, members};
+use crate::shared::sock::{
+    BUSY, MULTI_LANE, Member, OBSERVING, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+};
+use crate::shared::thread;
+use crate::transfer::detached;
+use crate::xdp::queues;
+
+/// Heartbeats of which only the first two check the clock, to spare datagrams that cost.
+const CLOCK_CHECK_INTERVAL: u32 = 16;
+
+/// Events that report a datagram.
+const READ_EVENTS: i16 = POLLIN | POLLRDNORM;
+
+/// How a thread waits for one socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitMode {
+    /// The program's own wait.
+    Native,
+    /// In slices, on this lane.
+    Sliced(usize),
+}
+
+/// The calling thread is about to wait for `sock`.
+#[inline]
+pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
+    // It is the only receiver.
+    if fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some() {
+        return WaitMode::Native;
+    }
+    start_wait_now(sock, shared, fd)
+}
+
+fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
+    if !is_managed(shared) {
+        return WaitMode::Native;
+    }
+    let Some(member) = members::member(sock, shared, fd) else { return WaitMode::Native };
+    sampling::after_work(sock, shared, member);
+    let kind = member.kind.load(Ordering::Relaxed);
+    if kind & POLLS == 0 {
+        member.kind.store(kind | POLLS, Ordering::Relaxed);
+    }
+    if shared.mode() == SINGLE && !queues::is_open(shared) {
+        // SeqCst, as where lanes are created: either this thread sees the changed mode, or the
+        // other one sees this state.
+        member.state.swap(UNBOUNDED, Ordering::SeqCst);
+        if shared.mode.load(Ordering::SeqCst) == SINGLE {
+            return WaitMode::Native;
+        }
+    }
+    match shared.mode() {
+        MULTI_LANE => match usize::try_from(member.lane.load(Ordering::Acquire)) {
+            Ok(lane) => {
+                member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+                WaitMode::Sliced(lane)
+            }
+            Err(_) => {
+                member.state.store(BUSY, Ordering::Release);
+                WaitMode::Sliced(0)
+            }
+        },
+        OBSERVING => {
+            member.state.store(WAITS_ON, Ordering::Release);
+            WaitMode::Sliced(0)
+        }
+        _ => {
+            member.state.store(BUSY, Ordering::Release);
+            if is_managed(shared) { WaitMode::Sliced(0) } else { WaitMode::Native }
+        }
+    }
+}
+
+/// The calling thread has waited for `sock`.
+#[inline]
+pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared) {
+    if let Some(place) = fast_path::find_by_sock(sock) {
+        return fast_path::finish_wait(place.member());
+    }
+    if let Some(member) = thread::cached_member(sock, shared) {
+        member.state.store(BUSY, Ordering::Release);
+        member.beat();
+    }
+}
+
+/// True if a wait that reports events, but no datagram of `sock`, must poll the other lanes before
+/// it returns. Otherwise a descriptor that is always ready would hide them for ever. At most once
+/// in a slice. If datagrams of another socket are reported, only some waits check the clock.
+pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: bool) -> bool {
+    if shared.mode() != MULTI_LANE {
+        return false;
+    }
+    let Some(member) = thread::cached_member(sock, shared) else { return false };
+    // A wait is one heartbeat, and may come with a receive, which is another one.
+    let skips = datagrams && member.heartbeat.load(Ordering::Relaxed) % CLOCK_CHECK_INTERVAL >= 2;
+    !skips && now_ms().wrapping_sub(member.polled_at_ms.load(Ordering::Relaxed)) >= WAIT_SLICE_MS as u32
+}
+
+/// True if other lanes must be polled before a wait: they hold older datagrams, or had one at the
+/// last poll.
+pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared) -> bool {
+    shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
+        || queues::has_leftovers(sock, shared)
+        || thread::cached_member(sock, shared)
+            .is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
+}
+
+/// When a wait ends; it may have no bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    instant: Option<Instant>,
+    /// The program did not give it in milliseconds.
+    is_exact: bool,
+}
+
+impl Deadline {
+    /// From a timeout of poll(2).
+    pub(crate) fn from_ms(ms: c_int) -> Self {
+        let end = u64::try_from(ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        Self { instant: end, is_exact: false }
+    }
+
+    /// From a timeout of ppoll(2); null: no bound. None if the kernel refuses it.
+    pub(crate) fn from_timespec(time: *const timespec) -> Option<Self> {
+        // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+        let end = match unsafe { time.as_ref() } {
+            Some(time) => {
+                let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
+                let span = Duration::new(u64::try_from(time.tv_sec).ok()?, nanos);
+                // A time beyond the range of the clock is no bound.
+                Instant::now().checked_add(span)
+            }
+            None => None,
+        };
+        Some(Self { instant: end, is_exact: true })
+    }
+
+    /// True if milliseconds are too coarse for it.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
+    /// The remaining time, at most a slice; zero if it is over.
+    pub(crate) fn slice(&self) -> Duration {
+        let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
+        self.remaining().map_or(slice, |left| left.min(slice))
+    }
+
+    /// The remaining time for poll(2), rounded up: a wait must not end early.
+    pub(crate) fn remaining_ms(&self) -> c_int {
+        let ms = |left: Duration| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+        self.remaining().map_or(-1, ms)
+    }
+
+    /// Calls `wait` with the remaining time for ppoll(2).
+    pub(crate) fn with_timespec<T>(&self, wait: impl FnOnce(*const timespec) -> T) -> T {
+        let left = self.remaining().map(timespec_of);
+        wait(left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+    }
+
+    /// The remaining time; none without a bound.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        self.instant.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+pub(crate) fn timespec_of(time: Duration) -> timespec {
+    timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+/// Max entries that the fast path checks.
+const FAST_PATH_FDS_MAX: usize = 4;
+
+/// For a wait on one descriptor: the member of the calling thread, if it is the only receiver of
+/// the socket. Starts its wait.
+#[inline(always)]
+fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
+    if count != 1 || fds.is_null() {
+        return None;
+    }
+    // SAFETY: the program's array of one, which the kernel would read here, too.
+    let at = unsafe { &*fds };
+    let place = fast_path::find(at.fd).filter(|_| at.events & READ_EVENTS != 0)?;
+    place.start_wait()
+}
+
+/// Makes the program's own call if the entries are few, and the calling thread is the only
+/// receiver of all UDP sockets among them.
+fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
+    if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
+        return None;
+    }
+    let mut members = [None; FAST_PATH_FDS_MAX];
+    for nth in 0..count as usize {
+        // SAFETY: the program's array of `count`, which the kernel would read here, too.
+        let at = unsafe { &*fds.wrapping_add(nth) };
+        match fast_path::find(at.fd) {
+            Some(place) if at.events & READ_EVENTS != 0 => members[nth] = place.start_wait(),
+            _ if table::entry(at.fd) == Entry::None => continue,
+            _ => {}
+        }
+        if members[nth].is_none() {
+            // The slow path starts each wait again.
+            members.into_iter().flatten().for_each(fast_path::finish_wait);
+            return None;
+        }
+    }
+    send_batch::flush();
+    let answer = native();
+    members.into_iter().flatten().for_each(fast_path::finish_wait);
+    Some(answer)
+}
+
+#[inline]
+pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    if let Some(member) = start_fast_path(fds, count) {
+        let answer = call::poll(fds, count, timeout);
+        fast_path::finish_wait(member);
+        return answer;
+    }
+    poll_slow_path(fds, count, timeout)
+}
+
+#[inline(never)]
+fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    if let Some(answer) = fast_path(fds, count, || call::poll(fds, count, timeout)) {
+        return answer;
+    }
+    if detached::has_leftovers() {
+        return detached::poll(fds, count, |now| call::poll(fds, count, if now { 0 } else { timeout }));
+    }
+    match managed_fds(fds, count) {
+        Some(slice) => {
+            let until = Deadline::from_ms(timeout);
+            let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+            poll_sliced(slice, until, std::ptr::null(), native)
+                .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
+        }
+        None => {
+            send_batch::flush();
+            call::poll(fds, count, timeout)
+        }
+    }
+}
+
+pub(crate) fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        return call::__poll_chk(fds, count, timeout, room);
+    }
+    poll(fds, count, timeout)
+}
+
+#[inline]
+pub(crate) fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Some(member) = start_fast_path(fds, count) {
+        let answer = call::ppoll(fds, count, timeout, mask);
+        fast_path::finish_wait(member);
+        return answer;
+    }
+    ppoll_slow_path(fds, count, timeout, mask)
+}
+
+#[inline(never)]
+fn ppoll_slow_path(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Some(answer) = fast_path(fds, count, || call::ppoll(fds, count, timeout, mask)) {
+        return answer;
+    }
+    if detached::has_leftovers() {
+        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+        return detached::poll(fds, count, |now| call::ppoll(fds, count, time(now), mask));
+    }
+    // The kernel must refuse an invalid timeout.
+    let until = |slice| Deadline::from_timespec(timeout).map(|until| (until, slice));
+    match managed_fds(fds, count).and_then(until) {
+        Some((until, slice)) => {
+            let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+            poll_sliced(slice, until, mask, native)
+                .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
+        }
+        None => {
+            send_batch::flush();
+            call::ppoll(fds, count, timeout, mask)
+        }
+    }
+}
+
+pub(crate) fn ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        return call::__ppoll_chk(fds, count, timeout, mask, room);
+    }
+    ppoll(fds, count, timeout, mask)
+}
+
+/// The program's array, if the library manages one of its sockets.
+fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+    // The kernel refuses more entries than the limit of open files, and does not read them.
+    if fds.is_null() || count == 0 || count > pollfds::POLLFDS_MAX as nfds_t && count > hidden_fds::fd_limit()
+    {
+        return None;
+    }
+    // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
+    let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    fds.iter().for_each(|at| fallback::mark_nested(at.fd));
+    fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
+}
+
+/// True if an entry names a descriptor that the program does not have: the wait reports that, and
+/// ends at once.
+fn is_hidden(at: &pollfd) -> bool {
+    hidden_fds::kernel_fd(at.fd) != at.fd
+}
+
+/// The managed socket that an entry waits to receive from.
+fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
+    if at.events & READ_EVENTS == 0 {
+        return None;
+    }
+    let sock = table::sock(at.fd)?;
+    let shared = sock.shared()?;
+    is_managed(shared).then_some((sock, shared))
+}
+
+/// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
+/// None: the caller must wait for the remaining time (the sockets became plain in an earlier
+/// round, or the library has detached).
+pub(crate) fn poll_sliced(
+    fds: &mut [pollfd],
+    until: Deadline,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
+    // The only receiver of every socket: the program's own call.
+    let alone = |(sock, _): (&'static Sock, _)| {
+        fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some()
+    };
+    if !fds.iter().any(is_hidden) && fds.iter().filter_map(managed).all(alone) {
+        send_batch::flush();
+        let answer = quiesce::run_outside(|| native(fds));
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+        return Some(answer);
+    }
+    if !quiesce::enter() {
+        return None;
+    }
+    let answer = poll_sliced_entered(fds, until, mask, native);
+    if answer.is_some() {
+        quiesce::leave()
+    } else {
+        quiesce::park_and_leave()
+    }
+    answer
+}
+
+fn poll_sliced_entered(
+    fds: &mut [pollfd],
+    until: Deadline,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
+    let deferred = signals::DeferredSignals::new();
+    let mut native = |fds: &mut [pollfd]| {
+        // The program's own wait, once.
+        deferred.release();
+        quiesce::run_outside(|| native(fds))
+    };
+    let answer =
+        pollfds::with_pollfds(fds.len(), |all| poll_loop(fds, all, until, (&deferred, mask), &mut native));
+    deferred.release();
+    answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+}
+
+/// Too many entries, or no memory for them: waits for all as the program said.
+#[cold]
+fn wait_unsliced(
+    fds: &mut [pollfd],
+    mask: *const sigset_t,
+    native: impl FnOnce(&mut [pollfd]) -> c_int,
+) -> c_int {
+    let begin = |at: &pollfd| managed(at).is_some_and(|(sock, shared)| start_unsliced(sock, shared, at.fd));
+    // Count them, so that the filter runs for all entries.
+    let older = fds.iter().filter(|at| begin(at)).count() > 0;
+    queues::flush();
+    send_batch::flush();
+    let answer = if older {
+        let now = timespec_of(Duration::ZERO);
+        call::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, &raw const now, mask)
+    } else {
+        native(fds)
+    };
+    if older && answer >= 0 {
+        for at in fds.iter_mut() {
+            if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
+                at.revents |= at.events & READ_EVENTS;
+            }
+        }
+    }
+    fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+    if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
+}
+
+/// The calling thread is about to wait for `sock` but for no lane: a socket with other receivers
+/// becomes plain. True if its lanes still hold datagrams, which no wait would report.
+pub(crate) fn start_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
+    if start_wait(sock, shared, fd) == WaitMode::Native {
+        return false;
+    }
+    fallback::fall_back(sock, fd, Reason::Events);
+    coverage::poll_other_lanes(sock, shared, fd, 0)
+}
+
+fn poll_loop(
+    fds: &mut [pollfd],
+    all: &mut [pollfd],
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    mut native: impl FnMut(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
+    // `all` has the program's entries, and after them the queues of the lanes.
+    let mut first = true;
+    // The datagram that was found is gone: the next round waits for a slice.
+    let mut in_vain = false;
+    loop {
+        if quiesce::is_detaching() {
+            return None;
+        }
+        let mut any = false;
+        let mut count = fds.len();
+        for (nth, from) in fds.iter().enumerate() {
+            all[nth] = pollfd { fd: hidden_fds::kernel_fd(from.fd), ..*from };
+            any |= is_hidden(from);
+            let Some((sock, shared)) = managed(from) else { continue };
+            if let WaitMode::Sliced(lane) = start_wait(sock, shared, from.fd) {
+                any = true;
+                all[nth].fd = sock.fd_of(lane, from.fd);
+                count = queues::append_pollfds(sock, shared, 1 << lane, all, count);
+            }
+        }
+        queues::flush();
+        let frames = any && has_frames(fds);
+        if !frames {
+            send_batch::flush();
+        }
+        let copy = &mut all[..fds.len()];
+        let slice = until.slice();
+        // Poll the other lanes before a wait only if the result would be 0, or if they hold older
+        // datagrams.
+        let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
+        let found = now && poll_others(fds, copy);
+        let mut answer = match (any, found || frames) {
+            (false, _) if first => native(fds),
+            // The sockets became plain in an earlier round, which took some of the time.
+            (false, _) => return None,
+            (true, true) => {
+                real::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), deferred.wait_mask(mask))
+            }
+            // The C library's own call: it is a cancellation point.
+            (true, false) => {
+                let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
+                paused.unwrap_or_else(|| {
+                    let all = all.as_mut_ptr();
+                    let wait = |time| {
+                        call::ppoll(all, count as nfds_t, &timespec_of(time), deferred.wait_mask(mask))
+                    };
+                    let slice = until.slice();
+                    let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+                    let found = if slice.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
+                    found.unwrap_or_else(|| wait(slice))
+                })
+            }
+        };
+        let copy = &mut all[..fds.len()];
+        if any && answer >= 0 {
+            answer = add_frames(fds, copy, found);
+        }
+        for at in fds.iter() {
+            if let Some(sock) = table::sock(at.fd)
+                && let Some(shared) = sock.shared()
+            {
+                finish_wait(sock, shared);
+            }
+        }
+        if !any || answer < 0 {
+            return Some(answer);
+        }
+        if answer > 0 {
+            add_other_lanes(fds, copy);
+        }
+        first = false;
+        let late = until.remaining().is_some_and(|left| left.is_zero());
+        in_vain = found && answer == 0;
+        if answer > 0 || (late && poll_others(fds, copy)) {
+            add_frames(fds, copy, late);
+            return Some(copy_revents(fds, copy));
+        }
+        if late {
+            fds.iter_mut().for_each(|at| at.revents = 0);
+            return Some(0);
+        }
+        if !slice.is_zero() {
+            fds.iter().for_each(|at| _ = entries::sock(at.fd));
+        }
+    }
+}
+
+/// Delays before a wait, if that pays: see `rx_coalesce.rs`. An event on a descriptor that is not
+/// one of our sockets ends the delay.
+fn rx_coalesce(
+    fds: &[pollfd],
+    copy: &mut [pollfd],
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+) -> Option<c_int> {
+    let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| rx_coalesce::can_coalesce(shared));
+    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
+    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let count = copy.len() as nfds_t;
+    let at = copy.as_ptr().cast_mut().cast::<pollfd>();
+    let poll_now = || {
+        let now = timespec_of(Duration::ZERO);
+        let answer = call::ppoll(at, count, &raw const now, deferred.wait_mask(mask));
+        (answer != 0).then_some(answer)
+    };
+    let rest = |time: timespec| {
+        deferred.defer();
+        let mask = deferred.wait_mask(mask);
+        if fds.iter().all(|at| at.fd < 0 || pays(at)) {
+            let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            return (answer < 0).then_some(answer);
+        }
+        // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
+        let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
+        let answer = call::ppoll(at, count, &raw const time, mask);
+        fds.iter()
+            .zip(copy)
+            .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
+            .for_each(|(_, to)| negate_fd(to));
+        (answer < 0).then_some(answer)
+    };
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
+}
+
+fn has_leftovers(fds: &[pollfd]) -> bool {
+    fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
+}
+
+/// True if a socket has a datagram in a lane that is not watched. The copy then waits for that
+/// lane, and has the kernel's result.
+fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
+    let mut any = false;
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let watched = own_lane(sock, shared);
+        if coverage::poll_other_lanes(sock, shared, from.fd, watched) {
+            any |= coverage::has_older(sock, shared, from.fd);
+            // Wait for the lane that has it.
+            if let Some(lane) = find_ready_lane(sock, shared, from.fd, watched) {
+                to.fd = sock.fd_of(lane, from.fd);
+                any = true;
+            }
+        }
+    }
+    if any {
+        let now = timespec_of(Duration::ZERO);
+        any = real::ppoll_raw(copy, Some(now), std::ptr::null()) > 0 || add_frames(fds, copy, true) > 0;
+    }
+    any
+}
+
+/// True if a watched lane has a datagram that the kernel does not report.
+fn has_frames(fds: &[pollfd]) -> bool {
+    fds.iter()
+        .filter_map(managed)
+        .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
+}
+
+/// Marks entries readable whose sockets have frames or prefetched datagrams, which the kernel does
+/// not report: in the watched lanes, and if `wide`, in all lanes that the caller may receive from.
+/// Returns the number of entries with events.
+fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let own = own_lane(sock, shared);
+        let mut mask = 1 << own;
+        if wide && shared.mode() == MULTI_LANE {
+            mask |= uncovered(sock, shared, Some(own));
+        }
+        if ready_in_memory(sock, shared, mask) != 0 || coverage::has_older(sock, shared, from.fd) {
+            to.revents |= from.events & READ_EVENTS;
+        }
+    }
+    copy.iter().filter(|at| at.revents != 0).count() as c_int
+}
+
+/// A wait ends before its slice: marks entries without a datagram readable if other lanes have one
+/// and a poll of these is overdue.
+fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
+    let datagrams = fds
+        .iter()
+        .zip(copy.iter())
+        .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
+    for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ_EVENTS == 0) {
+        if let Some((sock, shared)) = managed(from)
+            && is_poll_overdue(sock, shared, datagrams)
+            && coverage::poll_other_lanes(sock, shared, from.fd, own_lane(sock, shared))
+        {
+            to.revents |= from.events & READ_EVENTS;
+        }
+    }
+}
+
+fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
+    thread::cached_member(sock, shared)
+        .map_or(0, |member| usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0))
+}
+
+fn find_ready_lane(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> Option<usize> {
+    let own = ready_lanes(sock, shared, fd, 1 << watched);
+    if own != 0 {
+        return Some(watched);
+    }
+    let mut mask = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
+    if shared.mode() == MULTI_LANE {
+        mask |= uncovered(sock, shared, Some(watched)) | shared.drain_first.load(Ordering::Acquire);
+    }
+    let has = ready_lanes(sock, shared, fd, mask);
+    (has != 0).then(|| has.trailing_zeros() as usize)
+}
+
+/// Copies the kernel's results for the lanes to the program's entries.
+fn copy_revents(fds: &mut [pollfd], copy: &[pollfd]) -> c_int {
+    let mut count = 0;
+    for (to, from) in fds.iter_mut().zip(copy) {
+        to.revents = from.revents;
+        count += c_int::from(from.revents != 0);
+    }
+    count
+}

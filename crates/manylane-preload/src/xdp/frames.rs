@@ -1,0 +1,186 @@
+//! Datagrams from frames, which `recv_bufs.rs` hands out, and frames from datagrams:
+//! [`TxDatagram`] is what a call sends. No system call, no memory of its own.
+
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr;
+
+use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
+use manylane_sys::next_hops::NextHop;
+use manylane_wire::checksum::checksum;
+use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::UdpFrame;
+
+use crate::shared::lease::Lease;
+
+/// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
+/// would have dropped it.
+#[inline]
+pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
+    let mut datagram = Datagram::default();
+    datagram.read_hinted(frame).ok()?;
+    let believed = match datagram.checksum {
+        Checksum::Valid => true,
+        Checksum::Partial => is_virtual_pair,
+        Checksum::Invalid => false,
+    };
+    let at = usize::from(datagram.payload_offset);
+    let payload = frame.get(at..at + usize::from(datagram.len))?;
+    believed.then(|| (datagram.source(), payload))
+}
+
+/// An address as the kernel writes it for a socket of that family, and its length.
+pub(crate) fn sockaddr_bytes(
+    peer: SocketAddr,
+    is_v6: bool,
+) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
+    let mut bytes = [0; size_of::<libc::sockaddr_in6>()];
+    let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+    bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&peer.port().to_be_bytes());
+    match (peer.ip(), is_v6) {
+        (IpAddr::V4(ip), false) => {
+            bytes[4..8].copy_from_slice(&ip.octets());
+            return (bytes, size_of::<libc::sockaddr_in>());
+        }
+        (IpAddr::V4(ip), true) => bytes[8..24].copy_from_slice(&ip.to_ipv6_mapped().octets()),
+        (IpAddr::V6(ip), _) => bytes[8..24].copy_from_slice(&ip.octets()),
+    }
+    (bytes, size_of::<libc::sockaddr_in6>())
+}
+
+/// One datagram that a call of the program sends.
+#[derive(Clone, Copy)]
+pub(crate) struct TxDatagram {
+    to: *const sockaddr,
+    tolen: socklen_t,
+    iovecs: *const iovec,
+    count: usize,
+}
+
+/// Max iovecs that are copied; the kernel sends a message with more.
+const IOVECS_MAX: usize = 64;
+
+impl TxDatagram {
+    pub(crate) fn from_iovecs(
+        pieces: *const iovec,
+        count: usize,
+        to: *const sockaddr,
+        tolen: socklen_t,
+    ) -> Self {
+        Self { to, tolen, iovecs: pieces, count }
+    }
+
+    /// From a message with an address and payload only. None if it has control messages.
+    pub(crate) fn from_msghdr(message: *const msghdr) -> Option<Self> {
+        // SAFETY: the program's message, which the kernel would read here; the kernel would refuse
+        // null.
+        let message = unsafe { message.as_ref() }?;
+        if message.msg_controllen != 0 {
+            return None;
+        }
+        let (to, tolen) = (message.msg_name.cast_const().cast(), message.msg_namelen);
+        Some(Self { to, tolen, iovecs: message.msg_iov, count: message.msg_iovlen })
+    }
+
+    /// Length of the payload; none if it has too many iovecs, or one with a null pointer.
+    pub(crate) fn len(&self) -> Option<usize> {
+        if self.count > IOVECS_MAX || (self.count > 0 && self.iovecs.is_null()) {
+            return None;
+        }
+        (0..self.count).try_fold(0_usize, |sum, nth| {
+            // SAFETY: the program's array of `count` iovecs.
+            let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
+            let is_somewhere = piece.iov_len == 0 || !piece.iov_base.is_null();
+            sum.checked_add(piece.iov_len).filter(|_| is_somewhere)
+        })
+    }
+
+    /// The address, as the program gave it; none if it is missing, too short or too long.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=32).contains(&(self.tolen as usize)) {
+            return None;
+        }
+        // SAFETY: the program's address of that length, which the kernel would read.
+        Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), self.tolen as usize) })
+    }
+
+    /// Copies the payload into `room`, which is as long as [`len`](Self::len) said.
+    pub(crate) fn copy(&self, room: &mut [u8]) {
+        let mut done = 0;
+        for nth in 0..self.count {
+            // SAFETY: the program's array of iovecs.
+            let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
+            let part = piece.iov_len.min(room.len() - done);
+            // SAFETY: the program's memory of that length, which the kernel would read; `room` has
+            // space for the sum.
+            unsafe {
+                ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), room[done..].as_mut_ptr(), part);
+            }
+            done += part;
+        }
+    }
+
+    /// The destination, if it is one peer that a frame can be sent to.
+    pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
+        let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
+        if self.to.is_null() || (self.tolen as usize) < wanted {
+            return None;
+        }
+        // SAFETY: the program's address of at least that many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), wanted) };
+        let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let ip: IpAddr = if is_v6 {
+            let ip: [u8; 16] = bytes[8..24].try_into().ok()?;
+            std::net::Ipv6Addr::from(ip).to_canonical()
+        } else {
+            std::net::Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into()
+        };
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        let expected = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let one = family == expected
+            && port != 0
+            && !(ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() || link_local || broadcast);
+        one.then(|| SocketAddr::new(ip, port))
+    }
+
+    /// Writes the frame of a datagram of `len` bytes. Returns its length, or none if it does not
+    /// fit.
+    pub(crate) fn write_frame(
+        &self,
+        room: &mut [u8],
+        len: usize,
+        peer: SocketAddr,
+        hop: &NextHop,
+        lease: &Lease,
+        id: u16,
+    ) -> Option<usize> {
+        let source = SocketAddr::new(hop.source, lease.port);
+        let plan =
+            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+        let (head, rest) = room.split_at_mut_checked(plan.len())?;
+        let payload = rest.get_mut(..len)?;
+        self.copy(payload);
+        UdpFrame { payload: &*payload, ..plan }.write_headers(head).ok()?;
+        if lease.allow_fragments && peer.is_ipv4() {
+            allow_fragments(head, id);
+        }
+        Some(head.len() + len)
+    }
+}
+
+/// Lets routers fragment the packet, as the socket's `IP_MTU_DISCOVER` says. It then needs an IP
+/// identification.
+fn allow_fragments(head: &mut [u8], id: u16) {
+    const IP_OFFSET: usize = 14;
+    if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {
+        ip[4..6].copy_from_slice(&id.max(1).to_be_bytes());
+        ip[6] &= !0x40;
+        ip[10..12].fill(0);
+        let sum = checksum(ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+}
