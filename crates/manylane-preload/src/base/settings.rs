@@ -113,8 +113,8 @@ impl Settings {
             Some(())
         });
         take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
-            let pause = text.parse().ok().filter(|pause| *pause <= COALESCE_USECS_MAX)?;
-            settings.rx_coalesce = Some(Duration::from_micros(pause));
+            let delay = text.parse().ok().filter(|delay| *delay <= COALESCE_USECS_MAX)?;
+            settings.rx_coalesce = Some(Duration::from_micros(delay));
             Some(())
         });
         take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {

@@ -99,20 +99,20 @@ impl DeferredSignals {
     /// Called before the first wait of a call. Calls `look` first: each time while it finds
     /// something, else now and then. Returns what it found; none: signals are blocked, and the
     /// wait can begin.
-    pub(crate) fn poll_before_wait<T>(&self, look: impl FnOnce() -> Option<T>) -> Option<T> {
+    pub(crate) fn poll_before_wait<T>(&self, poll: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.active.get() || !has_handlers() {
             return None;
         }
-        let asked = CREDITS.with(|looks| {
-            let (luck, count) = looks.get();
-            looks.set((luck, count.wrapping_add(1)));
-            luck > 0 || count.is_multiple_of(PROBE_INTERVAL)
+        let asked = CREDITS.with(|state| {
+            let (credits, count) = state.get();
+            state.set((credits, count.wrapping_add(1)));
+            credits > 0 || count.is_multiple_of(PROBE_INTERVAL)
         });
-        let found = if asked { look() } else { None };
+        let found = if asked { poll() } else { None };
         if asked {
-            CREDITS.with(|looks| {
-                let (luck, count) = looks.get();
-                looks.set((if found.is_some() { CREDITS_MAX } else { luck.saturating_sub(1) }, count));
+            CREDITS.with(|state| {
+                let (credits, count) = state.get();
+                state.set((if found.is_some() { CREDITS_MAX } else { credits.saturating_sub(1) }, count));
             });
         }
         if found.is_none() {

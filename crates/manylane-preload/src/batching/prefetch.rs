@@ -153,8 +153,8 @@ impl Sock {
     }
 
     /// `holds` has one for each possible lane.
-    fn set_prefetches(&self, holds: &'static [Prefetch]) {
-        self.prefetches.store(holds.as_ptr().cast_mut().cast(), Ordering::Release);
+    fn set_prefetches(&self, prefetches: &'static [Prefetch]) {
+        self.prefetches.store(prefetches.as_ptr().cast_mut().cast(), Ordering::Release);
     }
 }
 
@@ -456,13 +456,13 @@ impl Prefetch {
     /// Records the result of a fill. A fill without a datagram takes a credit only if the caller
     /// `sleeps` next: then the call was one too many.
     fn update_credits(&self, count: usize, sleeps: bool) {
-        let luck = self.credits.load(Ordering::Relaxed);
-        let luck = match count {
-            0 if !sleeps => luck,
-            0 | 1 => luck.saturating_sub(1),
+        let credits = self.credits.load(Ordering::Relaxed);
+        let credits = match count {
+            0 if !sleeps => credits,
+            0 | 1 => credits.saturating_sub(1),
             _ => CREDITS_MAX,
         };
-        self.credits.store(luck, Ordering::Relaxed);
+        self.credits.store(credits, Ordering::Relaxed);
     }
 
     /// Fills it from the lane's socket `fd`, for the owner.

@@ -133,8 +133,8 @@ impl ThreadCoalesce {
 
     /// True if a delay pays. Also true while that is not known, and now and then to probe.
     fn is_worthwhile(&self) -> bool {
-        let (Some(pause), Some(sleep)) = (DELAY_COST.average(), SLEEP_COST.average()) else { return true };
-        if is_cheaper((pause, self.per_delay.get()), (sleep, self.per_sleep.get())) {
+        let (Some(delay), Some(sleep)) = (DELAY_COST.average(), SLEEP_COST.average()) else { return true };
+        if is_cheaper((delay, self.per_delay.get()), (sleep, self.per_sleep.get())) {
             return true;
         }
         self.skipped.set((self.skipped.get() + 1) % PROBE_INTERVAL);
@@ -167,8 +167,8 @@ fn max_delay() -> Duration {
 pub(crate) fn before_sleep<T>(
     lane: c_int,
     left: Option<Duration>,
-    look: impl FnOnce() -> Option<T>,
-    rest: impl FnOnce(timespec) -> Option<T>,
+    poll: impl FnOnce() -> Option<T>,
+    sleep: impl FnOnce(timespec) -> Option<T>,
 ) -> Option<T> {
     THREAD_COALESCE.with(|pace| {
         let mut coalesce = pace.coalesce.get().unwrap_or_else(|| {
@@ -176,28 +176,28 @@ pub(crate) fn before_sleep<T>(
         });
         // Do not poll if no delay can follow.
         let may = coalesce.can_delay() && left.is_none_or(|left| left > coalesce.max_delay());
-        if may && let Some(found) = look() {
+        if may && let Some(found) = poll() {
             return Some(found);
         }
         let taken = pace.received.take();
         pace.add_sample(taken);
-        let pause = coalesce.next_delay(taken);
-        if pause.is_some() && coalesce.max_delay() != max_delay() {
+        let delay = coalesce.next_delay(taken);
+        if delay.is_some() && coalesce.max_delay() != max_delay() {
             coalesce.set_max_delay(max_delay());
         }
         pace.coalesce.set(Some(coalesce));
         let is_asked_for = state::settings().is_some_and(|settings| settings.rx_coalesce.is_some());
-        let pause = pause.filter(|_| may && (is_asked_for || pace.is_worthwhile()));
-        pace.was_delayed.set(pause.is_some());
-        let Some(pause) = pause else {
+        let delay = delay.filter(|_| may && (is_asked_for || pace.is_worthwhile()));
+        pace.was_delayed.set(delay.is_some());
+        let Some(delay) = delay else {
             let to_be_measured = SLEEP_COST.samples.load(Ordering::Relaxed) < COST_SAMPLES;
             pace.sleep_start.set(to_be_measured.then(cpu::thread_cpu_time));
             return None;
         };
-        let pause = pause.min(coalesce.max_delay());
+        let delay = delay.min(coalesce.max_delay());
         measure_cost(|| {
-            let left = tick::remaining(pause);
-            rest(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) })
+            let left = tick::remaining(delay);
+            sleep(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) })
         })
     })
 }
@@ -210,12 +210,12 @@ fn rcvbuf_messages(lane: c_int) -> usize {
 }
 
 /// Runs a delay, and measures its cost if it is one of the first.
-fn measure_cost<T>(pause: impl FnOnce() -> T) -> T {
+fn measure_cost<T>(delay: impl FnOnce() -> T) -> T {
     if DELAY_COST.samples.load(Ordering::Relaxed) >= COST_SAMPLES {
-        return pause();
+        return delay();
     }
     let before = cpu::thread_cpu_time();
-    let answer = pause();
+    let answer = delay();
     DELAY_COST.add(cpu::thread_cpu_time().saturating_sub(before));
     answer
 }

@@ -108,8 +108,8 @@ thread_local! {
 /// Maps the outboxes of a socket that gets lanes, if it has prefetches. Requires the socket's
 /// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
-    let Some(holds) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
-    let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
+    let Some(prefetches) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
+    let Some(outboxes) = memory::map::<Outbox>(prefetches.len(), true) else { return };
     outboxes.iter().for_each(Outbox::init);
     sock.set_outboxes(outboxes);
     state::start_send_batching();
@@ -540,7 +540,7 @@ impl OutboxGuard<'_> {
     fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
         let flags = self.0.flags.load(Ordering::Relaxed);
         let (mut next, end) = self.0.range();
-        let (mut calls, mut told) = (0, None);
+        let (mut calls, mut failed) = (0, None);
         while next < end {
             calls += 1;
             let mut sent = self.sendmmsg(fd, next, end - next, flags);
@@ -551,7 +551,7 @@ impl OutboxGuard<'_> {
             if sent <= 0 {
                 let errno = real::errno();
                 if own == Some(next) {
-                    told = Some(errno);
+                    failed = Some(errno);
                 } else {
                     record_failure(shared, fd, errno);
                 }
@@ -560,7 +560,7 @@ impl OutboxGuard<'_> {
             next += sent as usize;
             self.0.set_range(next, end);
         }
-        (calls, told)
+        (calls, failed)
     }
 
     /// Sends the reply at `slot` by itself, after waiting for buffer space if there was none: the

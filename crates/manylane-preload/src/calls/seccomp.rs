@@ -97,10 +97,10 @@ fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let is_left = || shared.retired.load(Ordering::Acquire) != 0 || queues::is_draining(shared);
     let pid = u64::from(std::process::id());
     let members =
-        || shared.members.iter().map(|at| at.thread_id.load(Ordering::Relaxed)).filter(|who| *who != 0);
+        || shared.members.iter().map(|at| at.thread_id.load(Ordering::Relaxed)).filter(|id| *id != 0);
     let is_others = shared.forked.load(Ordering::Acquire) != 0
         && members().next().is_some()
-        && !members().any(|who| who >> 32 == pid);
+        && !members().any(|id| id >> 32 == pid);
     if shared.mode() != PLAIN || !is_left() || is_others {
         return;
     }

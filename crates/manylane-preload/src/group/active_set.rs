@@ -34,13 +34,13 @@ pub(crate) const LIMITED: u32 = 2;
 /// The lanes of `owned` to steer to. Requires the lock.
 pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     let some = if queues::is_open(shared) { owned } else { limit_to_cpus(shared, owned) };
-    let rest = shared.active_state.load(Ordering::Relaxed);
-    let next = match (some == owned, rest) {
+    let state = shared.active_state.load(Ordering::Relaxed);
+    let next = match (some == owned, state) {
         (true, _) => ALL_ACTIVE,
         (false, ALL_ACTIVE) => SAMPLING,
-        _ => rest,
+        _ => state,
     };
-    if next != rest {
+    if next != state {
         shared.sleep_score.store(0, Ordering::Relaxed);
         shared.active_state.store(next, Ordering::Relaxed);
     }

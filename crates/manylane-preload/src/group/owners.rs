@@ -142,9 +142,9 @@ pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_live(member);
     update_oversubscribed(shared);
-    let heir = shared.members.iter().take(joined).position(has);
-    shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
-    heir.is_some()
+    let successor = shared.members.iter().take(joined).position(has);
+    shared.owner[lane].store(successor.map_or(0, |at| at as u32 + 1), Ordering::Release);
+    successor.is_some()
 }
 
 /// Takes a member's lane out of steering and frees its slot. All other threads can still receive

@@ -41,8 +41,8 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
     if shared.bounded.load(Ordering::Acquire) == 0 {
         set_wait_bound(shared, fd);
     }
-    let holds = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
-    shared.retired.store(others | holds, Ordering::Release);
+    let prefetched = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
+    shared.retired.store(others | prefetched, Ordering::Release);
     failpoint::hit("retired");
     // Without a lane, a member receives from all lanes until the mode has changed.
     for member in &shared.members {

@@ -139,11 +139,11 @@ pub(crate) fn reap_all(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
 /// have exited.
 #[cold]
 pub(crate) fn has_exited(member: &Member) -> bool {
-    let who = member.thread_id.load(Ordering::Acquire);
+    let thread_id = member.thread_id.load(Ordering::Acquire);
     let token = member.liveness.load(Ordering::Acquire);
-    who != 0
+    thread_id != 0
         && if token == 0 {
-            liveness::has_process_exited((who >> 32) as pid_t)
+            liveness::has_process_exited((thread_id >> 32) as pid_t)
         } else {
             liveness::has_exited(token)
         }

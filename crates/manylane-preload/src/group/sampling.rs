@@ -109,25 +109,27 @@ struct WorkStats {
 impl WorkStats {
     /// Adds one sample; `away` if it had a sleep or a long run.
     fn with_sample(self, away: bool) -> Self {
-        let Self { active_state: rest, sleep_score: signs, clean_required: calm } = self;
-        match (rest, away) {
-            (SAMPLING, true) => {
-                Self { active_state: rest, sleep_score: 0, clean_required: (calm + 1).min(CLEAN_SAMPLES_MAX) }
+        let Self { active_state: state, sleep_score: score, clean_required: required } = self;
+        match (state, away) {
+            (SAMPLING, true) => Self {
+                active_state: state,
+                sleep_score: 0,
+                clean_required: (required + 1).min(CLEAN_SAMPLES_MAX),
+            },
+            (SAMPLING, false) if score + 1 < required => {
+                Self { active_state: state, sleep_score: score + 1, clean_required: required }
             }
-            (SAMPLING, false) if signs + 1 < calm => {
-                Self { active_state: rest, sleep_score: signs + 1, clean_required: calm }
-            }
-            (SAMPLING, false) => Self { active_state: LIMITED, sleep_score: 0, clean_required: calm },
-            (LIMITED, true) if signs + SLEEP_WEIGHT > SLEEP_SCORE_MAX => Self {
+            (SAMPLING, false) => Self { active_state: LIMITED, sleep_score: 0, clean_required: required },
+            (LIMITED, true) if score + SLEEP_WEIGHT > SLEEP_SCORE_MAX => Self {
                 active_state: SAMPLING,
                 sleep_score: 0,
-                clean_required: (calm * 16).min(CLEAN_SAMPLES_MAX),
+                clean_required: (required * 16).min(CLEAN_SAMPLES_MAX),
             },
             (LIMITED, true) => {
-                Self { active_state: rest, sleep_score: signs + SLEEP_WEIGHT, clean_required: calm }
+                Self { active_state: state, sleep_score: score + SLEEP_WEIGHT, clean_required: required }
             }
             (LIMITED, false) => {
-                Self { active_state: rest, sleep_score: signs.saturating_sub(1), clean_required: calm }
+                Self { active_state: state, sleep_score: score.saturating_sub(1), clean_required: required }
             }
             _ => self,
         }
@@ -175,23 +177,23 @@ fn rebalance(sock: &Sock, shared: &Shared) {
 mod tests {
     use super::*;
 
-    fn after(mut signs: WorkStats, samples: impl IntoIterator<Item = bool>) -> WorkStats {
+    fn after(mut score: WorkStats, samples: impl IntoIterator<Item = bool>) -> WorkStats {
         for away in samples {
-            signs = signs.with_sample(away);
+            score = score.with_sample(away);
         }
-        signs
+        score
     }
 
     #[test]
     fn rest_begins_when_nobody_slept_for_a_while_and_not_before() {
         let fresh = WorkStats { active_state: SAMPLING, sleep_score: 0, clean_required: CLEAN_SAMPLES_MIN };
-        let calm = |count: u32| (0..count).map(|_| false);
-        assert_eq!(after(fresh, calm(CLEAN_SAMPLES_MIN - 1)).active_state, SAMPLING);
-        assert_eq!(after(fresh, calm(CLEAN_SAMPLES_MIN)).active_state, LIMITED);
+        let required = |count: u32| (0..count).map(|_| false);
+        assert_eq!(after(fresh, required(CLEAN_SAMPLES_MIN - 1)).active_state, SAMPLING);
+        assert_eq!(after(fresh, required(CLEAN_SAMPLES_MIN)).active_state, LIMITED);
         // One sleep requires one clean sample more.
-        let slept = after(fresh, calm(CLEAN_SAMPLES_MIN - 1).chain([true]));
-        assert_eq!(after(slept, calm(CLEAN_SAMPLES_MIN)).active_state, SAMPLING);
-        assert_eq!(after(slept, calm(CLEAN_SAMPLES_MIN + 1)).active_state, LIMITED);
+        let slept = after(fresh, required(CLEAN_SAMPLES_MIN - 1).chain([true]));
+        assert_eq!(after(slept, required(CLEAN_SAMPLES_MIN)).active_state, SAMPLING);
+        assert_eq!(after(slept, required(CLEAN_SAMPLES_MIN + 1)).active_state, LIMITED);
     }
 
     #[test]

@@ -44,17 +44,18 @@ pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> 
 
 #[cold]
 fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
-    let who = id();
+    let thread_id = id();
     let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS);
-    let mut place =
-        shared.members[..joined].iter().position(|member| member.thread_id.load(Ordering::Relaxed) == who);
+    let mut place = shared.members[..joined]
+        .iter()
+        .position(|member| member.thread_id.load(Ordering::Relaxed) == thread_id);
     if place.is_none() {
         // Checked before the thread joins: the number may have come to mean something else.
         if !entries::revalidate(sock, fd) {
             return None;
         }
         place = shared.members.iter().position(|member| {
-            member.thread_id.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            member.thread_id.compare_exchange(0, thread_id, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });
         let Some(at) = place else {
             fallback::fall_back(sock, fd, Reason::Full);
@@ -71,7 +72,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         let signal_mask = SignalMask::new();
         member.liveness.store(liveness(), Ordering::Release);
         drop(signal_mask);
-        let slot = report::claim_slot(who, lane_socket::local_addr(fd), shared.inode_of(0));
+        let slot = report::claim_slot(thread_id, lane_socket::local_addr(fd), shared.inode_of(0));
         member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second receiver: every wait gets a bound. The mode changes only after the bound is
@@ -105,14 +106,14 @@ fn leave_all() {
     queues::flush();
     send_batch::flush();
     pollfds::free_cached();
-    let who = id();
+    let thread_id = id();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
         if fast_path::find_by_sock(sock).is_some() {
             fast_path::disarm(sock);
         }
         for (at, member) in shared.members.iter().enumerate() {
-            if member.thread_id.load(Ordering::Relaxed) == who {
+            if member.thread_id.load(Ordering::Relaxed) == thread_id {
                 recovery::remove_member(sock, shared, at);
             }
         }

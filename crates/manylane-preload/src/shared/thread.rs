@@ -92,9 +92,9 @@ pub(crate) fn id() -> u64 {
 /// Liveness token of the calling thread; 0 if it has none. Signals are blocked.
 pub(crate) fn liveness() -> liveness::Token {
     THREAD.with(|me| {
-        let who = me.id();
+        let id = me.id();
         if me.liveness.get() == 0 {
-            let token = liveness::acquire(who as u32);
+            let token = liveness::acquire(id as u32);
             me.liveness.set(if token == 0 { NO_LIVENESS } else { token });
         }
         if me.liveness.get() == NO_LIVENESS { 0 } else { me.liveness.get() }
@@ -106,20 +106,20 @@ pub(crate) fn liveness() -> liveness::Token {
 #[inline]
 pub(crate) fn holder_token() -> liveness::Token {
     THREAD.with(|me| {
-        let who = me.id();
+        let id = me.id();
         match me.liveness.get() {
-            0 | NO_LIVENESS => acquire_holder_token(who),
+            0 | NO_LIVENESS => acquire_holder_token(id),
             token => token,
         }
     })
 }
 
 #[cold]
-fn acquire_holder_token(who: u64) -> liveness::Token {
+fn acquire_holder_token(id: u64) -> liveness::Token {
     let signal_mask = SignalMask::new();
     let token = liveness();
     drop(signal_mask);
-    if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
+    if token == 0 { id << 32 | u64::from(u16::MAX) } else { token }
 }
 
 /// The liveness token (`liveness.rs`) if the thread has acquired it; else 0.
@@ -135,12 +135,12 @@ pub(crate) fn acquired_liveness() -> liveness::Token {
 pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
     let index = sock.index();
     // One access to the thread-local state: in a shared library each costs a call.
-    let (who, (at, generation, member)) =
+    let (id, (at, generation, member)) =
         THREAD.with(|me| (me.id(), me.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
     if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
         return None;
     }
-    shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == who)
+    shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == id)
 }
 
 /// Remembers the calling thread's member in `sock`.

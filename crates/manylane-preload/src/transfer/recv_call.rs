@@ -255,9 +255,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
     /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
-    fn try_prefetch(&self, hold: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
+    fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
         let take = || {
-            let answer = hold.recv(self.flags, &self.bufs)?;
+            let answer = prefetched.recv(self.flags, &self.bufs)?;
             self.was_prefetched.set(true);
             if self.flags & MSG_PEEK != 0 {
                 thread::set_peeked(self.sock, lane);
@@ -267,10 +267,10 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if let Some(got) = take() {
             return Some(got);
         }
-        if self.bufs.is_mmsg() || !self.can_prefetch(lane) || !hold.should_fill() {
+        if self.bufs.is_mmsg() || !self.can_prefetch(lane) || !prefetched.should_fill() {
             return None;
         }
-        match hold.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
+        match prefetched.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
             FillResult::Ready => {
                 let got = take();
                 // The call to the kernel counts for the first datagram that it brought.
@@ -314,8 +314,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if state::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
             send_batch::before_steal(self.sock, self.shared, self.fd, lane);
         }
-        if let Some(hold) = prefetch::for_lane(self.sock, lane)
-            && let Some(got) = self.try_prefetch(hold, lane, false)
+        if let Some(prefetched) = prefetch::for_lane(self.sock, lane)
+            && let Some(got) = self.try_prefetch(prefetched, lane, false)
         {
             return got;
         }
@@ -347,7 +347,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             TryRecv::Done(answer) => Some(answer),
             TryRecv::WouldBlock => None,
         };
-        let rest = |time: timespec| {
+        let sleep = |time: timespec| {
             self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
             self.defer_signals();
             let mask = self.signals.wait_mask(std::ptr::null());
@@ -356,7 +356,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             self.member.beat();
             (ended < 0 && !self.should_wait_again(until)).then_some(-1)
         };
-        rx_coalesce::before_sleep(lane, left, poll_now, rest)
+        rx_coalesce::before_sleep(lane, left, poll_now, sleep)
     }
 
     /// Waits on a lane for at most a slice.
@@ -456,8 +456,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 return Some((-1, false));
             }
         }
-        if let Some(hold) = prefetch::for_lane(self.sock, own)
-            && let Some(TryRecv::Done(answer)) = self.try_prefetch(hold, own, true)
+        if let Some(prefetched) = prefetch::for_lane(self.sock, own)
+            && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, own, true)
         {
             return Some((answer, false));
         }
@@ -583,8 +583,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if retired & prefetch::PREFETCH_BIT != 0 {
             // Prefetches of any lane: their datagrams are older than the kernel's.
             if let Some(peeked) = thread::take_peeked(self.sock)
-                && let Some(hold) = prefetch::for_lane(self.sock, peeked & 0xff)
-                && let Some(TryRecv::Done(answer)) = self.try_prefetch(hold, peeked & 0xff, false)
+                && let Some(prefetched) = prefetch::for_lane(self.sock, peeked & 0xff)
+                && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, peeked & 0xff, false)
             {
                 return Some(answer);
             }

@@ -129,8 +129,8 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
     let mut sent = first as c_int;
     if first < count || count == 0 {
         queues::flush();
-        let rest = messages.wrapping_add(first as usize);
-        let more = call::sendmmsg(at.fd, rest, count - first, flags | at.extra_flags);
+        let remaining = messages.wrapping_add(first as usize);
+        let more = call::sendmmsg(at.fd, remaining, count - first, flags | at.extra_flags);
         sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
     }
     if let (Some(member), true) = (at.member, sent > 0) {

@@ -268,8 +268,8 @@ impl FdSets {
             let [read, write, except] = self.sets;
             call::pselect(self.count, read, write, except, &timespec_of(Duration::ZERO), mask)
         };
-        let told = if answer < 0 { &[] } else { &older[..count] };
-        for fd in told {
+        let reported = if answer < 0 { &[] } else { &older[..count] };
+        for fd in reported {
             let bits = c_ulong::BITS as usize;
             let (nth, bit) = (*fd as usize / bits, 1 << (*fd as usize % bits));
             // SAFETY: a word that was read from this set before.

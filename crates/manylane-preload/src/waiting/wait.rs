@@ -560,7 +560,7 @@ fn rx_coalesce(
         let answer = call::ppoll(at, count, &raw const now, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
-    let rest = |time: timespec| {
+    let sleep = |time: timespec| {
         deferred.defer();
         let mask = deferred.wait_mask(mask);
         if fds.iter().all(|at| at.fd < 0 || pays(at)) {
@@ -577,7 +577,7 @@ fn rx_coalesce(
             .for_each(|(_, to)| negate_fd(to));
         (answer < 0).then_some(answer)
     };
-    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {

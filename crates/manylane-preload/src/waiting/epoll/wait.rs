@@ -199,8 +199,8 @@ fn wait_sliced(
     });
     deferred.release();
     if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
-        let told = Events { ptr: events, capacity: count, count: answer.unwrap_or(0).max(0) };
-        finish_nested(epoll, epfd, told);
+        let out = Events { ptr: events, capacity: count, count: answer.unwrap_or(0).max(0) };
+        finish_nested(epoll, epfd, out);
     }
     if answer.is_some() {
         quiesce::leave()
@@ -213,8 +213,8 @@ fn wait_sliced(
 /// After a wait on an instance that is also waited for as a descriptor: reports remaining
 /// leftovers there.
 #[cold]
-fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut told: Events) {
-    for (item, _) in epoll.items().filter(|(item, _)| told.is_reported(item)) {
+fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut out: Events) {
+    for (item, _) in epoll.items().filter(|(item, _)| out.is_reported(item)) {
         item.edge_reported.store(1, Ordering::Relaxed);
     }
     epoll_set::refresh(epoll, epfd);
@@ -261,16 +261,16 @@ fn wait_loop(
             let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
             found.unwrap_or_else(|| wait(time))
         };
-        let mut told = Events { ptr: events, capacity: count, count: 0 };
+        let mut out = Events { ptr: events, capacity: count, count: 0 };
         let mut answer = match any {
-            true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut told, |_, _| true) => {
+            true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut out, |_, _| true) => {
                 _ = epoll.truncated.compare_exchange(
                     LANES_FIRST,
                     KERNEL_FIRST,
                     Ordering::Relaxed,
                     Ordering::Relaxed,
                 );
-                told.count
+                out.count
             }
             true if first && !due => {
                 rx_coalesce(epoll, until, (deferred, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
@@ -285,11 +285,11 @@ fn wait_loop(
             false => return None,
         };
         if any && answer > 0 {
-            if told.count == 0 {
-                told.count = answer;
-                add_due_lanes(epoll, &mut told);
+            if out.count == 0 {
+                out.count = answer;
+                add_due_lanes(epoll, &mut out);
             }
-            answer = told.count;
+            answer = out.count;
         }
         first = false;
         let errno = real::errno();
@@ -308,8 +308,8 @@ fn wait_loop(
             }
         }
         // After a slice, and before the wait returns 0.
-        if add_other_lanes(epoll, &mut told, |_, _| true) || until.remaining() == Some(Duration::ZERO) {
-            return Some(told.count);
+        if add_other_lanes(epoll, &mut out, |_, _| true) || until.remaining() == Some(Duration::ZERO) {
+            return Some(out.count);
         }
         in_vain = slice.is_zero();
     }
@@ -365,7 +365,7 @@ fn wait_with_queues(
     }
     let frames = || epoll.items().any(|(item, sock)| item.wanted() != 0 && has_frames(item, sock));
     let mut found = 0;
-    let looks = epoll.polls.fetch_add(1, Ordering::Relaxed);
+    let polls = epoll.polls.fetch_add(1, Ordering::Relaxed);
     let some = frames();
     if !some {
         queues::flush();
@@ -375,20 +375,20 @@ fn wait_with_queues(
             return -1;
         }
     }
-    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNEL_POLL_INTERVAL) {
+    if fds[0].revents != 0 || some && polls.is_multiple_of(KERNEL_POLL_INTERVAL) {
         queues::flush();
         found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
         if found < 0 {
             return found;
         }
     }
-    let mut told = Events { ptr: events, capacity: count, count: found };
-    for (item, sock) in epoll.items_round_robin(looks) {
+    let mut out = Events { ptr: events, capacity: count, count: found };
+    for (item, sock) in epoll.items_round_robin(polls) {
         if item.wanted() != 0 && has_frames(item, sock) {
-            told.add(item);
+            out.add(item);
         }
     }
-    told.count
+    out.count
 }
 
 /// Waits with the program's own call, which must not block (`true`) if there are leftovers.
@@ -402,11 +402,11 @@ fn wait_with_leftovers(
     let items = epoll_set::items_with_leftovers;
     let epoll = Epoll::of(epfd).filter(|_| count > 0 && !events.is_null());
     let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
-    let mut told = Events { ptr: events, capacity: count, count: own(true) };
-    if told.count >= 0 {
-        items(epoll).for_each(|(item, _)| told.add(item));
+    let mut out = Events { ptr: events, capacity: count, count: own(true) };
+    if out.count >= 0 {
+        items(epoll).for_each(|(item, _)| out.add(item));
     }
-    told.count
+    out.count
 }
 
 /// Delays before a wait, if that pays: see `rx_coalesce.rs`. Other descriptors of the instance are
@@ -421,23 +421,24 @@ fn rx_coalesce(
         epoll.items().find(|(_, sock)| sock.shared().is_some_and(rx_coalesce::can_coalesce))?;
     let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
     let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-    let rest = |time: timespec| {
+    let sleep = |time: timespec| {
         deferred.defer();
         let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, deferred.wait_mask(mask));
         (answer < 0).then_some(answer)
     };
-    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, rest)
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
 }
 
 /// Records the calling thread as the one that waits on the instance. If another one did so before,
 /// its sockets become plain.
 fn claim(epoll: &'static Epoll) {
-    let who = thread::id();
+    let thread_id = thread::id();
     let before = epoll.waiter.load(Ordering::Relaxed);
-    if before == who {
+    if before == thread_id {
         return;
     }
-    if before == 0 && epoll.waiter.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if before == 0 && epoll.waiter.compare_exchange(0, thread_id, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    {
         return;
     }
     for (item, sock) in epoll.items() {
@@ -485,8 +486,8 @@ impl Events {
         let data = item.data.load(Ordering::Relaxed);
         // SAFETY: the program's array of `capacity` events, of which `count` are filled; an event
         // may be at any address.
-        let told = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
-        told.into_iter().find(|event| { event.u64 } == data)
+        let out = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
+        out.into_iter().find(|event| { event.u64 } == data)
     }
 
     /// True if an entry is reported as readable.
@@ -514,20 +515,20 @@ impl Events {
 
 /// Reports sockets that have a datagram in a lane that is not watched, among those that are `due`.
 /// True if there are any.
-fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
+fn add_other_lanes(epoll: &Epoll, out: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items_round_robin(epoll.round_robin.fetch_add(1, Ordering::Relaxed)) {
         let Some(shared) = sock.shared() else { continue };
-        if item.wanted() == 0 || told.is_reported(item) || !due(sock, shared) {
+        if item.wanted() == 0 || out.is_reported(item) || !due(sock, shared) {
             continue;
         }
-        if !told.has_room_for(item) {
+        if !out.has_room_for(item) {
             epoll.truncated.store(LANES_FIRST, Ordering::Relaxed);
             break;
         }
         let fd = item.fd.load(Ordering::Relaxed);
         if coverage::poll_other_lanes(sock, shared, fd, item.lane.load(Ordering::Relaxed) as usize) {
-            told.add(item);
+            out.add(item);
             any = true;
         }
     }
@@ -536,10 +537,10 @@ fn add_other_lanes(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock,
 
 /// A wait ends before its slice: reports other lanes, too, if a poll of them is overdue or the
 /// last one found a datagram.
-fn add_due_lanes(epoll: &Epoll, told: &mut Events) {
+fn add_due_lanes(epoll: &Epoll, out: &mut Events) {
     let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
-    let datagrams = items.any(|(item, _)| told.is_reported(item));
-    add_other_lanes(epoll, told, |sock, shared| {
+    let datagrams = items.any(|(item, _)| out.is_reported(item));
+    add_other_lanes(epoll, out, |sock, shared| {
         wait::is_poll_due(sock, shared) || wait::is_poll_overdue(sock, shared, datagrams)
     });
 }
