@@ -361,6 +361,10 @@ pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize
     }
 }
 
+/// The error of `limit`, `allow` and `deny` with an engine that has no filter.
+pub(crate) const FILTER_REFUSED: &str =
+    "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+
 /// Options of the engine `xdp`.
 #[derive(Clone, Debug)]
 pub(crate) struct XdpOptions {

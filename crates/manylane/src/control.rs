@@ -32,9 +32,10 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket;
 
+use crate::config::FILTER_REFUSED;
 use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
-use crate::io::xdp::FilterHandle;
+use crate::io::FilterHandle;
 use crate::peer::{inner_pid, run_in_netns, verify_peer};
 use crate::socket::Handle;
 
@@ -197,7 +198,7 @@ fn handle_request(
         [NAME_PREFIX, ..] => return Err(format!("this process has version {VERSION} of its control socket")),
         _ => return Err("that is no question".into()),
     };
-    let filter = || filter.ok_or_else(|| "limit, allow and deny need the engine xdp".to_owned());
+    let filter = || filter.ok_or_else(|| FILTER_REFUSED.to_owned());
     match verb {
         "metrics" => Ok(page()),
         "filter" => {

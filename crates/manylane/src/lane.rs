@@ -28,9 +28,9 @@ pub(crate) use self::waiter::Pauses;
 /// A lane can move to another thread, but cannot be shared. Its descriptor ([`AsFd`]) can be added
 /// to an epoll of the application: while it is readable (level-triggered), [`recv`](Self::recv)
 /// has work. Remove it from that epoll before the lane is dropped, because the kernel's socket,
-/// and with it the entry, may stay open for the next lane. With engine `mmsg` the descriptor is
-/// the kernel's socket. With `uring` and `xdp` it only reports readiness. It is the same for the
-/// lane's life, even if io_uring fails and the lane falls back.
+/// and with it the entry, may stay open for the next lane. The descriptor may be the kernel's
+/// socket, or one that only reports readiness: use it for nothing else. It is the same for the
+/// lane's life.
 pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
@@ -41,16 +41,16 @@ pub struct Lane {
     orphaned: OrphanedSockets,
 }
 
-/// Sockets, by inode, that are closed but that io_uring rings may hold for a moment longer. Drop
-/// waits until the kernel has released them, or for some seconds. So the port is free when the
-/// last lane is dropped.
+/// Sockets, by inode, that are closed but that the kernel may hold for a moment longer. Drop waits
+/// until it has released them, or for some seconds. So the port is free when the last lane is
+/// dropped.
 #[derive(Debug, Default)]
 struct OrphanedSockets(Vec<u64>);
 
 impl Drop for OrphanedSockets {
     fn drop(&mut self) {
         if !self.0.is_empty() && !port_owner::wait_unbound(&self.0) {
-            log::warn!("the kernel still has the sockets of io_uring rings that another thread had used");
+            log::warn!("the kernel still holds sockets of lanes that are closed");
         }
     }
 }
@@ -142,7 +142,7 @@ impl Lane {
     /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only open lane.
     pub fn retire(&mut self) -> Result<()> {
         self.shared.retire(&self.lane_shared)?;
-        self.io.release_queues();
+        self.io.leave();
         Ok(())
     }
 
@@ -231,9 +231,9 @@ impl Lane {
     /// The last batch, in the form for the application.
     #[inline]
     pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
-        let Parts { batch, socket, xdp } = self.io.split(taken, &self.shared.addr);
+        let Parts { batch, socket, bypass } = self.io.split(taken, &self.shared.addr);
         let (lane, v6) = (&self.lane_shared, self.shared.addr.is_ipv6());
-        Received { batch, out: Outbox::new(socket, lane.fd.as_fd(), &lane.cells, v6, xdp) }
+        Received { batch, out: Outbox::new(socket, lane.fd.as_fd(), &lane.cells, v6, bypass) }
     }
 }
 
@@ -247,11 +247,11 @@ impl Drop for Lane {
     /// Leaves steering if it has not yet, counts the discarded datagrams, and closes.
     fn drop(&mut self) {
         let reusable = self.shared.detach(&self.lane_shared);
-        self.io.release_queues();
+        self.io.leave();
         self.io.discard();
-        // The XSKs close before the final read of the counters.
-        self.shared.remove_queues(self.lane_shared.id);
-        self.io.close_queues();
-        self.orphaned.0 = self.shared.finish_close(&self.lane_shared, reusable, self.io.has_left_ring());
+        // Queues close before the final read of the counters.
+        self.shared.engine.lane_drained(self.lane_shared.id);
+        self.io.close();
+        self.orphaned.0 = self.shared.finish_close(&self.lane_shared, reusable, self.io.is_socket_held());
     }
 }

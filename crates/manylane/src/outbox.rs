@@ -8,13 +8,13 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
-use manylane_sys::mmsg::{self, SendBatch};
+use manylane_sys::mmsg::{SendBatch, fits};
 use manylane_sys::sock;
 
 use crate::counters::{Cells, Count};
 use crate::error as errno;
-use crate::io::batch::{Datagram, DatagramMeta};
-use crate::io::xdp::send::XdpSender;
+use crate::io::Bypass;
+use crate::io::batch::Datagram;
 
 /// Longest wait of a flush for room in the send buffer. A device that sends nothing in that time
 /// is stuck.
@@ -34,10 +34,10 @@ pub struct Outbox<'a> {
     fd: BorrowedFd<'a>,
     cells: &'a Cells,
     datagrams: u64,
-    /// The send path through a queue of a device, tried first.
-    xdp: Option<XdpSender<'a>>,
-    /// Datagrams and bytes in that queue's ring that are not counted as sent yet.
-    xdp_pending: (u64, u64),
+    /// The send path past the kernel's stack, tried first.
+    bypass: Option<Bypass<'a>>,
+    /// Datagrams and bytes that it has taken and that are not counted as sent yet.
+    bypass_pending: (u64, u64),
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
 }
@@ -66,16 +66,18 @@ impl<'a> Outbox<'a> {
         fd: BorrowedFd<'a>,
         cells: &'a Cells,
         v6: bool,
-        xdp: Option<XdpSender<'a>>,
+        bypass: Option<Bypass<'a>>,
     ) -> Self {
-        Self { queue, fd, cells, datagrams: 0, v6, xdp, xdp_pending: (0, 0) }
+        Self { queue, fd, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
     #[inline]
     pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
-        if self.try_xdp_reply(request, payload) {
-            return self.count_xdp_queued(payload.len());
+        if let Some(bypass) = &mut self.bypass
+            && bypass.reply(request, payload)
+        {
+            return self.count_bypassed(payload.len());
         }
         self.copy(&request.raw_peer(), request.source(), payload);
     }
@@ -84,16 +86,14 @@ impl<'a> Outbox<'a> {
     /// request's.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
-        let sent = match (&mut self.xdp, request.meta()) {
-            (Some(xdp), DatagramMeta::Frame(meta, _)) => xdp.reply_in_place(meta, payload),
-            _ => self.try_xdp_reply(request, payload),
-        };
-        if sent {
-            return self.count_xdp_queued(payload.len());
+        if let Some(bypass) = &mut self.bypass
+            && bypass.reply_borrowed(request, payload)
+        {
+            return self.count_bypassed(payload.len());
         }
         self.cells.add(Count::Offered, 1);
         let (peer, source) = (&request.raw_peer(), request.source());
-        if !mmsg::fits(peer, payload.len()) {
+        if !fits(peer, payload.len()) {
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
@@ -119,37 +119,25 @@ impl<'a> Outbox<'a> {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
             other => other,
         };
-        if let Some(xdp) = &mut self.xdp
-            && xdp.send(None, peer, payload)
+        if let Some(bypass) = &mut self.bypass
+            && bypass.send(None, peer, payload)
         {
-            return self.count_xdp_queued(payload.len());
+            return self.count_bypassed(payload.len());
         }
         self.copy(&peer.into(), None, payload);
     }
 
-    /// Replies with a copy through the queue of a device, if possible.
     #[inline]
-    fn try_xdp_reply(&mut self, request: &Datagram<'_>, payload: &[u8]) -> bool {
-        let Some(xdp) = &mut self.xdp else { return false };
-        match request.meta() {
-            DatagramMeta::Frame(meta, _) => xdp.reply(meta, payload),
-            DatagramMeta::Message { .. } => {
-                xdp.send(request.source().map(|source| source.ip), request.peer(), payload)
-            }
-        }
-    }
-
-    #[inline]
-    fn count_xdp_queued(&mut self, bytes: usize) {
+    fn count_bypassed(&mut self, bytes: usize) {
         self.cells.add(Count::Offered, 1);
-        self.xdp_pending = (self.xdp_pending.0 + 1, self.xdp_pending.1 + bytes as u64);
+        self.bypass_pending = (self.bypass_pending.0 + 1, self.bypass_pending.1 + bytes as u64);
     }
 
-    /// Submits the frames in the queue's TX ring to the kernel; returns the number of datagrams.
-    fn flush_xdp(&mut self) -> u64 {
-        let Some(xdp) = &mut self.xdp else { return 0 };
-        xdp.flush();
-        let (datagrams, bytes) = std::mem::take(&mut self.xdp_pending);
+    /// Submits what the bypass has taken; returns the number of datagrams.
+    fn flush_bypass(&mut self) -> u64 {
+        let Some(bypass) = &mut self.bypass else { return 0 };
+        bypass.flush();
+        let (datagrams, bytes) = std::mem::take(&mut self.bypass_pending);
         if datagrams > 0 {
             self.cells.add(Count::Sent, datagrams);
             self.cells.add(Count::SentBytes, bytes);
@@ -177,7 +165,7 @@ impl<'a> Outbox<'a> {
         len: usize,
         build: impl FnOnce(&mut [u8]) -> usize,
     ) {
-        if !mmsg::fits(peer, len) {
+        if !fits(peer, len) {
             self.cells.add(Count::Offered, 1);
             self.cells.add(Count::LostTooLarge, 1);
             return;
@@ -188,17 +176,10 @@ impl<'a> Outbox<'a> {
         // An empty arena has room for any datagram.
         let Some(space) = self.queue.reserve(len) else { return };
         let used = build(space).min(len);
-        if let (Some(xdp), Some(request)) = (&mut self.xdp, request) {
-            let payload = &space[..used];
-            let sent = match request.meta() {
-                DatagramMeta::Frame(meta, _) => xdp.reply(meta, payload),
-                DatagramMeta::Message { .. } => {
-                    xdp.send(source.map(|source| source.ip), request.peer(), payload)
-                }
-            };
-            if sent {
-                return self.count_xdp_queued(used);
-            }
+        if let (Some(bypass), Some(request)) = (&mut self.bypass, request)
+            && bypass.reply(request, &space[..used])
+        {
+            return self.count_bypassed(used);
         }
         // Counted only here: `build` may panic, and an unfinished datagram was never offered.
         self.cells.add(Count::Offered, 1);
@@ -214,7 +195,7 @@ impl<'a> Outbox<'a> {
     /// Datagrams collected and not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        (self.datagrams + self.xdp_pending.0) as usize
+        (self.datagrams + self.bypass_pending.0) as usize
     }
 
     /// True if there is nothing to send.
@@ -230,8 +211,8 @@ impl<'a> Outbox<'a> {
     /// wait either, until one fits again.
     pub fn flush(&mut self) -> Flushed {
         let done = self.make_room();
-        if let Some(xdp) = &mut self.xdp {
-            xdp.clear_diverted();
+        if let Some(bypass) = &mut self.bypass {
+            bypass.clear_diverted();
         }
         done
     }
@@ -239,9 +220,9 @@ impl<'a> Outbox<'a> {
     /// As [`flush`](Self::flush), for a datagram that does not fit yet and must stay behind
     /// earlier ones to its peer.
     fn make_room(&mut self) -> Flushed {
-        let by_xdp = self.flush_xdp();
+        let by_bypass = self.flush_bypass();
         let mut done = self.send_queued();
-        done.sent += by_xdp;
+        done.sent += by_bypass;
         self.queue.clear();
         done
     }
@@ -381,12 +362,12 @@ impl Drop for Outbox<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The closure panicked in the middle of a batch, so its replies are not sent.
-            self.cells.add(Count::Abandoned, self.datagrams + self.xdp_pending.0);
-            if let Some(xdp) = &mut self.xdp {
-                xdp.abandon();
+            self.cells.add(Count::Abandoned, self.datagrams + self.bypass_pending.0);
+            if let Some(bypass) = &mut self.bypass {
+                bypass.abandon();
             }
         } else {
-            self.flush_xdp();
+            self.flush_bypass();
             if self.datagrams > 0 {
                 self.flush();
             }

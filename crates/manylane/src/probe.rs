@@ -10,6 +10,7 @@ use manylane_sys::sock::{self, Flag};
 use manylane_sys::uring::UringRecv;
 use manylane_sys::{barrier, busy_poll, cbpf};
 
+use crate::config::Engine;
 use crate::error::{Error, Result};
 use crate::io::uring;
 use crate::steer;
@@ -75,8 +76,17 @@ pub fn probe() -> Probe {
     }
 }
 
+/// Checks whether lanes of this engine can busy poll.
+pub(crate) fn try_busy_poll(engine: Engine) -> Result<()> {
+    match engine {
+        Engine::Uring => try_uring_napi(),
+        Engine::Xdp => try_socket_busy_poll().and_then(|()| try_epoll_busy_poll()),
+        Engine::Mmsg | Engine::Auto => try_socket_busy_poll(),
+    }
+}
+
 /// Tries to enable busy polling on a socket.
-pub(crate) fn try_socket_busy_poll() -> Result<()> {
+fn try_socket_busy_poll() -> Result<()> {
     busy_poll::probe().map_err(|err| {
         let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
         Error::system(advice, err)
@@ -84,13 +94,13 @@ pub(crate) fn try_socket_busy_poll() -> Result<()> {
 }
 
 /// Tries to enable busy polling on an epoll.
-pub(crate) fn try_epoll_busy_poll() -> Result<()> {
+fn try_epoll_busy_poll() -> Result<()> {
     let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET));
     tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
 }
 
 /// Tries to enable busy polling on a ring.
-pub(crate) fn try_uring_napi() -> Result<()> {
+fn try_uring_napi() -> Result<()> {
     uring::run_in_thread(|| {
         let tried = UringRecv::probe_busy_poll();
         tried.map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))

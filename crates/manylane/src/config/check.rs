@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use manylane_bpf::abi;
 
-use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Engine, check_range};
+use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, check_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::steer::{Steering, SteeringBackend};
 
@@ -12,40 +12,7 @@ use crate::steer::{Steering, SteeringBackend};
 const RX_COALESCE_MAX: Duration = Duration::from_millis(20);
 
 impl Builder {
-    pub(crate) fn has_filter(&self) -> bool {
-        !self.limits.is_empty() || !self.rules.is_empty()
-    }
-
-    /// Checks the options of engine `xdp`.
-    fn check_xdp(&self) -> Result<()> {
-        let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
-        if !matches!(self.config.steering, Steering::Flow | Steering::Cpu) {
-            return refuse(format!(
-                "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
-                self.config.steering
-            ));
-        }
-        if self.config.timestamps {
-            return refuse("timestamps do not go with engine xdp: its frames carry none".into());
-        }
-        if self.config.reuse_port {
-            return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
-        }
-        if !self.config.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.config.xdp.ring) {
-            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.config.xdp.ring));
-        }
-        if !(1..=abi::MAX_SOCKETS).contains(&self.config.xdp.sockets) {
-            let (most, sockets) = (abi::MAX_SOCKETS, self.config.xdp.sockets);
-            return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
-        }
-        if !(1024..=1 << 24).contains(&self.config.xdp.sources) {
-            let sources = self.config.xdp.sources;
-            return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
-        }
-        Ok(())
-    }
-
-    /// The checked form of the options.
+    /// The checked form of the options; the engine checks those that concern it.
     pub(crate) fn check(&self) -> Result<Config> {
         let range = check_range;
         let lanes = match self.lanes {
@@ -77,13 +44,6 @@ impl Builder {
         if self.config.reuse_port && self.config.addr.port() == 0 {
             return Err(Error::new(ErrorKind::Config, "reuse_port needs a port to join, not 0"));
         }
-        if self.config.engine == Engine::Xdp {
-            self.check_xdp()?;
-        }
-        if self.has_filter() && self.config.engine != Engine::Xdp {
-            let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
-            return Err(Error::new(ErrorKind::Config, message));
-        }
         for (name, bytes) in
             [("recv_buffer", self.config.recv_buffer), ("send_buffer", self.config.send_buffer)]
         {
@@ -91,9 +51,6 @@ impl Builder {
         }
         let mut config = self.config.clone();
         config.lanes = range("lanes", lanes, abi::MAX_LANES)?;
-        if config.engine == Engine::Auto {
-            config.engine = Engine::Mmsg;
-        }
         if config.reuse_port {
             config.steering_backend = SteeringBackend::Kernel;
         }
@@ -142,9 +99,6 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))), "rx_coalesce is more than 20ms");
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.reuse_port(true)).contains("reuse_port"));
-        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
     }
 

@@ -32,12 +32,11 @@ use manylane_bpf::abi;
 use manylane_sys::rx_coalesce;
 use manylane_sys::sock::{self, Flag};
 
-use crate::config::{Config, Engine};
+use crate::config::Config;
 use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::mmsg::{self, PortSharing};
-use crate::io::xdp::XdpControl;
-use crate::io::{Capabilities, Io};
+use crate::io::kernel_socket::{self, PortSharing};
+use crate::io::{Capabilities, Io, NewLane, SocketEngine};
 use crate::lane_shared::{LaneShared, OPEN};
 use crate::port_owner;
 use crate::steer::{EffectiveSteering, Slot, Steer};
@@ -49,8 +48,7 @@ pub(crate) struct Shared {
     pub(crate) addr: SocketAddr,
     /// CPUs for lanes, assigned round-robin; empty without pinning.
     cpus: Vec<usize>,
-    /// The XDP side, with engine `xdp`.
-    pub(crate) xdp: Option<Arc<XdpControl>>,
+    pub(crate) engine: Arc<dyn SocketEngine>,
     control: Mutex<Control>,
     /// Signalled when a lane has closed.
     lane_closed: Condvar,
@@ -104,7 +102,7 @@ impl Shared {
         addr: SocketAddr,
         cpus: Vec<usize>,
         steer: Steer,
-        xdp: Option<Arc<XdpControl>>,
+        engine: Arc<dyn SocketEngine>,
     ) -> Self {
         let control = Control {
             steer,
@@ -119,7 +117,7 @@ impl Shared {
             config,
             addr,
             cpus,
-            xdp,
+            engine,
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -142,8 +140,7 @@ impl Shared {
         self.config.rx_coalesce.unwrap_or_else(|| {
             let pause = rx_coalesce::default_delay(self.config.lanes, cores);
             // A policy that polls asks for low latency, so no delay is added for it.
-            let of_frames = self.config.engine == Engine::Xdp && self.config.wait == WaitPolicy::Sleep;
-            if of_frames { pause.max(rx_coalesce::xdp_delay()) } else { pause }
+            if self.config.wait == WaitPolicy::Sleep { pause.max(self.engine.delay_min()) } else { pause }
         })
     }
 
@@ -179,14 +176,14 @@ impl Shared {
             self.check_group(&control)?;
         }
         if let Some((slot, fd)) = control.parked.last().cloned() {
-            let added = self.add(&mut control, slot, fd, capabilities(&self.config))?;
+            let added = self.add(&mut control, slot, fd, Capabilities::of(&self.config))?;
             // Only now: without a lane it stays parked, because no socket of the group closes
             // before all do.
             control.parked.pop();
             return Ok(added);
         }
         let slot = control.free_slot()?;
-        let (fd, can) = mmsg::open(&self.config, &self.addr, PortSharing::ReusePort)?;
+        let (fd, can) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
         self.add(&mut control, slot, Arc::new(fd), can)
     }
 
@@ -226,7 +223,9 @@ impl Shared {
             fd,
         });
         let load = control.steer.load_words();
-        let io = Io::new(&self.config, &self.addr, caps, &lane_shared, load, self.xdp.as_ref())?;
+        let (config, addr) = (&self.config, &self.addr);
+        let new = NewLane { config, addr, can: caps, lane: &lane_shared, load };
+        let io = Arc::clone(&self.engine).new_lane(new)?;
         control.next_id += 1;
         control.lanes.push(Arc::clone(&lane_shared));
         let admitted = control.steer.admit(slot, lane_shared.fd.as_fd(), lane_shared.cpu);
@@ -242,25 +241,14 @@ impl Shared {
             closed: control.closed,
             steered_short,
             steered_by_kernel,
-            filter_drops: self.xdp.as_ref().map(|plane| plane.filter.drops()).unwrap_or_default(),
+            filter_drops: self.engine.filter().map(|filter| filter.drops()).unwrap_or_default(),
         }
     }
 
     fn counters_of(&self, control: &Control, lane: &LaneShared) -> LaneCounters {
         let mut counters = lane.counters();
         counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
-        counters.xsk_dropped = self.xdp.as_ref().map_or(0, |plane| plane.dropped(lane.id));
+        counters.xsk_dropped = self.engine.dropped(lane.id);
         counters
-    }
-}
-
-/// Capabilities of a socket that was opened with the same options before.
-pub(crate) fn capabilities(config: &Config) -> Capabilities {
-    Capabilities {
-        batch: config.batch,
-        datagram_size: if config.gro { crate::config::DATAGRAM_SIZE_MAX } else { config.datagram_size },
-        gro: config.gro,
-        gso: config.gso,
-        timestamps: config.timestamps,
     }
 }

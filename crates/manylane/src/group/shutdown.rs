@@ -43,9 +43,7 @@ impl Shared {
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
-            if let Some(plane) = self.xdp.as_ref() {
-                plane.retire(lane.id);
-            }
+            self.engine.retire(lane.id);
             lane.state.store(RETIRING, Ordering::Relaxed);
         }
         barrier::synchronize();
@@ -71,9 +69,7 @@ impl Shared {
         if lane.state.swap(SHUT_DOWN, Ordering::Relaxed) == SHUT_DOWN {
             return;
         }
-        if let Some(plane) = self.xdp.as_ref() {
-            plane.disable_lane(lane.id);
-        }
+        self.engine.shut_down(lane.id);
         // If the filter fails, datagrams that arrive from here to the close are lost uncounted.
         if sock::drop_all_incoming(lane.fd.as_fd()).is_ok() {
             barrier::synchronize();
@@ -81,12 +77,11 @@ impl Shared {
     }
 
     /// Called when a lane has been drained. Keeps its counters, and its socket if the group must
-    /// not be renumbered. `has_left` is true if a ring that was dropped on another thread has used
-    /// this socket. For the last lane, returns the inodes of closed sockets that such rings may
-    /// still hold.
-    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, has_left: bool) -> Vec<u64> {
+    /// not be renumbered. `is_held` is true if the kernel may hold the socket for a moment after
+    /// its close. For the last lane, returns the inodes of all such sockets.
+    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, is_held: bool) -> Vec<u64> {
         let mut control = self.control();
-        if has_left && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
+        if is_held && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
             control.orphaned.push(inode);
         }
         let mut left = Vec::new();
@@ -103,8 +98,8 @@ impl Shared {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
-        if let Some(plane) = self.xdp.as_ref().filter(|_| is_last) {
-            plane.close();
+        if is_last {
+            self.engine.close();
         }
         self.lane_closed.notify_all();
         left
@@ -114,20 +109,11 @@ impl Shared {
     pub(crate) fn stop(&self) {
         let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
-        if let Some(plane) = self.xdp.as_ref() {
-            plane.stop_updates();
-        }
+        self.engine.stop();
         for lane in &control.lanes {
             // A lane that has shut down receiving has noticed already.
             _ = lane.state.fetch_max(DRAINING, Ordering::Release);
             sock::wake(lane.fd.as_fd());
-        }
-    }
-
-    /// Drains the queues of a lane and closes them.
-    pub(crate) fn remove_queues(&self, lane: LaneId) {
-        if let Some(plane) = self.xdp.as_ref() {
-            plane.remove_lane(lane);
         }
     }
 

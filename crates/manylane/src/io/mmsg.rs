@@ -8,134 +8,38 @@
 //! | the outbox | the lane's send ring, or borrows of the batch | full: it is flushed |
 //! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits for room, at most 100 ms at a time and 1 s in all, then counts `lost_sndbuf_full` |
 
+use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
 use manylane_sys::busy_poll;
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
-use manylane_sys::sock::{self, Buffer, Flag};
+use manylane_sys::sock;
 
 use super::batch::{Batch, Origin};
+use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
-use super::socket_queue::{SocketQueue, TakeMessages};
-use super::{Capabilities, Parts, RecvSummary};
-use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine};
+use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
+use super::{Io, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::counters::Count;
-use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
-use crate::port_owner;
 
-/// How a lane's socket shares the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PortSharing {
-    /// Exclusive use of the port, guaranteed by the kernel.
-    Exclusive,
-    /// Member of the reuseport group.
-    ReusePort,
-}
+/// Engine `mmsg` of a socket.
+pub(super) struct MmsgEngine;
 
-/// Opens and binds the socket of one lane, with every option set before the first datagram can
-/// reach it.
-pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Result<(OwnedFd, Capabilities)> {
-    let fd = sock::open(addr).map_err(|err| Error::system("opening a lane's socket", err))?;
-    let socket = fd.as_fd();
-    let set = |flag: Flag, on: bool| {
-        sock::set_flag(socket, flag, on).map_err(|err| Error::system(format!("socket option {flag:?}"), err))
-    };
-    let v6 = addr.is_ipv6();
-    let dual = v6 && !config.only_v6;
-    if v6 {
-        set(Flag::OnlyV6, config.only_v6)?;
-    }
-    if addr.ip().is_unspecified() {
-        set(if v6 { Flag::PktInfoV6 } else { Flag::PktInfoV4 }, true)?;
-    }
-    // The kernel delivers multicast to every socket on the port, not to one of the group: each
-    // lane would get a copy for every group that any program on the host has joined. With this
-    // off, only a lane that joined a group gets its datagrams.
-    let multicast_all = if v6 { Flag::MulticastAllV6 } else { Flag::MulticastAllV4 };
-    if sock::set_flag(socket, multicast_all, false).is_err() {
-        log::debug!("{multicast_all:?} cannot be turned off: multicast would come to every lane");
-    }
-    if config.ecn {
-        if v6 {
-            set(Flag::TosV6, true)?;
+impl SocketEngine for MmsgEngine {
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
+        if let Some(time) = new.config.wait.busy_poll_time() {
+            let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            busy_poll::set(new.lane.fd.as_fd(), micros, busy_poll::BUDGET)
+                .map_err(|err| Error::system("SO_BUSY_POLL", err))?;
         }
-        if !v6 || dual {
-            set(Flag::TosV4, true)?;
-        }
+        MmsgIo::new(new).map(Io::Mmsg)
     }
-    if config.timestamps {
-        set(Flag::Timestamp, true)?;
-    }
-    set_buffer(socket, Buffer::Receive, config.recv_buffer)?;
-    set_buffer(socket, Buffer::Send, config.send_buffer)?;
-    if let (Engine::Mmsg, Some(time)) = (config.engine, config.wait.busy_poll_time()) {
-        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        busy_poll::set(socket, micros, busy_poll::BUDGET)
-            .map_err(|err| Error::system("SO_BUSY_POLL", err))?;
-    }
-    let gro = config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok();
-    let gso = config.gso && sock::supports_gso(socket);
-    if join == PortSharing::ReusePort {
-        set(Flag::ReusePort, true)?;
-    }
-    bind(socket, addr, config.only_v6)?;
-    let datagram_size = if gro { DATAGRAM_SIZE_MAX } else { config.datagram_size };
-    let timestamps = config.timestamps;
-    Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
-}
-
-/// Sets a buffer to the requested size, or returns an error that names the limit.
-fn set_buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result<()> {
-    let Some(bytes) = bytes else { return Ok(()) };
-    let (option, sysctl) = match which {
-        Buffer::Receive => ("recv_buffer", "net.core.rmem_max"),
-        Buffer::Send => ("send_buffer", "net.core.wmem_max"),
-    };
-    let got = sock::set_buffer(socket, which, bytes).map_err(|err| Error::system(option, err))?;
-    if got < bytes {
-        let message = format!(
-            "{option} {bytes}: this process gets {got} bytes: raise the sysctl {sysctl}, or give it CAP_NET_ADMIN"
-        );
-        return Err(Error::new(ErrorKind::Limit, message));
-    }
-    Ok(())
-}
-
-/// Binds. Retries while a process that has just ended still has the port.
-fn bind(socket: BorrowedFd<'_>, addr: &SocketAddr, only_v6: bool) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        let Err(err) = sock::bind(socket, addr) else { return Ok(()) };
-        if err.raw_os_error() != Some(EADDRINUSE) {
-            return Err(bind_error(addr, err));
-        }
-        let holder = port_owner::find_owner(addr, only_v6);
-        if !holder.is_exiting || start.elapsed() > port_owner::HANDOVER_TIMEOUT {
-            let by = holder.description.map_or_else(String::new, |who| format!(" by {who}"));
-            return Err(Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err));
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
-    match err.raw_os_error() {
-        Some(EACCES) => {
-            let advice = "ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE";
-            Error::with(ErrorKind::Permission, format!("binding {addr}: {advice}"), err)
-        }
-        _ => Error::system(format!("binding {addr}"), err),
-    }
-}
-
-/// True if the kernel adds control messages to the messages of a socket.
-pub(crate) fn needs_ancillary(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
-    can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
 }
 
 /// Maximum number of receives with which a closing lane discards its queue.
@@ -172,12 +76,10 @@ impl TakeMessages for MmsgRecv {
 }
 
 impl MmsgIo {
-    pub(super) fn new(
-        config: &Config,
-        addr: &SocketAddr,
-        can: Capabilities,
-        queue: SocketQueue,
-    ) -> Result<Self> {
+    pub(super) fn new(new: NewLane<'_>) -> Result<Self> {
+        let NewLane { config, addr, can, lane, load } = new;
+        let load = load.map(|words| LoadWords::new(words, lane));
+        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, load);
         let control = needs_ancillary(config, addr, can);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
@@ -219,7 +121,7 @@ impl MmsgIo {
     #[inline]
     pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
-        Parts { batch: Batch::new(origin, bound, taken), socket: self.send.batch(), xdp: None }
+        Parts { batch: Batch::new(origin, bound, taken), socket: self.send.batch(), bypass: None }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

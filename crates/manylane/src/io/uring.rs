@@ -52,6 +52,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fs, io, thread};
@@ -61,10 +62,11 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};
+use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
-use super::mmsg::{MmsgIo, needs_ancillary};
+use super::mmsg::MmsgIo;
 use super::socket_queue::TakeMessages;
-use super::{Capabilities, Parts, RecvSummary};
+use super::{Capabilities, Io, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
 use crate::error::{EPERM, Error, Result};
@@ -83,6 +85,15 @@ const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 /// Epoll tokens of the ring and of the socket.
 const RING: u64 = 1;
 const SOCKET: u64 = 2;
+
+/// Engine `uring` of a socket.
+pub(super) struct UringEngine;
+
+impl SocketEngine for UringEngine {
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
+        UringIo::new(new).map(Io::Uring)
+    }
+}
 
 /// One lane of engine `uring`.
 pub(crate) struct UringIo {
@@ -178,9 +189,9 @@ fn forbidden_by(set: &str) -> String {
 }
 
 impl UringIo {
-    pub(super) fn new(config: &Config, can: Capabilities, socket: MmsgIo) -> Result<Self> {
-        let ring = Some(UringRing::new(config, can)?);
-        Ok(Self { ring, socket, readiness: None, has_left_ring: false })
+    fn new(new: NewLane<'_>) -> Result<Self> {
+        let ring = Some(UringRing::new(new.config, new.can)?);
+        Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, has_left_ring: false })
     }
 
     /// Receives a batch of queued datagrams.
@@ -261,7 +272,7 @@ impl UringIo {
     }
 
     /// True if the kernel may hold the socket for a moment after all is closed.
-    pub(super) fn has_left_ring(&self) -> bool {
+    pub(super) fn is_socket_held(&self) -> bool {
         self.has_left_ring
     }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::Socket;
 use super::open::open_lane;
 use super::{Event, Server};
-use crate::config::Engine;
+use crate::config::{Engine, FILTER_REFUSED};
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Shared;
-use crate::io::xdp::{FilterHandle, XdpQueue};
+use crate::io::{FilterHandle, XdpQueue};
 use crate::lane::Lane;
 use crate::lane_shared::LaneShared;
 use crate::steer::EffectiveSteering;
@@ -57,7 +57,7 @@ impl Handle {
     /// change when lanes and devices are added or removed.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
+        self.shared.engine.queues()
     }
 
     /// A handle that changes limits and prefixes while the socket is open. Engine `xdp` only.
@@ -65,9 +65,8 @@ impl Handle {
     /// # Errors
     /// [`ErrorKind::Unsupported`] with any other engine.
     pub fn filter(&self) -> Result<FilterHandle> {
-        let message = "limit, allow and deny need the engine xdp";
-        let none = || Error::new(ErrorKind::Unsupported, message);
-        self.shared.xdp.as_ref().map(|plane| plane.filter.clone()).ok_or_else(none)
+        let none = || Error::new(ErrorKind::Unsupported, FILTER_REFUSED);
+        self.shared.engine.filter().cloned().ok_or_else(none)
     }
 
     /// Frame counts of the XDP programs on the socket's devices: device, outcome (`redirected`, or
@@ -75,7 +74,7 @@ impl Handle {
     /// this process on the same devices. Empty with any engine but `xdp`.
     #[must_use]
     pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
-        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.counts())
+        self.shared.engine.frame_counts()
     }
 
     /// The steering in force.

@@ -15,9 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use crate::config::{Builder, Config, Engine};
 use crate::error::Result;
-use crate::group::{self, Shared};
-use crate::io::Capabilities;
-use crate::io::xdp::XdpQueue;
+use crate::group::Shared;
+use crate::io::{Capabilities, XdpQueue};
 use crate::lane::Lane;
 use crate::steer::EffectiveSteering;
 use crate::wait::EffectiveWait;
@@ -76,7 +75,7 @@ impl Socket {
     /// The queues of devices that feed lanes. Empty with any engine but `xdp`.
     #[must_use]
     pub fn xdp_queues(&self) -> Vec<XdpQueue> {
-        self.shared.xdp.as_ref().map_or_else(Vec::new, |plane| plane.queues())
+        self.shared.engine.queues()
     }
 
     /// The address that the socket is bound to, with the port that the kernel picked for port 0.
@@ -97,8 +96,7 @@ impl Socket {
         self.shared.config.engine
     }
 
-    /// Why [`Engine::Auto`] fell back from `xdp` although devices were named, or why
-    /// [`Engine::Uring`] is not in use.
+    /// Why the engine is not the one that was named, or that [`Engine::Auto`] prefers.
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
@@ -120,7 +118,7 @@ impl Socket {
     /// Capabilities of the engine on this socket.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        group::capabilities(&self.shared.config)
+        Capabilities::of(&self.shared.config)
     }
 
     /// A handle for other threads: counters, adding and removing lanes, stopping.

@@ -10,13 +10,11 @@ use super::{Server, Socket};
 use crate::config::{Builder, Config, Engine};
 use crate::error::{Error, Result};
 use crate::group::{LaneParts, Shared};
-use crate::io::mmsg::{self, PortSharing};
-use crate::io::uring;
-use crate::io::xdp::XdpControl;
+use crate::io::kernel_socket::{self, PortSharing};
 use crate::lane::Lane;
 use crate::steer::Steer;
 use crate::wait::{EffectiveWait, WaitPolicy};
-use crate::{placement, probe};
+use crate::{io, placement, probe};
 
 impl Builder {
     /// Checks the options and opens the socket. When this returns, every lane is bound and ready.
@@ -26,39 +24,27 @@ impl Builder {
     /// opening a lane. The message names the option, the capability, the limit or the sysctl to
     /// change.
     pub fn open(&self) -> Result<Socket> {
-        match self.config.engine {
-            Engine::Auto => self.open_auto(),
-            Engine::Uring => self.open_uring(),
-            Engine::Mmsg | Engine::Xdp => open(self.check()?),
-        }
-    }
-
-    fn open_uring(&self) -> Result<Socket> {
-        let config = self.check()?;
-        let Err(err) = uring::check(&config) else { return open(config) };
-        let why = err.chain();
-        let socket = open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
-        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
-        Ok(socket)
-    }
-
-    /// Engine `auto`.
-    fn open_auto(&self) -> Result<Socket> {
-        let mut fallback = None;
-        if self.config.xdp.devices.is_some() {
-            let mut by_xdp = self.clone();
-            by_xdp.config.engine = Engine::Xdp;
-            match by_xdp.check().and_then(open) {
+        let asked = self.check()?;
+        let (engine, substitute) = io::select(&asked);
+        let config = Config { engine, ..asked.clone() };
+        let usable = io::check(&config);
+        let Some(substitute) = substitute else { return usable.and_then(|()| open(config)) };
+        let why = match usable {
+            // An engine that was named and can be used: what else fails is an error.
+            Ok(()) if asked.engine == engine => return open(config),
+            Ok(()) => match open(config.clone()) {
                 Ok(socket) => return Ok(socket),
-                // No other engine has a filter.
-                Err(err) if self.has_filter() => return Err(err),
-                Err(err) => fallback = Some(err.chain()),
-            }
+                Err(err) => err,
+            },
+            Err(err) => err,
+        };
+        let config = Config { engine: substitute, fallback: Some(why.chain()), ..config };
+        // Some options need the first engine.
+        if io::check(&config).is_err() {
+            return Err(why);
         }
-        let socket = open(Config { fallback, ..self.check()? })?;
-        if let Some(why) = socket.fallback() {
-            log::info!("{}: engine {}, not xdp: {why}", socket.local_addr(), socket.engine());
-        }
+        let socket = open(config)?;
+        log::info!("{}: engine {substitute}, not {engine}: {}", socket.local_addr(), why.chain());
         Ok(socket)
     }
 }
@@ -72,13 +58,13 @@ fn open(mut config: Config) -> Result<Socket> {
     (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
     let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
     let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
-    let (first, can) = mmsg::open(&config, &config.addr, join)?;
+    let (first, can) = kernel_socket::open(&config, &config.addr, join)?;
     let addr =
         sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
     (config.gro, config.gso) = (can.gro, can.gso);
     let lanes = config.lanes;
-    let xdp = (config.engine == Engine::Xdp).then(|| XdpControl::open(&config, addr)).transpose()?;
-    let shared = Arc::new(Shared::new(config, addr, cpus, steer, xdp));
+    let engine = io::open(&config, addr)?;
+    let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
     let mut socket = Socket { lanes: Vec::with_capacity(lanes), server: Arc::new(Server::default()), shared };
     let first = make_lane(&socket.shared, socket.shared.add_first(first, can)?)?;
     socket.lanes.push(first);
@@ -87,12 +73,10 @@ fn open(mut config: Config) -> Result<Socket> {
         let lane = socket.shared.open_lane().and_then(|parts| make_lane(&socket.shared, parts));
         socket.lanes.push(lane.map_err(named)?);
     }
-    if let Some(xdp) = &socket.shared.xdp {
-        // The first call measures: do that here, where no datagram waits.
-        socket.shared.rx_coalesce();
-        // Last, so that every companion is ready for datagrams that XDP does not take.
-        xdp.start()?;
-    }
+    // The first call may measure: do that here, where no datagram waits.
+    socket.shared.rx_coalesce();
+    // Last, so that every kernel socket is ready for datagrams that the engine does not take.
+    socket.shared.engine.start()?;
     log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
     Ok(socket)
 }
@@ -100,9 +84,7 @@ fn open(mut config: Config) -> Result<Socket> {
 /// Opens one more lane of a socket.
 pub(super) fn open_lane(shared: &Arc<Shared>) -> Result<Lane> {
     let lane = make_lane(shared, shared.open_lane()?)?;
-    if let Some(xdp) = &shared.xdp {
-        xdp.rebalance();
-    }
+    shared.engine.lane_added();
     Ok(lane)
 }
 
@@ -120,22 +102,13 @@ fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize
             WaitPolicy::Sleep,
             Some(format!("{lanes} lanes share {cores} cores: one that spins keeps another waiting")),
         ),
-        WaitPolicy::BusyPoll(time) => match try_busy_poll(engine) {
+        WaitPolicy::BusyPoll(time) => match probe::try_busy_poll(engine) {
             Ok(()) => (wanted, None),
             Err(err) => (WaitPolicy::Spin(time), Some(err.chain())),
         },
         _ => (wanted, None),
     };
     EffectiveWait { policy, reason: why }
-}
-
-/// Checks whether lanes of this engine can busy poll.
-fn try_busy_poll(engine: Engine) -> Result<()> {
-    match engine {
-        Engine::Uring => probe::try_uring_napi(),
-        Engine::Xdp => probe::try_socket_busy_poll().and_then(|()| probe::try_epoll_busy_poll()),
-        Engine::Mmsg | Engine::Auto => probe::try_socket_busy_poll(),
-    }
 }
 
 #[cfg(test)]
@@ -146,7 +119,7 @@ mod tests {
 
     #[test]
     fn lanes_that_share_a_core_do_not_spin_by_themselves() {
-        let settled = |policy, lanes| resolve_policy(policy, Engine::Mmsg, lanes, 2);
+        let settled = |policy, lanes| resolve_policy(policy, Engine::Auto, lanes, 2);
         assert_eq!(
             settled(WaitPolicy::Adaptive, 2),
             EffectiveWait { policy: WaitPolicy::Adaptive, reason: None }

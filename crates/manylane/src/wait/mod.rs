@@ -26,16 +26,10 @@
 //!
 //! `sleep` and `busy-poll` go straight to the sleep. So does `adaptive` until a batch has arrived.
 //!
-//! | step | engine `mmsg` | engine `uring` | engine `xdp` |
-//! |---|---|---|---|
-//! | poll | `recvmmsg` without waiting | a load: the flag in the ring | loads: the rings of its queues; the companion at every 64th poll |
-//! | precise sleep | `ppoll` | a wait of the ring | the lane's epoll |
-//! | sleep | `recvmmsg` | a wait of the ring | the lane's epoll |
-//! | sleep with `busy-poll` | `SO_BUSY_POLL` | `IORING_REGISTER_NAPI` | `SO_BUSY_POLL` on the queues, `EPIOCSPARAMS` |
-//!
-//! Whether a policy is available is decided once, when the socket opens (`socket/open.rs`);
-//! [`EffectiveWait`] says which policy is in force, and why. A stop wakes a lane that sleeps. A
-//! lane that polls checks for a stop every few polls. Sleeps and empty polls are counted.
+//! `io/mod.rs` has what each step is with each engine. Whether a policy is available is decided
+//! once, when the socket opens (`socket/open.rs`); [`EffectiveWait`] says which policy is in force,
+//! and why. A stop wakes a lane that sleeps. A lane that polls checks for a stop every few polls.
+//! Sleeps and empty polls are counted.
 
 pub(crate) mod governor;
 

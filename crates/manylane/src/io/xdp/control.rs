@@ -16,6 +16,7 @@
 //! change and every few seconds. The reason for the interval: there is no event when the number of
 //! queues or a device's address changes, or when another process releases a queue.
 
+mod engine;
 mod queues;
 
 use std::net::{IpAddr, SocketAddr};
@@ -38,6 +39,7 @@ use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::SocketEngine;
 
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`).
 pub(super) const FRAME_SIZE: u32 = 2048;
@@ -281,21 +283,6 @@ impl XdpControl {
         self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane))
     }
 
-    /// Assigns queues to the lanes. From here on, frames for the bound address arrive there.
-    pub(crate) fn start(&self) -> Result<()> {
-        let mut state = self.state();
-        let (lanes, queues) = (state.lane_count(), state.queue_count());
-        if lanes > queues && !self.options.surplus_lanes {
-            let message = format!(
-                "{lanes} lanes, but {queues} queues: lower lanes(), or let lanes without a queue be fed by the kernel (xdp_surplus_lanes(true))"
-            );
-            return Err(Error::new(ErrorKind::Config, message));
-        }
-        self.assign_queues(&mut state, true)?;
-        state.open = true;
-        self.bind_addresses(&state)
-    }
-
     /// Handles an actual or possible change.
     fn handle_change(&self, change: Change) {
         let mut state = self.state();
@@ -331,28 +318,6 @@ impl XdpControl {
         state.last_error = complaint;
     }
 
-    /// The socket ends: queues that its lanes close must not be opened again.
-    pub(crate) fn stop_updates(&self) {
-        self.state().open = false;
-    }
-
-    /// The last lane is closed: removes everything of the socket from the devices, even if a
-    /// handle for its counters is still in use.
-    pub(crate) fn close(&self) {
-        let mut state = self.state();
-        state.open = false;
-        let devices = std::mem::take(&mut state.devices);
-        if state.final_counts.is_none() {
-            state.final_counts = Some(device_counts(&devices));
-        }
-        drop(state);
-        for (device, number) in &devices {
-            device.unbind(*number);
-            self.filter.detach(device, *number);
-            device.unregister(*number);
-        }
-    }
-
     /// Requests a refresh in the background.
     pub(super) fn request_refresh(&self) {
         self.routes.request_refresh();
@@ -370,39 +335,9 @@ impl XdpControl {
         Ok(())
     }
 
-    /// Frames dropped at the rings of a lane.
-    pub(crate) fn dropped(&self, lane: LaneId) -> u64 {
-        self.state().dropped(lane)
-    }
-
     /// Frames that the rings of one queue hold.
     pub(crate) fn ring_capacity(&self) -> usize {
         self.options.ring as usize
-    }
-
-    /// Counts of the XDP programs of all devices, by name, including other sockets on these
-    /// devices.
-    pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
-        let state = self.state();
-        state.final_counts.clone().unwrap_or_else(|| device_counts(&state.devices))
-    }
-
-    /// The queues and their lanes.
-    pub(crate) fn queues(&self) -> Vec<XdpQueue> {
-        let about = |served: &queues::AssignedQueue| {
-            let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
-            XdpQueue {
-                device: served.device.name.clone(),
-                queue: served.queue,
-                lane: served.lane,
-                zero_copy: served.zero_copy,
-                ring_full: seen.rx_ring_full,
-                dropped: seen.rx_dropped,
-                fill_ring_empty: seen.rx_fill_ring_empty_descs,
-                invalid_descriptors: seen.rx_invalid_descs + seen.tx_invalid_descs,
-            }
-        };
-        self.state().assigned.iter().map(about).collect()
     }
 }
 
@@ -410,15 +345,6 @@ impl Drop for XdpControl {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'static str, u64)> {
-    let names = manylane_bpf::abi::XDP_COUNTS;
-    let of = |device: &Arc<Device>| {
-        let name = device.name.clone();
-        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
-    };
-    devices.iter().flat_map(|(device, _)| of(device)).collect()
 }
 
 /// Frames that the kernel dropped at an XSK.

@@ -275,7 +275,7 @@ impl LaneQueues {
 
     /// Hands its queues over to other lanes, if there are any.
     pub(super) fn release(&mut self) {
-        self.control.retire(self.lane);
+        self.control.state().retire(self.lane);
         self.process_mailbox();
     }
 

@@ -44,11 +44,13 @@ pub use filter::{FilterDrops, FilterHandle};
 use self::lane_queues::LaneQueues;
 use super::batch::{Batch, Origin};
 use super::mmsg::MmsgIo;
-use super::{Capabilities, Parts, RecvSummary};
+use super::{Capabilities, NewLane, Parts, RecvSummary};
+use crate::config::{Config, XdpOptions};
 use crate::counters::Count;
 use crate::drop_policy::DropPolicy;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lane_shared::LaneShared;
+use crate::steer::Steering;
 
 // The layout that the XDP program writes is the one that is read here.
 const _: () = assert!(
@@ -67,6 +69,34 @@ pub(crate) type SocketIndex = u32;
 /// A lane that spins polls its companion, which is a system call, once in this many polls.
 const POLLS_PER_KERNEL_POLL: u32 = 64;
 
+/// Checks the options.
+pub(super) fn check(config: &Config) -> Result<()> {
+    let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
+    if !matches!(config.steering, Steering::Flow | Steering::Cpu) {
+        return refuse(format!(
+            "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
+            config.steering
+        ));
+    }
+    if config.timestamps {
+        return refuse("timestamps do not go with engine xdp: its frames carry none".into());
+    }
+    if config.reuse_port {
+        return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
+    }
+    let XdpOptions { ring, sockets, sources, .. } = config.xdp;
+    if !ring.is_power_of_two() || !(64..=16_384).contains(&ring) {
+        return refuse(format!("xdp_ring {ring} is no power of two from 64 to 16384"));
+    }
+    if !(1..=abi::MAX_SOCKETS).contains(&sockets) {
+        return refuse(format!("xdp_sockets {sockets} is not within 1 to {}", abi::MAX_SOCKETS));
+    }
+    if !(1024..=1 << 24).contains(&sources) {
+        return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
+    }
+    Ok(())
+}
+
 /// One lane of engine `xdp`: its queues, and its companion, which also sends what the queues
 /// cannot.
 pub(crate) struct XdpIo {
@@ -79,14 +109,10 @@ pub(crate) struct XdpIo {
 }
 
 impl XdpIo {
-    pub(super) fn new(
-        control: &Arc<XdpControl>,
-        companion: MmsgIo,
-        lane: Arc<LaneShared>,
-        caps: Capabilities,
-        drop_policy: DropPolicy,
-    ) -> Result<Self> {
-        let queues = LaneQueues::new(Arc::clone(control), lane.id, lane.fd.as_fd())?;
+    fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
+        let (lane, caps, drop_policy) = (Arc::clone(new.lane), new.can, new.config.drop_policy);
+        let companion = MmsgIo::new(new)?;
+        let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
         Ok(Self { queues, companion, lane, caps, drop_policy })
     }
 
@@ -158,11 +184,11 @@ impl XdpIo {
     #[inline]
     pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let mut parts = self.companion.split(taken, bound);
-        let (frames, xdp) = self.queues.split();
+        let (frames, bypass) = self.queues.split();
         if let Some(frames) = frames {
             parts.batch = Batch::new(Origin::Frames(frames), bound, taken);
         }
-        parts.xdp = xdp;
+        parts.bypass = bypass;
         parts
     }
 
@@ -180,11 +206,11 @@ impl XdpIo {
         self.companion.queued_max()
     }
 
-    pub(super) fn release_queues(&mut self) {
+    pub(super) fn leave(&mut self) {
         self.queues.release();
     }
 
-    pub(super) fn close_queues(&mut self) {
+    pub(super) fn close(&mut self) {
         self.queues.close();
     }
 

@@ -22,6 +22,7 @@ use manylane_wire::frame::UdpFrame;
 
 use super::route::{NextHop, Reader};
 use crate::capture::tap::Tap;
+use crate::io::batch::{self, DatagramMeta};
 use crate::io::frames::Meta;
 
 /// Length of the IP and UDP headers.
@@ -70,13 +71,33 @@ impl<'a> XdpSender<'a> {
         }
     }
 
+    /// Replies with a copy of `payload`. False: nothing was sent.
+    #[inline]
+    pub(crate) fn reply(&mut self, request: &batch::Datagram<'_>, payload: &[u8]) -> bool {
+        match request.meta() {
+            DatagramMeta::Frame(meta, _) => self.reply_with_copy(meta, payload),
+            DatagramMeta::Message { .. } => {
+                self.send(request.source().map(|source| source.ip), request.peer(), payload)
+            }
+        }
+    }
+
+    /// As [`reply`](Self::reply), without a copy if `payload` is a prefix of the request's.
+    #[inline]
+    pub(crate) fn reply_borrowed(&mut self, request: &batch::Datagram<'_>, payload: &'a [u8]) -> bool {
+        match request.meta() {
+            DatagramMeta::Frame(meta, _) => self.reply_in_place(meta, payload),
+            DatagramMeta::Message { .. } => self.reply(request, payload),
+        }
+    }
+
     /// Replies in the frame of the request, if `payload` is a prefix of its payload; else with a
     /// copy.
-    pub(crate) fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
+    fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
         let index = request.index as usize;
         let own = self.sender.payload(index);
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr()) || payload.len() > own.len() {
-            return self.reply(request, payload);
+            return self.reply_with_copy(request, payload);
         }
         if let Some(is_sent) = self.try_reply_in_place(request, payload) {
             return is_sent || self.divert(request.datagram.source());
@@ -87,16 +108,18 @@ impl<'a> XdpSender<'a> {
         }
         let Some(plan) = self.plan_reply(request, payload) else { return self.divert(peer) };
         let by_device = self.is_checksum_offloaded(payload.len());
-        let Some(head) = self.sender.in_place_header_mut(index) else { return self.reply(request, payload) };
+        let Some(head) = self.sender.in_place_header_mut(index) else {
+            return self.reply_with_copy(request, payload);
+        };
         if head.len() != plan.len() - payload.len() {
-            return self.reply(request, payload);
+            return self.reply_with_copy(request, payload);
         }
         let written = if by_device {
             plan.write_headers_partial_checksum(head).map(Some)
         } else {
             plan.write_headers(head).map(|()| None)
         };
-        let Ok(left) = written else { return self.reply(request, payload) };
+        let Ok(left) = written else { return self.reply_with_copy(request, payload) };
         self.tap.stage_tx(self.sender.in_place_packet(index, payload.len()));
         let is_sent = self.push_frame(|sender| match left {
             Some((start, offset)) => sender.send_in_place_partial(index, payload.len(), start, offset),
@@ -165,7 +188,7 @@ impl<'a> XdpSender<'a> {
     }
 
     /// Replies with a copy of `payload`.
-    pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
+    fn reply_with_copy(&mut self, request: &Meta, payload: &[u8]) -> bool {
         if let Some(is_sent) = self.try_reply_in_new_frame(request, payload) {
             return is_sent || self.divert(request.datagram.source());
         }

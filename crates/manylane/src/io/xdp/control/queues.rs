@@ -151,6 +151,33 @@ impl State {
         }
     }
 
+    /// Assigns a lane no more queues, and tells it to hand its queues over.
+    pub(in crate::io::xdp) fn retire(&mut self, lane: LaneId) {
+        let Some(at) = self.lanes.iter().position(|entry| entry.lane == lane) else { return };
+        let entry = self.lanes.remove(at);
+        for served in self.assigned.iter_mut().filter(|served| served.lane == lane && !served.is_moving) {
+            served.is_moving = true;
+            entry.mailbox.push_command(served.id, QueueCommand::HandOff);
+        }
+    }
+
+    /// Stops redirecting frames to the queues of a lane.
+    pub(in crate::io::xdp) fn disable(&mut self, lane: LaneId) {
+        self.lanes.retain(|entry| entry.lane != lane);
+        for served in self.assigned.iter_mut().filter(|served| served.lane == lane && served.is_redirected) {
+            served.device.clear_redirect(served.number, served.queue);
+            served.is_redirected = false;
+        }
+    }
+
+    /// Removes a lane whose queues are drained.
+    pub(in crate::io::xdp) fn remove_lane(&mut self, lane: LaneId) {
+        self.disable(lane);
+        while let Some(at) = self.assigned.iter().position(|served| served.lane == lane) {
+            self.remove(at);
+        }
+    }
+
     /// Removes a queue that is closed, or is about to be.
     fn remove(&mut self, at: usize) {
         let served = self.assigned.remove(at);
@@ -289,33 +316,6 @@ impl XdpControl {
         }
     }
 
-    /// A lane was added: lanes with more than their share hand queues over.
-    pub(crate) fn rebalance(&self) {
-        self.state().rebalance();
-    }
-
-    /// A lane is being removed: assigns it no more queues, and tells it to hand its queues over.
-    pub(crate) fn retire(&self, lane: LaneId) {
-        let mut state = self.state();
-        let Some(at) = state.lanes.iter().position(|entry| entry.lane == lane) else { return };
-        let entry = state.lanes.remove(at);
-        for served in state.assigned.iter_mut().filter(|served| served.lane == lane && !served.is_moving) {
-            served.is_moving = true;
-            entry.mailbox.push_command(served.id, QueueCommand::HandOff);
-        }
-    }
-
-    /// Stops redirecting frames to the queues of a lane, because the socket ends. After a grace
-    /// period, no more frames arrive in its rings.
-    pub(crate) fn disable_lane(&self, lane: LaneId) {
-        let mut state = self.state();
-        state.lanes.retain(|entry| entry.lane != lane);
-        for served in state.assigned.iter_mut().filter(|served| served.lane == lane && served.is_redirected) {
-            served.device.clear_redirect(served.number, served.queue);
-            served.is_redirected = false;
-        }
-    }
-
     /// Hands the queue of a lane over to the lane with the fewest; returns it if there is none.
     pub(in crate::io::xdp) fn hand_off(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
@@ -350,21 +350,6 @@ impl XdpControl {
         drop(state);
         if is_last {
             // Its program is detached: if the device is back already, it can be opened.
-            self.request_refresh();
-        }
-    }
-
-    /// Removes a lane whose queues are drained; its XSKs close with it.
-    pub(crate) fn remove_lane(&self, lane: LaneId) {
-        self.disable_lane(lane);
-        let mut state = self.state();
-        while let Some(at) = state.assigned.iter().position(|served| served.lane == lane) {
-            state.remove(at);
-        }
-        let is_last = state.lanes.is_empty();
-        drop(state);
-        if !is_last {
-            // Other lanes may serve its queues.
             self.request_refresh();
         }
     }
