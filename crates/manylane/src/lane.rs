@@ -2,6 +2,8 @@
 //!
 //! [`Io`] hides which engine it has. The [`waiter`] decides how it waits.
 
+#[cfg(test)]
+mod tests;
 mod waiter;
 
 use std::net::SocketAddr;
@@ -65,7 +67,7 @@ pub struct Received<'a> {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io, caps: Capabilities) -> Self {
-        let waiter = Waiter::new(shared.config.wait);
+        let waiter = Waiter::new(shared.config.wait, io.now());
         Self { shared, lane_shared, io, caps, waiter, orphaned: OrphanedSockets::default() }
     }
 
@@ -207,7 +209,7 @@ impl Lane {
     /// Delays after a batch of `messages` messages, if that pays.
     #[inline]
     pub(crate) fn pause_after(&mut self, pauses: &mut Pauses, messages: usize) {
-        pauses.after(messages, self.io.is_within_round());
+        pauses.after(&mut self.io, messages);
     }
 
     #[inline]
@@ -231,9 +233,8 @@ impl Lane {
     /// The last batch, in the form for the application.
     #[inline]
     pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
-        let Parts { batch, socket, bypass } = self.io.split(taken, &self.shared.addr);
-        let (lane, v6) = (&self.lane_shared, self.shared.addr.is_ipv6());
-        Received { batch, out: Outbox::new(socket, lane.fd.as_fd(), &lane.cells, v6, bypass) }
+        let Parts { batch, replies } = self.io.split(taken, &self.shared.addr);
+        Received { batch, out: Outbox::new(replies, &self.lane_shared.cells, self.shared.addr.is_ipv6()) }
     }
 }
 

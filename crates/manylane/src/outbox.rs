@@ -4,7 +4,6 @@
 //! loss counter with its reason. Every wait and every retry has a bound.
 
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
@@ -13,8 +12,8 @@ use manylane_sys::sock;
 
 use crate::counters::{Cells, Count};
 use crate::error as errno;
-use crate::io::Bypass;
 use crate::io::batch::Datagram;
+use crate::io::{Bypass, Replies, Transport};
 
 /// Longest wait of a flush for room in the send buffer. A device that sends nothing in that time
 /// is stuck.
@@ -31,7 +30,7 @@ const RETRIES_MAX: u32 = 10;
 /// [`flush`](Self::flush) returns how many of a batch were sent.
 pub struct Outbox<'a> {
     queue: SendBatch<'a>,
-    fd: BorrowedFd<'a>,
+    transport: Transport<'a>,
     cells: &'a Cells,
     datagrams: u64,
     /// The send path past the kernel's stack, tried first.
@@ -61,14 +60,9 @@ pub struct Flushed {
 }
 
 impl<'a> Outbox<'a> {
-    pub(crate) fn new(
-        queue: SendBatch<'a>,
-        fd: BorrowedFd<'a>,
-        cells: &'a Cells,
-        v6: bool,
-        bypass: Option<Bypass<'a>>,
-    ) -> Self {
-        Self { queue, fd, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
+    pub(crate) fn new(replies: Replies<'a>, cells: &'a Cells, v6: bool) -> Self {
+        let Replies { queue, transport, bypass } = replies;
+        Self { queue, transport, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
@@ -234,7 +228,7 @@ impl<'a> Outbox<'a> {
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
-            match self.queue.send(self.fd, at) {
+            match self.transport.send(&mut self.queue, at) {
                 Ok(taken) => {
                     for index in at..at + taken {
                         let (datagrams, bytes) = self.queue.message_counts(index);
@@ -275,11 +269,11 @@ impl<'a> Outbox<'a> {
             errno::EAGAIN => {
                 // Each wait has its own bound. With a small buffer, a device that keeps up takes
                 // many short waits, and on a busy machine the thread runs late after each of them.
-                let now = Instant::now();
+                let now = self.transport.now();
                 let left = budget.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
-                let has_room = !left.is_zero() && sock::wait_writable(self.fd, left.min(STALL_TIMEOUT));
+                let has_room = !left.is_zero() && self.transport.wait_writable(left.min(STALL_TIMEOUT));
                 if !has_room {
-                    self.queue.set_stuck();
+                    self.queue.set_stuck(true);
                 }
                 return has_room;
             }
@@ -313,7 +307,7 @@ impl<'a> Outbox<'a> {
         let mut tried = 0;
         budget.last_error = None;
         while tried < datagrams {
-            let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
+            let (sent, bytes, err) = self.transport.send_split(&mut self.queue, at, tried);
             self.cells.add(Count::SendCalls, sent + u64::from(err.is_some()));
             self.cells.add(Count::Sent, sent);
             self.cells.add(Count::SentBytes, bytes);

@@ -266,9 +266,10 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// A message that was not received by this ring.
+    /// A message that was not received by this ring. `control` has its control messages.
     #[inline]
-    pub(crate) fn new(
+    #[must_use]
+    pub fn new(
         data: &'a [u8],
         full_len: usize,
         truncated: bool,

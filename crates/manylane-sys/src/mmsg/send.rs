@@ -370,9 +370,28 @@ impl<'a> SendBatch<'a> {
         self.ring.stuck
     }
 
-    /// Records, beyond this batch, that a wait for room timed out.
-    pub fn set_stuck(&mut self) {
-        self.ring.stuck = true;
+    /// Records, beyond this batch, whether a wait for room has timed out.
+    pub fn set_stuck(&mut self, stuck: bool) {
+        self.ring.stuck = stuck;
+    }
+
+    /// Peer, source and bytes of message `index`, as a copy: for senders other than a socket.
+    #[must_use]
+    pub fn copy_message(&self, index: usize) -> (SockAddr, Option<Source>, Vec<u8>) {
+        let train = &self.ring.gso_messages[index];
+        // SAFETY: an element of the ring's own allocation.
+        let peer = unsafe { *self.ring.names.ptr_at(index) };
+        let mut bytes = Vec::with_capacity(train.bytes as usize);
+        let queued = if index < self.ring.queued { train.vectors } else { 0 };
+        for vector in 0..queued {
+            // SAFETY: a vector of a queued message; see `send` for what it points at.
+            let payload = unsafe {
+                let vector = *self.ring.vectors.ptr_at((train.first_vector + vector) as usize);
+                std::slice::from_raw_parts(vector.iov_base.cast_const().cast::<u8>(), vector.iov_len)
+            };
+            bytes.extend_from_slice(payload);
+        }
+        (peer, train.source, bytes)
     }
 
     /// Size of each datagram in message `index` (except the last, which may be shorter).

@@ -5,6 +5,8 @@ use manylane_sys::mmsg::{Message, RecvRing, Totals};
 use manylane_sys::uring::UringRecv;
 
 use super::RecvSummary;
+#[cfg(test)]
+use super::sim::SimBuffers;
 
 /// Buffers of received messages.
 #[derive(Clone, Copy)]
@@ -13,6 +15,8 @@ pub(crate) enum Messages<'a> {
     Mmsg(&'a RecvRing),
     /// Buffers that io_uring picked.
     Uring(&'a UringRecv),
+    #[cfg(test)]
+    Sim(&'a SimBuffers),
 }
 
 impl<'a> Messages<'a> {
@@ -22,6 +26,8 @@ impl<'a> Messages<'a> {
         match self {
             Self::Mmsg(ring) => ring.message(index),
             Self::Uring(ring) => ring.message(index),
+            #[cfg(test)]
+            Self::Sim(buffers) => buffers.message(index),
         }
     }
 
@@ -32,6 +38,8 @@ impl<'a> Messages<'a> {
         let Totals { bytes, truncated, with_control } = match self {
             Self::Mmsg(ring) => ring.totals(),
             Self::Uring(ring) => ring.totals(),
+            #[cfg(test)]
+            Self::Sim(buffers) => buffers.totals(),
         };
         let mut taken = RecvSummary { messages, datagrams: messages, bytes, truncated, gro_messages: 0 };
         if with_control == 0 {

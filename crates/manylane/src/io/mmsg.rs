@@ -23,7 +23,7 @@ use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
-use super::{Io, NewLane, Parts, RecvSummary, SocketEngine};
+use super::{Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
 use crate::counters::Count;
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -121,7 +121,9 @@ impl MmsgIo {
     #[inline]
     pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
-        Parts { batch: Batch::new(origin, bound, taken), socket: self.send.batch(), bypass: None }
+        let transport = Transport::Socket(self.queue.lane.fd.as_fd());
+        let replies = Replies { queue: self.send.batch(), transport, bypass: None };
+        Parts { batch: Batch::new(origin, bound, taken), replies }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

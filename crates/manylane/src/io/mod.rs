@@ -5,7 +5,10 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
+//! | `sim` | an engine for tests: a network with seeded faults, and a clock that only waits advance |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
+//! | [`socket_engine`] | what the lanes of a socket share of their engine |
+//! | [`transport`] | where replies go |
 //! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
 //! | [`messages`], [`frames`] | the bytes of a batch, in the buffers that the engine received them into |
 //! | [`batch`] | the datagrams of a batch, as the application sees them |
@@ -25,27 +28,30 @@ mod frames;
 pub(crate) mod kernel_socket;
 mod messages;
 mod mmsg;
+#[cfg(test)]
+pub(crate) mod sim;
+mod socket_engine;
 mod socket_queue;
+mod transport;
 pub(crate) mod uring;
 mod xdp;
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use manylane_sys::map::SharedWords;
-use manylane_sys::mmsg::SendBatch;
+use manylane_sys::tick;
 
 use self::batch::Batch;
 use self::mmsg::MmsgIo;
 use self::uring::UringIo;
 use self::xdp::{XdpControl, XdpIo};
 use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine, FILTER_REFUSED};
-use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane_shared::LaneShared;
 
+pub(crate) use self::socket_engine::{NewLane, SocketEngine};
+pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
 pub use self::xdp::{FilterDrops, FilterHandle, XdpQueue};
 // One engine has a send path of its own. A second one makes this an enum.
@@ -109,74 +115,6 @@ pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEn
     })
 }
 
-/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
-/// other threads at any time. The defaults are for an engine that shares nothing.
-pub(crate) trait SocketEngine: Send + Sync {
-    /// Makes the engine of one lane.
-    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;
-
-    /// Called when all first lanes are steered to. From here on, datagrams may arrive by other
-    /// ways than the kernel sockets.
-    fn start(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// A lane was added after the start.
-    fn lane_added(&self) {}
-
-    /// A lane is taken out of steering: queues of devices go to other lanes.
-    fn retire(&self, _lane: LaneId) {}
-
-    /// A lane whose socket ends refuses new datagrams. After a grace period, none arrive.
-    fn shut_down(&self, _lane: LaneId) {}
-
-    /// A lane has discarded what was queued, and is about to close.
-    fn lane_drained(&self, _lane: LaneId) {}
-
-    /// The socket ends: lanes and queues are not added any more.
-    fn stop(&self) {}
-
-    /// The last lane is closed: nothing of the socket may be left on a device, even if a handle
-    /// for its counters is still in use.
-    fn close(&self) {}
-
-    /// The shortest delay for larger batches that pays on lanes that sleep.
-    fn delay_min(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    /// Datagrams dropped at the queues of a lane, other than its kernel socket.
-    fn dropped(&self, _lane: LaneId) -> u64 {
-        0
-    }
-
-    /// Limits and prefixes, if the engine enforces them.
-    fn filter(&self) -> Option<&FilterHandle> {
-        None
-    }
-
-    /// Frames by device and outcome, including those of other sockets on the devices.
-    fn frame_counts(&self) -> Vec<(String, &'static str, u64)> {
-        Vec::new()
-    }
-
-    /// Queues of devices, and the lanes that they feed.
-    fn queues(&self) -> Vec<XdpQueue> {
-        Vec::new()
-    }
-}
-
-/// What the engine of a new lane is made of.
-pub(crate) struct NewLane<'a> {
-    pub(crate) config: &'a Config,
-    /// The bound address.
-    pub(crate) addr: &'a SocketAddr,
-    pub(crate) can: Capabilities,
-    pub(crate) lane: &'a Arc<LaneShared>,
-    /// Where it publishes its load, if steering reads it.
-    pub(crate) load: Option<Arc<SharedWords>>,
-}
-
 /// Totals of one receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecvSummary {
@@ -187,13 +125,10 @@ pub(crate) struct RecvSummary {
     pub(crate) gro_messages: usize,
 }
 
-/// The last batch, and the send paths for replies.
+/// The last batch, and where replies go.
 pub(crate) struct Parts<'a> {
     pub(crate) batch: Batch<'a>,
-    /// Through the kernel's socket.
-    pub(crate) socket: SendBatch<'a>,
-    /// Past the kernel's stack; tried first.
-    pub(crate) bypass: Option<Bypass<'a>>,
+    pub(crate) replies: Replies<'a>,
 }
 
 /// The engine of one lane. Each operation is one call per batch, or rarer.
@@ -201,6 +136,8 @@ pub(crate) enum Io {
     Mmsg(MmsgIo),
     Uring(UringIo),
     Xdp(XdpIo),
+    #[cfg(test)]
+    Sim(sim::SimIo),
 }
 
 /// Calls a method that all engines have.
@@ -210,6 +147,8 @@ macro_rules! each {
             Self::Mmsg($engine) => $call,
             Self::Uring($engine) => $call,
             Self::Xdp($engine) => $call,
+            #[cfg(test)]
+            Self::Sim($engine) => $call,
         }
     };
 }
@@ -236,6 +175,8 @@ impl Io {
     pub(crate) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
         match self {
             Self::Xdp(xdp) => xdp.poll(number),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.poll(),
             _ => self.recv(),
         }
     }
@@ -252,6 +193,27 @@ impl Io {
             Self::Mmsg(mmsg) => mmsg.sleep_precise(time),
             Self::Uring(uring) => uring.sleep_precise(time),
             Self::Xdp(xdp) => xdp.sleep(time),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.sleep(time),
+        }
+    }
+
+    /// Sleeps until the clock is next at a multiple of `period`, whatever arrives.
+    pub(crate) fn delay(&mut self, period: Duration) {
+        match self {
+            Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => tick::sleep(period),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.delay(period),
+        }
+    }
+
+    /// The time, by the clock of the engine.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        match self {
+            Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => Instant::now(),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.now(),
         }
     }
 
@@ -269,9 +231,9 @@ impl Io {
     /// Ends the last batch: what is sent next is no reply.
     pub(crate) fn end_batch(&mut self) {
         match self {
-            Self::Mmsg(_) => {}
             Self::Uring(uring) => uring.end_batch(),
             Self::Xdp(xdp) => xdp.end_batch(),
+            _ => {}
         }
     }
 
@@ -289,6 +251,8 @@ impl Io {
             Self::Mmsg(mmsg) => mmsg.fd(),
             Self::Uring(uring) => uring.readiness(),
             Self::Xdp(xdp) => xdp.readiness(),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.readiness(),
         }
     }
 
@@ -304,8 +268,11 @@ impl Io {
 
     /// The lane is out of steering: hands the queues of devices over to other lanes, if any.
     pub(crate) fn leave(&mut self) {
-        if let Self::Xdp(xdp) = self {
-            xdp.leave();
+        match self {
+            Self::Xdp(xdp) => xdp.leave(),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.leave(),
+            _ => {}
         }
     }
 

@@ -3,9 +3,9 @@
 use std::hint;
 use std::time::{Duration, Instant};
 
+use manylane_sys::cpu;
 use manylane_sys::measure::reduce_timer_slack;
 use manylane_sys::rx_coalesce::RxCoalesce;
-use manylane_sys::{cpu, tick};
 
 use crate::counters::Count;
 use crate::error::Result;
@@ -27,8 +27,8 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    pub(super) fn new(policy: WaitPolicy) -> Self {
-        Self { governor: WaitGovernor::new(policy), opened: Instant::now(), is_low_latency: false }
+    pub(super) fn new(policy: WaitPolicy, opened: Instant) -> Self {
+        Self { governor: WaitGovernor::new(policy), opened, is_low_latency: false }
     }
 
     /// Waits for a batch by the policy of the lane; returns an empty one after `timeout`.
@@ -42,7 +42,7 @@ impl Waiter {
         if !self.governor.can_spin() {
             let taken = io.sleep(timeout)?;
             if taken.messages > 0 && self.governor.is_adaptive() {
-                self.governor.record_arrival(self.opened.elapsed(), Arrival::Woken);
+                self.governor.record_arrival(io.now() - self.opened, Arrival::Woken);
             }
             return Ok(taken);
         }
@@ -51,13 +51,13 @@ impl Waiter {
             return Ok(taken);
         }
         // The clock is read only if there was nothing to receive.
-        let start = Instant::now();
+        let start = io.now();
         let plan = self.governor.plan(start - self.opened);
         let (taken, met) = self.wait_with_plan(io, lane, plan, start, timeout)?;
         if taken.messages == 0 {
             self.governor.record_timeout();
         } else if self.governor.is_adaptive() {
-            self.governor.record_arrival(self.opened.elapsed(), met);
+            self.governor.record_arrival(io.now() - self.opened, met);
         }
         Ok(taken)
     }
@@ -88,7 +88,7 @@ impl Waiter {
             if taken.messages > 0 || lane.is_draining() {
                 return Ok((taken, Arrival::Woken));
             }
-            self.governor.record_wake_latency(start.elapsed().saturating_sub(rest));
+            self.governor.record_wake_latency((io.now() - start).saturating_sub(rest));
         }
         let until = plan.spin_until.min(timeout);
         if until > rest {
@@ -114,7 +114,7 @@ fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Resu
         }
         polls = polls.wrapping_add(1);
         let is_over =
-            polls.is_multiple_of(POLLS_PER_CLOCK_READ) && (lane.is_draining() || start.elapsed() >= until);
+            polls.is_multiple_of(POLLS_PER_CLOCK_READ) && (lane.is_draining() || io.now() - start >= until);
         if is_over {
             break taken;
         }
@@ -141,11 +141,11 @@ impl Pauses {
     /// Delays after a batch of `messages` messages, if that pays. Another queue of the lane that
     /// has frames from before the last delay is served first.
     #[inline]
-    pub(super) fn after(&mut self, messages: usize, is_within_round: bool) {
-        if is_within_round {
+    pub(super) fn after(&mut self, io: &mut Io, messages: usize) {
+        if io.is_within_round() {
             self.0.accumulate(messages);
         } else if let Some(pause) = self.0.next_delay(messages) {
-            tick::sleep(pause);
+            io.delay(pause);
         }
     }
 }

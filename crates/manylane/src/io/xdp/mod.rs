@@ -188,7 +188,7 @@ impl XdpIo {
         if let Some(frames) = frames {
             parts.batch = Batch::new(Origin::Frames(frames), bound, taken);
         }
-        parts.bypass = bypass;
+        parts.replies.bypass = bypass;
         parts
     }
 

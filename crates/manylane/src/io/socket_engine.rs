@@ -1,0 +1,81 @@
+//! What the lanes of a socket share of their engine.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use manylane_sys::map::SharedWords;
+
+use super::{Capabilities, FilterHandle, Io, XdpQueue};
+use crate::config::Config;
+use crate::counters::LaneId;
+use crate::error::Result;
+use crate::lane_shared::LaneShared;
+
+/// What the lanes of a socket share of their engine. Lanes call it when they open and close, and
+/// other threads at any time. The defaults are for an engine that shares nothing.
+pub(crate) trait SocketEngine: Send + Sync {
+    /// Makes the engine of one lane.
+    fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;
+
+    /// Called when all first lanes are steered to. From here on, datagrams may arrive by other
+    /// ways than the kernel sockets.
+    fn start(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// A lane was added after the start.
+    fn lane_added(&self) {}
+
+    /// A lane is taken out of steering: queues of devices go to other lanes.
+    fn retire(&self, _lane: LaneId) {}
+
+    /// A lane whose socket ends refuses new datagrams. After a grace period, none arrive.
+    fn shut_down(&self, _lane: LaneId) {}
+
+    /// A lane has discarded what was queued, and is about to close.
+    fn lane_drained(&self, _lane: LaneId) {}
+
+    /// The socket ends: lanes and queues are not added any more.
+    fn stop(&self) {}
+
+    /// The last lane is closed: nothing of the socket may be left on a device, even if a handle
+    /// for its counters is still in use.
+    fn close(&self) {}
+
+    /// The shortest delay for larger batches that pays on lanes that sleep.
+    fn delay_min(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Datagrams dropped at the queues of a lane, other than its kernel socket.
+    fn dropped(&self, _lane: LaneId) -> u64 {
+        0
+    }
+
+    /// Limits and prefixes, if the engine enforces them.
+    fn filter(&self) -> Option<&FilterHandle> {
+        None
+    }
+
+    /// Frames by device and outcome, including those of other sockets on the devices.
+    fn frame_counts(&self) -> Vec<(String, &'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Queues of devices, and the lanes that they feed.
+    fn queues(&self) -> Vec<XdpQueue> {
+        Vec::new()
+    }
+}
+
+/// What the engine of a new lane is made of.
+pub(crate) struct NewLane<'a> {
+    pub(crate) config: &'a Config,
+    /// The bound address.
+    pub(crate) addr: &'a SocketAddr,
+    pub(crate) can: Capabilities,
+    pub(crate) lane: &'a Arc<LaneShared>,
+    /// Where it publishes its load, if steering reads it.
+    pub(crate) load: Option<Arc<SharedWords>>,
+}

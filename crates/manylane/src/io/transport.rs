@@ -1,0 +1,72 @@
+//! Where replies go: into a queue that the kernel's socket sends, or past the kernel's stack.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use manylane_sys::mmsg::SendBatch;
+use manylane_sys::sock;
+
+use super::Bypass;
+#[cfg(test)]
+use super::sim::Sim;
+
+/// Where replies go.
+pub(crate) struct Replies<'a> {
+    /// Collects what leaves by `transport`.
+    pub(crate) queue: SendBatch<'a>,
+    pub(crate) transport: Transport<'a>,
+    /// Past the kernel's stack, and not through `queue`; tried first.
+    pub(crate) bypass: Option<Bypass<'a>>,
+}
+
+/// What sends the messages of a queue.
+pub(crate) enum Transport<'a> {
+    /// The kernel's socket.
+    Socket(BorrowedFd<'a>),
+    #[cfg(test)]
+    Sim(&'a Sim),
+}
+
+impl Transport<'_> {
+    /// Sends the queued messages from `from` on: see [`SendBatch::send`].
+    pub(crate) fn send(&self, queue: &mut SendBatch<'_>, from: usize) -> io::Result<usize> {
+        match self {
+            Self::Socket(fd) => queue.send(*fd, from),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.network().transmit(queue, from),
+        }
+    }
+
+    /// Sends message `index` datagram by datagram: see [`SendBatch::send_split`].
+    pub(crate) fn send_split(
+        &self,
+        queue: &mut SendBatch<'_>,
+        index: usize,
+        skip: u64,
+    ) -> (u64, u64, Option<io::Error>) {
+        match self {
+            Self::Socket(fd) => queue.send_split(*fd, index, skip),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.network().transmit_split(queue, index, skip),
+        }
+    }
+
+    /// Waits for room in the send buffer, for at most `timeout`; false if there is none.
+    pub(crate) fn wait_writable(&self, timeout: Duration) -> bool {
+        match self {
+            Self::Socket(fd) => sock::wait_writable(*fd, timeout),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.network().wait_writable(timeout),
+        }
+    }
+
+    /// The time, by the clock of the engine.
+    pub(crate) fn now(&self) -> Instant {
+        match self {
+            Self::Socket(_) => Instant::now(),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.now(),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Receives and waits.
+
+use std::os::fd::AsRawFd as _;
+
+use super::*;
+
+#[test]
+fn each_datagram_is_delivered_or_counted_and_order_is_kept() {
+    let sim = Sim::new(1);
+    sim.network().faults = Faults { loss: 100, reordering: 0 };
+    sim.network().queue_max = 20;
+    let mut lane = lane(&sim);
+    // Bursts of 50, of which the queue holds 20.
+    let mut received = Vec::new();
+    for burst in 0..20 {
+        send(&sim, burst * 50..(burst + 1) * 50, Duration::ZERO);
+        received.extend(echo_all(&mut lane, MILLIS));
+    }
+    let (lost, dropped) = losses(&sim);
+    assert!(lost > 50 && dropped > 400, "{lost} {dropped}");
+    assert!(received.is_sorted());
+    let total = close(lane);
+    assert_eq!((total.delivered, total.xsk_dropped), (400, dropped));
+    assert_eq!(total.arrived() + lost, 1000);
+    assert_eq!((total.batches, total.messages, total.delivered_bytes), (60, 400, 800));
+    let replies: Vec<u16> = sent(&sim).iter().map(|sent| number(&sent.payload)).collect();
+    assert_eq!(replies, received);
+    assert_eq!((total.offered, total.sent, total.sent_bytes), (400, 400, 800));
+}
+
+#[test]
+fn reordering_changes_the_order_and_nothing_else() {
+    let sim = Sim::new(2);
+    sim.network().faults.reordering = 200;
+    let mut lane = lane(&sim);
+    send(&sim, 0..500, 10 * MICROS);
+    let mut received = echo_all(&mut lane, MILLIS);
+    assert!(!received.is_sorted());
+    received.sort_unstable();
+    assert!(received.into_iter().eq(0..500));
+    assert_eq!(losses(&sim).0, 0);
+}
+
+#[test]
+fn a_seed_gives_the_same_run() {
+    let run = |seed| {
+        let sim = Sim::new(seed);
+        sim.network().faults = Faults { loss: 50, reordering: 50 };
+        let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Adaptive));
+        send(&sim, 0..1000, 20 * MICROS);
+        let received = echo_all(&mut lane, 50 * MILLIS);
+        let total = close(lane);
+        (received, total, now(&sim), sent(&sim))
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).0, run(8).0);
+}
+
+#[test]
+fn a_sleep_ends_with_a_datagram_or_with_the_timeout() {
+    let sim = Sim::new(3);
+    let mut lane = lane(&sim);
+    sim.network().send(datagram(1), HOUR);
+    assert!(lane.recv_timeout(HOUR / 2).unwrap().batch.is_empty());
+    assert_eq!(now(&sim), HOUR / 2);
+    assert_eq!(lane.recv_timeout(HOUR).unwrap().batch.len(), 1);
+    assert_eq!(now(&sim), HOUR);
+    assert_eq!(counters(&lane).sleeps, 2);
+    // Nothing waits for a datagram that is queued, or without a timeout.
+    send(&sim, 0..1, Duration::ZERO);
+    assert_eq!(lane.recv_timeout(HOUR).unwrap().batch.len(), 1);
+    assert!(lane.recv_timeout(Duration::ZERO).unwrap().batch.is_empty());
+    assert!(lane.recv().unwrap().batch.is_empty());
+    assert_eq!((now(&sim), counters(&lane).sleeps), (HOUR, 3));
+}
+
+#[test]
+fn a_lane_that_spins_polls_for_its_time_and_then_sleeps() {
+    let sim = Sim::new(4);
+    let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Spin(10 * MICROS)));
+    assert!(lane.recv_timeout(MILLIS).unwrap().batch.is_empty());
+    // The clock is read at every eighth poll, the first time after 10 µs at poll 104.
+    let total = counters(&lane);
+    assert_eq!((total.empty_polls, total.sleeps), (104, 1));
+    assert_eq!(now(&sim), 104 * POLL_TIME + MILLIS - 10 * MICROS);
+    // A datagram while it polls ends the wait at once.
+    sim.network().send(datagram(1), 20 * POLL_TIME);
+    let start = now(&sim);
+    assert_eq!(lane.recv_timeout(MILLIS).unwrap().batch.len(), 1);
+    let total = counters(&lane);
+    assert_eq!((total.empty_polls, total.sleeps), (104 + 19, 1));
+    assert_eq!(now(&sim) - start, 20 * POLL_TIME);
+}
+
+#[test]
+fn an_adaptive_lane_meets_regular_datagrams_by_polls() {
+    let sim = Sim::new(5);
+    let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Adaptive));
+    // Far apart: sleeps until shortly before each, once the gaps are known.
+    send(&sim, 0..100, 500 * MICROS);
+    assert_eq!(echo_all(&mut lane, MILLIS).len(), 100);
+    let learned = counters(&lane);
+    assert!(learned.empty_polls > 0);
+    // A sleep and a few microseconds of polling for each, and it is received when it arrives.
+    assert!(learned.sleeps <= 105 && learned.empty_polls <= 100 * 100, "{learned:?}");
+    let sent = sent(&sim);
+    let late = |at: usize| sent[at].at - 500 * MICROS * at as u32;
+    assert!((20..100).all(|at| late(at) <= POLL_TIME), "{sent:?}");
+}
+
+#[test]
+fn delays_make_batches_larger() {
+    let sim = Sim::new(6);
+    let delay = 100 * MICROS;
+    let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
+    send(&sim, 0..1000, 10 * MICROS);
+    let mut pauses = lane.pauses();
+    let mut sizes = Vec::new();
+    while sizes.iter().sum::<usize>() < 1000 {
+        let taken = lane.recv_serving(&pauses, HOUR).unwrap();
+        sizes.push(taken.messages);
+        lane.pause_after(&mut pauses, taken.messages);
+    }
+    // One at a time, until a delay is tried after the sixteenth.
+    assert!(sizes[..16].iter().all(|size| *size == 1), "{sizes:?}");
+    assert_eq!(sizes[17], 10, "{sizes:?}");
+    let total = counters(&lane);
+    assert_eq!((total.delivered, total.batches), (1000, sizes.len() as u64));
+    assert!(sizes.len() < 120, "{sizes:?}");
+}
+
+#[test]
+fn gro_messages_are_split_and_long_datagrams_are_flagged() {
+    let sim = Sim::new(7);
+    let mut lane = lane_with(&sim, |builder| _ = builder.ecn(true));
+    let gro = Packet { peer: peer(1), payload: (0..250).collect(), segment_size: 100, tos: 3 };
+    sim.network().send(gro, Duration::ZERO);
+    sim.network().send(datagram(2), Duration::ZERO);
+    let Received { batch, out } = lane.recv().unwrap();
+    assert_eq!((batch.messages(), batch.len()), (2, 4));
+    let about = |datagram: crate::Datagram<'_>| (datagram.payload()[0], datagram.full_len(), datagram.ecn());
+    let ce = Some(crate::Ecn::Ce);
+    assert_eq!(
+        batch.map(about).collect::<Vec<_>>(),
+        [(0, 100, ce), (100, 100, ce), (200, 50, ce), (0, 2, None)]
+    );
+    drop(out);
+    assert_eq!((counters(&lane).delivered, counters(&lane).gro_messages), (4, 1));
+
+    let mut lane = lane_with(&sim, |builder| _ = builder.gro(false));
+    sim.network().send(Packet { payload: vec![0; 2001], ..datagram(1) }, Duration::ZERO);
+    let mut batch = lane.recv().unwrap().batch;
+    let long = batch.next().unwrap();
+    assert_eq!((long.payload().len(), long.full_len(), long.is_truncated()), (2000, 2001, true));
+    assert_eq!((long.peer(), long.local()), (peer(1), "192.0.2.1:53".parse().unwrap()));
+    assert_eq!(counters(&lane).truncated, 1);
+}
+
+#[test]
+fn a_lane_that_closes_counts_what_it_leaves() {
+    let sim = Sim::new(12);
+    let mut lane = lane(&sim);
+    let descriptor = lane.as_fd().as_raw_fd();
+    send(&sim, 0..20, Duration::ZERO);
+    send(&sim, 20..23, MILLIS);
+    sim.network().advance(MILLIS / 2);
+    assert_eq!(lane.recv().unwrap().batch.len(), BATCH);
+    assert_eq!(lane.as_fd().as_raw_fd(), descriptor);
+    // The one at 0 ms has arrived, those at 1 and 2 ms have not.
+    assert_eq!(lane.io.queued_max(), 21 - BATCH);
+    assert_eq!(lane.retire().unwrap_err().kind(), crate::ErrorKind::LastLane);
+    let total = close(lane);
+    assert_eq!((total.delivered, total.discarded, losses(&sim).0), (8, 13, 2));
+    assert_eq!(total.arrived(), 21);
+    send(&sim, 0..1, Duration::ZERO);
+    assert_eq!(losses(&sim).0, 3);
+}
+
+#[test]
+fn a_failed_receive_loses_nothing() {
+    let sim = Sim::new(14);
+    let mut lane = lane(&sim);
+    send(&sim, 0..3, Duration::ZERO);
+    sim.network().recv_error = Some(errno::ENOBUFS);
+    assert!(lane.recv().is_err());
+    assert_eq!(lane.recv().unwrap().batch.len(), 3);
+    assert_eq!((counters(&lane).recv_errors, counters(&lane).delivered), (1, 3));
+}

@@ -1,0 +1,118 @@
+//! The outbox: queued, joined, sent, and what happens when that fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+
+#[test]
+fn replies_leave_in_order_and_neighbours_are_joined() {
+    let sim = Sim::new(8);
+    let mut lane = lane(&sim);
+    send(&sim, 0..4, Duration::ZERO);
+    let Received { batch, mut out } = lane.recv().unwrap();
+    for request in batch {
+        out.reply_borrowed(&request, request.payload());
+        out.reply(&request, b"to");
+        out.reply_with(&request, 10, |space| {
+            space[..2].copy_from_slice(b"10");
+            2
+        });
+        out.send_to(peer(99), b"other");
+    }
+    // The ring is full: one more message flushes it.
+    assert_eq!((out.len(), sent(&sim).len()), (16, 0));
+    out.send_to(peer(98), b"last");
+    assert_eq!((out.len(), sent(&sim).len()), (1, 8));
+    assert_eq!(out.flush(), crate::Flushed { sent: 1, lost: 0 });
+    assert!(out.is_empty());
+    drop(out);
+    let network = sim.network();
+    let sent: Vec<_> = network.sent.iter().map(|sent| (sent.peer.port(), sent.datagrams)).collect();
+    assert_eq!(sent[..4], [(0, 3), (99, 1), (1, 3), (99, 1)]);
+    assert_eq!(network.sent[2].payload, b"\x00\x01to10");
+    drop(network);
+    let total = counters(&lane);
+    assert_eq!((total.offered, total.sent, total.gso_messages, total.send_calls), (17, 17, 4, 2));
+}
+
+#[test]
+fn a_full_send_buffer_is_waited_for_once() {
+    let sim = Sim::new(9);
+    let mut lane = lane(&sim);
+    sim.network().send_room = 2;
+    sim.network().send_drains = [(MILLIS, 3), (300 * MILLIS, 1)].into();
+    let mut out = lane.sender();
+    (0..BATCH as u16).for_each(|number| out.send_to(peer(number), b"."));
+    // Two at once, three after 1 ms; the others find no room within the 100 ms of one wait.
+    assert_eq!(out.flush(), crate::Flushed { sent: 5, lost: 3 });
+    assert_eq!(now(&sim), 101 * MILLIS);
+    // No room was made since: no second wait.
+    out.send_to(peer(1), b".");
+    assert_eq!(out.flush(), crate::Flushed { sent: 0, lost: 1 });
+    assert_eq!(now(&sim), 101 * MILLIS);
+    // Once one message fits, waits are worthwhile again.
+    sim.network().send_room = 1;
+    (0..3).for_each(|number| out.send_to(peer(number), b"."));
+    assert_eq!(out.flush(), crate::Flushed { sent: 1, lost: 2 });
+    assert_eq!(now(&sim), 201 * MILLIS);
+    drop(out);
+    let total = close(lane);
+    assert_eq!((total.offered, total.sent, total.lost_sndbuf_full), (12, 6, 6));
+}
+
+#[test]
+fn errors_of_sends_are_retried_or_counted_with_their_reason() {
+    let sim = Sim::new(10);
+    let mut lane = lane(&sim);
+    let mut send = |errors: &[i32]| {
+        sim.network().send_errors = errors.iter().copied().collect();
+        let mut out = lane.sender();
+        out.send_to(peer(1), b".");
+        let flushed = out.flush();
+        assert!(sim.network().send_errors.is_empty());
+        (flushed.sent, flushed.lost)
+    };
+    assert_eq!(send(&[errno::ENOBUFS; 10]), (1, 0));
+    assert_eq!(send(&[errno::ENOBUFS; 11]), (0, 1));
+    // An ICMP error of an earlier datagram is reported once.
+    assert_eq!(send(&[errno::EHOSTUNREACH]), (1, 0));
+    assert_eq!(send(&[errno::EHOSTUNREACH; 2]), (0, 1));
+    assert_eq!(send(&[errno::EACCES; 2]), (0, 1));
+    assert_eq!(send(&[errno::ENETDOWN]), (0, 1));
+    let total = counters(&lane);
+    assert_eq!((total.offered, total.sent), (6, 2));
+    assert_eq!((total.lost_no_buffers, total.lost_unreachable, total.lost_denied), (1, 2, 1));
+}
+
+#[test]
+fn a_refused_gso_message_is_sent_datagram_by_datagram() {
+    let sim = Sim::new(11);
+    let mut lane = lane(&sim);
+    sim.network().gso_error = Some(errno::EINVAL);
+    for _ in 0..2 {
+        let mut out = lane.sender();
+        (0..3).for_each(|_| out.send_to(peer(1), &[0; 1000]));
+        assert_eq!(out.flush(), crate::Flushed { sent: 3, lost: 0 });
+    }
+    // The second time, datagrams of this size are not joined.
+    let total = counters(&lane);
+    assert_eq!((total.sent, total.gso_messages, total.gso_fallbacks), (6, 0, 1));
+    assert_eq!(total.sent_bytes, 6000);
+}
+
+#[test]
+fn replies_of_a_closure_that_panics_are_abandoned() {
+    let sim = Sim::new(13);
+    let mut lane = lane(&sim);
+    send(&sim, 0..3, Duration::ZERO);
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let Received { batch, mut out } = lane.recv().unwrap();
+        batch.for_each(|request| out.reply(&request, b"reply"));
+        // No message, and no output of the panic hook.
+        std::panic::resume_unwind(Box::new(()));
+    }));
+    assert!(panicked.is_err());
+    let total = close(lane);
+    assert_eq!((total.offered, total.abandoned, total.sent), (3, 3, 0));
+    assert!(sent(&sim).is_empty());
+}
