@@ -33,9 +33,7 @@ impl LaneQueue {
     pub(super) fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32) -> Self {
         Self { id, xsk, device, number, waiting: 0, is_closing: false }
     }
-}
 
-impl LaneQueue {
     /// Receives a batch; returns the number of frames, and the counts of the valid ones.
     #[inline]
     pub(super) fn receive(
@@ -52,18 +50,17 @@ impl LaneQueue {
             return (0, RecvSummary::default());
         }
         if tap.is_active() {
-            self.restore();
+            self.capture(frames, tap);
         }
-        tap.record_rx(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
         (frames, self.validate(&mut read[..frames], datagram_size, cells))
     }
 
-    /// Restores the frames of the batch to what they were on the wire: captures must not see rx
-    /// hints.
+    /// Records the frames of the batch as they were on the wire: without rx hints.
     #[cold]
-    fn restore(&mut self) {
+    fn capture(&mut self, frames: usize, tap: &mut Tap) {
         let mac = Mac(self.device.mac());
         self.xsk.edit_packets(|frame| rx_hint::restore(frame, mac));
+        tap.record_rx(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
     }
 
     /// Change of the number of frames in the receive ring since the last call.

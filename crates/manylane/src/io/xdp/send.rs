@@ -120,12 +120,7 @@ impl<'a> XdpSender<'a> {
             plan.write_headers(head).map(|()| None)
         };
         let Ok(left) = written else { return self.reply_with_copy(request, payload) };
-        self.tap.stage_tx(self.sender.in_place_packet(index, payload.len()));
-        let is_sent = self.push_frame(|sender| match left {
-            Some((start, offset)) => sender.send_in_place_partial(index, payload.len(), start, offset),
-            None => sender.send_in_place(index, payload.len()),
-        });
-        self.tap.commit_tx(is_sent) || self.divert(peer)
+        self.push_in_place(index, payload.len(), left) || self.divert(peer)
     }
 
     /// Fast path for a reply that is a prefix of its request's payload: in the same frame, with
@@ -141,9 +136,7 @@ impl<'a> XdpSender<'a> {
         if !datagram.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
             return None;
         }
-        self.tap.stage_tx(self.sender.in_place_packet(index, payload.len()));
-        let is_sent = self.push_frame(|sender| sender.send_in_place(index, payload.len()));
-        Some(self.tap.commit_tx(is_sent))
+        Some(self.push_in_place(index, payload.len(), None))
     }
 
     /// Fast path for any other reply: in a new frame, with the bytes before the addresses copied
@@ -242,33 +235,45 @@ impl<'a> XdpSender<'a> {
         self.push_tx_frame(fresh, plan.len(), left)
     }
 
-    /// Sends a written frame, with the remainder `left` of its checksum for the device. Frees the
-    /// frame if there is no room.
+    /// Sends the written frame of a request, with the remainder `left` of its checksum for the
+    /// device. This and [`push_tx_frame`](Self::push_tx_frame) are the only ways into the TX ring:
+    /// captures see each frame there.
+    #[inline]
+    fn push_in_place(&mut self, index: usize, len: usize, left: Option<(u16, u16)>) -> bool {
+        self.tap.stage_tx(self.sender.in_place_packet(index, len));
+        let send = |sender: &mut Sender<'a>| match left {
+            Some((start, offset)) => sender.send_in_place_partial(index, len, start, offset),
+            None => sender.send_in_place(index, len),
+        };
+        let mut is_sent = send(&mut self.sender);
+        if !is_sent {
+            // The ring is full; notifying the kernel may make room.
+            self.flush();
+            is_sent = send(&mut self.sender);
+        }
+        self.flush_pending |= is_sent;
+        self.tap.commit_tx(is_sent)
+    }
+
+    /// As [`push_in_place`](Self::push_in_place), for a frame of its own, which is freed if there
+    /// is no room.
     fn push_tx_frame(&mut self, mut fresh: TxFrame, len: usize, left: Option<(u16, u16)>) -> bool {
         self.tap.stage_tx(&self.sender.frame_mut(&mut fresh)[..len]);
         let send = |sender: &mut Sender<'a>, fresh| match left {
             Some((start, offset)) => sender.send_frame_partial(fresh, len, start, offset),
             None => sender.send_frame(fresh, len),
         };
-        let refused = match send(&mut self.sender, fresh) {
-            Ok(()) => None,
-            Err(fresh) => {
-                // The ring is full; notifying the kernel may make room.
-                self.flush();
-                send(&mut self.sender, fresh).err()
-            }
-        };
-        self.tap.commit_tx(refused.is_none());
-        match refused {
-            None => {
-                self.flush_pending = true;
-                true
-            }
-            Some(fresh) => {
-                self.sender.free(fresh);
-                false
-            }
+        let mut refused = send(&mut self.sender, fresh).err();
+        if let Some(fresh) = refused {
+            self.flush();
+            refused = send(&mut self.sender, fresh).err();
         }
+        let is_sent = refused.is_none();
+        if let Some(fresh) = refused {
+            self.sender.free(fresh);
+        }
+        self.flush_pending |= is_sent;
+        self.tap.commit_tx(is_sent)
     }
 
     /// True if the device is to compute the checksum of a datagram with `len` bytes of payload.
@@ -315,18 +320,6 @@ impl<'a> XdpSender<'a> {
         let (source, destination) =
             (SocketAddr::new(from, self.bound_addr.port()), SocketAddr::new(to, peer.port()));
         Some(UdpFrame { payload, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
-    }
-
-    /// Puts a frame into the ring; notifies the kernel first if it is full.
-    fn push_frame(&mut self, mut send: impl FnMut(&mut Sender<'a>) -> bool) -> bool {
-        if !send(&mut self.sender) {
-            self.flush();
-            if !send(&mut self.sender) {
-                return false;
-            }
-        }
-        self.flush_pending = true;
-        true
     }
 
     /// Removes the frames that the kernel was not notified of.
