@@ -37,7 +37,6 @@ pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
     io: Io,
-    caps: Capabilities,
     waiter: Waiter,
     /// Sockets that the last lane waits for after all else is closed: has to be the last field.
     orphaned: OrphanedSockets,
@@ -66,9 +65,9 @@ pub struct Received<'a> {
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io, caps: Capabilities) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io) -> Self {
         let waiter = Waiter::new(shared.config.wait, io.now());
-        Self { shared, lane_shared, io, caps, waiter, orphaned: OrphanedSockets::default() }
+        Self { shared, lane_shared, io, waiter, orphaned: OrphanedSockets::default() }
     }
 
     /// The lane's id, unique within the socket.
@@ -92,7 +91,7 @@ impl Lane {
     /// Capabilities of the engine on this lane.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        self.caps
+        Capabilities::of(&self.shared.config)
     }
 
     /// Pins the calling thread to the CPU that placement gave to the lane, if any.
@@ -162,13 +161,13 @@ impl Lane {
 
     /// The coalescing decision of this lane, with batches of its size.
     pub(crate) fn pauses(&self) -> Pauses {
-        Pauses::new(self.shared.rx_coalesce(), &self.io, self.caps.batch)
+        Pauses::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
     }
 
     /// Messages that a lane which is being removed drains before it shuts down receiving: those
     /// queued, and one more batch that may arrive meanwhile.
     pub(crate) fn queued(&self) -> usize {
-        self.io.queued_max() + self.caps.batch
+        self.io.queued_max() + self.shared.config.batch
     }
 
     /// Shuts down receiving if the whole socket ends, or if the lane has `drained` all that was

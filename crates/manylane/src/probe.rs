@@ -28,7 +28,7 @@ pub struct Probe {
     pub gro: Result<()>,
     /// UDP GSO: several datagrams are sent as one message.
     pub gso: Result<()>,
-    /// Multishot receives by io_uring, which [`Engine::Uring`](crate::Engine::Uring) needs.
+    /// Multishot receives by io_uring, which [`Engine::Uring`] needs.
     pub uring: Result<()>,
     /// Busy polling in calls on a kernel socket, which
     /// [`WaitPolicy::BusyPoll`](crate::WaitPolicy::BusyPoll) needs with engine `mmsg`.

@@ -59,7 +59,6 @@ pub(crate) struct Shared {
 pub(crate) struct LaneParts {
     pub(crate) lane_shared: Arc<LaneShared>,
     pub(crate) io: Io,
-    pub(crate) caps: Capabilities,
 }
 
 /// State of the control path.
@@ -176,20 +175,20 @@ impl Shared {
             self.check_group(&control)?;
         }
         if let Some((slot, fd)) = control.parked.last().cloned() {
-            let added = self.add(&mut control, slot, fd, Capabilities::of(&self.config))?;
+            let added = self.add(&mut control, slot, fd)?;
             // Only now: without a lane it stays parked, because no socket of the group closes
             // before all do.
             control.parked.pop();
             return Ok(added);
         }
         let slot = control.free_slot()?;
-        let (fd, can) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
-        self.add(&mut control, slot, Arc::new(fd), can)
+        let (fd, _) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
+        self.add(&mut control, slot, Arc::new(fd))
     }
 
     /// Adds the first lane, with a socket that is bound exclusively or into a group of others.
-    pub(crate) fn add_first(&self, fd: OwnedFd, can: Capabilities) -> Result<(LaneParts, Result<()>)> {
-        self.add(&mut self.control(), 0, Arc::new(fd), can)
+    pub(crate) fn add_first(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
+        self.add(&mut self.control(), 0, Arc::new(fd))
     }
 
     /// Checks that all sockets of the group are ours, for steering by the kernel's socket index:
@@ -203,13 +202,7 @@ impl Shared {
     }
 
     /// Makes a lane of a bound socket, and steers to it.
-    fn add(
-        &self,
-        control: &mut Control,
-        slot: Slot,
-        fd: Arc<OwnedFd>,
-        caps: Capabilities,
-    ) -> Result<(LaneParts, Result<()>)> {
+    fn add(&self, control: &mut Control, slot: Slot, fd: Arc<OwnedFd>) -> Result<(LaneParts, Result<()>)> {
         let id = LaneId(control.next_id);
         let lane_shared = Arc::new(LaneShared {
             id,
@@ -223,13 +216,13 @@ impl Shared {
             fd,
         });
         let load = control.steer.load_words();
-        let (config, addr) = (&self.config, &self.addr);
-        let new = NewLane { config, addr, can: caps, lane: &lane_shared, load };
+        let (config, addr, can) = (&self.config, &self.addr, Capabilities::of(&self.config));
+        let new = NewLane { config, addr, can, lane: &lane_shared, load };
         let io = Arc::clone(&self.engine).new_lane(new)?;
         control.next_id += 1;
         control.lanes.push(Arc::clone(&lane_shared));
         let admitted = control.steer.admit(slot, lane_shared.fd.as_fd(), lane_shared.cpu);
-        Ok((LaneParts { lane_shared, io, caps }, admitted))
+        Ok((LaneParts { lane_shared, io }, admitted))
     }
 
     pub(crate) fn counters(&self) -> Counters {

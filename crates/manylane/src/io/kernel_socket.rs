@@ -112,6 +112,6 @@ fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
 }
 
 /// True if the kernel adds control messages to the messages of a socket.
-pub(crate) fn needs_ancillary(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
-    can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
+pub(super) fn needs_ancillary(config: &Config, addr: &SocketAddr) -> bool {
+    config.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
 }

@@ -80,7 +80,7 @@ impl MmsgIo {
         let NewLane { config, addr, can, lane, load } = new;
         let load = load.map(|words| LoadWords::new(words, lane));
         let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, load);
-        let control = needs_ancillary(config, addr, can);
+        let control = needs_ancillary(config, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);

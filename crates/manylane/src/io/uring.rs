@@ -315,7 +315,7 @@ impl TakeMessages for UringRing {
 
 impl UringRing {
     fn new(config: &Config, can: Capabilities) -> Result<Self> {
-        let control = needs_ancillary(config, &config.addr, can);
+        let control = needs_ancillary(config, &config.addr);
         let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
         let mut recv = UringRecv::new(options).map_err(failed)?;
         if let Some(time) = config.wait.busy_poll_time() {

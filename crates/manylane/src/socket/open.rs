@@ -66,7 +66,7 @@ fn open(mut config: Config) -> Result<Socket> {
     let engine = io::open(&config, addr)?;
     let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
     let mut socket = Socket { lanes: Vec::with_capacity(lanes), server: Arc::new(Server::default()), shared };
-    let first = make_lane(&socket.shared, socket.shared.add_first(first, can)?)?;
+    let first = make_lane(&socket.shared, socket.shared.add_first(first)?)?;
     socket.lanes.push(first);
     for at in 1..lanes {
         let named = |err: Error| Error::with(err.kind(), format!("lane {} of {lanes}: {err}", at + 1), err);
@@ -90,8 +90,8 @@ pub(super) fn open_lane(shared: &Arc<Shared>) -> Result<Lane> {
 
 /// Makes a lane from its parts; a lane that could not be steered to closes again.
 fn make_lane(shared: &Arc<Shared>, (parts, admitted): (LaneParts, Result<()>)) -> Result<Lane> {
-    let LaneParts { lane_shared, io, caps } = parts;
-    let lane = Lane::new(Arc::clone(shared), lane_shared, io, caps);
+    let LaneParts { lane_shared, io } = parts;
+    let lane = Lane::new(Arc::clone(shared), lane_shared, io);
     admitted.map(|()| lane)
 }
 

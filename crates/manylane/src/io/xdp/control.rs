@@ -334,11 +334,6 @@ impl XdpControl {
         }
         Ok(())
     }
-
-    /// Frames that the rings of one queue hold.
-    pub(crate) fn ring_capacity(&self) -> usize {
-        self.options.ring as usize
-    }
 }
 
 impl Drop for XdpControl {

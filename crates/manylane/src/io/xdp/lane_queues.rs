@@ -317,7 +317,7 @@ impl LaneQueues {
 
     /// Frames that the rings of one queue hold.
     pub(super) fn ring_capacity(&self) -> usize {
-        self.control.ring_capacity()
+        self.control.options.ring as usize
     }
 
     /// True if a queue has frames for [`receive`](Self::receive).

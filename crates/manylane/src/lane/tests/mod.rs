@@ -27,13 +27,13 @@ fn lane_with(sim: &Arc<Sim>, change: impl FnOnce(&mut Builder)) -> Lane {
     builder.lanes(1).batch(BATCH).datagram_size(2000);
     change(&mut builder);
     let config = builder.check().unwrap();
-    let (addr, caps) = (config.addr, Capabilities::of(&config));
+    let addr = config.addr;
     let steer = Steer::new(Steering::Flow, SteeringBackend::Kernel, false).unwrap();
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer, sim.clone()));
     let no_socket = File::open("/dev/null").unwrap().into();
-    let (LaneParts { lane_shared, io, caps }, admitted) = shared.add_first(no_socket, caps).unwrap();
+    let (LaneParts { lane_shared, io }, admitted) = shared.add_first(no_socket).unwrap();
     admitted.unwrap();
-    Lane::new(shared, lane_shared, io, caps)
+    Lane::new(shared, lane_shared, io)
 }
 
 fn lane(sim: &Arc<Sim>) -> Lane {
