@@ -104,7 +104,8 @@ impl MmsgIo {
         if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
             // Zero, which is what less than 1 µs rounds to, would block for ever.
             let bound = timeout.max(Duration::from_micros(1));
-            sock::set_recv_timeout(self.fd(), bound).map_err(|err| Error::system("receive timeout", err))?;
+            sock::set_recv_timeout(self.readiness(), bound)
+                .map_err(|err| Error::system("receive timeout", err))?;
             self.timeout = Some(timeout);
         }
         self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
@@ -113,7 +114,7 @@ impl MmsgIo {
     /// Sleeps for a short time with microsecond precision.
     pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
-        sock::wait_readable(self.fd(), time);
+        sock::wait_readable(self.readiness(), time);
         self.recv()
     }
 
@@ -126,7 +127,7 @@ impl MmsgIo {
         Parts { batch: Batch::new(origin, bound, taken), replies }
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
         self.queue.lane.fd.as_fd()
     }
 

@@ -82,8 +82,7 @@ impl Capabilities {
     }
 }
 
-/// The engine for the one that the user named, and the one that replaces it where it cannot be
-/// used.
+/// The engine to use for the one that the user named, and its substitute where it cannot be used.
 pub(crate) fn select(config: &Config) -> (Engine, Option<Engine>) {
     match config.engine {
         // The user decides whether a program is attached to a network card.
@@ -247,13 +246,7 @@ impl Io {
     /// A descriptor that is readable while [`recv`](Self::recv) has work; the same one for the
     /// lane's life.
     pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Mmsg(mmsg) => mmsg.fd(),
-            Self::Uring(uring) => uring.readiness(),
-            Self::Xdp(xdp) => xdp.readiness(),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.readiness(),
-        }
+        each!(self, engine => engine.readiness())
     }
 
     /// Datagrams that the receive buffers can take during a delay.

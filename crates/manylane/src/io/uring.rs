@@ -256,9 +256,9 @@ impl UringIo {
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
         match (&self.ring, &self.readiness) {
-            (Some(ring), _) => ring.readiness(self.socket.fd()),
+            (Some(ring), _) => ring.readiness(self.socket.readiness()),
             (None, Some(readiness)) => readiness.as_fd(),
-            (None, None) => self.socket.fd(),
+            (None, None) => self.socket.readiness(),
         }
     }
 
