@@ -183,11 +183,13 @@ impl Shared {
         }
         let slot = control.free_slot()?;
         let (fd, _) = kernel_socket::open(&self.config, &self.addr, PortSharing::ReusePort)?;
+        self.engine.set_options(&self.config, fd.as_fd())?;
         self.add(&mut control, slot, Arc::new(fd))
     }
 
     /// Adds the first lane, with a socket that is bound exclusively or into a group of others.
     pub(crate) fn add_first(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
+        self.engine.set_options(&self.config, fd.as_fd())?;
         self.add(&mut self.control(), 0, Arc::new(fd))
     }
 

@@ -24,6 +24,7 @@ use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
 use super::{Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use crate::config::Config;
 use crate::counters::Count;
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -33,12 +34,13 @@ pub(super) struct MmsgEngine;
 
 impl SocketEngine for MmsgEngine {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        if let Some(time) = new.config.wait.busy_poll_time() {
-            let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-            busy_poll::set(new.lane.fd.as_fd(), micros, busy_poll::BUDGET)
-                .map_err(|err| Error::system("SO_BUSY_POLL", err))?;
-        }
         MmsgIo::new(new).map(Io::Mmsg)
+    }
+
+    fn set_options(&self, config: &Config, socket: BorrowedFd<'_>) -> Result<()> {
+        let Some(time) = config.wait.busy_poll_time() else { return Ok(()) };
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        busy_poll::set(socket, micros, busy_poll::BUDGET).map_err(|err| Error::system("SO_BUSY_POLL", err))
     }
 }
 

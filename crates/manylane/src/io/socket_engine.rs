@@ -1,6 +1,7 @@
 //! What the lanes of a socket share of their engine.
 
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,12 @@ use crate::lane_shared::LaneShared;
 pub(crate) trait SocketEngine: Send + Sync {
     /// Makes the engine of one lane.
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io>;
+
+    /// Sets the engine's own options of a kernel socket. Called once for each socket, and not for a
+    /// parked one that serves another lane: the process may have dropped its privileges by then.
+    fn set_options(&self, _config: &Config, _socket: BorrowedFd<'_>) -> Result<()> {
+        Ok(())
+    }
 
     /// Called when all first lanes are steered to. From here on, datagrams may arrive by other
     /// ways than the kernel sockets.
