@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, which
-# sources the eBPF objects were made of, the server of the README.
+# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, headers
+# that nothing includes, which sources the eBPF objects were made of, the server of the README.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -33,6 +33,11 @@ done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
   LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
 
 python3 scripts/module-cycles.py || failed=1
+
+# The assertions on layouts in the headers; Rust has its own.
+for header in abi/*.h; do
+  cc -fsyntax-only -x c "$header" || complain "$header: the layout is not the one that it asserts"
+done
 
 # What is compiled is what is in the repository; .ci/run compiles it again.
 (cd bpf && sha256sum --quiet --check objects/SOURCES) || complain "bpf/objects was made of other sources: make bpf"

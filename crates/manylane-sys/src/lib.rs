@@ -15,13 +15,14 @@
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`bpf_link`] | detaching eBPF programs of other processes, for tests |
+//! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`numa`] | NUMA nodes of memory |
 //! | [`netns`] | network namespaces and devices, for tests |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
-//! | [`tick`] | sleeping to a common beat |
+//! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
 //! | [`packet`] | sending whole frames, for tests |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, as a baseline |
@@ -33,31 +34,25 @@
 //! | [`uring`] | io_uring: multishot receives into registered buffers |
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
-//! | [`capture`] | rings of frames in memory shared with another process |
-//! | [`lease`] | messages by which a process leases queues to others |
-//! | [`next_hops`] | next hops in memory that processes share |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
-//! | [`shim`] | the report that the preload library writes and the launcher reads |
 
 pub mod addr;
 pub mod barrier;
 pub mod bound_sockets;
 pub mod bpf_link;
 pub mod busy_poll;
-pub mod capture;
 pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;
 mod diag;
+pub mod fd;
 pub mod flock;
-pub mod lease;
 pub mod map;
 pub mod measure;
 pub mod mmsg;
 pub mod netns;
-pub mod next_hops;
 pub mod numa;
 pub mod packet;
 pub mod process;
@@ -66,7 +61,6 @@ pub mod rx_coalesce;
 pub mod seccomp;
 pub mod send_burst;
 pub mod shared;
-pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;

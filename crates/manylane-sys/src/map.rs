@@ -135,23 +135,25 @@ unsafe impl Send for FileMapping {}
 unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
-    /// Maps the first `len` bytes of `fd`, at least one.
+    /// Maps the first `len` bytes of `fd`, at least one, for reading and writing.
     ///
     /// # Errors
     /// Those of `mmap(2)`.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Self::with(fd, len, libc::PROT_READ | libc::PROT_WRITE, 0)
+    }
+
+    /// As [`new`](Self::new), with this access, and further flags of `mmap(2)`.
+    pub(crate) fn with(
+        fd: BorrowedFd<'_>,
+        len: usize,
+        access: libc::c_int,
+        flags: libc::c_int,
+    ) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | flags;
         // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
         // ours.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -177,7 +179,8 @@ impl Drop for FileMapping {
     }
 }
 
-/// An eBPF array of 64-bit words mapped into this process: loads and stores need no system call.
+/// 64-bit words mapped into this process, which eBPF programs or other processes access, too: loads
+/// and stores need no system call.
 #[derive(Debug)]
 pub struct SharedWords {
     memory: FileMapping,
@@ -190,25 +193,33 @@ impl SharedWords {
     /// # Errors
     /// Those of `mmap(2)`: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
     pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
-        let words = words.max(1);
-        Ok(Self { memory: FileMapping::new(fd, words * size_of::<u64>())?, words })
+        FileMapping::new(fd, words.max(1) * size_of::<u64>()).map(Self::from_mapping)
     }
 
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.words);
-        // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`;
-        // every writer, here and in eBPF, accesses one aligned word at a time.
-        unsafe { &*self.memory.as_ptr().cast::<AtomicU64>().add(index) }
+    /// All whole words of a mapping that is writable.
+    pub(crate) fn from_mapping(memory: FileMapping) -> Self {
+        Self { words: memory.len() / size_of::<u64>(), memory }
     }
 
     /// Reads word `index`.
     #[must_use]
     pub fn load(&self, index: usize) -> u64 {
-        self.word(index).load(Ordering::Relaxed)
+        self.as_ref()[index].load(Ordering::Relaxed)
     }
 
     /// Writes word `index`. At most one thread may write a word.
     pub fn store(&self, index: usize, value: u64) {
-        self.word(index).store(value, Ordering::Relaxed);
+        self.as_ref()[index].store(value, Ordering::Relaxed);
+    }
+}
+
+impl AsRef<[AtomicU64]> for SharedWords {
+    fn as_ref(&self) -> &[AtomicU64] {
+        // SAFETY: `words` words are mapped, page aligned, as long as `self`, and the file cannot
+        // shrink: an eBPF map has a fixed size, any other file is sealed (`shared::map_words`). In
+        // this process the words are accessed as atomics only. A write of any other kind by an
+        // eBPF program or another process changes values and nothing else, because all values are
+        // valid.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast::<AtomicU64>(), self.words) }
     }
 }

@@ -1,4 +1,4 @@
-//! Sleeping until a common tick.
+//! Sleeping until a common tick, and the time of the last tick of the kernel.
 
 use std::ptr;
 use std::time::Duration;
@@ -22,6 +22,17 @@ pub fn sleep(period: Duration) {
 #[must_use]
 pub fn remaining(period: Duration) -> Duration {
     Duration::from_nanos(time_to_tick(period).1.unsigned_abs())
+}
+
+/// Milliseconds of the coarse monotonic clock, which costs no system call and is the same in all
+/// processes; never 0.
+#[must_use]
+pub fn coarse_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `time`, which lives across the call; it stays zero if the clock
+    // does not exist.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
 }
 
 /// The current time, and the time until the next multiple of `period`, in nanoseconds.

@@ -47,7 +47,8 @@ fn overflow_uid() -> Option<u32> {
 
 /// A number that never identifies a user to this process: the number of users that are not mapped
 /// in its user namespace, or in one that it may enter. None if it is certainly this process's own.
-pub(crate) fn ambiguous_uid() -> Option<u32> {
+#[must_use]
+pub fn ambiguous_uid() -> Option<u32> {
     let number = overflow_number();
     let is_own = effective_uid() == number && overflow_uid().is_none();
     (!is_own).then_some(number)

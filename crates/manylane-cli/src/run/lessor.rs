@@ -11,8 +11,8 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use manylane::{Engine, FilterHandle, LeasedRings, Lessor, Rule};
+use manylane_ipc::lease;
 use manylane_sys::device::driver;
-use manylane_sys::lease;
 
 use crate::args::RunArgs;
 use crate::output;

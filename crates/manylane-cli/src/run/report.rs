@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
-use manylane_sys::lease;
-use manylane_sys::shim::{self, Addr, ReportFile};
+use manylane_ipc::report::{self, Addr, ReportFile};
+use manylane_sys::fd;
 use serde::Serialize;
 
 /// The file, in memory. Programs inherit its descriptor. A program that is started without it
@@ -24,7 +24,7 @@ impl SharedReport {
     /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
         let (file, fd) = ReportFile::create().context("no memory for the report")?;
-        let inherited = lease::dup_inheritable(fd.as_fd()).context("no descriptor for the report")?;
+        let inherited = fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report")?;
         Ok(Self { file, inherited })
     }
 
@@ -44,9 +44,10 @@ impl SharedReport {
         move || Self::snapshot(report)
     }
 
-    fn snapshot(report: &shim::Report) -> Report {
-        let reasons = shim::Reason::ALL.into_iter().zip(&report.reasons);
-        let used = |slot: &&shim::Receiver| matches!(slot.state.load(Relaxed), shim::OPEN | shim::ENDED);
+    fn snapshot(report: &report::Report) -> Report {
+        let reasons = report::Reason::ALL.into_iter().zip(&report.reasons);
+        let used =
+            |slot: &&report::Receiver| matches!(slot.state.load(Relaxed), report::OPEN | report::ENDED);
         Report {
             processes: report.header.processes.load(Relaxed),
             last_pid: report.header.last_pid.load(Relaxed),
@@ -125,13 +126,13 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    fn from_slot(slot: &shim::Receiver) -> Self {
+    fn from_slot(slot: &report::Receiver) -> Self {
         Self {
             socket: format_addr(&slot.addr),
-            lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != shim::NO_LANE),
+            lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != report::NO_LANE),
             pid: slot.pid.load(Relaxed),
             tid: slot.tid.load(Relaxed),
-            open: slot.state.load(Relaxed) == shim::OPEN,
+            open: slot.state.load(Relaxed) == report::OPEN,
             received: slot.rx_datagrams.load(Relaxed),
             received_bytes: slot.rx_bytes.load(Relaxed),
             receive_calls: slot.rx_batches.load(Relaxed),
@@ -201,7 +202,7 @@ mod tests {
         theirs.header.processes.store(1, Relaxed);
         theirs.header.last_pid.store(70, Relaxed);
         for (at, (lane, state)) in
-            [(0, shim::OPEN), (1, shim::ENDED), (shim::NO_LANE, shim::OPEN), (2, shim::CLAIMED)]
+            [(0, report::OPEN), (1, report::ENDED), (report::NO_LANE, report::OPEN), (2, report::CLAIMED)]
                 .into_iter()
                 .enumerate()
         {
@@ -213,7 +214,7 @@ mod tests {
             slot.inode.store(40 + at as u64, Relaxed);
             slot.state.store(state, Relaxed);
         }
-        theirs.reasons[shim::Reason::Passed as usize].count.store(2, Relaxed);
+        theirs.reasons[report::Reason::Passed as usize].count.store(2, Relaxed);
         let report = shared.read();
         assert_eq!((report.lanes(), report.receivers.len(), report.total()), (2, 3, (300, 0)));
         assert_eq!(report.receivers[1].lane, Some(1));

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
-use manylane_sys::shim::{NO_LANE, OPEN, ReportFile};
 use serde_json::Value;
 
 use crate::place::Place;

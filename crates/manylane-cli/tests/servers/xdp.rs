@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use manylane_ipc::report::ReportFile;
 use manylane_sys::process;
-use manylane_sys::shim::ReportFile;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 

@@ -26,7 +26,6 @@ use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::RingWakeup as _;
-use crate::lease::QueueParams;
 use crate::shared::{Atomics, SharedMapping};
 
 /// Size of a frame; the kernel reserves the first 256 bytes of one that it receives into.
@@ -98,6 +97,25 @@ pub(super) struct Control {
 // SAFETY: atomics and an array of such.
 unsafe impl Atomics for Control {}
 
+/// Parameters of a leased queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueParams {
+    /// Index of the device.
+    pub ifindex: u32,
+    /// Number of the queue.
+    pub queue: u32,
+    /// Frames in its memory.
+    pub frames: u32,
+    /// Entries of the fill and of the completion ring.
+    pub umem_ring_size: u32,
+    /// Entries of the RX and of the TX ring.
+    pub ring_size: u32,
+    /// Frames may have unfinished checksums, because the device is a veth.
+    pub is_veth: bool,
+    /// Number of the lease, unique while it lasts; never 0.
+    pub lease_id: u16,
+}
+
 /// A leased queue of another process.
 pub struct LeasedQueue {
     terms: QueueParams,
@@ -116,8 +134,7 @@ unsafe impl Send for LeasedQueue {}
 unsafe impl Sync for LeasedQueue {}
 
 impl LeasedQueue {
-    /// Maps a queue received in a [`Queue`](crate::lease::Message::Queue) message. Does not use
-    /// the heap.
+    /// Maps a queue whose parameters and descriptors its lessor has sent. Does not use the heap.
     ///
     /// # Errors
     /// `InvalidData` for terms that do not fit the memory; errors of `mmap(2)`.

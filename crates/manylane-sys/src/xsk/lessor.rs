@@ -3,11 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, memory_size};
+use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, QueueParams, memory_size};
 use super::queue::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
-use crate::lease::QueueParams;
 use crate::shared::{self, SharedMapping};
 
 /// Maximum number of sockets that share a queue: as many as the frames allow for full RX rings.

@@ -101,7 +101,7 @@ mod tx_queue;
 mod wakeup;
 
 #[cfg(not(loom))]
-pub use leased::{Holder, LeasedQueue, QueueGuard};
+pub use leased::{Holder, LeasedQueue, QueueGuard, QueueParams};
 #[cfg(not(loom))]
 pub use lessor::{LessorQueue, QUEUE_MEMBERS_MAX};
 #[cfg(not(loom))]

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use manylane_sys::capture as rings;
+use manylane_ipc::capture as rings;
+use manylane_ipc::capture::messages::{self, Description, Reply, Request};
 use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
 use super::tap::{Mailbox, Ring, Tap};
-use super::wire::{self, Description, Reply, Request};
 use crate::counters::LaneId;
 
 /// Epoll tokens; those of connections count up from the last.
@@ -132,7 +132,10 @@ impl Drop for CaptureListener {
 fn listen() -> io::Result<OwnedFd> {
     let pid = std::process::id();
     for _ in 0..NAME_ATTEMPTS_MAX {
-        match unix_socket::listen_without_fds(&wire::name(pid, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed))) {
+        match unix_socket::listen_without_fds(&messages::name(
+            pid,
+            NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+        )) {
             Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
             other => return other,
         }
@@ -275,7 +278,7 @@ impl Server {
         Description {
             address: self.address,
             devices: self.devices.clone(),
-            lanes: self.shared.lanes().into_iter().map(|(lane, _)| lane).collect(),
+            lanes: self.shared.lanes().into_iter().map(|(lane, _)| lane.0).collect(),
             captured_by: self.captured_by(),
         }
     }
@@ -329,7 +332,7 @@ impl Server {
             let (producer, files) = rings::create(&devices, active.buffer)
                 .map_err(|err| format!("no memory for what lane {lane} does: {err}"))?;
             let [data, taken] = &files;
-            send_reply(client.connection.as_fd(), &Reply::Ring(lane), &[data.as_fd(), taken.as_fd()])
+            send_reply(client.connection.as_fd(), &Reply::Ring(lane.0), &[data.as_fd(), taken.as_fd()])
                 .map_err(|err| format!("its memory cannot be passed on: {err}"))?;
             mailbox.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
             active.served.push(lane);
@@ -436,9 +439,9 @@ mod tests {
     /// Sends malformed requests to every capture socket of this process.
     fn send_malformed_requests() {
         let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
-        let own = wire::name(std::process::id(), 0);
+        let own = messages::name(std::process::id(), 0);
         let own = own.strip_suffix('0').unwrap();
-        for name in wire::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
+        for name in messages::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
             let connection = unix_socket::connect(name, Duration::from_secs(30)).unwrap();
             unix_socket::send(connection.as_fd(), b"what is this?", &[]).unwrap();
             let mut buffer = [0; 256];

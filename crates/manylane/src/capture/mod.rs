@@ -7,7 +7,7 @@
 //!  lane k ── tap.rs: copies into its ring (shared memory) ───► Capture::take: the oldest frame of all rings
 //!     ▲ checks once a batch                                        ▲ checks every few milliseconds
 //!     │ a mailbox: "here is your ring"                             │ memory of the rings, as descriptors
-//!  listener.rs: a thread that listens on a local socket ──────────┘ (wire.rs: messages)
+//!  listener.rs: a thread that listens on a local socket ──────────┘ (messages)
 //! ```
 //!
 //! - **Without a capture**, a lane reads one word a batch.
@@ -23,11 +23,10 @@
 //!   Lanes that are added later get a ring when they open. When the connection ends, the thread
 //!   posts "no ring". At its next batch the lane leaves its ring in the mailbox, and the thread
 //!   unmaps it. A lane that closes drops its ring.
-//! - **Neither side trusts the other**: see [`manylane_sys::capture`].
+//! - **Neither side trusts the other**: see [`manylane_ipc::capture`].
 
 pub(crate) mod listener;
 pub(crate) mod tap;
-mod wire;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,12 +34,12 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use manylane_bpf::abi;
-use manylane_sys::capture::{self as rings, Consumer, Region};
-pub use manylane_sys::capture::{Direction, SNAPLEN_MAX};
+use manylane_ipc::capture::messages::{self, Description, Reply, Request};
+use manylane_ipc::capture::{self as rings, Consumer};
+pub use manylane_ipc::capture::{Direction, SNAPLEN_MAX};
 use manylane_sys::measure::Epoll;
 use manylane_sys::unix_socket;
 
-use self::wire::{Description, Reply, Request};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::peer::{self, run_in_netns};
@@ -90,8 +89,8 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     // A process in a PID namespace of its own has another number in its name. The peer is verified
     // below.
     let own = of.and_then(peer::inner_pid);
-    for name in wire::listeners(&listed) {
-        let Some(named) = wire::pid_of(name) else { continue };
+    for name in messages::listeners(&listed) {
+        let Some(named) = messages::pid_of(name) else { continue };
         if of.is_some_and(|pid| pid != named && own != Some(named)) {
             continue;
         }
@@ -125,7 +124,7 @@ fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
 }
 
 fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    let mut buffer = [0; wire::MESSAGE_LEN_MAX];
+    let mut buffer = [0; messages::MESSAGE_LEN_MAX];
     let reply = match unix_socket::recv(connection.as_fd(), &mut buffer) {
         // The peer closed the connection with our request unread. Its reply is still queued behind
         // this error.
@@ -163,8 +162,8 @@ impl Target {
 
     /// Its lanes when it was queried.
     #[must_use]
-    pub fn lanes(&self) -> &[LaneId] {
-        &self.description.lanes
+    pub fn lanes(&self) -> Vec<LaneId> {
+        self.description.lanes.iter().copied().map(LaneId).collect()
     }
 
     /// Names of its devices.
@@ -227,7 +226,7 @@ pub struct Capture {
 struct Source {
     /// None once the peer has ended it.
     connection: Option<OwnedFd>,
-    lanes: Vec<(LaneId, Consumer<Region>)>,
+    lanes: Vec<(LaneId, Consumer)>,
     /// Expected shape of a ring: number of devices, and bytes.
     expected_ring: (usize, usize),
 }
@@ -279,7 +278,7 @@ impl Capture {
                     return Err(failed(explain(io::ErrorKind::WouldBlock.into())));
                 }
                 match recv_reply(&connection).map_err(failed)? {
-                    (Reply::Ring(lane), files) => source.add(lane, files).map_err(failed)?,
+                    (Reply::Ring(lane), files) => source.add(LaneId(lane), files).map_err(failed)?,
                     (Reply::Started, _) => break,
                     (Reply::Refused(why), _) => {
                         return Err(Error::new(ErrorKind::InUse, format!("process {pid}: {why}")));
@@ -365,7 +364,7 @@ impl Capture {
             // Reads one message; the next poll reports further ones.
             match recv_reply(connection) {
                 Ok((Reply::Ring(lane), files)) => {
-                    if let Err(err) = source.add(lane, files) {
+                    if let Err(err) = source.add(LaneId(lane), files) {
                         log::warn!("lane {lane} cannot be captured: {err}");
                     }
                 }

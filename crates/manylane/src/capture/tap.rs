@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use manylane_sys::capture::{Direction, Producer, RecordHeader, Region};
+use manylane_ipc::capture::{Direction, Producer, RecordHeader};
 
 /// The ring into which a lane copies frames.
 pub(super) struct Ring {
-    pub(super) producer: Producer<Region>,
+    pub(super) producer: Producer,
     /// Bytes of a frame that are kept.
     pub(super) snaplen: usize,
 }
@@ -168,11 +168,11 @@ fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use manylane_sys::capture::{self, Consumer};
+    use manylane_ipc::capture::{self, Consumer};
 
     use super::*;
 
-    fn ring() -> (Ring, Consumer<Region>) {
+    fn ring() -> (Ring, Consumer) {
         let (producer, files) = capture::create(&[3], 0).unwrap();
         (Ring { producer, snaplen: 4 }, capture::open(&files, 1, 0).unwrap())
     }

@@ -26,7 +26,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Instant;
 
-use manylane_sys::lease::{Fds, Message};
+use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::measure::{Epoll, EpollHandle};
 use manylane_sys::sock::{self, SocketInfo};
 use manylane_sys::unix_socket::{self, PeerProcess};

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use manylane_sys::device as sys;
-use manylane_sys::lease::QueueParams;
 use manylane_sys::unix_socket::PeerProcess;
+use manylane_sys::xsk::QueueParams;
 use manylane_sys::xsk::{LeasedQueue, LessorQueue, QUEUE_MEMBERS_MAX};
 
 use crate::config::LIMIT_SOURCES_DEFAULT;

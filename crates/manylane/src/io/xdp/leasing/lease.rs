@@ -8,9 +8,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 
+use manylane_ipc::lease::{self, Message};
 use manylane_sys::barrier;
 use manylane_sys::bound_sockets::{self, BoundSocket};
-use manylane_sys::lease::{self, Message};
 
 use super::Lessor;
 use super::connection::Client;

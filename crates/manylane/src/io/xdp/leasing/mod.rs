@@ -6,10 +6,10 @@
 //! | devices | [`Lessor::open`] attaches the program to each, before a program is started | an error that names what to change |
 //! | a program connects ([`clients`]) | any process may; the kernel identifies it | the oldest client without a request is dropped |
 //! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; at the limit of open files no client is accepted |
-//! | the request is checked ([`Message::Request`](manylane_sys::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
+//! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
-//! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lease::Message::Open) to [`Message::Close`](manylane_sys::lease::Message::Close) | refused: the kernel goes on serving it |
-//! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_sys::next_hops`) | not entered: lanes send by their kernel socket |
+//! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
+//! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_ipc::next_hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it or was killed, its socket was closed, or it sent an invalid message | the port is removed first, then the rings are reclaimed |
 //!
 //! One thread does everything else. It waits for messages, and polls every few milliseconds for
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use manylane_sys::lease::LeaseToken;
+use manylane_ipc::lease::LeaseToken;
 use manylane_sys::measure::Epoll;
 use manylane_sys::{bound_sockets, sock};
 
@@ -142,7 +142,7 @@ impl Lessor {
     }
 
     /// The token for the environment of started programs, in
-    /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). A process that has it, and runs as a
+    /// [`TOKEN_ENV_VAR`](manylane_ipc::lease::TOKEN_ENV_VAR). A process that has it, and runs as a
     /// permitted user, gets queues.
     #[must_use]
     pub fn lease_token(&self) -> String {

@@ -12,7 +12,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use manylane_sys::next_hops::{self, AddrPair, NextHop, NextHops};
+use manylane_ipc::next_hops::{self, AddrPair, NextHop, NextHops};
 use manylane_sys::shared::{self, Shared};
 
 use crate::io::xdp::route::Reader;

@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use manylane_sys::lease::{Fds, Message};
+use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::netns::NetNs;
 use manylane_sys::unix_socket;
 

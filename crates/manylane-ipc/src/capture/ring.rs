@@ -124,6 +124,14 @@ pub(super) fn ring_words(devices: usize, bytes: usize) -> usize {
     header_words(devices.min(DEVICES_MAX)) + words
 }
 
+/// Words that are possibly read-only: all loads are relaxed.
+pub trait Words {
+    /// Number of words.
+    fn len(&self) -> usize;
+    /// Reads a word.
+    fn load(&self, index: usize) -> u64;
+}
+
 /// The producer. `M` is the memory: words that another process may write at any time.
 pub struct Producer<M: AsRef<[AtomicU64]>> {
     data: M,
@@ -264,9 +272,9 @@ impl<M: AsRef<[AtomicU64]>> Drop for Producer<M> {
     }
 }
 
-/// The consumer.
-pub struct Consumer<M> {
-    data: M,
+/// The consumer. `D` is the producer's memory, `M` its own.
+pub struct Consumer<D, M> {
+    data: D,
     consumer_counter: M,
     devices: usize,
     header: usize,
@@ -276,14 +284,13 @@ pub struct Consumer<M> {
     next: Option<(RecordHeader, usize)>,
 }
 
-impl<M: AsRef<[AtomicU64]>> Consumer<M> {
+impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
     /// The first consumer of a ring that another process made.
     ///
     /// # Errors
     /// If it is no ring, has another version, or invalid sizes.
-    pub(super) fn new(data: M, taken_by_us: M) -> Result<Self, CorruptRing> {
-        let words = data.as_ref();
-        let read = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+    pub(super) fn new(data: D, taken_by_us: M) -> Result<Self, CorruptRing> {
+        let read = |at: usize| if at < data.len() { data.load(at) } else { 0 };
         if read(MAGIC_OFFSET) != MAGIC || taken_by_us.as_ref().is_empty() {
             return Err(CorruptRing("the memory is no ring of frames that this version knows"));
         }
@@ -294,7 +301,7 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
         match (devices, header) {
             (Some(devices), Some(header))
                 if capacity.is_power_of_two()
-                    && words.len() as u64 == (header as u64).saturating_add(capacity) =>
+                    && data.len() as u64 == (header as u64).saturating_add(capacity) =>
             {
                 Ok(Self {
                     data,
@@ -311,7 +318,7 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     }
 
     fn load(&self, at: usize) -> u64 {
-        self.data.as_ref()[at].load(Ordering::Relaxed)
+        self.data.load(at)
     }
 
     /// Word `at` of the frames, counted from the beginning.
@@ -391,7 +398,7 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     }
 }
 
-impl<M> fmt::Debug for Consumer<M> {
+impl<D, M> fmt::Debug for Consumer<D, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { capacity, consumed: taken, .. } = self;
         write!(f, "Consumer {{ capacity: {capacity}, taken: {taken} }}")

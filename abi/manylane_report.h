@@ -4,7 +4,7 @@
  * launcher creates it, and the library maps it shared in its constructor, so
  * that it outlives fork, chroot, dropped privileges and closed descriptors.
  * Started programs find it by a descriptor that they inherit, or in
- * /proc/LAUNCHER/fd. The Rust side is crates/manylane-sys/src/shim.rs; each
+ * /proc/LAUNCHER/fd. The Rust side is crates/manylane-ipc/src/report/; each
  * side asserts sizes and offsets.
  *
  * The file is zero except the header's first four words, which the launcher
@@ -12,8 +12,8 @@
  * only its owner writes it, with relaxed stores. All numbers are in host byte
  * order, except ports, which are in network byte order.
  */
-#ifndef MANYLANE_SHIM_H
-#define MANYLANE_SHIM_H
+#ifndef MANYLANE_REPORT_H
+#define MANYLANE_REPORT_H
 
 #include <linux/types.h>
 #include <stddef.h>
@@ -70,6 +70,9 @@ enum mls_reason_id {
 	MLS_NO_PREFETCH_QUEUES = 24,  /* engine xdp */
 	MLS_NO_PREFETCH_FULL = 25,    /* no memory, or too many sockets */
 	MLS_REPLY_FAILED = 26, /* a reply that was sent together with others */
+	MLS_NAMESPACE = 27,    /* receivers in another network namespace */
+	MLS_INHERITED = 28,    /* bound before the program was started */
+	MLS_SECCOMP = 29,      /* the program forbade itself system calls */
 	MLS_REASONS_USED = 30,
 };
 
@@ -142,4 +145,4 @@ MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
 MLS_ASSERT(offsetof(struct mls_receiver, inode) == 112);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 
-#endif /* MANYLANE_SHIM_H */
+#endif /* MANYLANE_REPORT_H */

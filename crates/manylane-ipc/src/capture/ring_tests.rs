@@ -5,14 +5,24 @@ use std::sync::Arc;
 
 use super::*;
 
-type Words = Arc<[AtomicU64]>;
+type Memory = Arc<[AtomicU64]>;
 
-fn words(count: usize) -> Words {
+impl Words for Memory {
+    fn len(&self) -> usize {
+        self.as_ref().len()
+    }
+
+    fn load(&self, index: usize) -> u64 {
+        self[index].load(Ordering::Relaxed)
+    }
+}
+
+fn words(count: usize) -> Memory {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
 /// A ring with exactly `capacity` words of frames, for one device.
-fn ring(capacity: usize) -> (Producer<Words>, Consumer<Words>) {
+fn ring(capacity: usize) -> (Producer<Memory>, Consumer<Memory, Memory>) {
     let (data, taken) = (words(header_words(1) + capacity), words(1));
     let producer = Producer::new(data.clone(), taken.clone(), &[5]);
     (producer, Consumer::new(data, taken).unwrap())
@@ -28,7 +38,7 @@ mod plain {
 
     use super::*;
 
-    fn dropped(consumer: &Consumer<Words>) -> [(u32, u64, u64); 2] {
+    fn dropped(consumer: &Consumer<Memory, Memory>) -> [(u32, u64, u64); 2] {
         let mut all = consumer.dropped().map(|of| (of.ifindex, of.received, of.sent));
         [(); 2].map(|()| all.next().unwrap())
     }

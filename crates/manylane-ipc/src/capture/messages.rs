@@ -11,28 +11,29 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 
-use crate::counters::LaneId;
-
 const NAME_PREFIX: &str = "manylane.capture";
 /// Version of the messages; the rings have their own.
 const VERSION: u32 = 1;
 /// Maximum size of a message: a description with very many devices and lanes.
-pub(super) const MESSAGE_LEN_MAX: usize = 64 << 10;
+pub const MESSAGE_LEN_MAX: usize = 64 << 10;
 
 /// The name that a process listens under.
-pub(super) fn name(pid: u32, number: u32) -> String {
+#[must_use]
+pub fn name(pid: u32, number: u32) -> String {
     format!("{NAME_PREFIX}.{pid}.{number}")
 }
 
 /// The process in a name.
-pub(super) fn pid_of(name: &str) -> Option<u32> {
+#[must_use]
+pub fn pid_of(name: &str) -> Option<u32> {
     let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
     pid.parse().ok()
 }
 
 /// The capture sockets that are listening, from the contents of /proc/net/unix: number,
 /// references, protocol, flags, type, state, inode, path.
-pub(super) fn listeners(listed: &str) -> Vec<&str> {
+#[must_use]
+pub fn listeners(listed: &str) -> Vec<&str> {
     /// `__SO_ACCEPTCON`: a listening socket.
     const SO_ACCEPTCON: u32 = 0x10000;
     let ours = |line: &'_ str| -> Option<_> {
@@ -57,21 +58,33 @@ pub(super) fn listeners(listed: &str) -> Vec<&str> {
 
 /// A message of the side that captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub enum Request {
+    /// Asks for a [`Description`].
     Describe,
-    Start { snaplen: usize, buffer: usize },
+    /// Starts a capture.
+    Start {
+        /// Bytes kept of each frame.
+        snaplen: usize,
+        /// Bytes of each ring.
+        buffer: usize,
+    },
 }
 
 impl Request {
-    pub(super) fn to_text(self) -> String {
+    /// The message.
+    #[must_use]
+    pub fn to_text(self) -> String {
         match self {
             Self::Describe => format!("{NAME_PREFIX} {VERSION} describe"),
             Self::Start { snaplen, buffer } => format!("{NAME_PREFIX} {VERSION} start {snaplen} {buffer}"),
         }
     }
 
-    /// Parses a request; the error is the reason for the refusal.
-    pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
+    /// Parses a request.
+    ///
+    /// # Errors
+    /// The reason for the refusal.
+    pub fn parse(message: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(message).map_err(|_| "that is no text".to_owned())?;
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let (version, rest) = match words.as_slice() {
@@ -96,26 +109,34 @@ impl Request {
 
 /// Describes a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Description {
-    pub(super) address: SocketAddr,
-    /// Index and name.
-    pub(super) devices: Vec<(u32, String)>,
-    pub(super) lanes: Vec<LaneId>,
+pub struct Description {
+    /// The address that it is bound to.
+    pub address: SocketAddr,
+    /// Index and name of its devices.
+    pub devices: Vec<(u32, String)>,
+    /// Ids of its lanes.
+    pub lanes: Vec<u64>,
     /// The process that is capturing it.
-    pub(super) captured_by: Option<u32>,
+    pub captured_by: Option<u32>,
 }
 
 /// A message of the side with the lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub enum Reply {
+    /// The socket.
     Description(Description),
-    Ring(LaneId),
+    /// The ring of a lane, with its files.
+    Ring(u64),
+    /// All lanes have been offered a ring.
     Started,
+    /// The request was refused, for this reason.
     Refused(String),
 }
 
 impl Reply {
-    pub(super) fn to_text(&self) -> String {
+    /// The message.
+    #[must_use]
+    pub fn to_text(&self) -> String {
         match self {
             Self::Ring(lane) => format!("ring {lane}"),
             Self::Started => "started".into(),
@@ -137,7 +158,11 @@ impl Reply {
         }
     }
 
-    pub(super) fn parse(message: &[u8]) -> io::Result<Self> {
+    /// Parses a reply.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is none.
+    pub fn parse(message: &[u8]) -> io::Result<Self> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it answers something else");
         let text = std::str::from_utf8(message).map_err(|_| wrong())?;
         if let Some(why) = text.strip_prefix("refused ") {
@@ -148,7 +173,7 @@ impl Reply {
         for line in text.lines() {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             match (words.as_slice(), &mut about) {
-                (["ring", lane], None) => return Ok(Self::Ring(LaneId(lane.parse().map_err(|_| wrong())?))),
+                (["ring", lane], None) => return Ok(Self::Ring(lane.parse().map_err(|_| wrong())?)),
                 (["started"], None) => return Ok(Self::Started),
                 (["address", address], None) => {
                     let address = address.parse().map_err(|_| wrong())?;
@@ -163,7 +188,7 @@ impl Reply {
                     let name = name.chars().filter(|c| !c.is_control()).collect();
                     about.devices.push((index.parse().map_err(|_| wrong())?, name));
                 }
-                (["lane", lane], Some(about)) => about.lanes.push(LaneId(lane.parse().map_err(|_| wrong())?)),
+                (["lane", lane], Some(about)) => about.lanes.push(lane.parse().map_err(|_| wrong())?),
                 (["captured", pid], Some(about)) => about.captured_by = pid.parse().ok(),
                 // An unknown line, from a later version.
                 (_, Some(_)) => {}
@@ -186,7 +211,7 @@ mod tests {
         let about = Description {
             address: "[fd77::1]:53".parse().unwrap(),
             devices: vec![(3, "eth0".into()), (9, "eth1.7".into())],
-            lanes: vec![LaneId(0), LaneId(12)],
+            lanes: vec![0, 12],
             captured_by: Some(77),
         };
         for answer in [
@@ -197,7 +222,7 @@ mod tests {
                 captured_by: None,
                 ..about
             }),
-            Reply::Ring(LaneId(7)),
+            Reply::Ring(7),
             Reply::Started,
             Reply::Refused("only root may".into()),
         ] {

@@ -1,5 +1,5 @@
 //! Next hops in memory shared by processes: one process writes what the kernel told it, and lanes
-//! of others read it.
+//! of others read it. This is the Rust side of `abi/manylane_next_hops.h`.
 //!
 //! | side | does |
 //! |---|---|
@@ -11,10 +11,11 @@
 //! request has one slot for its pair; if that is in use, the next datagram requests again. Without
 //! a writer the heartbeat stops, and all entries become invalid.
 
+use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::shared::Atomics;
+use manylane_sys::{atomics, tick};
 
 /// Entries of the table, a power of two.
 pub const ENTRIES: usize = 8192;
@@ -86,7 +87,7 @@ pub struct NextHop {
     pub mac: [u8; 6],
 }
 
-/// Odd during a write.
+/// Words of an entry. This one is odd during a write.
 const SEQ: usize = 0;
 const PAIR: usize = 1;
 const DEVICE: usize = 5;
@@ -97,39 +98,49 @@ const SOURCE: usize = 8;
 const USED: usize = 10;
 const ENTRY_WORDS: usize = 16;
 
-#[repr(C, align(128))]
-struct Entry([AtomicU64; ENTRY_WORDS]);
-
 /// States of a request: free, being written by a lane, ready for the writer.
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const REQUESTED: u32 = 2;
 
-#[repr(C, align(64))]
-struct Request {
-    state: AtomicU32,
-    pair: [AtomicU64; 4],
+atomics! {
+    /// Two cache lines (`struct mln_entry`).
+    #[repr(align(128))]
+    struct Entry {
+        words: [AtomicU64; ENTRY_WORDS],
+    }
+
+    /// A request of a lane (`struct mln_request`).
+    #[repr(align(64))]
+    struct Request {
+        state: AtomicU32,
+        pair: [AtomicU64; 4],
+    }
+
+    /// The table and the requests (`struct mln_next_hops`).
+    pub struct NextHops {
+        /// Time of the writer's last heartbeat, in milliseconds of a clock common to all
+        /// processes; never 0 after the first.
+        heartbeat: AtomicU32,
+        pad: AtomicU32,
+        /// Random seed: peers choose their addresses, but must not be able to choose the entry.
+        seed: AtomicU64,
+        requests: [Request; REQUESTS],
+        entries: [Entry; ENTRIES],
+    }
 }
 
-/// The table and the requests.
-#[repr(C)]
-pub struct NextHops {
-    /// Time of the writer's last heartbeat, in milliseconds of a clock common to all processes;
-    /// never 0 after the first.
-    heartbeat: AtomicU32,
-    pad: AtomicU32,
-    /// Random seed: peers choose their addresses, but must not be able to choose the entry.
-    seed: AtomicU64,
-    requests: [Request; REQUESTS],
-    entries: [Entry; ENTRIES],
-}
-
-// SAFETY: atomics, and arrays and structs of them.
-unsafe impl Atomics for NextHops {}
+const _: () = assert!(size_of::<Request>() == 64);
+const _: () = assert!(offset_of!(Request, pair) == 8);
+const _: () = assert!(size_of::<Entry>() == 128);
+const _: () = assert!(offset_of!(NextHops, seed) == 8);
+const _: () = assert!(offset_of!(NextHops, requests) == 64);
+const _: () = assert!(offset_of!(NextHops, entries) == 128 + 64 * REQUESTS);
+const _: () = assert!(size_of::<NextHops>() == 128 + 64 * REQUESTS + 128 * ENTRIES);
 
 impl Entry {
     fn load(&self, word: usize) -> u64 {
-        self.0[word].load(Ordering::Relaxed)
+        self.words[word].load(Ordering::Relaxed)
     }
 
     fn pair(&self) -> AddrPair {
@@ -139,7 +150,7 @@ impl Entry {
     #[inline]
     fn read(&self, pair: &AddrPair) -> Option<NextHop> {
         // Acquire: if this is the number of a completed write, its words are visible below.
-        let before = self.0[SEQ].load(Ordering::Acquire);
+        let before = self.words[SEQ].load(Ordering::Acquire);
         if before & 1 == 1 || before == 0 || self.pair() != *pair {
             return None;
         }
@@ -152,7 +163,7 @@ impl Entry {
             return None;
         }
         if self.load(USED) == 0 {
-            self.0[USED].store(1, Ordering::Relaxed);
+            self.words[USED].store(1, Ordering::Relaxed);
         }
         Some(NextHop {
             source: words_to_addr(source.0, source.1),
@@ -166,24 +177,24 @@ impl Entry {
     /// Only the writer calls this. Without a next hop the entry becomes free.
     fn write(&self, pair: &AddrPair, hop: Option<&NextHop>) {
         let sequence = self.load(SEQ);
-        self.0[SEQ].store(sequence.wrapping_add(1) | 1, Ordering::Relaxed);
+        self.words[SEQ].store(sequence.wrapping_add(1) | 1, Ordering::Relaxed);
         // A reader that sees one of the words below also sees the odd number.
         fence(Ordering::Release);
         for (word, value) in pair.0.iter().enumerate() {
-            self.0[PAIR + word].store(*value, Ordering::Relaxed);
+            self.words[PAIR + word].store(*value, Ordering::Relaxed);
         }
         if let Some(hop) = hop {
             let source = addr_to_words(hop.source);
-            self.0[DEVICE].store(u64::from(hop.ifindex) << 32 | u64::from(hop.mtu), Ordering::Relaxed);
-            self.0[MAC].store(mac_to_word(hop.mac), Ordering::Relaxed);
-            self.0[SOURCE_MAC].store(mac_to_word(hop.source_mac), Ordering::Relaxed);
-            self.0[SOURCE].store(source.0, Ordering::Relaxed);
-            self.0[SOURCE + 1].store(source.1, Ordering::Relaxed);
+            self.words[DEVICE].store(u64::from(hop.ifindex) << 32 | u64::from(hop.mtu), Ordering::Relaxed);
+            self.words[MAC].store(mac_to_word(hop.mac), Ordering::Relaxed);
+            self.words[SOURCE_MAC].store(mac_to_word(hop.source_mac), Ordering::Relaxed);
+            self.words[SOURCE].store(source.0, Ordering::Relaxed);
+            self.words[SOURCE + 1].store(source.1, Ordering::Relaxed);
         } else {
-            self.0[DEVICE].store(0, Ordering::Relaxed);
+            self.words[DEVICE].store(0, Ordering::Relaxed);
         }
         // Release: a reader that sees this number sees the words.
-        self.0[SEQ].store((sequence.wrapping_add(1) | 1).wrapping_add(1), Ordering::Release);
+        self.words[SEQ].store((sequence.wrapping_add(1) | 1).wrapping_add(1), Ordering::Release);
     }
 
     fn is_free(&self) -> bool {
@@ -200,16 +211,6 @@ fn mac_to_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-/// Milliseconds of the coarse monotonic clock, which costs no system call; never 0.
-#[must_use]
-pub fn now_ms() -> u32 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes `time`, which lives across the call; it stays zero if the clock
-    // does not exist.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
-}
-
 impl NextHops {
     /// Sets the secret seed; called once, by the writer.
     pub fn set_seed(&self, seed: u64) {
@@ -218,14 +219,14 @@ impl NextHops {
 
     /// Shows that the writer is alive.
     pub fn heartbeat(&self) {
-        self.heartbeat.store(now_ms(), Ordering::Relaxed);
+        self.heartbeat.store(tick::coarse_ms(), Ordering::Relaxed);
     }
 
     /// True if the last heartbeat was within `ms` milliseconds. Call it once a batch.
     #[must_use]
     pub fn is_alive(&self, ms: u32) -> bool {
         let beat = self.heartbeat.load(Ordering::Relaxed);
-        beat != 0 && now_ms().wrapping_sub(beat) <= ms
+        beat != 0 && tick::coarse_ms().wrapping_sub(beat) <= ms
     }
 
     fn hash(&self, pair: &AddrPair) -> u64 {
@@ -303,7 +304,7 @@ impl NextHops {
     pub fn test_and_clear_used(&self, pair: &AddrPair) -> bool {
         let places = self.bucket(self.hash(pair));
         let place = places.iter().find(|place| !place.is_free() && place.pair() == *pair);
-        place.is_some_and(|place| place.0[USED].swap(0, Ordering::Relaxed) != 0)
+        place.is_some_and(|place| place.words[USED].swap(0, Ordering::Relaxed) != 0)
     }
 }
 
@@ -318,8 +319,9 @@ fn folded_multiply(a: u64, b: u64) -> u64 {
 mod tests {
     use std::os::fd::AsFd as _;
 
+    use manylane_sys::shared::Shared;
+
     use super::*;
-    use crate::shared::Shared;
 
     fn hop(mtu: u32) -> NextHop {
         NextHop { source: [10, 0, 0, 1].into(), ifindex: 3, mtu, source_mac: [2; 6], mac: [4; 6] }
@@ -369,7 +371,7 @@ mod tests {
         assert!(!hops.is_alive(u32::MAX));
         hops.heartbeat();
         assert!(hops.is_alive(60_000));
-        hops.heartbeat.store(now_ms().wrapping_sub(5000), Ordering::Relaxed);
+        hops.heartbeat.store(tick::coarse_ms().wrapping_sub(5000), Ordering::Relaxed);
         assert!(!hops.is_alive(1000));
     }
 

@@ -15,15 +15,19 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `ring.rs` | the ring: producer, consumer, layout, and why they need no lock; no unsafe code |
+//! | `ring.rs` | the ring: producer, consumer, layout, and why they need no lock |
+//! | [`messages`] | how a capture is started, and rings are passed on |
 //! | `memory.rs` | the memory: unnamed files, their seals, their mappings (Linux 5.1) |
 
 // Under the model checker only the ring is built: the checker's atomics cannot be in shared
 // memory.
 #[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
+pub mod messages;
+#[cfg_attr(loom, allow(unreachable_pub, reason = "what exports it needs shared memory"))]
 mod ring;
 
 #[cfg(not(loom))]
-pub use memory::{Region, create, open};
-pub use ring::{Consumer, CorruptRing, Direction, DropCounts, Producer, RecordHeader, SNAPLEN_MAX};
+pub use memory::{Consumer, Producer, create, open};
+pub use ring::{CorruptRing, Direction, DropCounts, RecordHeader, SNAPLEN_MAX};

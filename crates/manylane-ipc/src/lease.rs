@@ -21,10 +21,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::unix_socket;
+use manylane_sys::unix_socket;
+use manylane_sys::xsk::QueueParams;
 
 /// The environment variable with the lessor's [`LeaseToken`].
 pub const TOKEN_ENV_VAR: &str = "MANYLANE_LEASE_SOCKET";
@@ -128,25 +129,6 @@ pub enum Message {
     Refused(i32),
     /// A queue, with its socket and its memory attached.
     Queue(QueueParams),
-}
-
-/// Parameters of a leased queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueParams {
-    /// Index of the device.
-    pub ifindex: u32,
-    /// Number of the queue.
-    pub queue: u32,
-    /// Frames in its memory.
-    pub frames: u32,
-    /// Entries of the fill and of the completion ring.
-    pub umem_ring_size: u32,
-    /// Entries of the RX and of the TX ring.
-    pub ring_size: u32,
-    /// Frames may have unfinished checksums, because the device is a veth.
-    pub is_veth: bool,
-    /// Number of the lease, unique while it lasts; never 0.
-    pub lease_id: u16,
 }
 
 impl Message {
@@ -268,24 +250,6 @@ impl Message {
 
 /// Descriptors of a message.
 pub type Fds = [Option<OwnedFd>; unix_socket::FDS_MAX];
-
-/// Duplicates a descriptor so that started programs inherit it, with a number that few programs
-/// use.
-///
-/// # Errors
-/// `EMFILE`.
-pub fn dup_inheritable(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    const HIGH_FD_MIN: libc::c_int = 1000;
-    for least in [HIGH_FD_MIN, 64, 3] {
-        // SAFETY: takes no pointer.
-        let raw = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, least) };
-        if raw >= 0 {
-            // SAFETY: the descriptor is new, and this value is its only owner.
-            return Ok(unsafe { OwnedFd::from_raw_fd(raw) });
-        }
-    }
-    Err(io::Error::last_os_error())
-}
 
 #[cfg(all(test, not(miri)))]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]

@@ -1,0 +1,21 @@
+//! What processes of Manylane share: memory, and messages about it.
+//!
+//! | module | shared | layout |
+//! |---|---|---|
+//! | [`report`] | counters of an unmodified program: the preload library writes, `manylane run` reads | `abi/manylane_report.h` |
+//! | [`lease`] | queues of devices: messages between the preload library and its lessor | [`lease::Message`] |
+//! | [`next_hops`] | next hops of peers: the lessor writes, the preload library reads | `abi/manylane_next_hops.h` |
+//! | [`capture`] | copies of frames: lanes of engine `xdp` write, `manylane capture` reads | `capture/ring.rs` |
+//!
+//! The processes may have different versions of this crate, and do not trust each other. A report,
+//! each message and each ring begins with a magic number or a version, and sizes are checked before
+//! they are used. What is in shared memory can change at any time, to any value. System calls and
+//! mappings are those of `manylane-sys`: there is no unsafe code here.
+
+pub mod capture;
+#[cfg(not(loom))]
+pub mod lease;
+#[cfg(not(loom))]
+pub mod next_hops;
+#[cfg(not(loom))]
+pub mod report;
