@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::pollfd;
-use manylane_sys::lease::QUEUES_MAX;
+use manylane_ipc::lease::QUEUES_MAX;
 
 /// Max entries of the program for a wait in slices.
 pub(crate) const POLLFDS_MAX: usize = 1024;

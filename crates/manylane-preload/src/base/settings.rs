@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use libc::c_int;
-use manylane_sys::lease::{LeaseToken, TOKEN_ENV_VAR};
+use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
 
 use crate::base::steer::Policy;
 

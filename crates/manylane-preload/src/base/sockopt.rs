@@ -4,7 +4,7 @@
 use std::mem::size_of;
 
 use libc::{c_int, c_void, socklen_t};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::call;
 

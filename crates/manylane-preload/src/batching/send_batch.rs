@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::{mem, ptr};
 
 use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd, timespec};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::settings::{MAX_LANES, PREFETCH_MAX, WAIT_SLICE_MS};
 use crate::base::signals::SignalMask;

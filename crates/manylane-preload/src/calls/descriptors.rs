@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::{FILE, c_int, c_uint, c_ulong, sockaddr, socklen_t};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::quiesce;
 use crate::base::real::{self, call, fail_with_errno};

@@ -6,7 +6,7 @@ use std::mem::size_of;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::{quiesce, sockopt, state};

@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::quiesce;
 use crate::base::real::call;

@@ -15,7 +15,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::{MSG_DONTWAIT, c_int, c_long, c_ulong};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::RecvBufs;

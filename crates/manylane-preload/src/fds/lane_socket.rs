@@ -30,7 +30,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::settings::WAIT_SLICE_MS;

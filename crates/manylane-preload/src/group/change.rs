@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::shared::lock::Guard;
 use crate::shared::sock::Shared;

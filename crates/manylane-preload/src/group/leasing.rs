@@ -5,7 +5,7 @@
 //! XDP program to the devices before it starts the program. It opens an AF_XDP socket and the
 //! memory of each queue, and passes both to the library as descriptors. The library needs no
 //! privilege to use them. The launcher trusts nothing that the program says: SECURITY.md has who
-//! trusts whom, and [`manylane_sys::lease`] has the messages.
+//! trusts whom, and [`manylane_ipc::lease`] has the messages.
 //!
 //! ```text
 //!  launcher, root                                       program, any user
@@ -50,9 +50,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use manylane_sys::lease::{Fds, Message, QUEUES_MAX};
+use manylane_ipc::lease::{Fds, Message, QUEUES_MAX};
+use manylane_ipc::report::Reason;
 use manylane_sys::shared::Shared as SharedMemory;
-use manylane_sys::shim::Reason;
 use manylane_sys::unix_socket;
 use manylane_sys::xsk::LeasedQueue;
 

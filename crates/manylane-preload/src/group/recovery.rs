@@ -22,7 +22,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::pid_t;
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real;
 use crate::base::settings::MAX_LANES;

@@ -27,7 +27,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::settings::MAX_LANES;
 use crate::base::{real, signals, sockopt, state};

@@ -14,7 +14,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use libc::c_int;
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real};
 use crate::fds::sock_fds::{any_fd, dup_any, dup_preferring};

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::c_int;
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real, sockopt, state};
 use crate::fds::table::{self, Entry};

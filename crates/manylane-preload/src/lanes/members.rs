@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::signals::SignalMask;
 use crate::base::{pollfds, quiesce};

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use manylane_sys::lease::{Fds, Message, QUEUES_MAX};
-use manylane_sys::next_hops::NextHops;
+use manylane_ipc::lease::{Fds, Message, QUEUES_MAX};
+use manylane_ipc::next_hops::NextHops;
 use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::xsk::LeasedQueue;
 

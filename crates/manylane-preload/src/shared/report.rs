@@ -1,7 +1,7 @@
 //! The library's side of the report: claims slots, writes counters. Without a report file it does
 //! nothing.
 //!
-//! The report is sealed memory ([`manylane_sys::shim`]). The program inherits its descriptor, as
+//! The report is sealed memory ([`manylane_ipc::report`]). The program inherits its descriptor, as
 //! it inherits that of the lessor; it is hidden from the program.
 
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
-use manylane_sys::shim::{CLAIMED, ENDED, FREE, NO_LANE, OPEN, Reason, Receiver, Report, ReportFile};
+use manylane_ipc::report::{CLAIMED, ENDED, FREE, NO_LANE, OPEN, Reason, Receiver, Report, ReportFile};
 
 use crate::base::{real, state};
 use crate::shared::sock::Member;

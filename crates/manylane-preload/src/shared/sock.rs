@@ -21,8 +21,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::{c_int, c_void};
-use manylane_sys::lease::QUEUES_MAX;
-use manylane_sys::shim::Reason;
+use manylane_ipc::lease::QUEUES_MAX;
+use manylane_ipc::report::Reason;
 
 use crate::base::settings::MAX_LANES;
 use crate::shared::lease::Lease;

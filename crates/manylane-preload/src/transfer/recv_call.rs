@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
-use manylane_sys::lease::QUEUES_MAX;
+use manylane_ipc::lease::QUEUES_MAX;
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::RecvBufs;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::settings::WAIT_SLICE_MS;

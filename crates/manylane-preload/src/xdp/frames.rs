@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
-use manylane_sys::next_hops::NextHop;
+use manylane_ipc::next_hops::NextHop;
 use manylane_wire::checksum::checksum;
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::Mac;

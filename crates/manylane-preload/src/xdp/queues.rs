@@ -30,8 +30,8 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::pollfd;
-use manylane_sys::lease::QUEUES_MAX;
-use manylane_sys::next_hops::{AddrPair, NextHop};
+use manylane_ipc::lease::QUEUES_MAX;
+use manylane_ipc::next_hops::{AddrPair, NextHop};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};

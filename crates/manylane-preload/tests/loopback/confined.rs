@@ -1,7 +1,7 @@
 //! A server that forbids itself all system calls but its own (seccomp) lives on, and loses nothing.
 
 use crate::support::{build, can_run_without, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 const WAYS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
 

@@ -2,7 +2,7 @@
 //! are plain get none. Nor do those that are bound after it.
 
 use crate::support::{build, build_library, can_run_without, library, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 /// Whether the program `spares` can run, which counts what is allocated.
 fn can_run_spares(test: &str) -> bool {

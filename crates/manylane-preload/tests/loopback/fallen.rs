@@ -2,8 +2,8 @@
 //! that.
 
 use crate::support::{build, build_library, library, run_native, run_preloaded};
-use manylane_sys::lease::{LeaseToken, TOKEN_ENV_VAR};
-use manylane_sys::shim::Reason;
+use manylane_ipc::lease::{LeaseToken, TOKEN_ENV_VAR};
+use manylane_ipc::report::Reason;
 
 const SOCKETS: u64 = 4;
 

@@ -4,7 +4,7 @@
 //! The library dies where it is told only in builds with debug assertions.
 #![cfg(debug_assertions)]
 use crate::support::{Outcome, build, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 /// Runs `heirs PATTERN WHAT` with a death at `point`.
 fn run_heirs(pattern: &str, what: &str, point: &str, died: u32) -> Outcome {

@@ -2,7 +2,7 @@
 //! at them.
 
 use crate::support::{build, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 const WAYS: [&str; 5] = ["poll", "ppoll", "select", "pselect", "epoll"];
 const VARS: [&[(&str, &str)]; 3] = [

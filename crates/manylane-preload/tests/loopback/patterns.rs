@@ -1,7 +1,7 @@
 //! Servers of every pattern get lanes or stay plain, and lose nothing in either case.
 
 use crate::support::{Outcome, build, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 
 /// Datagrams that a server gets.
 const DATAGRAMS: u64 = 6000;

@@ -2,7 +2,7 @@
 //! whatever the thread that kept them does next, and whatever becomes of it.
 
 use crate::support::{Outcome, build, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 use manylane_testbed::skip;
 
 fn replies(case: &str, batch: &str) -> Outcome {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::lease;
-use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
+use manylane_ipc::report::{FREE, NO_LANE, Reason, Receiver, ReportFile};
+use manylane_sys::fd;
 use manylane_testbed::skip;
 
 /// Longest that a program may take, frozen or not.
@@ -218,7 +218,7 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let report = vars.map(|vars| {
         let (report, fd) = ReportFile::create().unwrap();
-        let fd = if inherits { lease::dup_inheritable(fd.as_fd()).unwrap() } else { fd };
+        let fd = if inherits { fd::dup_inheritable(fd.as_fd()).unwrap() } else { fd };
         command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", ReportFile::path(fd.as_fd()));
         command.envs(vars.iter().copied());
         (report, fd)

@@ -2,7 +2,7 @@
 //! counted, and loses nothing.
 
 use crate::support::{build, can_run_without, run_native, run_preloaded};
-use manylane_sys::shim::Reason;
+use manylane_ipc::report::Reason;
 use manylane_testbed::skip;
 
 /// Runs `turns WHAT`; the reasons that were counted, and the lanes at the end.

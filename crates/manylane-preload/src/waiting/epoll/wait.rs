@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
-use manylane_sys::lease::QUEUES_MAX;
-use manylane_sys::shim::Reason;
+use manylane_ipc::lease::QUEUES_MAX;
+use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::{quiesce, signals};
