@@ -9,8 +9,7 @@ use proptest::prelude::*;
 use super::QueueOptions;
 use super::frames::FrameState;
 use super::linearize::Linearizer;
-use super::member::QueueMember;
-use super::mock::{self, HEADROOM, Mock};
+use super::mock::{self, HEADROOM, Mock, MockQueue};
 use super::send::{Sender, TxFrame};
 
 /// Size of the longest packet that fits a frame; smaller under Miri, which is slow.
@@ -36,12 +35,10 @@ enum Act {
         member: usize,
         sent: bool,
     },
-    /// Writes the header, and sends the packet with part of its payload; `turned` in the way of
-    /// replies, which check first whether the packet can be sent.
+    /// Writes the header, and sends the packet with part of its payload.
     SendInPlace {
         packet: usize,
         payload: usize,
-        turned: bool,
     },
     Alloc,
     SendFrame {
@@ -87,8 +84,7 @@ fn act() -> impl Strategy<Value = Act> {
         4 => (index(), long).prop_map(|(member, len)| Act::Arrive { member, len }),
         1 => (index(), any::<bool>()).prop_map(|(member, too_long)| Act::ArriveInvalid { member, too_long }),
         1 => (index(), any::<bool>()).prop_map(|(member, sent)| Act::InvalidAddr { member, sent }),
-        8 => (index(), index(), any::<bool>())
-            .prop_map(|(packet, payload, turned)| Act::SendInPlace { packet, payload, turned }),
+        8 => (index(), index()).prop_map(|(packet, payload)| Act::SendInPlace { packet, payload }),
         6 => Just(Act::Alloc),
         4 => (index(), 1..=FRAME_PACKET_MAX).prop_map(|(which, len)| Act::SendFrame { which, len }),
         2 => index().prop_map(|which| Act::Free { which }),
@@ -123,7 +119,7 @@ fn sizes() -> impl Strategy<Value = QueueOptions> {
 
 /// The expected state of a member.
 struct MemberModel {
-    member: QueueMember,
+    member: MockQueue,
     /// Its number in the kernel.
     number: usize,
     linearizes: bool,
@@ -151,7 +147,7 @@ impl World<'_> {
         (0..len).map(|at| (at as u8).wrapping_mul(7) ^ self.packets).collect()
     }
 
-    fn add_member(&mut self, core: QueueMember, number: usize, assembles: bool, ring: u32) {
+    fn add_member(&mut self, core: MockQueue, number: usize, assembles: bool, ring: u32) {
         let (arrived, batch, fresh, sent) = (VecDeque::new(), Vec::new(), Vec::new(), Vec::new());
         self.members.push(MemberModel {
             member: core,
@@ -196,20 +192,16 @@ impl World<'_> {
                     None => *me.arrived = arrived,
                 }
             }
-            Act::SendInPlace { packet, payload, turned } if !me.batch.is_empty() => {
+            Act::SendInPlace { packet, payload } if !me.batch.is_empty() => {
                 let i = packet % me.batch.len();
                 let (bytes, at) = &me.batch[i];
                 let was_sent = sender.is_sent(i);
                 let header = self.pattern(*at);
-                if turned {
-                    let can_be_sent = !was_sent && !sender.is_multi_buffer(i);
-                    let there = sender.in_place_header_mut(i);
-                    assert_eq!(there.is_some(), can_be_sent);
-                    if let Some(there) = there {
-                        there.copy_from_slice(&header);
-                    }
-                } else if !was_sent {
-                    sender.header_mut(i).copy_from_slice(&header);
+                let can_be_sent = !was_sent && !sender.is_multi_buffer(i);
+                let there = sender.in_place_header_mut(i);
+                assert_eq!(there.is_some(), can_be_sent);
+                if let Some(there) = there {
+                    there.copy_from_slice(&header);
                 }
                 let len = payload % (bytes.len() - at + 1);
                 if sender.send_in_place(i, len) {
@@ -280,8 +272,7 @@ impl World<'_> {
         let came: Vec<_> = me.arrived.drain(..looked).collect();
         let came: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
         self.invalid += (looked - came.len()) as u64;
-        let bell = self.mock.wakeup(me.number);
-        assert_eq!(me.member.receive(&bell, most), came.len());
+        assert_eq!(me.member.receive(most), came.len());
         let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
         me.batch =
             came.into_iter().map(|packet| (at(&packet), packet)).map(|(at, packet)| (packet, at)).collect();
@@ -289,7 +280,7 @@ impl World<'_> {
             assert_eq!(me.member.packet(i), packet);
             me.member.set_payload(i, *at, packet.len() - at);
         }
-        let (payloads, mut sender) = me.member.split(&bell);
+        let (payloads, mut sender) = me.member.split();
         let borrowed: Vec<&[u8]> = (0..me.batch.len()).map(|i| payloads.payload(i)).collect();
         let mut parts = MemberView {
             number: me.number,
@@ -310,18 +301,18 @@ impl World<'_> {
     }
 
     fn leave(&mut self, member: usize) {
-        let mut me = self.members.remove(member % self.members.len());
-        me.member.leave(&self.mock.wakeup(me.number));
-        self.mock.kernel.borrow_mut().close(me.number);
+        let MemberModel { member, number, arrived, sent: queued, .. } =
+            self.members.remove(member % self.members.len());
+        drop(member);
+        self.mock.kernel.borrow_mut().close(number);
         // Of the unread entries, only invalid addresses were counted.
-        let odd = me.arrived.iter().filter(|packet| packet.is_empty()).count() as u64;
+        let odd = arrived.iter().filter(|packet| packet.is_empty()).count() as u64;
         let seen = self.mock.allocator.frame_counts().invalid;
         assert!((self.invalid..=self.invalid + odd).contains(&seen));
         self.invalid = seen;
         // Unsent packets will never be sent; sent ones are as written.
-        let sent = self.sent_by(me.number);
-        assert_eq!(sent, me.sent[..sent.len()]);
-        drop(me);
+        let sent = self.sent_by(number);
+        assert_eq!(sent, queued[..sent.len()]);
         self.audit();
     }
 
@@ -364,8 +355,7 @@ impl World<'_> {
     /// Drains everything: receives and drops pending packets, sends queued ones, completes all.
     fn drain(&mut self) {
         for member in &mut self.members {
-            let bell = self.mock.wakeup(member.number);
-            let mut sender = member.member.split(&bell).1;
+            let mut sender = member.member.split().1;
             member.tx_frames.drain(..).for_each(|fresh| sender.free(fresh));
         }
         self.mock.budget.set(usize::MAX);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, QueueParams, memory_size};
-use super::queue::{OpenError, Step};
+use super::open::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
 use crate::shared::{self, SharedMapping};
@@ -94,10 +94,10 @@ impl LessorQueue {
     pub fn lease(&mut self, lease: u16) -> Result<(QueueParams, OwnedFd), OpenError> {
         let failed = |step| move |source| OpenError { step, source };
         let mut socket = Socket::open().map_err(failed(Step::Socket))?;
-        let (_, maps) = socket.member_rings(&self.options).map_err(failed(Step::Rings))?;
+        let rings = socket.member_rings(&self.options).map_err(failed(Step::Rings))?;
         socket.raise_tx_limits(&self.options);
         socket.bind_to(&self.options, self.umem_socket.as_fd()).map_err(failed(Step::Bind))?;
-        drop(maps);
+        drop(rings);
         let terms = QueueParams {
             ifindex: self.options.ifindex,
             queue: self.options.queue,

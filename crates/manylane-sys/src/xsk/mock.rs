@@ -11,7 +11,7 @@ use libc::xdp_desc;
 use super::allocator::FrameAllocator;
 use super::frames::Frames;
 use super::linearize::Linearizer;
-use super::member::QueueMember;
+use super::queue::Queue;
 use super::ring::{Consumer, MockRing, Producer};
 use super::socket::{MemberRings, UmemRings};
 use super::wakeup::{KickOutcome, RingWakeup};
@@ -222,7 +222,7 @@ pub(super) struct MemberMemory {
     rx: MockRing<xdp_desc>,
 }
 
-/// The mock as seen by the queue and its first member.
+/// The mock kernel of a queue.
 pub(super) struct Mock {
     pub(super) kernel: RefCell<Kernel>,
     pub(super) allocator: Arc<FrameAllocator>,
@@ -241,9 +241,23 @@ pub(super) struct Mock {
 }
 
 impl Mock {
-    /// Adds a member with RX and TX rings of these sizes. Returns its number for the kernel and
-    /// for [`wakeup`](Self::wakeup).
-    pub(super) fn join(&self, options: &QueueOptions, assembly: Linearizer) -> (usize, QueueMember) {
+    /// Adds a member with RX and TX rings of these sizes. Returns its number for the kernel, too.
+    pub(super) fn join(
+        self: &Rc<Self>,
+        options: &QueueOptions,
+        linearizer: Linearizer,
+    ) -> (usize, MockQueue) {
+        let member = self.kernel.borrow().sockets.len();
+        (member, self.join_with(MockWakeup { mock: Rc::clone(self), member }, options, linearizer))
+    }
+
+    /// Adds a member with other system calls.
+    pub(super) fn join_with<W: RingWakeup>(
+        &self,
+        wakeup: W,
+        options: &QueueOptions,
+        linearizer: Linearizer,
+    ) -> Queue<W> {
         let empty = xdp_desc { addr: 0, len: 0, options: 0 };
         let (tx, rx) = (MockRing::new(options.tx_ring, empty), MockRing::new(options.ring, empty));
         // At their final address, before their ends point at them.
@@ -251,22 +265,15 @@ impl Mock {
         let (its_rx, rx) = memory.rx.split();
         let (tx, its_tx) = memory.tx.split();
         self.members.borrow_mut().push(memory);
-        let sockets = &mut self.kernel.borrow_mut().sockets;
-        sockets.push(Socket {
+        self.kernel.borrow_mut().sockets.push(Socket {
             rx: its_rx,
             tx: its_tx,
             in_rx: VecDeque::new(),
             ring: options.ring,
             closed: false,
         });
-        let core =
-            QueueMember::join(Arc::clone(&self.allocator), MemberRings { rx, tx }, options, assembly, true);
-        (sockets.len() - 1, core.unwrap())
-    }
-
-    /// The system calls of a member.
-    pub(super) fn wakeup(&self, member: usize) -> MockWakeup<'_> {
-        MockWakeup { mock: self, member }
+        let rings = MemberRings { rx, tx, maps: None };
+        Queue::new(Arc::clone(&self.allocator), rings, wakeup, options, linearizer, true).unwrap()
     }
 
     fn send_for(&self, member: usize) -> io::Result<KickOutcome> {
@@ -276,37 +283,19 @@ impl Mock {
     }
 }
 
-impl RingWakeup for Mock {
-    fn is_zero_copy(&self) -> bool {
-        self.zero_copy.get()
-    }
-
-    fn is_busy_polling(&self) -> bool {
-        self.busy_polling.get()
-    }
-
-    fn send(&self) -> io::Result<KickOutcome> {
-        self.send_for(0)
-    }
-
-    fn receive(&self) {
-        self.receive_calls.set(self.receive_calls.get() + 1);
-    }
-}
-
 /// The kernel as seen by one member.
-pub(super) struct MockWakeup<'a> {
-    mock: &'a Mock,
+pub(super) struct MockWakeup {
+    mock: Rc<Mock>,
     member: usize,
 }
 
-impl RingWakeup for MockWakeup<'_> {
+impl RingWakeup for MockWakeup {
     fn is_zero_copy(&self) -> bool {
-        self.mock.is_zero_copy()
+        self.mock.zero_copy.get()
     }
 
     fn is_busy_polling(&self) -> bool {
-        self.mock.is_busy_polling()
+        self.mock.busy_polling.get()
     }
 
     fn send(&self) -> io::Result<KickOutcome> {
@@ -314,9 +303,12 @@ impl RingWakeup for MockWakeup<'_> {
     }
 
     fn receive(&self) {
-        self.mock.receive();
+        self.mock.receive_calls.set(self.mock.receive_calls.get() + 1);
     }
 }
+
+/// A member of a queue without a socket.
+pub(super) type MockQueue = Queue<MockWakeup>;
 
 /// Options of a small queue on no device.
 pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> QueueOptions {
@@ -333,14 +325,21 @@ pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> Que
     }
 }
 
-/// A queue without a socket, with one member, and its mock kernel. Drop the members first.
-pub(super) fn open(options: QueueOptions) -> (Mock, QueueMember) {
+/// A queue without a socket, with one member, and its mock kernel.
+pub(super) fn open(options: QueueOptions) -> (Rc<Mock>, MockQueue) {
     open_with(options, Linearizer::disabled(), 0)
 }
 
 /// A queue whose first member assembles packets, and that reserves `room` before packets to be
 /// sent.
-pub(super) fn open_with(options: QueueOptions, assembly: Linearizer, room: usize) -> (Mock, QueueMember) {
+pub(super) fn open_with(options: QueueOptions, linearizer: Linearizer, room: usize) -> (Rc<Mock>, MockQueue) {
+    let mock = kernel(options, room);
+    let (_, queue) = mock.join(&options, linearizer);
+    (mock, queue)
+}
+
+/// A mock kernel, with a queue that has no member yet.
+pub(super) fn kernel(options: QueueOptions, room: usize) -> Rc<Mock> {
     let QueueOptions { frames, frame_size, ring, tx_ring, .. } = options;
     let fill = Rc::new(MockRing::new(ring, 0));
     let completion = Rc::new(MockRing::new(tx_ring, 0));
@@ -363,7 +362,7 @@ pub(super) fn open_with(options: QueueOptions, assembly: Linearizer, room: usize
     };
     let rings = UmemRings { fill: our_fill, completion: our_completion };
     let frames = Frames::new(memory, frames, frame_size, room);
-    let mock = Mock {
+    Rc::new(Mock {
         kernel: RefCell::new(kernel),
         allocator: Arc::new(FrameAllocator::new(rings, None, frames, ring)),
         budget: Cell::new(32),
@@ -375,7 +374,5 @@ pub(super) fn open_with(options: QueueOptions, assembly: Linearizer, room: usize
         fill,
         members: RefCell::new(Vec::new()),
         _completion: completion,
-    };
-    let (_, core) = mock.join(&options, assembly);
-    (mock, core)
+    })
 }

@@ -63,11 +63,11 @@ mod leased;
 mod lessor;
 #[cfg(not(loom))]
 mod linearize;
-#[cfg(not(loom))]
-mod member;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod mock;
+#[cfg(not(loom))]
+mod open;
 #[cfg(not(loom))]
 mod owners;
 #[cfg(not(loom))]
@@ -105,9 +105,11 @@ pub use leased::{Holder, LeasedQueue, QueueGuard, QueueParams};
 #[cfg(not(loom))]
 pub use lessor::{LessorQueue, QUEUE_MEMBERS_MAX};
 #[cfg(not(loom))]
+pub use open::{OpenError, Step, WeakQueue};
+#[cfg(not(loom))]
 pub use owners::owners;
 #[cfg(not(loom))]
-pub use queue::{OpenError, Queue, Step, WeakQueue};
+pub use queue::Queue;
 #[cfg(not(loom))]
 pub use send::{PacketRef, Payloads, Sender, TxFrame};
 #[cfg(not(loom))]

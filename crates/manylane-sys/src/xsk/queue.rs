@@ -1,90 +1,26 @@
-//! A queue of a device: the socket, its rings, and the code between them.
+//! A queue of a device: its rings, its batch, and its access to the allocator.
+//!
+//! Everything a queue does except system calls is here and in the allocator; tests replace the
+//! kernel by another [`RingWakeup`].
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Weak};
-use std::{error, fmt, io};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
 
-use super::allocator::{FrameAllocator, UmemSocket};
-use super::frames::Frames;
-use super::linearize::Linearizer;
-use super::member::QueueMember;
+use libc::xdp_desc;
+
+use super::allocator::FrameAllocator;
+use super::frames::Packet;
+use super::linearize::{Linearized, Linearizer};
+use super::ring::Consumer;
 use super::send::{Payloads, Sender};
-use super::socket::{Maps, MemberRings, Socket, bind, statistics};
-use super::wakeup::RingWakeup as _;
-use super::{FrameCounts, QueueOptions, Statistics};
-use crate::map::Mapping;
+use super::socket::{Maps, MemberRings, Socket};
+use super::tx_queue::TxQueue;
+use super::wakeup::RingWakeup;
+use super::{FrameCounts, QueueOptions};
 
-/// The step at which opening a queue failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Step {
-    /// The options: a size that is no power of two, is zero, or is too small for another one; a
-    /// device or queue other than the one to join.
-    Options,
-    /// Allocating the frames: `ENOMEM`, the limit of the address space.
-    Memory,
-    /// Opening the socket: `EPERM` without `CAP_NET_RAW`, `EAFNOSUPPORT` from a kernel without
-    /// AF_XDP, `EMFILE`.
-    Socket,
-    /// Registering the frames: `ENOBUFS` beyond `RLIMIT_MEMLOCK` without `CAP_IPC_LOCK`, `ENOMEM`,
-    /// `EINVAL` for frames larger than a page.
-    Register,
-    /// Making or mapping the rings: `ENOMEM`.
-    Rings,
-    /// Binding to the queue: `EBUSY` if another process has it (or had it: the kernel releases it
-    /// some time after a socket was closed), `EINVAL` if the device has no such queue,
-    /// `EOPNOTSUPP` if its driver does not support zero copy, `ENODEV` without the device.
-    Bind,
-    /// Joining a queue: it is closed, or has too many sockets.
-    Join,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Step::Options => "checking the sizes of the queue",
-            Step::Memory => "mapping memory for the frames",
-            Step::Socket => "opening the AF_XDP socket",
-            Step::Register => "registering the frames",
-            Step::Rings => "making the rings",
-            Step::Bind => "binding to the device queue",
-            Step::Join => "joining a device queue",
-        })
-    }
-}
-
-/// Why a queue could not be opened.
-#[derive(Debug)]
-pub struct OpenError {
-    /// The step that failed.
-    pub step: Step,
-    /// The error.
-    pub source: io::Error,
-}
-
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.step, self.source)
-    }
-}
-
-impl error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
-
-impl From<OpenError> for io::Error {
-    fn from(err: OpenError) -> Self {
-        err.source
-    }
-}
-
-impl Step {
-    fn failed(self) -> impl FnOnce(io::Error) -> OpenError {
-        move |source| OpenError { step: self, source }
-    }
-}
+/// Receives that an idle member may skip before it makes a full pass.
+const IDLE_SKIPS_MAX: u32 = 64;
 
 /// One queue of a device, with its frames; see the [module](super).
 ///
@@ -97,135 +33,57 @@ impl Step {
 /// with its frame, which stays in [`FrameCounts::filling`] until the last member is gone. A
 /// duplicate of the descriptor keeps the socket open. With zero copy, frames that the device had
 /// not taken stay in [`FrameCounts::sending`] until it has sent them.
-pub struct Queue {
-    // Dropped in this order: first the descriptor, then the rings and their maps, with which the
-    // socket closes; then the allocator, if there is no other member. (The kernel has all the
-    // memory pinned, so the order is only for tidiness.)
-    socket: Socket,
-    member: QueueMember,
-    _maps: Maps,
-    allocator: Arc<FrameAllocator>,
+///
+/// A receive that finds nothing reads only the first cache line and the counter of the ring,
+/// because a lane has many queues, most of which are empty when it wakes up.
+#[repr(C, align(64))]
+pub struct Queue<W: RingWakeup = Socket> {
+    rx: Consumer<xdp_desc>,
+    /// Receives left that need to check only the RX ring: the last full pass found it empty, no
+    /// frame missing and no completion pending.
+    idle_skips: u32,
+    /// The payloads of the batch were found.
+    has_payloads: bool,
+    /// See [`Payloads`].
+    headers_written: Cell<usize>,
+    /// The packets of a batch; the first `len` are in use.
+    batch: Box<[Packet]>,
+    len: usize,
+    linearizer: Linearizer,
+    // Dropped in this order: the descriptor, the maps of the rings, with which the socket closes,
+    // then the allocator, if there is no other member. (The kernel has all the memory pinned, so
+    // the order is only for tidiness.)
+    pub(super) wakeup: W,
+    _maps: Option<Maps>,
+    pub(super) tx_queue: TxQueue,
 }
 
-/// Lets other sockets of the process join a [`Queue`]; see [`Queue::join`]. It does not keep the
-/// queue open.
-#[derive(Clone)]
-pub struct WeakQueue {
-    allocator: Weak<FrameAllocator>,
-}
+const _: () = assert!(std::mem::offset_of!(Queue, has_payloads) < 64);
 
-impl WeakQueue {
-    /// True if a socket still has the queue.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.allocator.strong_count() > 0
-    }
-}
-
-impl fmt::Debug for WeakQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share").field("is_open", &self.is_open()).finish()
-    }
-}
-
-impl Queue {
-    /// Opens a queue, with its fill ring filled. Receives nothing before an XDP program redirects
-    /// to it.
-    ///
-    /// # Errors
-    /// See [`Step`].
-    pub fn open(options: &QueueOptions) -> Result<Self, OpenError> {
-        let bytes = check_options(options).map_err(Step::Options.failed())?;
-        let memory = Mapping::new(bytes).map_err(Step::Memory.failed())?;
-        // A child process would share the pinned pages copy-on-write, and the first writer of a
-        // page gets a copy: before Linux 5.12 that may be this process, while the kernel keeps
-        // using the original.
-        // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this
-        // process. If it fails, a child is no worse off than without.
-        unsafe { libc::madvise(memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
-        let anchor = Socket::open().map_err(Step::Socket.failed())?;
-        let size = u64::from(options.frames) * u64::from(options.frame_size);
-        // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is
-        // dropped after the socket (locals drop in reverse order). Otherwise both move into the
-        // allocator, which drops them in that order, and which touches the memory only as the
-        // rings allow.
-        let room = unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
-            .map_err(Step::Register.failed())?;
-        let (rings, maps) = anchor.umem_rings(options).map_err(Step::Rings.failed())?;
-        let (socket, member) = Self::open_socket(options)?;
-        let frames = Frames::new(memory, options.frames, options.frame_size, room);
-        // Filled before it is bound: with zero copy the device takes frames at once.
-        let anchor = UmemSocket { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
-        let mut pool = FrameAllocator::new(rings, Some((maps, anchor)), frames, options.ring);
-        if let Some(anchor) = &pool.umem_socket {
-            pool.multi_buffer = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
-        }
-        Self::add_member(Arc::new(pool), options, socket, member)
-    }
-
-    /// Joins a queue that others of this process have open: one more socket for the same queue of
-    /// the same device, for another thread. All members share the frames, the fill and the
-    /// completion ring. Each receives what an XDP program redirects to its socket (by its XSKMAP
-    /// entry), and sends for itself.
-    ///
-    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, and `ifindex` and `queue`
-    /// have to be those of the queue. All others are as the queue was opened. The frames for
-    /// receiving are as many as the RX rings of all members have entries, but at most half. The
-    /// other half is for sending, in equal parts for each member. So a queue for N members is
-    /// opened with `frames` of 2 N times `ring`: then no member can take the frames that the
-    /// others need to receive, not even if it does not read its ring.
-    ///
-    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: use only
-    /// one socket per queue there.
-    ///
-    /// # Errors
-    /// See [`Step`]; [`Step::Join`] if no member is left.
-    pub fn join(share: &WeakQueue, options: &QueueOptions) -> Result<Self, OpenError> {
-        check_options(options).map_err(Step::Options.failed())?;
-        let gone = "no socket has the queue any more: open it anew";
-        let pool =
-            share.allocator.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
-        let (socket, member) = Self::open_socket(options)?;
-        Self::add_member(pool, options, socket, member)
-    }
-
-    /// An unbound socket, and its rings.
-    fn open_socket(options: &QueueOptions) -> Result<(Socket, (MemberRings, Maps)), OpenError> {
-        let socket = Socket::open().map_err(Step::Socket.failed())?;
-        let member = socket.member_rings(options).map_err(Step::Rings.failed())?;
-        socket.raise_tx_limits(options);
-        Ok((socket, member))
-    }
-
-    /// Makes a socket a member.
-    fn add_member(
+impl<W: RingWakeup> Queue<W> {
+    /// A new member of an allocator; the options were checked. None if it has too many.
+    pub(super) fn new(
         pool: Arc<FrameAllocator>,
+        rings: MemberRings,
+        wakeup: W,
         options: &QueueOptions,
-        mut socket: Socket,
-        (rings, maps): (MemberRings, Maps),
-    ) -> Result<Self, OpenError> {
-        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        let same = |anchor: &&UmemSocket| (anchor.ifindex, anchor.queue) == (options.ifindex, options.queue);
-        let anchor =
-            pool.umem_socket.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
-        socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
-        let full = || io::Error::other("the queue has as many members as there are numbers for");
-        let assembly =
-            if pool.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
-        let assembly = assembly.map_err(Step::Memory.failed())?;
-        // With zero copy the driver would have to report whether it supports checksums; in copy
-        // mode, the kernel computes those that the device does not.
-        let checksums = pool.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
-        let core = QueueMember::join(Arc::clone(&pool), rings, options, assembly, checksums)
-            .ok_or_else(full)
-            .map_err(Step::Join.failed())?;
-        Ok(Self { socket, member: core, _maps: maps, allocator: pool })
-    }
-
-    /// Lets other sockets of this process join this queue, as long as it has a member.
-    #[must_use]
-    pub fn downgrade(&self) -> WeakQueue {
-        WeakQueue { allocator: Arc::downgrade(&self.allocator) }
+        linearizer: Linearizer,
+        checksums: bool,
+    ) -> Option<Self> {
+        let MemberRings { rx, tx, maps } = rings;
+        let me = pool.lock().join(rx.entries())?;
+        Some(Self {
+            rx,
+            idle_skips: 0,
+            has_payloads: true,
+            headers_written: Cell::new(0),
+            batch: vec![Packet::NONE; options.batch].into(),
+            len: 0,
+            linearizer,
+            wakeup,
+            _maps: maps,
+            tx_queue: TxQueue::new(pool, me, tx, options.batch, checksums),
+        })
     }
 
     /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns
@@ -235,7 +93,68 @@ impl Queue {
     /// gives the kernel frames to receive into.
     #[inline]
     pub fn receive(&mut self, most: usize) -> usize {
-        self.member.receive(&self.socket, most)
+        if self.is_idle() {
+            return 0;
+        }
+        // Not read before the next `split`, which finds payloads first.
+        self.has_payloads = false;
+        self.headers_written.set(0);
+        let bell = &self.wakeup;
+        let TxQueue { allocator: pool, member: me, cache: purse, .. } = &mut self.tx_queue;
+        let (pool, me) = (Arc::as_ref(pool), *me);
+        let mut locked = pool.lock();
+        // Reclaim first: most of the sent frames belong to this batch, and return to the kernel
+        // with the others.
+        locked.reap();
+        locked.end_batch(me, &self.batch[..self.len]);
+        self.len = 0;
+        self.linearizer.clear();
+        locked.refill();
+        let wake = bell.is_zero_copy() && locked.needs_wakeup() == Some(true)
+            || bell.is_busy_polling() && self.rx.is_empty();
+        if wake {
+            drop(locked);
+            bell.receive();
+            locked = pool.lock();
+        }
+        let mut budget = most.min(self.batch.len());
+        while budget > 0 {
+            if !self.linearizer.is_skipping() {
+                let room = &mut self.batch[self.len..self.len + budget];
+                let held = locked.hold_batch(me, &mut self.rx, room);
+                self.len += held;
+                budget -= held;
+                if budget == 0 {
+                    break;
+                }
+            }
+            budget -= 1;
+            let Some(desc) = self.rx.pop() else { break };
+            let packet = if desc.options == 0 && !self.linearizer.is_skipping() {
+                locked.hold(me, &desc)
+            } else {
+                match self.linearizer.linearize(me, desc, &mut self.rx, &mut locked) {
+                    Linearized::Packet(packet) => Some(packet),
+                    Linearized::Discarded => None,
+                    Linearized::Deferred => break,
+                }
+            };
+            if let Some(packet) = packet {
+                self.batch[self.len] = packet;
+                self.len += 1;
+            }
+        }
+        self.rx.release();
+        locked.refill_cache(me, purse, self.batch.len());
+        // A kernel that works only when notified is notified each time.
+        let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
+        let is_quiet = self.len == 0 && !is_asked && locked.is_idle(me, purse);
+        drop(locked);
+        self.idle_skips = if is_quiet { IDLE_SKIPS_MAX } else { 0 };
+        if self.linearizer.has_copies() {
+            self.linearizer.finish(me, pool);
+        }
+        self.len
     }
 
     /// True if [`receive`](Self::receive) can be skipped: the RX ring is empty and nothing else is
@@ -244,20 +163,27 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn is_idle(&mut self) -> bool {
-        self.member.is_idle()
+        let rests = self.idle_skips > 0 && self.rx.is_empty();
+        self.idle_skips -= u32::from(rests);
+        rests
+    }
+
+    /// The kernel's mode has changed: the next receive makes a full pass.
+    pub(super) fn reset_idle(&mut self) {
+        self.idle_skips = 0;
     }
 
     /// True if packets are pending.
     #[inline]
     #[must_use]
     pub fn has_received(&self) -> bool {
-        self.member.has_received()
+        !self.rx.is_empty()
     }
 
     /// Pending entries of the RX ring (packets, or parts of one), and the size of the ring.
     #[must_use]
     pub fn backlog(&self) -> (u32, u32) {
-        self.member.backlog()
+        (self.rx.pending(), self.rx.entries())
     }
 
     /// Entries that were in the RX ring when the last batch began, and are not part of it. Does
@@ -265,7 +191,29 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn cached_backlog(&self) -> u32 {
-        self.member.cached_backlog()
+        self.rx.cached_pending()
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_idle_skips(&self) -> bool {
+        self.idle_skips > 0
+    }
+
+    /// Calls [`Sender::flush`] if the kernel has not taken all that was submitted; otherwise it
+    /// costs only a check of our side of the ring.
+    ///
+    /// # Errors
+    /// As for [`Sender::flush`].
+    #[inline]
+    pub fn flush_pending(&mut self) -> io::Result<()> {
+        // An idle member has nothing to send; that is known without reading the cache lines of its
+        // TX ring.
+        if self.idle_skips > 0 || !self.tx_queue.tx.has_unconsumed() {
+            return Ok(());
+        }
+        // Sent frames will have to be reclaimed.
+        self.idle_skips = 0;
+        self.tx_queue.flush(&self.wakeup).map(drop)
     }
 
     /// The whole packet `i` of the batch.
@@ -275,12 +223,19 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn packet(&self, i: usize) -> &[u8] {
-        self.member.packet(i)
+        let Packet { start, len, .. } = self.batch[..self.len][i];
+        // SAFETY: the packet is in initialised memory that belongs to the batch alone as long as
+        // `self` is borrowed (see `Packet`); mutable slices of it borrow `self` mutably.
+        unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
     /// Lets `edit` overwrite every packet of the batch, in order.
-    pub fn edit_packets(&mut self, edit: impl FnMut(&mut [u8])) {
-        self.member.edit_packets(edit);
+    pub fn edit_packets(&mut self, mut edit: impl FnMut(&mut [u8])) {
+        for packet in &self.batch[..self.len] {
+            // SAFETY: as in `packet`; `self` is borrowed mutably, so there is no other slice of
+            // it.
+            edit(unsafe { std::slice::from_raw_parts_mut(packet.start, packet.len as usize) });
+        }
     }
 
     /// Calls `find` with the number and the bytes of every packet of the batch, in order. `find`
@@ -291,111 +246,75 @@ impl Queue {
     /// # Panics
     /// If the returned range is not within the packet.
     #[inline]
-    pub fn find_payloads(&mut self, find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
-        self.member.find_payloads(find);
+    pub fn find_payloads(&mut self, mut find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
+        for (i, packet) in self.batch[..self.len].iter_mut().enumerate() {
+            // SAFETY: as in `packet`.
+            let bytes = unsafe { std::slice::from_raw_parts(packet.start.cast_const(), packet.len as usize) };
+            let (at, len) = find(i, bytes).unwrap_or((0, bytes.len()));
+            if at.checked_add(len).is_none_or(|end| end > bytes.len()) {
+                payload_out_of_range(bytes.len(), at, len);
+            }
+            (packet.payload_offset, packet.payload_len) = (at as u32, len as u32);
+        }
+        self.has_payloads = true;
     }
 
     /// The payloads of the batch, and the send side. The payloads may be read while replies to
     /// them are written and sent.
     #[inline]
     pub fn split(&mut self) -> (Payloads<'_>, Sender<'_>) {
-        self.member.split(&self.socket)
-    }
-
-    /// The send side.
-    #[inline]
-    pub fn sender(&mut self) -> Sender<'_> {
-        self.split().1
-    }
-
-    /// Calls [`Sender::flush`] if the kernel has not taken all that was submitted; otherwise it
-    /// costs only a check of our side of the ring.
-    ///
-    /// # Errors
-    /// As for [`Sender::flush`].
-    #[inline]
-    pub fn flush_pending(&mut self) -> io::Result<()> {
-        self.member.flush_pending(&self.socket)
-    }
-
-    /// The kernel's counters.
-    ///
-    /// # Errors
-    /// Those of `getsockopt(2)`.
-    pub fn statistics(&self) -> io::Result<Statistics> {
-        statistics(self.as_fd())
-    }
-
-    /// True with zero copy.
-    #[must_use]
-    pub fn is_zero_copy(&self) -> bool {
-        self.socket.is_zero_copy()
-    }
-
-    /// True if packets that are longer than a frame are received. Such a packet is assembled in a
-    /// buffer, and its frames are free at once: it cannot be sent in place
-    /// ([`Sender::is_multi_buffer`]), and is at most 64 KiB long. Packets that do not fit the
-    /// buffer are in the next batch.
-    #[must_use]
-    pub fn has_multi_buffer(&self) -> bool {
-        self.allocator.multi_buffer
-    }
-
-    /// True if packets with unfinished checksums may be sent (Linux 6.11, in copy mode): see
-    /// [`Sender::send_in_place_partial`]. Never with zero copy, where only some drivers support
-    /// it.
-    #[must_use]
-    pub fn has_csum_offload(&self) -> bool {
-        self.member.has_csum_offload()
+        // Sent frames will have to be reclaimed.
+        self.idle_skips = 0;
+        if !self.has_payloads {
+            self.find_payloads(|_, _| None);
+        }
+        let payloads = Payloads::new(&self.batch[..self.len], &self.headers_written);
+        (payloads, Sender::new(payloads, &mut self.tx_queue, &self.wakeup))
     }
 
     /// Numbers of frames by state.
-    #[must_use]
-    pub fn frame_counts(&self) -> FrameCounts {
-        self.member.frame_counts()
+    pub(super) fn frame_counts(&self) -> FrameCounts {
+        self.tx_queue.allocator.frame_counts()
     }
 
-    /// Makes the device queue work in our calls instead of in interrupts (`SO_PREFER_BUSY_POLL`
-    /// and `SO_BUSY_POLL_BUDGET`, Linux 5.11, if the kernel has them, and `SO_BUSY_POLL`). A
-    /// [`receive`](Self::receive) that finds nothing, and a flush, let the device work for up to
-    /// `micros` µs, on `budget` packets (0: the kernel's default). Zero `micros` ends it.
-    ///
-    /// # Errors
-    /// `EPERM` without `CAP_NET_ADMIN`.
-    pub fn busy_poll(&mut self, micros: u32, budget: u32) -> io::Result<()> {
-        self.member.reset_idle();
-        self.socket.busy_poll(micros, budget)
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        self.member.leave(&self.socket);
-    }
-}
-
-impl AsFd for Queue {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let census = self.member.frame_counts();
-        f.debug_struct("Queue").field("fd", &self.as_fd()).field("census", &census).finish_non_exhaustive()
-    }
-}
-
-/// Checks sizes before any call; returns the size of all frames.
-fn check_options(options: &QueueOptions) -> io::Result<usize> {
-    let QueueOptions { frames, frame_size, ring, tx_ring, batch, .. } = *options;
-    let powers = [frame_size, ring, tx_ring].iter().all(|size| size.is_power_of_two());
-    let bytes = (frames as usize).checked_mul(frame_size as usize);
-    match bytes {
-        Some(bytes) if powers && (2048..=4096).contains(&frame_size) && frames >= 2 && batch >= 1 => {
-            Ok(bytes)
+    /// Sets the payload of one packet.
+    #[cfg(test)]
+    pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
+        assert!(i < self.len);
+        if !self.has_payloads {
+            self.find_payloads(|_, _| None);
         }
-        _ => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        let found = |packet: &Packet| (packet.payload_offset as usize, packet.payload_len as usize);
+        let mut all: Vec<_> = self.batch[..self.len].iter().map(found).collect();
+        all[i] = (at, len);
+        self.find_payloads(|i, _| Some(all[i]));
     }
+
+    /// Maximum packets of a batch.
+    #[cfg(test)]
+    pub(super) fn batch_max(&self) -> usize {
+        self.batch.len()
+    }
+
+    /// Unused credits of this member, for tests.
+    #[cfg(test)]
+    pub(super) fn cache(&self) -> (super::frames::MemberId, &super::allocator::FrameCache) {
+        (self.tx_queue.member, &self.tx_queue.cache)
+    }
+}
+
+impl<W: RingWakeup> Drop for Queue<W> {
+    fn drop(&mut self) {
+        // Queued packets are sent if possible; the others are reclaimed.
+        let _ = self.tx_queue.flush(&self.wakeup);
+        let TxQueue { allocator: pool, member: me, tx, .. } = &mut self.tx_queue;
+        pool.lock().leave(*me, &mut self.rx, tx, !self.wakeup.is_zero_copy());
+    }
+}
+
+/// Not inlined, so that the loop that calls it keeps its values in registers.
+#[cold]
+#[inline(never)]
+fn payload_out_of_range(bytes: usize, at: usize, len: usize) -> ! {
+    panic!("a packet of {bytes} bytes has no {len} bytes at {at}")
 }

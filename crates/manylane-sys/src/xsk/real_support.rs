@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::queue::{OpenError, Queue};
+use super::open::OpenError;
+use super::queue::Queue;
 use super::{Mode, QueueOptions};
 use crate::netns::{NetNs, device_index, is_device_running};
 use crate::{check, skip};

@@ -5,7 +5,8 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
-use super::queue::{Queue, Step};
+use super::open::Step;
+use super::queue::Queue;
 use super::real_support::{datagram, in_namespace, options, reopen};
 use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 
@@ -43,7 +44,7 @@ fn netns_a_queue_of_a_device_has_one_owner() {
         assert_eq!(queue.receive(32), 0);
         let census = queue.frame_counts();
         assert_eq!((census.free, census.filling, census.total(), census.invalid), (64, 64, 128, 0));
-        assert_eq!(queue.statistics().unwrap(), super::Statistics::default());
+        assert_eq!(super::statistics(queue.as_fd()).unwrap(), super::Statistics::default());
         let failed = |options: QueueOptions| {
             let err = Queue::open(&options).unwrap_err();
             (err.step, err.source.raw_os_error().unwrap_or(0))
@@ -77,7 +78,7 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
         let port = receiver.local_addr().unwrap().port();
         let mut queue = Queue::open(&options(ifindex)).unwrap();
         for round in 0..20_u8 {
-            let mut sender = queue.sender();
+            let mut sender = queue.split().1;
             for number in 0..50 {
                 let mut fresh = sender.alloc().unwrap();
                 let len = datagram(sender.frame_mut(&mut fresh), port, &[round, number]);
@@ -98,7 +99,7 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
             let census = queue.frame_counts();
             assert_eq!((census.free, census.filling, census.invalid), (64, 64, 0), "{census:?}");
         }
-        assert_eq!(queue.statistics().unwrap().tx_invalid_descs, 0);
+        assert_eq!(super::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
         queue.busy_poll(20, 64).unwrap();
         assert_eq!(queue.receive(32), 0);
         queue.busy_poll(0, 0).unwrap();

@@ -7,7 +7,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::queue::{Queue, Step};
+use super::open::Step;
+use super::queue::Queue;
 use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
 use super::{QueueOptions, owners};
 use crate::packet::PacketSocket;
@@ -27,7 +28,11 @@ fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
 fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>) {
     let (start, mut next) = (Instant::now(), 0);
     while next < count {
-        assert!(start.elapsed() < TIMEOUT, "{next} of {count}: {queue:?}, {:?}", queue.statistics());
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{next} of {count}: {queue:?}, {:?}",
+            super::statistics(queue.as_fd())
+        );
         let got = queue.receive(32);
         for i in 0..got {
             assert_eq!(queue.packet(i), expected(next));
@@ -137,7 +142,7 @@ fn netns_members_on_several_threads_lose_nothing() {
                     std::thread::yield_now();
                 }
             }
-            assert_eq!(queue.statistics().unwrap().dropped(), 0);
+            assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 0);
             at_rest(&mut queue);
             over.wait();
             let census = queue.frame_counts();
@@ -194,7 +199,7 @@ fn netns_long_packets_are_taken_whole() {
         queue.receive(0);
         let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
-        assert_eq!(queue.statistics().unwrap().dropped(), 0);
+        assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 0);
         // Without multi-buffer: dropped by the kernel, and counted.
         drop(queue);
         let mut queue = eventually(|| Queue::open(&QueueOptions { multi_buffer: false, ..options }));
@@ -203,7 +208,7 @@ fn netns_long_packets_are_taken_whole() {
         wire.send(&frame(0, 1, 5000)).unwrap();
         wire.send(&frame(0, 2, 60)).unwrap();
         receive_all(&mut queue, 1, |_| frame(0, 2, 60));
-        assert_eq!(queue.statistics().unwrap().dropped(), 1);
+        assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 1);
     });
 }
 
@@ -216,7 +221,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let port = receiver.local_addr().unwrap().port();
         let mut queue = Queue::open(&options(near)).unwrap();
-        if !queue.has_csum_offload() {
+        if !queue.split().1.has_csum_offload() {
             let why = "no XDP_UMEM_TX_METADATA_LEN (forced by this kernel)";
             return skip("netns_unfinished_checksums_are_finished_on_the_way", &why);
         }
@@ -229,7 +234,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         queue.find_payloads(|_, _| Some((42, 100)));
         let (payloads, mut sender) = queue.split();
         let payload = payloads.payload(0);
-        unfinished_head(sender.header_mut(0), port, 100);
+        unfinished_head(sender.in_place_header_mut(0).unwrap(), port, 100);
         assert!(sender.send_in_place_partial(0, 100, 34, 6));
         // Unfinished, it is rejected; otherwise it would arrive first.
         let mut send = |unfinished: bool, number: u8| {
@@ -254,7 +259,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         at_rest(&mut queue);
         let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
-        assert_eq!(queue.statistics().unwrap().tx_invalid_descs, 0);
+        assert_eq!(super::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
     });
 }
 

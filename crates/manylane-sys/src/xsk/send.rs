@@ -4,7 +4,7 @@
 //! Both live for `'a`, a mutable borrow of the queue, so no batch begins or ends and no packet's
 //! `payload_offset` changes meanwhile. Why they do not overlap in memory: the payload of a packet
 //! is the bytes from `payload_offset` on, and is only read, here and by a device that sends it.
-//! [`header_mut`](Sender::header_mut) is the bytes before `payload_offset`. Those are also read in
+//! [`in_place_header_mut`](Sender::in_place_header_mut) is the bytes before `payload_offset`. Those are also read in
 //! the view of payloads, by value ([`PacketRef::header`]), but only until a mutable slice of them
 //! could have existed: both views know the last packet of which a mutable slice was handed out,
 //! and reads are allowed only behind it. New frames are in no batch: a frame of a batch, of any
@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::io;
 use std::slice;
 
-use super::frames::{NO_FRAME, Packet};
+use super::frames::Packet;
 use super::tx_queue::TxQueue;
 use super::wakeup::RingWakeup;
 
@@ -46,14 +46,9 @@ impl<'a> Payloads<'a> {
         }
     }
 
-    /// The payload of packet `i`: as set by [`Queue::find_payloads`](super::Queue::find_payloads),
-    /// or all of it.
-    ///
-    /// # Panics
-    /// If the batch has no such packet.
+    /// The payload of packet `i`.
     #[inline]
-    #[must_use]
-    pub fn payload(&self, i: usize) -> &'a [u8] {
+    pub(super) fn payload(&self, i: usize) -> &'a [u8] {
         PacketRef { index: i, packet: &self.packets[i], headers_written: self.headers_written }.payload()
     }
 }
@@ -83,7 +78,7 @@ impl<'a> PacketRef<'a> {
     }
 
     /// Its header as received, if that has `N` bytes. None once the header of this packet, or of a
-    /// later one, may have been written to ([`Sender::header_mut`]).
+    /// later one, may have been written to ([`Sender::in_place_header_mut`]).
     #[inline]
     #[must_use]
     pub fn header<const N: usize>(&self) -> Option<[u8; N]> {
@@ -120,21 +115,6 @@ impl<'a> Sender<'a> {
         Self { payloads, tx_queue: out, wakeup: bell }
     }
 
-    /// The header of packet `i`: the bytes before its payload.
-    ///
-    /// # Panics
-    /// If the batch has no such packet, or it was sent: the device may be reading it.
-    #[inline]
-    pub fn header_mut(&mut self, i: usize) -> &mut [u8] {
-        let packet = &self.payloads.packets[i];
-        assert!(!self.tx_queue.is_sent(packet), "packet {i} was sent");
-        self.payloads.headers_written.set(self.payloads.headers_written.get().max(i + 1));
-        // SAFETY: these bytes belong to a packet that the batch holds for `'a` and that no ring
-        // names (just checked). No payload includes them, they are no longer read by value (see
-        // the top of this file), and the slice borrows `self` mutably.
-        unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) }
-    }
-
     /// The header of packet `i` if the packet can be sent in place
     /// ([`send_in_place`](Self::send_in_place)): it was not sent before, and was received in one
     /// frame.
@@ -148,7 +128,9 @@ impl<'a> Sender<'a> {
             return None;
         }
         self.payloads.headers_written.set(self.payloads.headers_written.get().max(i + 1));
-        // SAFETY: as in `header_mut`: held and not sent, so no ring names it.
+        // SAFETY: these bytes belong to a packet that the batch holds for `'a` and that no ring
+        // names: it is held and was not sent. No payload includes them, they are no longer read by
+        // value (see the top of this file), and the slice borrows `self` mutably.
         Some(unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) })
     }
 
@@ -161,12 +143,13 @@ impl<'a> Sender<'a> {
     pub fn header(&self, i: usize) -> &[u8] {
         let packet = &self.payloads.packets[i];
         // SAFETY: these bytes belong to a frame that the batch holds for `'a`, sent or not. The
-        // kernel does not write to frames that it sends from, and we do only through `header_mut`,
+        // kernel does not write to frames that it sends from, and we do only through `in_place_header_mut`,
         // which borrows `self` mutably.
         unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) }
     }
 
-    /// The payload of packet `i`, as [`Payloads::payload`].
+    /// The payload of packet `i`: as set by [`Queue::find_payloads`](super::Queue::find_payloads),
+    /// or all of it.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -198,7 +181,9 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// As [`Queue::has_csum_offload`](super::Queue::has_csum_offload).
+    /// True if packets with unfinished checksums may be sent (Linux 6.11, in copy mode): see
+    /// [`send_in_place_partial`](Self::send_in_place_partial). Never with zero copy, where only
+    /// some drivers support it.
     #[inline]
     #[must_use]
     pub fn has_csum_offload(&self) -> bool {
@@ -206,22 +191,17 @@ impl<'a> Sender<'a> {
     }
 
     /// True if packet `i` was put into the TX ring.
-    ///
-    /// # Panics
-    /// If the batch has no such packet.
-    #[must_use]
-    pub fn is_sent(&self, i: usize) -> bool {
-        self.tx_queue.is_sent(&self.payloads.packets[i])
+    #[cfg(test)]
+    pub(super) fn is_sent(&self, i: usize) -> bool {
+        use super::frames::FrameState::{HeldSending, HeldSent};
+        let state = self.tx_queue.allocator.frames.state(self.payloads.packets[i].frame).state();
+        matches!(state, HeldSending | HeldSent)
     }
 
-    /// True if packet `i` was received in several frames. It is then in none, and cannot be sent
-    /// in place: a reply needs a frame of its own.
-    ///
-    /// # Panics
-    /// If the batch has no such packet.
-    #[must_use]
-    pub fn is_multi_buffer(&self, i: usize) -> bool {
-        self.payloads.packets[i].frame == NO_FRAME
+    /// True if packet `i` was received in several frames. It is then in none.
+    #[cfg(test)]
+    pub(super) fn is_multi_buffer(&self, i: usize) -> bool {
+        self.payloads.packets[i].frame == super::frames::NO_FRAME
     }
 
     /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, with
@@ -244,7 +224,7 @@ impl<'a> Sender<'a> {
     /// kernel in its place, completes. It covers all bytes from byte `csum_start` of the packet
     /// on, and is written `csum_offset` bytes behind that one, where the sum of the pseudo header
     /// has to be. Also false if that is not supported
-    /// ([`Queue::has_csum_offload`](super::Queue::has_csum_offload)) or not within the packet.
+    /// ([`has_csum_offload`](Self::has_csum_offload)) or not within the packet.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.

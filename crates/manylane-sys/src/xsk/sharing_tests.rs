@@ -1,11 +1,12 @@
 //! Tests with several members of a queue, fragments and checksums, on the mock kernel.
 
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::QueueOptions;
 use super::linearize::{FRAGS_MAX, Linearizer, PACKET_LEN_MAX};
-use super::member::QueueMember;
-use super::mock::{self, HEADROOM, options};
+use super::mock::{self, HEADROOM, Mock, MockQueue, options};
+use super::queue::Queue;
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::{KickOutcome, RingWakeup};
 
@@ -29,9 +30,8 @@ fn who_leaves_gives_everything_back() {
     drop(kernel);
     // Four held, of which one is being sent and one is in the ring; eight unread; two allocated,
     // of which one is in the ring.
-    let bell = mock.wakeup(1);
-    assert_eq!(second.receive(&bell, 4), 4);
-    let mut sender = second.split(&bell).1;
+    assert_eq!(second.receive(4), 4);
+    let mut sender = second.split().1;
     assert!(sender.send_in_place(0, 60));
     mock.budget.set(1);
     mock.send_result.set(|| Ok(KickOutcome::Down));
@@ -41,15 +41,14 @@ fn who_leaves_gives_everything_back() {
     let (fresh, _lost) = (sender.alloc().unwrap(), sender.alloc().unwrap());
     sender.send_frame(fresh, 60).unwrap();
     assert_eq!(sender.flush().unwrap(), 2);
-    second.leave(&bell);
-    mock.kernel.borrow_mut().close(1);
     drop(second);
+    mock.kernel.borrow_mut().close(1);
     let census = first.frame_counts();
     assert_eq!((census.sending, census.held, census.allocated), (1, 0, 0), "what is on its way");
     // The kernel already has more than one member needs; they return as they are received into.
     assert_eq!((census.filling, census.free, census.invalid), (20, 43, 0));
     mock.kernel.borrow_mut().complete(0);
-    first.receive(&mock, 0);
+    first.receive(0);
     assert_eq!(
         (first.frame_counts().filling, first.frame_counts().free),
         (20, 44),
@@ -63,10 +62,9 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
     let (mock, mut first) = mock::open(options(64, 16, 64, 8));
     let (_, mut second) = mock.join(&options(64, 16, 64, 8), Linearizer::disabled());
     mock.budget.set(0);
-    let send_all = |core: &mut QueueMember, number| {
-        let bell = mock.wakeup(number);
-        core.receive(&bell, 0);
-        let mut sender = core.split(&bell).1;
+    let send_all = |core: &mut MockQueue| {
+        core.receive(0);
+        let mut sender = core.split().1;
         let mut sent = 0;
         while let Some(fresh) = sender.alloc() {
             sender.send_frame(fresh, 60).unwrap();
@@ -75,20 +73,20 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
         sent
     };
     // Of 64 frames 32 are for receiving; of the others each member has half.
-    assert_eq!(send_all(&mut first, 0), 16);
+    assert_eq!(send_all(&mut first), 16);
     // The first member does not read: its ring takes 16, and the fill ring is full again.
     for number in 0..16 {
         assert!(mock.kernel.borrow_mut().receive_at(0, &packet(number, 60)));
     }
     assert!(!mock.kernel.borrow_mut().receive_at(0, &packet(0, 60)));
-    assert_eq!(send_all(&mut second, 1), 16);
+    assert_eq!(send_all(&mut second), 16);
     assert!(mock.kernel.borrow_mut().receive_at(1, &packet(0, 60)));
-    assert_eq!(second.receive(&mock.wakeup(1), 8), 1);
+    assert_eq!(second.receive(8), 1);
     assert_eq!(second.packet(0), packet(0, 60));
     // The remaining member has the whole share.
-    first.leave(&mock.wakeup(0));
+    drop(first);
     mock.kernel.borrow_mut().close(0);
-    assert_eq!(send_all(&mut second, 1), 32);
+    assert_eq!(send_all(&mut second), 32);
 }
 
 #[test]
@@ -96,11 +94,11 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
 fn a_frame_is_lent_by_the_member_that_took_it() {
     let (mock, mut first) = mock::open(options(64, 16, 16, 8));
     let (_, mut second) = mock.join(&options(64, 16, 16, 8), Linearizer::disabled());
-    let mut fresh = first.split(&mock).1.alloc().unwrap();
-    second.split(&mock.wakeup(1)).1.frame_mut(&mut fresh)[0] = 1;
+    let mut fresh = first.split().1.alloc().unwrap();
+    second.split().1.frame_mut(&mut fresh)[0] = 1;
 }
 
-fn open_linearizing(frames: u32, ring: u32, batch: usize) -> (mock::Mock, QueueMember) {
+fn open_linearizing(frames: u32, ring: u32, batch: usize) -> (Rc<Mock>, MockQueue) {
     mock::open_with(options(frames, ring, 8, batch), Linearizer::new(ring).unwrap(), 0)
 }
 
@@ -113,7 +111,7 @@ fn a_packet_of_several_frames_is_one_again_and_its_frames_are_free() {
     assert!(kernel.receive_frags(0, &long, 1792));
     assert!(kernel.receive(&packet(2, 61)));
     drop(kernel);
-    assert_eq!(core.receive(&mock, 4), 3);
+    assert_eq!(core.receive(4), 3);
     assert_eq!(core.packet(0), packet(0, 60));
     assert_eq!(core.packet(1), long);
     assert_eq!(core.packet(2), packet(2, 61));
@@ -122,10 +120,10 @@ fn a_packet_of_several_frames_is_one_again_and_its_frames_are_free() {
         (2, 8, 0)
     );
     core.set_payload(1, 42, 5000);
-    let (payloads, mut sender) = core.split(&mock);
+    let (payloads, mut sender) = core.split();
     assert_eq!(payloads.payload(1), &long[42..5042]);
     assert!(sender.is_multi_buffer(1) && !sender.is_multi_buffer(0));
-    assert_eq!(sender.header_mut(1), &long[..42]);
+    assert_eq!(sender.header(1), &long[..42]);
     assert!(!sender.send_in_place(1, 5000) && !sender.is_sent(1), "there is no frame to send from");
     assert!(sender.send_in_place(2, 61));
 }
@@ -141,31 +139,31 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
     // The remaining fragments have not arrived yet.
     mock.kernel.borrow_mut().receive(&packet(9, 60));
     begins(2);
-    assert_eq!(core.receive(&mock, 8), 1);
-    assert_eq!(core.receive(&mock, 8), 0);
+    assert_eq!(core.receive(8), 1);
+    assert_eq!(core.receive(8), 0);
     assert!(core.has_received());
     mock.kernel.borrow_mut().receive(&packet(2, 60));
-    assert_eq!(core.receive(&mock, 8), 1);
+    assert_eq!(core.receive(8), 1);
     assert_eq!(core.packet(0), [packet(0, 60), packet(1, 60), packet(2, 60)].concat());
     // One fragment is no frame of the kernel's; the frames of the others are freed.
     begins(1);
     mock.kernel.borrow_mut().push_rx(0, u64::MAX);
-    assert_eq!(core.receive(&mock, 8), 0);
+    assert_eq!(core.receive(8), 0);
     assert_eq!(
         (core.frame_counts().invalid, core.frame_counts().held, core.frame_counts().filling),
         (1, 0, 16)
     );
     // More than the ring has room for: the end cannot arrive. The next fragments belong to it.
     begins(16);
-    assert_eq!(core.receive(&mock, 8), 0);
+    assert_eq!(core.receive(8), 0);
     assert_eq!((core.frame_counts().invalid, core.frame_counts().filling), (2, 0));
-    core.receive(&mock, 0);
+    core.receive(0);
     begins(1);
     mock.kernel.borrow_mut().receive(&packet(3, 60));
     mock.kernel.borrow_mut().receive(&packet(4, 60));
-    assert_eq!(core.receive(&mock, 8), 1);
+    assert_eq!(core.receive(8), 1);
     assert_eq!(core.packet(0), packet(4, 60));
-    core.receive(&mock, 0);
+    core.receive(0);
     assert_eq!(
         (core.frame_counts().invalid, core.frame_counts().filling, core.frame_counts().free),
         (2, 16, 16)
@@ -182,12 +180,12 @@ fn more_than_the_longest_packet_is_given_up() {
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, FRAGS_MAX + 1), 1));
     mock.kernel.borrow_mut().receive(&packet(1, 60));
     // The second is dropped before its last fragment is read, which counts as one more packet.
-    assert_eq!(core.receive(&mock, 4), 1);
+    assert_eq!(core.receive(4), 1);
     assert_eq!(core.packet(0), packet(1, 60));
     assert_eq!(core.frame_counts().invalid, 2);
-    core.receive(&mock, 0);
+    core.receive(0);
     assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(2, PACKET_LEN_MAX), 1792));
-    assert_eq!(core.receive(&mock, 4), 1);
+    assert_eq!(core.receive(4), 1);
     assert_eq!(core.packet(0), packet(2, PACKET_LEN_MAX));
 }
 
@@ -198,9 +196,9 @@ fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
     for number in 0..20 {
         assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(number, PACKET_LEN_MAX - 1), 1792));
     }
-    assert_eq!(core.receive(&mock, 64), 16);
+    assert_eq!(core.receive(64), 16);
     assert_eq!(core.packet(15), packet(15, PACKET_LEN_MAX - 1));
-    assert_eq!(core.receive(&mock, 64), 4);
+    assert_eq!(core.receive(64), 4);
     assert_eq!(core.packet(0), packet(16, PACKET_LEN_MAX - 1));
     assert_eq!(core.frame_counts().invalid, 0);
 }
@@ -208,7 +206,7 @@ fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
 #[test]
 fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
     let (mock, mut core) = mock::open_with(options(16, 8, 8, 4), Linearizer::disabled(), METADATA_LEN);
-    assert!(core.has_csum_offload());
+    assert!(core.split().1.has_csum_offload());
     let mut kernel = mock.kernel.borrow_mut();
     kernel.receive(&packet(1, 60));
     kernel.receive(&packet(2, 60));
@@ -219,8 +217,8 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
     kernel.headroom = HEADROOM + 2;
     kernel.receive(&packet(4, 60));
     drop(kernel);
-    assert_eq!(core.receive(&mock, 4), 4);
-    let mut sender = core.split(&mock).1;
+    assert_eq!(core.receive(4), 4);
+    let mut sender = core.split().1;
     assert!(!sender.send_in_place_partial(0, 60, 34, 25), "past the end");
     assert!(sender.send_in_place_partial(0, 60, 34, 24));
     assert!(sender.send_in_place(1, 60));
@@ -249,10 +247,10 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
 #[test]
 fn without_checksums_of_the_kernel_none_are_offered() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
-    assert!(!core.has_csum_offload());
+    assert!(!core.split().1.has_csum_offload());
     mock.kernel.borrow_mut().receive(&packet(1, 60));
-    assert_eq!(core.receive(&mock, 4), 1);
-    let mut sender = core.split(&mock).1;
+    assert_eq!(core.receive(4), 1);
+    let mut sender = core.split().1;
     assert!(!sender.send_in_place_partial(0, 60, 34, 6) && sender.send_in_place(0, 60));
 }
 
@@ -283,18 +281,18 @@ fn members_on_several_threads_share_the_frames() {
     // there is nothing left to do.
     let (each, batch) = if cfg!(miri) { (40, 4) } else { (50_000, 16) };
     let options = QueueOptions { ..options(64, 16, 16, batch) };
-    let (mock, first) = mock::open(options);
-    let (_, second) = mock.join(&options, Linearizer::disabled());
+    let mock = mock::kernel(options, 0);
+    let [first, second] = [(); 2].map(|()| mock.join_with(Silent, &options, Linearizer::disabled()));
     let pool = std::sync::Arc::clone(&mock.allocator);
     // The mock, on this thread, keeps the memory of the rings; the members' ends move to other
     // threads.
     let kernel = &mut *mock.kernel.borrow_mut();
     let received = [AtomicUsize::new(0), AtomicUsize::new(0)];
-    let member = |mut core: QueueMember, received: &AtomicUsize, number: usize| {
+    let member = |mut core: Queue<Silent>, received: &AtomicUsize, number: usize| {
         let (mut next, mut answered) = (0, 0);
         while next < each || answered < each {
-            let count = core.receive(&Silent, batch);
-            let (payloads, mut sender) = core.split(&Silent);
+            let count = core.receive(batch);
+            let (payloads, mut sender) = core.split();
             for i in 0..count {
                 assert_eq!(
                     payloads.payload(i),
@@ -359,11 +357,11 @@ fn members_on_several_threads_share_the_frames() {
         for (number, core) in cores.iter_mut().enumerate() {
             kernel.send(number, usize::MAX);
             (0..64).for_each(|at| kernel.complete(at));
-            core.receive(&Silent, batch);
+            core.receive(batch);
         }
     }
     let census = pool.frame_counts();
     assert_eq!((census.total(), census.held, census.allocated, census.invalid), (64, 0, 0, 0));
-    let purses: Vec<_> = cores.iter().map(QueueMember::cache).collect();
+    let purses: Vec<_> = cores.iter().map(Queue::cache).collect();
     pool.lock().audit(&purses);
 }

@@ -23,6 +23,8 @@ pub(super) struct UmemRings {
 pub(super) struct MemberRings {
     pub(super) rx: Consumer<xdp_desc>,
     pub(super) tx: Producer<xdp_desc>,
+    /// What they are in; none in tests.
+    pub(super) maps: Option<Maps>,
 }
 use crate::{busy_poll, check, sock};
 
@@ -39,7 +41,7 @@ pub(super) struct AllRings {
 }
 
 /// An AF_XDP socket.
-pub(super) struct Socket {
+pub struct Socket {
     fd: OwnedFd,
     zero_copy: bool,
     busy_polling: Cell<bool>,
@@ -143,7 +145,7 @@ impl Socket {
     }
 
     /// Makes and maps the two rings of a member.
-    pub(super) fn member_rings(&self, options: &QueueOptions) -> io::Result<(MemberRings, Maps)> {
+    pub(super) fn member_rings(&self, options: &QueueOptions) -> io::Result<MemberRings> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
         self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
@@ -152,13 +154,13 @@ impl Socket {
         let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as
         // the rings.
-        let rings = unsafe {
-            MemberRings {
-                rx: Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
-                tx: Producer::new(tx.ring_memory(&offsets.tx, flags, tx_ring)),
-            }
+        let (consumer, producer) = unsafe {
+            (
+                Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
+                Producer::new(tx.ring_memory(&offsets.tx, flags, tx_ring)),
+            )
         };
-        Ok((rings, Maps([rx, tx])))
+        Ok(MemberRings { rx: consumer, tx: producer, maps: Some(Maps([rx, tx])) })
     }
 
     /// Offsets of the parts of the rings in their mappings, and whether there are flags (Linux

@@ -72,15 +72,6 @@ impl TxQueue {
         paid
     }
 
-    /// True if the packet of the current batch was sent.
-    #[inline]
-    pub(super) fn is_sent(&self, packet: &Packet) -> bool {
-        matches!(
-            self.allocator.frames.state(packet.frame).state(),
-            FrameState::HeldSending | FrameState::HeldSent
-        )
-    }
-
     /// True if the packet of the current batch can be sent in place: it was received in one frame,
     /// and was not sent.
     #[inline]

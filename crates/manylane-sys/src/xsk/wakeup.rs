@@ -4,7 +4,7 @@ use std::io;
 
 /// The result of a request to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KickOutcome {
+pub enum KickOutcome {
     /// The kernel has sent what it could.
     Accepted,
     /// One packet was dropped (`EBUSY`), which the ring may show only later.
@@ -14,7 +14,7 @@ pub(super) enum KickOutcome {
 }
 
 /// The system calls of a queue.
-pub(super) trait RingWakeup {
+pub trait RingWakeup {
     /// True if the device sends by itself, once woken: zero copy.
     fn is_zero_copy(&self) -> bool;
     /// True if the device works only in these calls.
