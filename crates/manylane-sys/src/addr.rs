@@ -21,7 +21,7 @@ impl SockAddr {
     pub const EMPTY: Self = Self([0; 32]);
 
     /// Space that the kernel may fill, in bytes.
-    pub const CAPACITY: usize = LEN_V6;
+    pub(crate) const CAPACITY: usize = LEN_V6;
 
     /// The address that the kernel wrote to the start of `bytes`, by reference; none if `bytes` is
     /// too short or not aligned.
@@ -33,14 +33,12 @@ impl SockAddr {
     }
 
     /// Address family (`AF_INET`, `AF_INET6`), 0 while empty.
-    #[must_use]
-    pub fn family(&self) -> i32 {
+    pub(crate) fn family(&self) -> i32 {
         i32::from(u16::from_ne_bytes([self.0[0], self.0[1]]))
     }
 
     /// The bytes that make up the address, empty for a family that is not IP.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         match self.family() {
             libc::AF_INET => &self.0[..LEN_V4],
             libc::AF_INET6 => &self.0[..LEN_V6],
@@ -49,14 +47,12 @@ impl SockAddr {
     }
 
     /// True if this is an IPv6 address (including a mapped IPv4 one).
-    #[must_use]
-    pub fn is_v6(&self) -> bool {
+    pub(crate) fn is_v6(&self) -> bool {
         self.family() == libc::AF_INET6
     }
 
     /// True if this is an IPv4-mapped IPv6 address, `::ffff:0:0/96` (RFC 4291, section 2.5.5.2).
-    #[must_use]
-    pub fn is_v4_mapped(&self) -> bool {
+    pub(crate) fn is_v4_mapped(&self) -> bool {
         self.is_v6() && self.0[8..20] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
     }
 

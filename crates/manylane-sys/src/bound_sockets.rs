@@ -53,8 +53,7 @@ impl BoundSocket {
 }
 
 /// True if datagrams to `ip` may be for a socket that is bound to `bound`.
-#[must_use]
-pub fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
+fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
     match bound.to_canonical() {
         bound if !bound.is_unspecified() => ip == bound,
         IpAddr::V4(_) => ip.is_ipv4(),

@@ -12,7 +12,7 @@ const HUGE_PAGE_SIZE: usize = 2 << 20;
 ///
 /// Unlike the allocator it fails with an error at a memory limit.
 #[derive(Debug)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
     /// The whole mapping; `base` and `len` are within it.
@@ -30,7 +30,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `ENOMEM` at the address space limit (`RLIMIT_AS`), or because of the overcommit policy.
-    pub fn new(len: usize) -> io::Result<Self> {
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1);
         // A huge page starts at a multiple of its size, so leave room to align.
         let mapped = if len >= HUGE_PAGE_SIZE { len + HUGE_PAGE_SIZE } else { len };
@@ -63,15 +63,13 @@ impl Mapping {
     }
 
     /// Start of the memory.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
     /// Length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 }

@@ -36,7 +36,7 @@ impl NetNs {
                 if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                NetNs::current()
+                NetNs::open("/proc/thread-self/ns/net")
             })?;
             made.join()
                 .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace panicked")))
@@ -49,14 +49,6 @@ impl NetNs {
     /// `ENOENT` if there is none, `EACCES` without permission.
     pub fn open(path: &str) -> io::Result<NetNs> {
         Ok(NetNs { fd: File::open(path)?.into() })
-    }
-
-    /// The namespace of the calling thread.
-    ///
-    /// # Errors
-    /// If /proc is not mounted.
-    pub fn current() -> io::Result<NetNs> {
-        Ok(NetNs { fd: File::open("/proc/thread-self/ns/net")?.into() })
     }
 
     /// Moves the calling thread into this namespace. Threads that it starts later are in it too.

@@ -123,41 +123,22 @@ pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
     _ = fs::fallocate(fd, mode, 0, bytes as u64);
 }
 
-/// Bytes of a file, mapped shared until this is dropped.
-#[derive(Debug)]
-pub struct SharedMapping(FileMapping);
-
-impl SharedMapping {
-    /// Maps all of `fd`, which has to be a file of `len` bytes made by [`sealed_memfd()`] in any
-    /// process.
-    ///
-    /// # Errors
-    /// `InvalidData` if it has another size, or could shrink; errors of `mmap(2)`.
-    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        if sealed_size(fd, SealFlags::SHRINK)? != len {
-            return Err(invalid());
-        }
-        Ok(Self(FileMapping::new(fd, len)?))
+/// Maps all of `fd`, which has to be a file of `len` bytes made by [`sealed_memfd()`] in any
+/// process.
+///
+/// # Errors
+/// `InvalidData` if it has another size, or could shrink; errors of `mmap(2)`.
+pub(crate) fn map_sealed(fd: BorrowedFd<'_>, len: usize) -> io::Result<FileMapping> {
+    if sealed_size(fd, SealFlags::SHRINK)? != len {
+        return Err(invalid());
     }
-
-    /// Start of the mapping, page aligned.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.0.as_ptr()
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
+    FileMapping::new(fd, len)
 }
 
 /// One value in memory shared by processes.
 #[derive(Debug)]
 pub struct Shared<T> {
-    bytes: SharedMapping,
+    bytes: FileMapping,
     value: PhantomData<T>,
 }
 
@@ -165,7 +146,7 @@ impl<T: Atomics> Shared<T> {
     /// Makes one, all zero, and the file by which others [`open`](Self::open) it.
     ///
     /// # Errors
-    /// Those of [`sealed_memfd()`] and [`SharedMapping::map`].
+    /// Those of [`sealed_memfd()`] and of `mmap(2)`.
     pub fn create(name: &CStr) -> io::Result<(Self, OwnedFd)> {
         let fd = sealed_memfd(name, size_of::<T>())?;
         let this = Self::open(fd.as_fd())?;
@@ -175,10 +156,10 @@ impl<T: Atomics> Shared<T> {
     /// Opens a value that another process made.
     ///
     /// # Errors
-    /// Those of [`SharedMapping::map`].
+    /// `InvalidData` if the file has another size, or could shrink; errors of `mmap(2)`.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
         const { assert!(align_of::<T>() <= 4096) };
-        Ok(Self { bytes: SharedMapping::map(fd, size_of::<T>())?, value: PhantomData })
+        Ok(Self { bytes: map_sealed(fd, size_of::<T>())?, value: PhantomData })
     }
 
     /// Keeps it mapped for the life of the process.

@@ -144,7 +144,7 @@ pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) ->
 ///
 /// # Errors
 /// Those of `setsockopt(2)`.
-pub fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
     // The kernel takes a signed number of seconds.
     let limit = Some(patience.min(Duration::from_secs(1 << 30)));
     sockopt::set_socket_timeout(fd, Timeout::Recv, limit)?;

@@ -226,7 +226,7 @@ impl RecvRing {
         } else {
             &[]
         };
-        Message { data, full_len, truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0, peer, control }
+        Message { data, full_len, peer, control }
     }
 }
 
@@ -258,8 +258,6 @@ pub struct Message<'a> {
     pub data: &'a [u8],
     /// Length as sent; more than `data` if the message was truncated.
     pub full_len: usize,
-    /// The kernel truncated the message.
-    pub truncated: bool,
     /// Source address.
     pub peer: &'a SockAddr,
     control: &'a [u8],
@@ -269,14 +267,8 @@ impl<'a> Message<'a> {
     /// A message that was not received by this ring. `control` has its control messages.
     #[inline]
     #[must_use]
-    pub fn new(
-        data: &'a [u8],
-        full_len: usize,
-        truncated: bool,
-        peer: &'a SockAddr,
-        control: &'a [u8],
-    ) -> Self {
-        Self { data, full_len, truncated, peer, control }
+    pub fn new(data: &'a [u8], full_len: usize, peer: &'a SockAddr, control: &'a [u8]) -> Self {
+        Self { data, full_len, peer, control }
     }
 
     /// True if the message has control messages.

@@ -236,7 +236,7 @@ impl BareMultishot {
         let word = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_ne_bytes) as usize;
         let peer = SockAddr::from_prefix(&bytes[OUT_LEN..]).unwrap_or(&SockAddr::EMPTY);
         let control = &bytes[OUT_LEN + NAME_LEN..][..word(4).min(self.control_len)];
-        Message::new(&bytes[OUT_LEN + NAME_LEN + self.control_len..], word(8), false, peer, control)
+        Message::new(&bytes[OUT_LEN + NAME_LEN + self.control_len..], word(8), peer, control)
     }
 }
 
@@ -352,6 +352,6 @@ impl BareOneshot {
         };
         // SAFETY: as for the data.
         let peer = unsafe { &*self.names.ptr_at(index) };
-        Message::new(data, full, full > self.buffer, peer, &[])
+        Message::new(data, full, peer, &[])
     }
 }

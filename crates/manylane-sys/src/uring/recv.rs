@@ -549,6 +549,6 @@ impl UringRecv {
         let truncated = len == buffers.layout().payload && buffers.is_truncated(buffer);
         let full_len = if truncated { head.out.payloadlen as usize } else { len };
         let control = if control > 0 { buffers.control(buffer, control.into()) } else { &[] };
-        Message::new(buffers.payload(buffer, len), full_len, truncated, &head.peer, control)
+        Message::new(buffers.payload(buffer, len), full_len, &head.peer, control)
     }
 }

@@ -26,7 +26,8 @@ use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::RingWakeup as _;
-use crate::shared::{Atomics, SharedMapping};
+use crate::map::FileMapping;
+use crate::shared;
 
 /// Size of a frame; the kernel reserves the first 256 bytes of one that it receives into.
 pub(super) const FRAME_SIZE: u32 = 2048;
@@ -81,21 +82,20 @@ impl Holder {
     }
 }
 
-/// Control data, behind the frames of a queue's memory.
-#[repr(C, align(4096))]
-pub(super) struct Control {
-    /// The [`Holder`] of the queue; 0 if none.
-    lock: AtomicU64,
-    /// Invalid packets, which were not delivered.
-    refused: AtomicU64,
-    /// Number of entries of `free`.
-    free_count: AtomicU32,
-    /// Free frames, by number.
-    free: [AtomicU32; FRAMES_MAX],
+crate::atomics! {
+    /// Control data, behind the frames of a queue's memory.
+    #[repr(align(4096))]
+    pub(super) struct Control {
+        /// The [`Holder`] of the queue; 0 if none.
+        lock: AtomicU64,
+        /// Invalid packets, which were not delivered.
+        refused: AtomicU64,
+        /// Number of entries of `free`.
+        free_count: AtomicU32,
+        /// Free frames, by number.
+        free: [AtomicU32; FRAMES_MAX],
+    }
 }
-
-// SAFETY: atomics and an array of such.
-unsafe impl Atomics for Control {}
 
 /// Parameters of a leased queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub struct LeasedQueue {
     terms: QueueParams,
     socket: Socket,
     rings: AllRings,
-    memory: SharedMapping,
+    memory: FileMapping,
     #[expect(dead_code, reason = "kept for their drop, after the rings")]
     maps: [Maps; 2],
 }
@@ -144,7 +144,7 @@ impl LeasedQueue {
         if !fits || terms.frames as usize > FRAMES_MAX {
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
-        let memory = SharedMapping::map(memory, memory_size(terms.frames))?;
+        let memory = shared::map_sealed(memory, memory_size(terms.frames))?;
         let socket = Socket::from_fd(socket);
         let (rings, maps) = socket.all_rings(terms.umem_ring_size, terms.ring_size, terms.ring_size)?;
         Ok(Self { terms, socket, rings, memory, maps })
@@ -185,12 +185,6 @@ impl LeasedQueue {
     /// Those of the kernel.
     pub fn statistics(&self) -> io::Result<super::Statistics> {
         super::statistics(self.socket.as_fd())
-    }
-
-    /// Invalid packets that were not delivered, of all users of the queue.
-    #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.control().refused.load(Ordering::Relaxed)
     }
 
     /// True if packets are waiting to be sent, and the kernel may not have been notified.

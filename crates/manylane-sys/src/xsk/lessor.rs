@@ -7,7 +7,8 @@ use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, QueueParams, me
 use super::open::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
-use crate::shared::{self, SharedMapping};
+use crate::map::FileMapping;
+use crate::shared;
 
 /// Maximum number of sockets that share a queue: as many as the frames allow for full RX rings.
 pub const QUEUE_MEMBERS_MAX: u32 = 2;
@@ -43,7 +44,7 @@ pub struct LessorQueue {
     // Dropped in this order: the socket, then its rings' maps, then the memory.
     umem_socket: Socket,
     _maps: Maps,
-    _memory: SharedMapping,
+    _memory: FileMapping,
     file: OwnedFd,
     options: QueueOptions,
     is_virtual_pair: bool,
@@ -60,7 +61,7 @@ impl LessorQueue {
         let options = options(ifindex, queue);
         let bytes = memory_size(FRAME_COUNT);
         let file = shared::sealed_memfd(c"manylane-frames", bytes).map_err(failed(Step::Memory))?;
-        let memory = SharedMapping::map(file.as_fd(), bytes).map_err(failed(Step::Memory))?;
+        let memory = shared::map_sealed(file.as_fd(), bytes).map_err(failed(Step::Memory))?;
         let anchor = Socket::open().map_err(failed(Step::Socket))?;
         let size = u64::from(FRAME_COUNT) * u64::from(FRAME_SIZE);
         // SAFETY: the memory is zeroed, page aligned, longer than that, and dropped after the
