@@ -2,9 +2,10 @@
 //! 3.3).
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
-use crate::check;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 /// Defined in linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -20,29 +21,18 @@ const READS_MAX: usize = 4096;
 /// `ENOENT` if the kernel does not support it; errors of opening and reading the socket;
 /// `InvalidData` if `each` rejects a message.
 pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: takes no pointer.
-    let raw = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) })?;
-    // SAFETY: the descriptor is new, and this value is its only owner.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let fd = net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(net::netlink::SOCK_DIAG),
+    )?;
     // The kernel answers at once; this only bounds the wait.
-    let bound = libc::timeval { tv_sec: 1, tv_usec: 0 };
-    let len = size_of_val(&bound) as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
-    // SAFETY: the kernel reads `len` bytes of `bound`, which lives across the call.
-    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const bound).cast(), len) })?;
-    let message = message(request);
-    // SAFETY: the kernel reads the bytes of `message`, which lives across the call.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    sockopt::set_socket_timeout(&fd, Timeout::Recv, Some(Duration::from_secs(1)))?;
+    net::send(&fd, &message(request), SendFlags::empty())?;
     let mut bytes = vec![0; 1 << 15];
     for _ in 0..READS_MAX {
-        // SAFETY: the kernel writes at most `bytes.len()` bytes to `bytes`, which is borrowed for
-        // the call.
-        let len = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        let (len, _) = net::recv(&fd, bytes.as_mut_slice(), RecvFlags::empty())?;
         if parse(&bytes[..len], &mut each)? {
             return Ok(());
         }
