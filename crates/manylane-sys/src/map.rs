@@ -1,16 +1,16 @@
 //! Mappings: buffers from the kernel, and arrays shared with eBPF programs.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The access that most mappings have.
+pub(crate) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Minimum size of a mapping that requests huge pages: one of them.
 const HUGE_PAGE_SIZE: usize = 2 << 20;
 
-/// Anonymous memory from the kernel: zeroed, page aligned, allocated when touched.
-///
-/// Unlike the allocator it fails with an error at a memory limit.
+/// Mapped memory, page aligned, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -20,13 +20,15 @@ pub(crate) struct Mapping {
     map_len: usize,
 }
 
-// SAFETY: a mapping is plain memory that this value alone owns.
+// SAFETY: a mapping is plain memory that this value alone unmaps.
 unsafe impl Send for Mapping {}
 // SAFETY: shared access goes through `&self` methods that only hand out pointers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes (at least one), with huge pages if that is worth it and the system allows.
+    /// Maps `len` bytes (at least one) of anonymous memory, zeroed and allocated when touched,
+    /// with huge pages if that is worth it and the system allows. Unlike the allocator it fails
+    /// with an error at a memory limit.
     ///
     /// # Errors
     /// `ENOMEM` at the address space limit (`RLIMIT_AS`), or because of the overcommit policy.
@@ -34,32 +36,53 @@ impl Mapping {
         let len = len.max(1);
         // A huge page starts at a multiple of its size, so leave room to align.
         let mapped = if len >= HUGE_PAGE_SIZE { len + HUGE_PAGE_SIZE } else { len };
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no
-        // memory of ours.
-        let map = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if map == libc::MAP_FAILED {
+        let mut this = Self::map(-1, 0, mapped, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)?;
+        if len >= HUGE_PAGE_SIZE {
+            let start = this.map.addr().get();
+            let skip = start.next_multiple_of(HUGE_PAGE_SIZE) - start;
+            // SAFETY: less than the size of a huge page, by which the mapping is longer. The
+            // advice is for a part of it, and changes no contents; a failure only costs speed.
+            unsafe {
+                this.base = this.map.add(skip);
+                libc::madvise(this.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+            }
+        }
+        this.len = len;
+        Ok(this)
+    }
+
+    /// Maps the first `len` bytes of a file, which others may have mapped, too.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Self::map(fd.as_raw_fd(), 0, len, READ_WRITE, libc::MAP_SHARED)
+    }
+
+    /// The same from `offset` on, with all pages, and with this access.
+    pub(crate) fn populated(
+        fd: BorrowedFd<'_>,
+        offset: libc::off_t,
+        len: usize,
+        access: libc::c_int,
+    ) -> io::Result<Self> {
+        Self::map(fd.as_raw_fd(), offset, len, access, libc::MAP_SHARED | libc::MAP_POPULATE)
+    }
+
+    fn map(
+        fd: RawFd,
+        offset: libc::off_t,
+        len: usize,
+        access: libc::c_int,
+        flags: libc::c_int,
+    ) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let mut base = map.cast::<u8>();
-        if len >= HUGE_PAGE_SIZE {
-            base = base.wrapping_add(base.align_offset(HUGE_PAGE_SIZE));
-            // SAFETY: advice on a part of the mapping made above; it changes no contents. A
-            // failure only costs speed.
-            unsafe { libc::madvise(base.cast(), len, libc::MADV_HUGEPAGE) };
-        }
-        let (Some(map), Some(base)) = (NonNull::new(map.cast()), NonNull::new(base)) else {
-            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
-        };
-        Ok(Self { base, len, map, map_len: mapped })
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { base, len, map: base, map_len: len })
     }
 
     /// Start of the memory.
@@ -68,15 +91,29 @@ impl Mapping {
     }
 
     /// Length in bytes.
-    #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Address of `count` values of T at `offset`.
+    ///
+    /// # Errors
+    /// `EPROTO` if they are not within the mapping, or not aligned: the other side has another
+    /// layout.
+    pub(crate) fn ptr_at<T>(&self, offset: usize, count: usize) -> io::Result<NonNull<T>> {
+        let end = size_of::<T>().checked_mul(count).and_then(|bytes| bytes.checked_add(offset));
+        if end.is_none_or(|end| end > self.len) || !offset.is_multiple_of(align_of::<T>()) {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
+        // SAFETY: inside the mapping, as was just checked.
+        Ok(unsafe { self.base.add(offset).cast() })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: start and length are those of the mmap in `new`; this value owned it alone.
+        // SAFETY: start and length are those of the mmap in `map`; this value alone unmaps it, and
+        // nothing borrowed from it outlives it.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }
@@ -120,68 +157,11 @@ impl<T> Drop for PinnedSlice<T> {
     }
 }
 
-/// The start of a file, mapped shared; others may have mapped it, too.
-#[derive(Debug)]
-pub(crate) struct FileMapping {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a mapping is plain memory, of which this value hands out only the address.
-unsafe impl Send for FileMapping {}
-// SAFETY: as above.
-unsafe impl Sync for FileMapping {}
-
-impl FileMapping {
-    /// Maps the first `len` bytes of `fd`, at least one, for reading and writing.
-    ///
-    /// # Errors
-    /// Those of `mmap(2)`.
-    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        Self::with(fd, len, libc::PROT_READ | libc::PROT_WRITE, 0)
-    }
-
-    /// As [`new`](Self::new), with this access, and further flags of `mmap(2)`.
-    pub(crate) fn with(
-        fd: BorrowedFd<'_>,
-        len: usize,
-        access: libc::c_int,
-        flags: libc::c_int,
-    ) -> io::Result<Self> {
-        let flags = libc::MAP_SHARED | flags;
-        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
-        // ours.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { base, len })
-    }
-
-    /// Start of the memory, page aligned.
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for FileMapping {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self`
-        // outlives it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
 /// 64-bit words mapped into this process, which eBPF programs or other processes access, too: loads
 /// and stores need no system call.
 #[derive(Debug)]
 pub struct SharedWords {
-    memory: FileMapping,
+    memory: Mapping,
     words: usize,
 }
 
@@ -191,11 +171,11 @@ impl SharedWords {
     /// # Errors
     /// Those of `mmap(2)`: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
     pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
-        FileMapping::new(fd, words.max(1) * size_of::<u64>()).map(Self::from_mapping)
+        Mapping::shared(fd, words.max(1) * size_of::<u64>()).map(Self::from_mapping)
     }
 
     /// All whole words of a mapping that is writable.
-    pub(crate) fn from_mapping(memory: FileMapping) -> Self {
+    pub(crate) fn from_mapping(memory: Mapping) -> Self {
         Self { words: memory.len() / size_of::<u64>(), memory }
     }
 

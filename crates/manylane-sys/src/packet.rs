@@ -26,17 +26,7 @@ impl PacketSocket {
     /// As for [`open`](Self::open).
     pub fn listen(ifindex: u32) -> io::Result<Self> {
         let socket = Self::bind(ifindex, (libc::ETH_P_ALL as u16).to_be())?;
-        let on: libc::c_int = 1;
-        // SAFETY: the kernel reads `on`, which lives across the call.
-        crate::check(unsafe {
-            libc::setsockopt(
-                socket.fd.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_AUXDATA,
-                (&raw const on).cast(),
-                size_of_val(&on) as libc::socklen_t,
-            )
-        })?;
+        crate::sock::set(socket.fd.as_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, 1_i32)?;
         Ok(socket)
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::map::Mapping;
+use crate::map::{Mapping, READ_WRITE};
 
 const FRAME_SIZE: u64 = 2048;
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before.
@@ -44,8 +44,7 @@ struct Ring {
     consumer: *const AtomicU32,
     flags: *const AtomicU32,
     descs: *mut u8,
-    base: *mut libc::c_void,
-    len: usize,
+    _map: Mapping,
     /// Our own index: consumer of the RX and completion rings, producer of the fill and TX rings.
     index: u32,
 }
@@ -74,14 +73,6 @@ impl Ring {
     fn consume(&self) {
         // SAFETY: as above.
         unsafe { (*self.consumer).store(self.index, Ordering::Release) };
-    }
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map_ring`; the pointers are dropped
-        // with this value.
-        unsafe { libc::munmap(self.base, self.len) };
     }
 }
 
@@ -313,31 +304,19 @@ impl AsFd for RawXsk {
     }
 }
 
-fn set<T>(fd: &OwnedFd, name: libc::c_int, value: T) -> io::Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
-    crate::check(unsafe {
-        libc::setsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw const value).cast(), len)
-    })?;
-    Ok(())
+fn set<T: Copy>(fd: &OwnedFd, name: libc::c_int, value: T) -> io::Result<()> {
+    crate::sock::set(fd.as_fd(), libc::SOL_XDP, name, value)
 }
 
 fn map_ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usize) -> io::Result<Ring> {
-    let len = at.desc as usize + bytes;
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-    // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
-    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), page) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let part = |offset: u64| base.cast::<u8>().wrapping_add(offset as usize);
+    let map = Mapping::populated(fd.as_fd(), page, at.desc as usize + bytes, READ_WRITE)?;
+    let part = |offset: u64| map.as_ptr().wrapping_add(offset as usize);
     Ok(Ring {
         producer: part(at.producer).cast(),
         consumer: part(at.consumer).cast(),
         flags: part(at.flags).cast(),
         descs: part(at.desc),
-        base,
-        len,
         index: 0,
+        _map: map,
     })
 }

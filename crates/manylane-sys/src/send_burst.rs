@@ -94,18 +94,7 @@ impl SendBurst {
 /// # Errors
 /// `ENOPROTOOPT` on an older kernel.
 pub fn set_segment_size(socket: BorrowedFd<'_>, size: u16) -> io::Result<()> {
-    let size = libc::c_int::from(size);
-    // SAFETY: the option takes an int, which is borrowed for the call with its size.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_UDP,
-            libc::UDP_SEGMENT,
-            std::ptr::from_ref(&size).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    crate::sock::set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, i32::from(size))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 
-use crate::map::{FileMapping, SharedWords};
+use crate::map::{Mapping, READ_WRITE, SharedWords};
 
 /// Types whose values may be in memory that other processes write. [`atomics!`](crate::atomics)
 /// declares structs of them.
@@ -33,8 +33,8 @@ unsafe impl Atomics for AtomicU64 {}
 // SAFETY: an array of what the element's type promises to be.
 unsafe impl<T: Atomics, const N: usize> Atomics for [T; N] {}
 
-/// Declares structs with the layout of C that are [`Atomics`](shared::Atomics): the compiler checks
-/// that each field is.
+/// Declares structs with the layout of C that are [`Atomics`]: the compiler checks that each field
+/// is.
 ///
 /// ```
 /// use std::sync::atomic::AtomicU32;
@@ -128,17 +128,17 @@ pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
 ///
 /// # Errors
 /// `InvalidData` if it has another size, or could shrink; errors of `mmap(2)`.
-pub(crate) fn map_sealed(fd: BorrowedFd<'_>, len: usize) -> io::Result<FileMapping> {
+pub(crate) fn map_sealed(fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
     if sealed_size(fd, SealFlags::SHRINK)? != len {
         return Err(invalid());
     }
-    FileMapping::new(fd, len)
+    Mapping::shared(fd, len)
 }
 
 /// One value in memory shared by processes.
 #[derive(Debug)]
 pub struct Shared<T> {
-    bytes: FileMapping,
+    bytes: Mapping,
     value: PhantomData<T>,
 }
 
@@ -200,13 +200,12 @@ pub fn create_read_only_for_others(name: &CStr, bytes: usize) -> io::Result<(Sha
 /// # Errors
 /// `InvalidData` if it is another file, or not all of its pages are allocated; errors of `mmap(2)`.
 pub fn map_words(fd: BorrowedFd<'_>, bytes_max: usize) -> io::Result<SharedWords> {
-    map_populated(fd, bytes_max, SealFlags::SHRINK, libc::PROT_READ | libc::PROT_WRITE)
-        .map(SharedWords::from_mapping)
+    map_populated(fd, bytes_max, SealFlags::SHRINK, READ_WRITE).map(SharedWords::from_mapping)
 }
 
 /// Words that another process writes, and this one cannot.
 #[derive(Debug)]
-pub struct ReadOnlyWords(FileMapping);
+pub struct ReadOnlyWords(Mapping);
 
 impl ReadOnlyWords {
     /// Maps all of `fd`, a file of [`create_read_only_for_others()`] of at most `bytes_max` bytes.
@@ -243,7 +242,7 @@ fn map_populated(
     bytes_max: usize,
     seals: SealFlags,
     access: libc::c_int,
-) -> io::Result<FileMapping> {
+) -> io::Result<Mapping> {
     let bytes = sealed_size(fd, seals)?;
     // In units of 512 bytes, whatever the page size. If the file is sealed against writing, none
     // can be removed later.
@@ -251,5 +250,5 @@ fn map_populated(
     if bytes > bytes_max || !bytes.is_multiple_of(size_of::<u64>()) || allocated < bytes as u64 {
         return Err(invalid());
     }
-    FileMapping::with(fd, bytes, access, libc::MAP_POPULATE)
+    Mapping::populated(fd, 0, bytes, access)
 }

@@ -105,8 +105,8 @@ atomics! {
         pub rx_frames: AtomicU64,
         /// Of `tx_datagrams`, those sent as frames.
         pub tx_frames: AtomicU64,
-        /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is not
-        /// known.
+        /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is
+        /// not known.
         pub inode: AtomicU64,
         pad: AtomicU64,
     }

@@ -1,9 +1,10 @@
-//! Why a socket has no lanes, or no longer, or fewer abilities: as the report counts it.
+//! Reasons that the report counts: why a socket has no lanes, or not all that lanes can have.
 
-/// Why a socket is, or became again, a plain one. The numbers are indices of [`Report::reasons`](super::Report::reasons).
+/// Why a socket is, or became again, a plain one. The numbers are indices of
+/// [`Report::reasons`](super::Report::reasons).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-#[allow(missing_docs, reason = "name() and why() say it")]
+#[allow(missing_docs, reason = "description() says it")]
 pub enum Reason {
     Connect = 0,
     Reuseport = 1,

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
+use crate::map::{Mapping, READ_WRITE};
 
 /// Submission entries: a receive, or its cancellation.
 const SUBMISSION_ENTRIES: u32 = 4;
@@ -30,43 +31,6 @@ const SUBMISSION_ENTRIES: u32 = 4;
 /// Calls after which requests in flight are left to the kernel, and the maximum wait of each.
 const CANCEL_RETRIES: u32 = 10;
 const CANCEL_TIMEOUT: Duration = Duration::from_millis(10);
-
-/// A mapped part of the ring's file.
-struct RingMapping {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-impl RingMapping {
-    fn map(fd: &OwnedFd, len: usize, offset: i64) -> io::Result<Self> {
-        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd.as_raw_fd(), offset) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { base, len })
-    }
-
-    /// Address `offset` bytes from the start, with `count` values of T.
-    fn ptr_at<T>(&self, offset: u32, count: usize) -> io::Result<NonNull<T>> {
-        let offset = offset as usize;
-        if offset + count * size_of::<T>() > self.len || !offset.is_multiple_of(align_of::<T>()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "an io_uring of another layout"));
-        }
-        // SAFETY: checked above to lie inside the mapping.
-        Ok(unsafe { self.base.add(offset).cast() })
-    }
-}
-
-impl Drop for RingMapping {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map`; pointers into it are only in the
-        // same `Ring`.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
 
 /// A ring. One thread submits to it and reads its completions; it is its owner from
 /// [`enable`](Self::enable) on.
@@ -84,7 +48,7 @@ pub(super) struct Ring {
     local_cq_head: u32,
     /// Pushed and not submitted yet.
     queued: u32,
-    _mappings: [RingMapping; 2],
+    _mappings: [Mapping; 2],
     fd: OwnedFd,
 }
 
@@ -137,10 +101,15 @@ impl Ring {
         let has_array = flags & abi::SETUP_NO_SQARRAY == 0;
         let array_end = if has_array { sq.array as usize + params.sq_entries as usize * 4 } else { 0 };
         let len = (cq.cqes as usize + params.cq_entries as usize * size_of::<Cqe>()).max(array_end);
-        let rings = RingMapping::map(&fd, len, abi::OFF_RINGS)?;
-        let entries = RingMapping::map(&fd, params.sq_entries as usize * size_of::<Sqe>(), abi::OFF_SQES)?;
+        let rings = Mapping::populated(fd.as_fd(), abi::OFF_RINGS, len, READ_WRITE)?;
+        let entries = Mapping::populated(
+            fd.as_fd(),
+            abi::OFF_SQES,
+            params.sq_entries as usize * size_of::<Sqe>(),
+            READ_WRITE,
+        )?;
         if has_array {
-            let array = rings.ptr_at::<u32>(sq.array, params.sq_entries as usize)?;
+            let array = rings.ptr_at::<u32>(sq.array as usize, params.sq_entries as usize)?;
             for index in 0..params.sq_entries {
                 // SAFETY: an element of the array that `ptr_at` has checked; the ring is disabled,
                 // so the kernel does not read it.
@@ -148,12 +117,12 @@ impl Ring {
             }
         }
         Ok(Self {
-            sq_tail: rings.ptr_at(sq.tail, 1)?,
-            sq_flags: rings.ptr_at(sq.flags, 1)?,
+            sq_tail: rings.ptr_at(sq.tail as usize, 1)?,
+            sq_flags: rings.ptr_at(sq.flags as usize, 1)?,
             sqes: entries.ptr_at(0, params.sq_entries as usize)?,
-            cq_head: rings.ptr_at(cq.head, 1)?,
-            cq_tail: rings.ptr_at(cq.tail, 1)?,
-            cqes: rings.ptr_at(cq.cqes, params.cq_entries as usize)?,
+            cq_head: rings.ptr_at(cq.head as usize, 1)?,
+            cq_tail: rings.ptr_at(cq.tail as usize, 1)?,
+            cqes: rings.ptr_at(cq.cqes as usize, params.cq_entries as usize)?,
             // Both are powers of two.
             sq_mask: params.sq_entries - 1,
             cq_mask: params.cq_entries - 1,

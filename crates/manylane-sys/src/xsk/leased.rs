@@ -26,7 +26,7 @@ use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::RingWakeup as _;
-use crate::map::FileMapping;
+use crate::map::Mapping;
 use crate::shared;
 
 /// Size of a frame; the kernel reserves the first 256 bytes of one that it receives into.
@@ -121,7 +121,7 @@ pub struct LeasedQueue {
     terms: QueueParams,
     socket: Socket,
     rings: AllRings,
-    memory: FileMapping,
+    memory: Mapping,
     #[expect(dead_code, reason = "kept for their drop, after the rings")]
     maps: [Maps; 2],
 }

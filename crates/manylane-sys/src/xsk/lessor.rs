@@ -7,7 +7,7 @@ use super::leased::{FRAME_SIZE, FRAMES_MAX, Holder, LeasedQueue, QueueParams, me
 use super::open::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
-use crate::map::FileMapping;
+use crate::map::Mapping;
 use crate::shared;
 
 /// Maximum number of sockets that share a queue: as many as the frames allow for full RX rings.
@@ -44,7 +44,7 @@ pub struct LessorQueue {
     // Dropped in this order: the socket, then its rings' maps, then the memory.
     umem_socket: Socket,
     _maps: Maps,
-    _memory: FileMapping,
+    _memory: Mapping,
     file: OwnedFd,
     options: QueueOptions,
     is_virtual_pair: bool,

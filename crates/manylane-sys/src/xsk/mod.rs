@@ -3,7 +3,7 @@
 //! A [`Queue`] owns the memory that a device queue receives into and sends from. It is divided
 //! into frames of one size. A frame is in one state at a time: with the kernel to receive into, in
 //! the current batch, free, allocated to be filled, or with the kernel to send.
-//! [`Queue::frame_counts`] returns the number in each state.
+//! [`FrameCounts`] has the number in each state.
 //!
 //! One round of a lane:
 //!
@@ -40,11 +40,11 @@
 //! | `ring.rs` | one ring: producer, consumer, and why they need no lock |
 //! | `frames.rs` | the state of each frame, and which code may change it |
 //! | `allocator.rs` | what members share, and all operations that need the lock |
-//! | `member.rs` | the rounds of a member, without system calls |
+//! | `open.rs` | opening a queue, joining one |
+//! | `queue.rs` | the rounds of a queue, without system calls |
 //! | `linearize.rs` | packets of several frames, linearized |
 //! | `tx_queue.rs`, `send.rs` | the TX ring of a member; the two views of a batch |
 //! | `socket.rs` | the system calls |
-//! | `queue.rs` | the queue, made of these parts |
 //! | `owners.rs` | the processes that have a queue open |
 //! | `lessor.rs`, `leased.rs` | a queue that one process opens and others use: all its state is in shared memory |
 

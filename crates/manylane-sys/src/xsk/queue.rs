@@ -24,7 +24,7 @@ const IDLE_SKIPS_MAX: u32 = 64;
 
 /// One queue of a device, with its frames; see the [module](super).
 ///
-/// One thread owns it at a time. The descriptor ([`AsFd`]) is readable while packets are pending.
+/// One thread owns it at a time. The descriptor (`AsFd`) is readable while packets are pending.
 ///
 /// Several can be members of one device queue ([`join`](Self::join)), each on a thread of its own.
 /// A member that is dropped sends what it has queued, and returns everything else to the others.

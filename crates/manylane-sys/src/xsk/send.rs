@@ -4,12 +4,12 @@
 //! Both live for `'a`, a mutable borrow of the queue, so no batch begins or ends and no packet's
 //! `payload_offset` changes meanwhile. Why they do not overlap in memory: the payload of a packet
 //! is the bytes from `payload_offset` on, and is only read, here and by a device that sends it.
-//! [`in_place_header_mut`](Sender::in_place_header_mut) is the bytes before `payload_offset`. Those are also read in
-//! the view of payloads, by value ([`PacketRef::header`]), but only until a mutable slice of them
-//! could have existed: both views know the last packet of which a mutable slice was handed out,
-//! and reads are allowed only behind it. New frames are in no batch: a frame of a batch, of any
-//! member, is not free, and so not allocated, before the batch ends; and only the member that has
-//! allocated a frame hands out slices of it.
+//! [`in_place_header_mut`](Sender::in_place_header_mut) is the bytes before `payload_offset`.
+//! Those are also read in the view of payloads, by value ([`PacketRef::header`]), but only until a
+//! mutable slice of them could have existed: both views know the last packet of which a mutable
+//! slice was handed out, and reads are allowed only behind it. New frames are in no batch: a frame
+//! of a batch, of any member, is not free, and so not allocated, before the batch ends; and only
+//! the member that has allocated a frame hands out slices of it.
 
 use std::cell::Cell;
 use std::io;
@@ -143,8 +143,8 @@ impl<'a> Sender<'a> {
     pub fn header(&self, i: usize) -> &[u8] {
         let packet = &self.payloads.packets[i];
         // SAFETY: these bytes belong to a frame that the batch holds for `'a`, sent or not. The
-        // kernel does not write to frames that it sends from, and we do only through `in_place_header_mut`,
-        // which borrows `self` mutably.
+        // kernel does not write to frames that it sends from, and we do only through
+        // `in_place_header_mut`, which borrows `self` mutably.
         unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.payload_offset as usize) }
     }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
@@ -12,6 +12,8 @@ use super::ring::{Consumer, Producer, RingMemory, Slot};
 use super::tx_metadata::METADATA_LEN;
 use super::wakeup::{KickOutcome, RingWakeup};
 use super::{Mode, QueueOptions, Statistics};
+use crate::map::{Mapping, READ_WRITE};
+use crate::{busy_poll, check, sock};
 
 /// The rings of a device queue.
 pub(super) struct UmemRings {
@@ -26,7 +28,6 @@ pub(super) struct MemberRings {
     /// What they are in; none in tests.
     pub(super) maps: Option<Maps>,
 }
-use crate::{busy_poll, check, sock};
 
 /// Missing in the libc crate. Defined in linux/if_xdp.h (Linux 6.17): maximum number of packets
 /// that one call sends in copy mode, 32 by default.
@@ -79,9 +80,9 @@ impl Socket {
             tx_metadata_len: METADATA_LEN as u32,
             ..region
         };
-        match self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, telling) {
+        match self.set(libc::XDP_UMEM_REG, telling) {
             Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {
-                self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region).map(|()| 0)
+                self.set(libc::XDP_UMEM_REG, region).map(|()| 0)
             }
             result => result.map(|()| METADATA_LEN),
         }
@@ -91,20 +92,20 @@ impl Socket {
     /// RX or a TX ring, too; this one gets the smallest, to which nothing is redirected.
     pub(super) fn umem_rings(&self, options: &QueueOptions) -> io::Result<(UmemRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, tx_ring)?;
-        self.set(libc::SOL_XDP, libc::XDP_RX_RING, 2_u32)?;
+        self.set(libc::XDP_UMEM_FILL_RING, ring)?;
+        self.set(libc::XDP_UMEM_COMPLETION_RING, tx_ring)?;
+        self.set(libc::XDP_RX_RING, 2_u32)?;
         let (offsets, flags) = self.offsets()?;
-        let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, ring, size_of::<u64>())?;
+        let fill = self.map_ring(libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, ring, size_of::<u64>())?;
         let completion =
-            Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
+            self.map_ring(libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and
         // entries of the size of the type: both rings carry addresses. `FrameAllocator` keeps the
         // maps as long as the rings, and each ring gets the one producer or consumer on our side.
         let rings = unsafe {
             UmemRings {
-                fill: Producer::new(fill.ring_memory(&offsets.fr, flags, ring)),
-                completion: Consumer::new(completion.ring_memory(&offsets.cr, flags, tx_ring)),
+                fill: Producer::new(ring_memory(&fill, &offsets.fr, flags, ring)?),
+                completion: Consumer::new(ring_memory(&completion, &offsets.cr, flags, tx_ring)?),
             }
         };
         Ok((rings, Maps([fill, completion])))
@@ -126,19 +127,19 @@ impl Socket {
     ) -> io::Result<(AllRings, [Maps; 2])> {
         let (offsets, flags) = self.offsets()?;
         let word = size_of::<u64>();
-        let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, shared, word)?;
-        let completion = Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, shared, word)?;
-        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
-        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
+        let fill = self.map_ring(libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, shared, word)?;
+        let completion = self.map_ring(libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, shared, word)?;
+        let rx = self.map_ring(libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
+        let tx = self.map_ring(libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and
         // entries of the size of the type. The caller keeps the maps as long as the memory is
         // used, and ensures the rest of the contract.
         let rings = unsafe {
             AllRings {
-                fill: fill.ring_memory(&offsets.fr, flags, shared),
-                completion: completion.ring_memory(&offsets.cr, flags, shared),
-                rx: rx.ring_memory(&offsets.rx, flags, ring),
-                tx: tx.ring_memory(&offsets.tx, flags, tx_ring),
+                fill: ring_memory(&fill, &offsets.fr, flags, shared)?,
+                completion: ring_memory(&completion, &offsets.cr, flags, shared)?,
+                rx: ring_memory(&rx, &offsets.rx, flags, ring)?,
+                tx: ring_memory(&tx, &offsets.tx, flags, tx_ring)?,
             }
         };
         Ok((rings, [Maps([fill, completion]), Maps([rx, tx])]))
@@ -147,17 +148,17 @@ impl Socket {
     /// Makes and maps the two rings of a member.
     pub(super) fn member_rings(&self, options: &QueueOptions) -> io::Result<MemberRings> {
         let QueueOptions { ring, tx_ring, .. } = *options;
-        self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
-        self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
+        self.set(libc::XDP_RX_RING, ring)?;
+        self.set(libc::XDP_TX_RING, tx_ring)?;
         let (offsets, flags) = self.offsets()?;
-        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
-        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
+        let rx = self.map_ring(libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
+        let tx = self.map_ring(libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as
         // the rings.
         let (consumer, producer) = unsafe {
             (
-                Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
-                Producer::new(tx.ring_memory(&offsets.tx, flags, tx_ring)),
+                Consumer::new(ring_memory(&rx, &offsets.rx, flags, ring)?),
+                Producer::new(ring_memory(&tx, &offsets.tx, flags, tx_ring)?),
             )
         };
         Ok(MemberRings { rx: consumer, tx: producer, maps: Some(Maps([rx, tx])) })
@@ -200,7 +201,7 @@ impl Socket {
     /// Lets one call send all that the ring has room for, if the kernel supports it. Neither
     /// setting is required.
     pub(super) fn raise_tx_limits(&self, options: &QueueOptions) {
-        let _ = self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
+        let _ = self.set(XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
         // Copies being sent are charged to the socket, at twice their size.
         let bytes = (options.tx_ring as usize).saturating_mul(2 * options.frame_size as usize);
         let _ = sock::set_buffer(self.fd.as_fd(), sock::Buffer::Send, bytes);
@@ -213,11 +214,8 @@ impl Socket {
         Ok(())
     }
 
-    fn set<T: Copy>(&self, level: c_int, name: c_int, value: T) -> io::Result<()> {
-        let len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
-        check(unsafe { libc::setsockopt(self.fd.as_raw_fd(), level, name, (&raw const value).cast(), len) })?;
-        Ok(())
+    fn set<T: Copy>(&self, name: c_int, value: T) -> io::Result<()> {
+        sock::set(self.fd.as_fd(), libc::SOL_XDP, name, value)
     }
 }
 
@@ -376,81 +374,35 @@ impl RingWakeup for Socket {
     }
 }
 
-/// The mappings of some rings.
-pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Map; 2]);
-
-/// The mapping of one ring.
-struct Map {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapped memory is accessed through the one producer or consumer made of it, which may
-// cross threads.
-unsafe impl Send for Map {}
-// SAFETY: a shared map has no methods.
-unsafe impl Sync for Map {}
+/// The mappings of two rings. Each ring has one producer or consumer on our side, made of it.
+pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Mapping; 2]);
 
 const DESC_SIZE: usize = size_of::<xdp_desc>();
 
-impl Map {
-    fn new(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {
+impl Socket {
+    fn map_ring(&self, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Mapping> {
         let overflow = |_| io::Error::from_raw_os_error(libc::EOVERFLOW);
         let len = usize::try_from(at.desc).map_err(overflow)? + entries as usize * each;
         let page = off_t::try_from(page).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of
-        // ours.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
-                socket.fd.as_raw_fd(),
-                page,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { base, len })
-    }
-
-    /// # Safety
-    /// `at` and `entries` are those the map was made with, and `T` has the size it was made with
-    /// and any bytes as values. At most one producer or consumer is made of the result, and it is
-    /// dropped before the map.
-    unsafe fn ring_memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
-        let word = |offset: u64| {
-            let offset = offset as usize;
-            assert!(
-                offset.is_multiple_of(align_of::<AtomicU32>()) && offset + size_of::<AtomicU32>() <= self.len
-            );
-            // SAFETY: inside the mapping, as was just checked.
-            unsafe { self.base.add(offset).cast::<AtomicU32>() }
-        };
-        assert!(at.desc.is_multiple_of(align_of::<T>() as u64));
-        // SAFETY: the words are inside the mapping and aligned (checked above), and so are the
-        // slots, for which `new` made it long enough. The memory is the kernel's and zeroed, so
-        // initialised; the other side is the kernel. The caller ensures the rest.
-        unsafe {
-            let slots = self.base.add(at.desc as usize).cast::<Slot<T>>();
-            RingMemory::new(
-                word(at.producer),
-                word(at.consumer),
-                flags.then(|| word(at.flags)),
-                slots,
-                entries,
-            )
-        }
+        Mapping::populated(self.fd.as_fd(), page, len, READ_WRITE)
     }
 }
 
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; the ring that used it was
-        // dropped (contract of `ring_memory`).
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
+/// The ring in a mapping of [`Socket::map_ring`].
+///
+/// # Safety
+/// `at` and `entries` are those the map was made with, and any bytes are a value of `T`. At most
+/// one producer or consumer is made of the result, and it is dropped before the map.
+unsafe fn ring_memory<T: Copy>(
+    map: &Mapping,
+    at: &xdp_ring_offset,
+    flags: bool,
+    entries: u32,
+) -> io::Result<RingMemory<T>> {
+    let word = |offset: u64| map.ptr_at::<AtomicU32>(offset as usize, 1);
+    let slots = map.ptr_at::<Slot<T>>(at.desc as usize, entries as usize)?;
+    let flags = if flags { Some(word(at.flags)?) } else { None };
+    // SAFETY: words and slots are inside the mapping and aligned. The memory is the kernel's and
+    // zeroed, so initialised; the other side is the kernel. The caller ensures the rest.
+    Ok(unsafe { RingMemory::new(word(at.producer)?, word(at.consumer)?, flags, slots, entries) })
 }
