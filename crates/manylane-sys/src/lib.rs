@@ -18,7 +18,7 @@
 //! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
-//! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
+//! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`numa`] | NUMA nodes of memory |
 //! | [`netns`] | network namespaces and devices, for tests |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |

@@ -1,4 +1,4 @@
-//! Mappings: buffers from the kernel, and arrays shared with eBPF programs.
+//! Mappings: buffers, rings, and words shared with eBPF programs or other processes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

@@ -59,6 +59,7 @@ pub struct Target {
     connection: OwnedFd,
     pid: u32,
     description: Description,
+    lanes: Vec<LaneId>,
 }
 
 /// The result of [`find_targets`].
@@ -104,7 +105,8 @@ fn scan(of: Option<u32>) -> Result<Targets> {
         }
         match request(&connection, Request::Describe) {
             Ok(Reply::Description(about)) => {
-                found.targets.push(Target { connection, pid: peer.pid, description: about });
+                let lanes = about.lanes.iter().copied().map(LaneId).collect();
+                found.targets.push(Target { connection, pid: peer.pid, description: about, lanes });
             }
             Ok(Reply::Refused(why)) => found.refused.push((peer.pid, why)),
             Ok(_) => found.refused.push((peer.pid, "it answers something else".into())),
@@ -162,8 +164,8 @@ impl Target {
 
     /// Its lanes when it was queried.
     #[must_use]
-    pub fn lanes(&self) -> Vec<LaneId> {
-        self.description.lanes.iter().copied().map(LaneId).collect()
+    pub fn lanes(&self) -> &[LaneId] {
+        &self.lanes
     }
 
     /// Names of its devices.
@@ -264,7 +266,7 @@ impl Capture {
             bytes: Vec::new(),
             epoll: watch,
         };
-        for Target { connection, pid, description: about } in targets {
+        for Target { connection, pid, description: about, .. } in targets {
             let ring = (about.devices.len(), listener::clamp_buffer_size(buffer));
             for (ifindex, name) in about.devices {
                 capture.add_device(ifindex, name);
