@@ -86,7 +86,7 @@ struct Buffer {
 impl SimBuffers {
     pub(super) fn message(&self, index: usize) -> Message<'_> {
         let Buffer { bytes, full_len, peer, control } = &self.0[index];
-        Message::new(bytes, *full_len, *full_len > bytes.len(), peer, control)
+        Message::new(bytes, *full_len, peer, control)
     }
 
     pub(super) fn totals(&self) -> Totals {
