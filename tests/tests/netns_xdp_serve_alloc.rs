@@ -1,6 +1,6 @@
 //! The loop of `serve` does not allocate with engine xdp either, nor does the thread that follows
-//! the kernel's routes, once the peers are known and the kernel's tables do not change. One test, as
-//! in `loopback_serve_alloc`.
+//! the kernel's routes, once the peers are known and the kernel's tables do not change. One test,
+//! as in `loopback_serve_alloc`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

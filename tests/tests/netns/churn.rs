@@ -173,8 +173,8 @@ fn netns_of_a_server_that_was_killed_nothing_is_left() {
     }
 }
 
-/// True if the kernel still has a program or map with this id. Those of other processes may be freed
-/// between the kernel's listing of their ids and the question what they are.
+/// True if the kernel still has a program or map with this id. Those of other processes may be
+/// freed between the kernel's listing of their ids and the question what they are.
 fn is_loaded(kind: &str, number: u32) -> bool {
     if kind == "prog_id" {
         aya::programs::loaded_programs().filter_map(Result::ok).any(|program| program.id() == number)

@@ -1,7 +1,7 @@
 //! The list: every function that the library stands in front of, and the function that handles it.
 //!
-//! It is expanded twice: into the C library's functions (`real.rs`), which all modules may call, and
-//! into the exports of the same names (`exports.rs`), which call the modules.
+//! It is expanded twice: into the C library's functions (`real.rs`), which all modules may call,
+//! and into the exports of the same names (`exports.rs`), which call the modules.
 
 /// Types and numbers that the list names.
 pub(crate) mod types {

@@ -1,5 +1,6 @@
-//! The exported functions, which the program calls: one for each of the list (`functions.rs`). Until the
-//! library is ready, and after it has detached, it calls the C library's function of that name.
+//! The exported functions, which the program calls: one for each of the list (`functions.rs`).
+//! Until the library is ready, and after it has detached, it calls the C library's function of that
+//! name.
 //!
 //! And syscall(2), which handles calls that close descriptors (libuv makes them) and calls that
 //! install a seccomp filter (libseccomp makes them). The C library's function takes arguments that

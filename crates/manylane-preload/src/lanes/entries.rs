@@ -93,8 +93,8 @@ fn handle_untracked_close(fd: c_int, entry: Entry) {
 }
 
 /// Taken before `fd` is closed, or its number gets another meaning. While it is held, no other
-/// thread changes an epoll instance by it (`epoll_set::move_to_lane`), or finds it in the table after
-/// the table has changed.
+/// thread changes an epoll instance by it (`epoll_set::move_to_lane`), or finds it in the table
+/// after the table has changed.
 pub(crate) fn lock_entry(fd: c_int) -> Option<Guard<'static>> {
     match table::entry(fd) {
         Entry::Sock(index) => {

@@ -18,7 +18,8 @@ static REPORT: OnceLock<ReportFile> = OnceLock::new();
 /// The descriptor that child programs inherit; negative if there is none.
 static REPORT_FD: AtomicI32 = AtomicI32::new(-1);
 
-/// Maps the report, if there is one. Returns its descriptor if child programs inherit it. An invalid path is reported in one line on standard error.
+/// Maps the report, if there is one. Returns its descriptor if child programs inherit it. An
+/// invalid path is reported in one line on standard error.
 pub(crate) fn start() -> Option<c_int> {
     let path = state::settings().and_then(|settings| settings.report.as_ref())?;
     let inherited = match ReportFile::find(path) {
