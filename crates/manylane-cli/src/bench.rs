@@ -11,17 +11,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane::WaitPolicy;
-use manylane_testbed::bench::batch::{Plan, RecvMethod};
-use manylane_testbed::bench::flap::Event;
-use manylane_testbed::bench::replies::SendMethod;
-use manylane_testbed::bench::rtt::{self, Contender, generator::SEQ_LEN};
-use manylane_testbed::bench::{self, Controller, Options, Setup};
-use manylane_testbed::receiver::{Kind, Work};
-use manylane_testbed::report::{self, format_number};
-use manylane_testbed::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
-use manylane_testbed::stats::Summary;
-use manylane_testbed::synthetic_work::SyntheticWork;
-use manylane_testbed::testbed;
+use manylane_bench::experiments;
+use manylane_bench::experiments::batch::{Plan, RecvMethod};
+use manylane_bench::experiments::flap::Event;
+use manylane_bench::experiments::replies::SendMethod;
+use manylane_bench::experiments::rtt::{self, Contender, generator::SEQ_LEN};
+use manylane_bench::receivers::{Kind, Work};
+use manylane_bench::report;
+use manylane_bench::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
+use manylane_bench::stats::Summary;
+use manylane_bench::work::SyntheticWork;
+use manylane_bench::{self as bench, Controller, Options, Setup};
+use manylane_measure::format_number;
+use manylane_testbed::topology;
 
 use crate::args::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
@@ -57,18 +59,6 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
         BenchCommand::Flap(args) => flap(args, &mut director),
         BenchCommand::Flood(args) => flood::run(args, &mut director),
     }
-}
-
-/// The command line with quoted arguments, to copy into a shell.
-pub(crate) fn command_line() -> String {
-    let words = std::env::args().enumerate().map(|(at, word)| match at {
-        0 => "manylane".into(),
-        _ if word.chars().all(|c| c.is_alphanumeric() || "-_./,:=@%+[]".contains(c)) && !word.is_empty() => {
-            word
-        }
-        _ => format!("'{}'", word.replace('\'', "'\\''")),
-    });
-    words.collect::<Vec<String>>().join(" ")
 }
 
 struct Bar {
@@ -115,7 +105,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     options.quick = args.quick;
     options.work = work;
     options.synthetic_work = SyntheticWork::calibrate(args.work);
-    let document = bench::rx::run(&mut setup, &options, director)?;
+    let document = experiments::rx::run(&mut setup, &options, director)?;
     let name = match work {
         Work::Count => "rx",
         Work::Echo => "echo",
@@ -152,7 +142,7 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
         );
     }
     let plan = Plan { methods: by, messages: args.messages.clone(), fills: args.queues };
-    let document = bench::batch::run(&mut setup, &options, &plan, director)?;
+    let document = experiments::batch::run(&mut setup, &options, &plan, director)?;
     finish_batch(&args.common, director, "batch", &document)
 }
 
@@ -161,7 +151,7 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     options.sizes = or_default(&args.common.size, &REPLY_SIZES);
     let setup = Setup::loopback(args.common.receiver_cpus.clone())?;
     let senders = or_default(&args.senders, &SendMethod::ALL);
-    let document = bench::replies::run(&setup, &options, &senders, &args.messages, director)?;
+    let document = experiments::replies::run(&setup, &options, &senders, &args.messages, director)?;
     finish_batch(&args.common, director, "replies", &document)
 }
 
@@ -207,18 +197,18 @@ fn batch_table(rows: &[BatchRow]) -> Table {
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_default(&args.receivers, &bench::gso::RECEIVERS);
+    let receivers = or_default(&args.receivers, &experiments::gso::RECEIVERS);
     let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
     options.flows = args.common.flows.unwrap_or(1);
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
-    let document = bench::gso::run(&mut setup, &options, director)?;
+    let document = experiments::gso::run(&mut setup, &options, director)?;
     finish(&args.common, director, "gso", &document)
 }
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
     let mut setup = default_setup(&args.place, &args.common)?;
-    let document = bench::churn::run(&mut setup, &options, args.every, director)?;
+    let document = experiments::churn::run(&mut setup, &options, args.every, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-churn.html", &report::events::churn(&document)?)?;
@@ -230,11 +220,11 @@ fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
 }
 
 fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_default(&args.receivers, &bench::flap::RECEIVERS);
+    let receivers = or_default(&args.receivers, &experiments::flap::RECEIVERS);
     let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
     let events = or_default(&args.events, &Event::ALL);
-    let document = bench::flap::run(&mut setup, &options, &events, director)?;
+    let document = experiments::flap::run(&mut setup, &options, &events, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-flap.html", &report::events::flap(&document)?)?;
@@ -328,7 +318,7 @@ fn options(
         rx_coalesce: args.rx_usecs.map(Duration::from_micros),
         steering: args.steering,
         quick: false,
-        command: command_line(),
+        command: output::command_line(),
     }
 }
 
@@ -352,7 +342,7 @@ fn make_setup(
     if args.loopback {
         return Setup::loopback(cpus);
     }
-    match testbed::available() {
+    match topology::available() {
         Ok(()) => make(cpus),
         Err(why) => {
             output::eprint_line(&format!("on loopback: {why:#}"));

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use manylane::control::ControlSocket;
 use manylane::{Batch, Builder, Counters, Engine, FilterDrops, Handle, LaneCounters, Outbox, Socket};
-use manylane_testbed::report::format_number;
-use manylane_testbed::schema::{Document, ECHO};
+use manylane_measure::{Document, format_number};
 use serde::Serialize;
 
 use crate::args::EchoArgs;
@@ -18,6 +17,9 @@ use crate::metrics;
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
+
+/// Name of the document.
+const SCHEMA: &str = "manylane.echo.v1";
 
 /// Interval at which signals are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -56,8 +58,11 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         served.store(true, Ordering::Relaxed);
         counters
     })?;
-    let document =
-        Document::new(ECHO, Settings { seconds: start.elapsed().as_secs_f64(), ..settings }, rows(&counters));
+    let document = Document::new(
+        SCHEMA,
+        Settings { seconds: start.elapsed().as_secs_f64(), ..settings },
+        rows(&counters),
+    );
     if args.json { output::print_json(&document) } else { output::print(&text(&counters)) }
 }
 
@@ -226,7 +231,7 @@ impl Settings {
         let steering = socket.steering();
         let (can, waiting) = (socket.capabilities(), socket.waiting());
         Self {
-            command: crate::bench::command_line(),
+            command: output::command_line(),
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),

@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
-use manylane_testbed::bench::Controller;
-use manylane_testbed::lab::state::State;
-use manylane_testbed::lab::table;
-use manylane_testbed::lab::{self, LabDocument, LabSettings, Paper, Scale};
-use manylane_testbed::report;
+use manylane_bench::Controller;
+use manylane_lab::state::State;
+use manylane_lab::{self as lab, LabDocument, LabSettings, Paper, Scale, report, table};
 
 use crate::args::{LabArgs, LabPaper};
-use crate::bench::command_line;
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
@@ -30,7 +27,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         LabPaper::Priambodo => vec![Paper::Priambodo],
         LabPaper::All => Paper::ALL.to_vec(),
     };
-    let settings = LabSettings::new(command_line(), &papers, args.only.clone(), scale(args));
+    let settings = LabSettings::new(output::command_line(), &papers, args.only.clone(), scale(args));
     if args.list {
         let names: Vec<String> = settings.parts().into_iter().map(|(_, part)| part.id + "\n").collect();
         return output::print(&names.concat());
@@ -49,7 +46,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     }
     let finished = run_parts(&mut state, args)?;
     let json = write(args, &format!("lab-{name}.json"), &output::json(&finished)?)?;
-    let page = write(args, &format!("lab-{name}.html"), &report::lab::html(&finished)?)?;
+    let page = write(args, &format!("lab-{name}.html"), &report::html(&finished)?)?;
     output::eprint_line(&format!(
         "report: {page} (raw samples: {json}); its parts took {:.0} s",
         state.seconds()

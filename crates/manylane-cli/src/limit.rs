@@ -2,11 +2,14 @@
 
 use anyhow::{Context, Result, bail};
 use manylane::control::{self, ControlClient};
-use manylane_testbed::schema::{Document, LIMIT};
+use manylane_measure::Document;
 use serde::Serialize;
 
 use crate::args::LimitArgs;
 use crate::output;
+
+/// Name of the document.
+const SCHEMA: &str = "manylane.limit.v1";
 
 /// Makes the requested changes, then prints the filter in force.
 pub(crate) fn run(args: &LimitArgs) -> Result<()> {
@@ -36,8 +39,8 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     }
     let rows = guarded.into_iter().map(Row::fetch).collect::<Result<Vec<_>>>()?;
     if args.json {
-        let settings = Settings { command: crate::bench::command_line(), pid };
-        return output::print_json(&Document::new(LIMIT, settings, rows));
+        let settings = Settings { command: output::command_line(), pid };
+        return output::print_json(&Document::new(SCHEMA, settings, rows));
     }
     let text: String = rows.iter().map(Row::text).collect();
     output::print(&text)

@@ -1,16 +1,18 @@
 //! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`,
-//! `bench`, `lab`, and its own manual.
+//! its own manual and, with feature `bench`, `bench` and `lab`.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage. Those of `run` are the program's. Results go to
 //! standard output, everything else to standard error. It is not a failure if the reader closes
 //! the pipe early.
 
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
 mod capture;
 mod doctor;
 mod echo;
 mod find;
+#[cfg(feature = "bench")]
 mod lab;
 mod limit;
 mod loadable;
@@ -71,7 +73,9 @@ fn execute(cli: Cli) -> Result<()> {
         Command::Run(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
+        #[cfg(feature = "bench")]
         Command::Bench { bench } => bench::run(&bench),
+        #[cfg(feature = "bench")]
         Command::Lab(args) => lab::run(&args),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),

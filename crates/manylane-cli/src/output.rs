@@ -28,6 +28,18 @@ pub(crate) fn eprint_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// The command line with quoted arguments, to copy into a shell.
+pub(crate) fn command_line() -> String {
+    let words = std::env::args().enumerate().map(|(at, word)| match at {
+        0 => "manylane".into(),
+        _ if word.chars().all(|c| c.is_alphanumeric() || "-_./,:=@%+[]".contains(c)) && !word.is_empty() => {
+            word
+        }
+        _ => format!("'{}'", word.replace('\'', "'\\''")),
+    });
+    words.collect::<Vec<String>>().join(" ")
+}
+
 /// Escapes text from other processes, such as a process name, for a terminal.
 pub(crate) fn strip_control(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()

@@ -31,6 +31,7 @@ pub(crate) fn rate(text: &str) -> Result<Rate, String> {
 }
 
 /// `250k`, `1.5M`, `1000`.
+#[cfg(any(test, feature = "bench"))]
 pub(crate) fn pps(text: &str) -> Result<f64, String> {
     match rate(text)? {
         Rate::Pps(pps) => Ok(pps),
@@ -77,6 +78,7 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
 }
 
 /// A list of processors: `0-3,6`.
+#[cfg(any(test, feature = "bench"))]
 pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
     manylane_sys::cpu::parse_list(text).ok_or_else(|| "give processors such as 0-3,6".into())
 }

@@ -1,5 +1,8 @@
 //! `manylane send`: the load generator, with or without replies.
 
+#[cfg(feature = "bench")]
+mod fast;
+
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,13 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use manylane_testbed::bench::{Load, Setup};
-use manylane_testbed::client::{self, Expect, Plan, RequestCounts};
-use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
-use manylane_testbed::report::format_number;
-use manylane_testbed::schema::{Document, SEND};
-use manylane_testbed::synthetic_work::SyntheticWork;
-use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
+use manylane_measure::client::{self, Expect, Plan, RequestCounts};
+use manylane_measure::{Document, Sent, Traffic, Until, format_number, sockets};
 use serde::Serialize;
 
 use crate::args::SendArgs;
@@ -22,23 +20,28 @@ use crate::parse::Rate;
 use crate::progress::Progress;
 use crate::signals;
 
+/// Name of the document.
+const SCHEMA: &str = "manylane.send.v1";
 /// Default duration.
 const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
 /// Sends, and prints the result.
 pub(crate) fn run(args: &SendArgs) -> Result<()> {
     let settings = Settings::new(args);
-    let row = if args.fast {
-        fast(args)?
-    } else {
-        let to = resolve(args.addr.as_deref().unwrap_or_default())?;
-        match args.expect {
-            Expect::Nothing => generate(args, to)?,
-            _ => send_requests(args, to)?,
-        }
-    };
-    let document = Document::new(SEND, settings, vec![row]);
+    let document = Document::new(SCHEMA, settings, vec![send(args)?]);
     if args.json { output::print_json(&document) } else { output::print(&document.rows[0].text()) }
+}
+
+fn send(args: &SendArgs) -> Result<Row> {
+    #[cfg(feature = "bench")]
+    if args.fast {
+        return fast::send(args);
+    }
+    let to = resolve(args.addr.as_deref().unwrap_or_default())?;
+    match args.expect {
+        Expect::Nothing => generate(args, to),
+        _ => send_requests(args, to),
+    }
 }
 
 fn resolve(addr: &str) -> Result<SocketAddr> {
@@ -95,7 +98,7 @@ fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     })
 }
 
-/// Sends datagrams with the portable sender, without replies.
+/// Sends datagrams with the sender on sockets, without replies.
 fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     let traffic = Traffic {
         pps: args.rate.pps(),
@@ -105,8 +108,8 @@ fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         ..Traffic::new(to, args.size)
     };
     let sent = match (args.count, send_duration(args)) {
-        (Some(count), _) => portable::send(&traffic, Until::CountOrStop(count, signals::stop_flag()?))?,
-        (None, time) => send_for(time.unwrap_or(DEFAULT_DURATION), |until| portable::send(&traffic, until))?,
+        (Some(count), _) => sockets::send(&traffic, Until::CountOrStop(count, signals::stop_flag()?))?,
+        (None, time) => send_for(time.unwrap_or(DEFAULT_DURATION), |until| sockets::send(&traffic, until))?,
     };
     Ok(Row::from_sent(&sent))
 }
@@ -131,52 +134,6 @@ fn send_for(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<
     })
 }
 
-/// Sends frames by XDP to counting lanes, in a testbed of its own.
-fn fast(args: &SendArgs) -> Result<Row> {
-    ensure!(args.expect == Expect::Nothing, "--fast only counts what arrives: leave out --expect");
-    output::eprint_line(
-        "--fast: frames go through a testbed, two network namespaces made for this run; nothing leaves this machine",
-    );
-    let mut setup = Setup::testbed(None, 1)?;
-    let receiver = ReceiverOptions {
-        addr: setup.bind_addr(),
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
-        threads: args.lanes,
-        batch: 64,
-        recv_buffer: 4 << 20,
-        size: args.size,
-        rx_coalesce: manylane::Builder::default_rx_coalesce(args.lanes, setup.receiver_cpus().len()),
-        devices: setup.device_names(),
-        wait: manylane::WaitPolicy::Sleep,
-        ring: 2048,
-        cpus: setup.receiver_cpus().to_vec(),
-        steering: manylane::Steering::Flow,
-    };
-    let running = setup.start(Kind::LaneMmsg, &receiver)?;
-    let load = Load {
-        pps: args.rate.pps(),
-        duration: DEFAULT_DURATION,
-        size: args.size,
-        flows: args.flows,
-        gso: false,
-    };
-    let to = running.addr();
-    let sent = match (args.count, send_duration(args)) {
-        (Some(count), _) => setup.send_until(to, &load, Until::CountOrStop(count, signals::stop_flag()?))?,
-        (None, time) => {
-            send_for(time.unwrap_or(DEFAULT_DURATION), |until| setup.send_until(to, &load, until))?
-        }
-    };
-    // A receiver that stops still delivers its queued datagrams.
-    let end = running.stop()?;
-    Ok(Row {
-        delivered: Some(end.delivered),
-        loss: Some(1.0 - end.delivered as f64 / sent.datagrams.max(1) as f64),
-        ..Row::from_sent(&sent)
-    })
-}
-
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Settings {
     command: String,
@@ -194,12 +151,13 @@ struct Settings {
 impl Settings {
     fn new(args: &SendArgs) -> Self {
         Self {
-            command: crate::bench::command_line(),
+            command: output::command_line(),
             to: args.addr.clone(),
-            sender: match (args.fast, &args.expect, args.gso) {
-                (true, _, _) => "XDP live frames in a testbed",
-                (_, Expect::Nothing, false) => "sockets (sendmmsg)",
-                (_, Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
+            sender: match (&args.expect, args.gso) {
+                #[cfg(feature = "bench")]
+                _ if args.fast => "XDP live frames in a testbed",
+                (Expect::Nothing, false) => "sockets (sendmmsg)",
+                (Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
                 _ => "sockets, open loop",
             },
             rate_pps: args.rate.pps(),

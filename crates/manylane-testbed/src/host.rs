@@ -19,7 +19,7 @@ use crate::link::{DeviceCounters, LinkEnd, device_counters};
 /// and remove namespaces, five seconds are not enough.
 const LINK_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives
+/// A host of a [`Testbed`](crate::topology::Testbed). A clone is the same host; the namespace lives
 /// as long as one of them, a thread inside, or a process or socket started there.
 #[derive(Clone, Debug)]
 pub struct Host {

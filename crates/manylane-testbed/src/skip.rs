@@ -30,14 +30,14 @@ impl fmt::Display for Forced {
     }
 }
 
-/// True if the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here.
+/// True if the calling test, `name`, can build a [`Testbed`](crate::topology::Testbed) here.
 /// Reports a skip if not: `if !skip::need_root("netns_name") { return; }`
 ///
 /// # Panics
 /// In CI, where it must be possible.
 #[must_use]
 pub fn need_root(name: &str) -> bool {
-    match crate::testbed::available() {
+    match crate::topology::available() {
         Ok(()) => true,
         Err(why) => {
             skip(name, None, &format!("{why:#}"));

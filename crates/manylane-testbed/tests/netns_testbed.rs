@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use manylane_testbed::testbed::namespaces_in_use;
+use manylane_testbed::topology::namespaces_in_use;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 
 /// For what has to happen; a machine with much else to do may take its time.

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_measure::{Sent, Traffic, Until, sockets};
 use manylane_sys::sock;
-use manylane_testbed::traffic::live::LiveSender;
-use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
+use manylane_testbed::generator::LiveSender;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 
 /// Datagrams per source port, and whether all had the payload expected.
@@ -212,7 +212,7 @@ fn netns_the_portable_sender_counts_what_leaves() {
         };
         let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned(), 4_000);
         traffic.target.set_port(port);
-        let sent = from.run(|| portable::send(&traffic, Until::Count(4_000))).unwrap();
+        let sent = from.run(|| sockets::send(&traffic, Until::Count(4_000))).unwrap();
         let seen = receiver.join().unwrap();
         assert_eq!((sent.datagrams, sent.rejected), (4_000, 0));
         assert_eq!((seen.total(), seen.wrong), (4_000, 0), "IPv6 {ipv6}, GSO {segment}");

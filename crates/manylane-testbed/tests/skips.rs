@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
 use manylane_testbed::skip::{self, Forced};
-use manylane_testbed::testbed;
+use manylane_testbed::topology;
 
 /// Runs one of the helpers below with these variables and no others that matter.
 fn child(helper: &str, variables: &[(&str, &str)]) -> Command {
@@ -68,7 +68,7 @@ fn ci_allows_only_skips_that_the_machine_forces() {
 
 #[test]
 fn without_the_program_ip_it_says_how_to_get_it() {
-    if testbed::available().is_err() {
+    if topology::available().is_err() {
         return; // Then the next test says why.
     }
     let done = child("helper_builds_a_testbed", &[("PATH", "/nonexistent")]).output().unwrap();

@@ -11,8 +11,9 @@ use std::time::Duration;
 use crate::faults_support::{Child, is_child, report, wait_for_parent};
 use crate::netns_support::{open, sink, wait_until, wait_within};
 use manylane::{Builder, Handle, LaneId, Steering, SteeringBackend};
+use manylane_measure::{Traffic, Until};
+use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip;
-use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Layout, Testbed};
 use manylane_tests::{Client, Serving, send_and_wait};
 

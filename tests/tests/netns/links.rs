@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
 use manylane::{Flushed, LaneCounters, SteeringBackend};
+use manylane_measure::{Traffic, Until, sockets};
 use manylane_sys::process::run_isolated;
 use manylane_testbed::skip;
-use manylane_testbed::traffic::{Traffic, Until, portable};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
 
@@ -107,7 +107,7 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
         let stop = Arc::new(AtomicBool::new(false));
         let until_told = Until::Stop(Arc::clone(&stop));
         let traffic = Traffic { flows: 16, pps: Some(20_000.0), ..Traffic::new(serving.addr, 32) };
-        let sender = a.spawn("sender", move || portable::send(&traffic, until_told).unwrap()).unwrap();
+        let sender = a.spawn("sender", move || sockets::send(&traffic, until_told).unwrap()).unwrap();
         let delivered = || serving.handle.counters().total().delivered;
         for _ in 0..4 {
             let so_far = delivered();

@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use crate::netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
 use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
+use manylane_measure::{Traffic, Until};
 use manylane_sys::cpu;
+use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::{self, Forced};
-use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, pattern, send_gso};
 

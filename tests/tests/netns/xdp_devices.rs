@@ -7,9 +7,10 @@ use crate::xdp_support::{
     any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
 };
 use manylane::{Builder, Engine, ErrorKind, Handle};
+use manylane_measure::{Traffic, Until};
 use manylane_sys::device;
+use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::Forced;
-use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, skip};
 use manylane_tests::{Client, TEST_TIMEOUT};
 use manylane_wire::ethernet::Mac;

@@ -8,9 +8,10 @@ use crate::xdp_support::{
     any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
     xdp, xdp_count,
 };
+use manylane_measure::{Traffic, Until};
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
-use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
+use manylane_testbed::generator::LiveSender;
 use manylane_tests::{Serving, TEST_TIMEOUT};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::Frame;

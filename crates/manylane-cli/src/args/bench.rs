@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use manylane::{Limit, Steering};
-use manylane_testbed::bench::batch::RecvMethod;
-use manylane_testbed::bench::flap::Event;
-use manylane_testbed::bench::flood::Part;
-use manylane_testbed::bench::replies::SendMethod;
-use manylane_testbed::bench::rtt::{self, Contender, generator::Arrivals};
-use manylane_testbed::receiver::Kind;
-use manylane_testbed::traffic::replies::CountHook;
+use manylane_bench::experiments::batch::RecvMethod;
+use manylane_bench::experiments::flap::Event;
+use manylane_bench::experiments::flood::Part;
+use manylane_bench::experiments::replies::SendMethod;
+use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
+use manylane_bench::receivers::Kind;
+use manylane_testbed::reply_count::CountHook;
 
 use super::values::{interfaces, messages, payload_size, positive};
 use crate::parse::{self, Rate};

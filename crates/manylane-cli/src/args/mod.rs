@@ -1,7 +1,9 @@
 //! The command line. Every flag is defined here once. Help, man pages and completions are
 //! generated from it.
 
+#[cfg(feature = "bench")]
 mod bench;
+#[cfg(feature = "bench")]
 mod lab;
 mod live;
 mod machine;
@@ -12,10 +14,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+#[cfg(feature = "bench")]
 pub(crate) use self::bench::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, FloodArgs, GsoArgs, PlaceArgs, RepliesArgs,
     RttArgs, RxArgs,
 };
+#[cfg(feature = "bench")]
 pub(crate) use self::lab::{LabArgs, LabPaper};
 pub(crate) use self::live::{FilterArgs, LimitArgs, TopArgs};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
@@ -99,6 +103,7 @@ pub(crate) enum Command {
     /// since then are not restored, and named. Settings do not survive a reboot.
     Tune(TuneArgs),
     /// Compare lanes with receivers written by hand
+    #[cfg(feature = "bench")]
     Bench {
         /// Which benchmark.
         #[command(subcommand)]
@@ -109,6 +114,7 @@ pub(crate) enum Command {
     /// Each table is printed in the paper's form, with the paper's numbers beside those of this
     /// machine, the differences from the paper's set-up, and a conclusion from the figures.
     /// Progress is saved to a file, so that --resume can continue an interrupted run.
+    #[cfg(feature = "bench")]
     Lab(LabArgs),
     /// Write the man pages
     Man(ManArgs),
@@ -194,6 +200,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "bench")]
     #[test]
     fn lists_and_defaults_of_the_benchmark() {
         let words =

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
-use manylane_testbed::client::{Expect, Payload};
+use manylane_measure::client::{Expect, Payload};
 
 use super::FilterArgs;
 use super::values::{
@@ -114,7 +114,9 @@ pub(crate) struct EchoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SendArgs {
     /// Address and port to send to
-    #[arg(value_name = "ADDR", required_unless_present = "fast", conflicts_with = "fast")]
+    #[arg(value_name = "ADDR")]
+    #[cfg_attr(feature = "bench", arg(required_unless_present = "fast", conflicts_with = "fast"))]
+    #[cfg_attr(not(feature = "bench"), arg(required = true))]
     pub(crate) addr: Option<String>,
     /// Datagrams per second, such as 1000, 250k or 1.5M; max for no limit
     #[arg(long, default_value = "1000", value_name = "RATE", value_parser = parse::rate)]
@@ -143,15 +145,18 @@ pub(crate) struct SendArgs {
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Duration,
     /// Send many datagrams as one message (UDP GSO); not with --expect
-    #[arg(long, conflicts_with = "fast")]
+    #[arg(long)]
+    #[cfg_attr(feature = "bench", arg(conflicts_with = "fast"))]
     pub(crate) gso: bool,
     /// Generate frames with an XDP program, several times faster (root)
     ///
     /// The frames do not leave this machine. They are sent through a testbed, two network
     /// namespaces created for this run, to lanes that count them.
-    #[arg(long, conflicts_with_all = ["payload"])]
+    #[cfg(feature = "bench")]
+    #[arg(long, conflicts_with = "payload")]
     pub(crate) fast: bool,
     /// Receiving lanes in the testbed of --fast
+    #[cfg(feature = "bench")]
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = positive)]
     pub(crate) lanes: usize,
     /// Print the result as JSON (manylane.send.v1)

@@ -28,6 +28,7 @@ impl Switch {
     }
 }
 
+#[cfg(any(test, feature = "bench"))]
 pub(super) fn messages(text: &str) -> Result<usize, String> {
     positive(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
 }
@@ -51,12 +52,13 @@ pub(super) fn snaplen(text: &str) -> Result<usize, String> {
         .ok_or(format!("give a number from 1 to {SNAPLEN_MAX}"))
 }
 
+#[cfg(any(test, feature = "bench"))]
 pub(super) fn interfaces(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| (1..=16).contains(number)).ok_or("give a number from 1 to 16".into())
 }
 
 pub(super) fn payload_size(text: &str) -> Result<usize, String> {
-    const PAYLOAD_SIZE_MAX: usize = manylane_testbed::client::MAX_PAYLOAD;
+    const PAYLOAD_SIZE_MAX: usize = manylane_measure::client::MAX_PAYLOAD;
     text.parse()
         .ok()
         .filter(|size| *size <= PAYLOAD_SIZE_MAX)

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
-use manylane_testbed::bench::flood::{self, LINKS, Part, Plan};
-use manylane_testbed::bench::{Options, Setup};
-use manylane_testbed::report::{self, format_number};
-use manylane_testbed::schema::FloodRow;
-use manylane_testbed::stats::median;
+use manylane_bench::experiments::flood::{self, LINKS, Part, Plan};
+use manylane_bench::report;
+use manylane_bench::schema::FloodRow;
+use manylane_bench::stats::median;
+use manylane_bench::{Options, Setup};
+use manylane_measure::format_number;
 
 use super::{Bar, options, or_default, write};
 use crate::args::FloodArgs;

@@ -27,8 +27,8 @@ mod text;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use manylane_measure::Machine;
 use manylane_sys::process;
-use manylane_testbed::machine::Machine;
 use serde_json::json;
 
 use self::facts::Facts;

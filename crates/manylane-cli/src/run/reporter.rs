@@ -11,18 +11,18 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane::{FilterDrops, FilterHandle, MetricsPage};
-use manylane_testbed::machine::Machine;
-use manylane_testbed::report::format_number;
-use manylane_testbed::schema;
+use manylane_measure::{Machine, format_number};
 use serde::Serialize;
 
 use super::backlog::Backlog;
 use super::launch::Exit;
 use super::report::{Fallback, Receiver, Report, SharedReport};
 use crate::args::RunArgs;
-use crate::bench::command_line;
 use crate::metrics::add_counters;
 use crate::output;
+
+/// Name of the document.
+const SCHEMA: &str = "manylane.run.v1";
 
 /// Reads the report and prints it.
 pub(super) struct Reporter {
@@ -75,7 +75,7 @@ impl Reporter {
         filter: Option<FilterHandle>,
     ) -> Self {
         let settings = Settings {
-            command: command_line(),
+            command: output::command_line(),
             program: file.display().to_string(),
             engine: args.engine.map(|engine| engine.to_string()),
             steering: args.steering.map(|steering| steering.to_string()),
@@ -135,7 +135,7 @@ impl Reporter {
             Exit::Signal(signal) => (None, Some(signal)),
         };
         let document = Document {
-            schema: schema::RUN,
+            schema: SCHEMA,
             machine: Machine::read(),
             settings: Settings {
                 seconds: self.start.elapsed().as_secs_f64(),

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use manylane_testbed::schema::{Document, TOP};
+use manylane_measure::Document;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use serde::Serialize;
 
@@ -24,6 +24,9 @@ use self::snapshot::Snapshot;
 use self::view::{CoreRow, Refusals, RingRow, View};
 use crate::args::TopArgs;
 use crate::output::{self, UsageError};
+
+/// Name of the document.
+const SCHEMA: &str = "manylane.top.v1";
 
 /// Rates over less time mean nothing.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -55,14 +58,14 @@ fn run_once(args: &TopArgs, interval: Duration) -> Result<()> {
         return output::print(&view.text(args.rows));
     }
     let settings = Settings {
-        command: crate::bench::command_line(),
+        command: output::command_line(),
         seconds: view.seconds,
         refused: view.refused,
         rings: view.rings,
         cores: view.cores,
         silent: view.silent.into_iter().map(|(pid, why)| Silent { pid, why }).collect(),
     };
-    output::print_json(&Document::new(TOP, settings, view.rows))
+    output::print_json(&Document::new(SCHEMA, settings, view.rows))
 }
 
 fn diff(before: &Snapshot, now: &Snapshot, interval: Duration) -> View {

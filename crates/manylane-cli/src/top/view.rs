@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use comfy_table::{CellAlignment, Table, presets};
-use manylane_testbed::report::format_number;
+use manylane_measure::format_number;
 use serde::Serialize;
 
 use super::snapshot::{Core, Snapshot};

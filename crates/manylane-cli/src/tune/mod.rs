@@ -15,7 +15,7 @@ mod settings;
 mod tests;
 
 use anyhow::{Context, Result, bail};
-use manylane_testbed::machine::Machine;
+use manylane_measure::Machine;
 use serde::Serialize;
 use serde_json::json;
 

@@ -58,7 +58,7 @@ fn state(test: &str) -> String {
 
 /// Whether receive queues can be several in use.
 fn has_two_cpus(test: &str) -> bool {
-    let cpus = manylane_testbed::machine::online_cpus().len();
+    let cpus = manylane_measure::machine::online_cpus().len();
     skip::need_unless_forced(test, cpus > 1, Forced::Cpus, "advice on spreading work needs two")
 }
 
@@ -403,7 +403,7 @@ fn netns_tune_does_not_cut_the_user_off() {
     }
     let (document, code) = tune(&["queues-unused", "--allow-link-reset"]);
     assert_eq!((&document["rows"][0]["outcome"], code), (&"done".into(), 0));
-    let most = manylane_testbed::machine::online_cpus().len().min(4) as u32;
+    let most = manylane_measure::machine::online_cpus().len().min(4) as u32;
     assert_eq!(queues(), most);
     // Taking it back is a change like any other.
     let (document, code) = tune(&["--undo", "queues-unused"]);
@@ -523,7 +523,7 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
     }
     let testbed = one_host(1);
     let host = testbed.host(0);
-    let cpu = manylane_testbed::machine::allowed_cpus().first().copied().unwrap();
+    let cpu = manylane_measure::machine::allowed_cpus().first().copied().unwrap();
     let mut command = host.command(PROGRAM).unwrap();
     command.args([
         "echo",

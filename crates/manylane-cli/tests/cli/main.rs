@@ -7,6 +7,7 @@ mod blocks;
 mod capture;
 mod doctor;
 mod echo_xdp;
+#[cfg(feature = "bench")]
 mod lab;
 mod live;
 mod program;

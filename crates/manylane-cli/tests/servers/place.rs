@@ -8,7 +8,7 @@ use std::process::Command;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
-use manylane_testbed::{Host, testbed};
+use manylane_testbed::{Host, topology};
 use tempfile::TempDir;
 
 /// A network namespace with nothing but loopback, if that can be had, and a folder.
@@ -24,7 +24,7 @@ pub(crate) struct Place {
 impl Place {
     /// A place for the test of that name.
     pub(crate) fn new(test: &str) -> Self {
-        Self::within(test, testbed::available().is_ok().then(|| NetNs::create().unwrap()))
+        Self::within(test, topology::available().is_ok().then(|| NetNs::create().unwrap()))
     }
 
     /// A place on a host of a testbed.

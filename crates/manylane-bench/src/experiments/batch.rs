@@ -1,0 +1,375 @@
+//! `bench batch`: cost of receiving a queued datagram, by its size and by the messages of a call.
+//! The queue is filled, then drained by one thread, and the CPU time of draining is divided by the
+//! number of datagrams. It includes no wake-up, no delay and no idle time, only the cost of calls
+//! and of datagrams.
+//!
+//! Each stage of a sample:
+//!
+//! 1. The receiver is created, with its buffers and registrations, and receives some datagrams, so
+//!    that no page is new.
+//! 2. Repeated: a queue is filled, from another core if there is one; the CPU clock is read; calls
+//!    drain the queue; the clock is read again. Datagrams that do not arrive are counted as lost.
+
+use std::any::Any;
+use std::fmt;
+use std::hint::black_box;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use manylane::{Builder, Engine, Lane, Placement};
+use manylane_sys::cpu;
+use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::raw_xsk::RawXsk;
+use manylane_sys::sock::{self, Buffer};
+use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
+
+use crate::receivers::xsk_checked::Checked;
+use crate::receivers::xsk_raw::{self, FrameParser, OpenQueues, Unchecked};
+use crate::sample::check_stop;
+use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
+use crate::stats::interleaved;
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note};
+use manylane_measure::Until;
+
+/// Number of datagrams in a filled queue: at least the maximum of one call.
+const FILL_DATAGRAMS: u64 = 2048;
+/// Buffer size for single datagrams: half a page, more for larger datagrams.
+const BUF_SIZE_MIN: usize = 2048;
+/// Number of empty calls in a row after which the missing datagrams count as lost.
+const EMPTY_CALLS_MAX: u32 = 1000;
+
+/// Methods of receiving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecvMethod {
+    /// `recvmmsg` on headers that are built once.
+    Recvmmsg,
+    /// Single receives by io_uring, submitted again for each message.
+    UringSingle,
+    /// A multishot receive by io_uring.
+    UringPlain,
+    /// A lane of engine `mmsg`.
+    LaneMmsg,
+    /// A lane of engine `uring`.
+    LaneUring,
+    /// The loop of `xsk/raw`. Testbed only, and datagrams that fit a frame.
+    XskRaw,
+    /// The same with the checks of `xsk/checked`.
+    XskChecked,
+    /// A lane of engine `xdp`. Testbed only, and datagrams that fit a frame.
+    LaneXdp,
+}
+
+impl RecvMethod {
+    /// All of them, baselines first.
+    pub const ALL: [Self; 8] = [
+        Self::Recvmmsg,
+        Self::UringSingle,
+        Self::UringPlain,
+        Self::LaneMmsg,
+        Self::LaneUring,
+        Self::XskRaw,
+        Self::XskChecked,
+        Self::LaneXdp,
+    ];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Recvmmsg => "socket/recvmmsg",
+            Self::UringSingle => "uring/single",
+            Self::UringPlain => "uring/plain",
+            Self::LaneMmsg => "lane/mmsg",
+            Self::LaneUring => "lane/uring",
+            Self::XskRaw => "xsk/raw",
+            Self::XskChecked => "xsk/checked",
+            Self::LaneXdp => "lane/xdp",
+        }
+    }
+
+    /// True if it receives frames from a device.
+    pub const fn needs_device(self) -> bool {
+        matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
+    }
+
+    /// True if it needs io_uring.
+    pub const fn needs_uring(self) -> bool {
+        matches!(self, Self::UringSingle | Self::UringPlain | Self::LaneUring)
+    }
+}
+
+impl fmt::Display for RecvMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for RecvMethod {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|by| by.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Options in addition to the sizes.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The receivers.
+    pub methods: Vec<RecvMethod>,
+    /// Maximum number of messages of a call.
+    pub messages: Vec<usize>,
+    /// Number of queues that one sample drains.
+    pub fills: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    method: RecvMethod,
+    size: usize,
+    messages: usize,
+}
+
+/// Runs the benchmark. It uses the sizes, rounds, flows and receive buffer of `options`.
+///
+/// # Errors
+/// When a receiver or the sender fails, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    director: &mut dyn Controller,
+) -> Result<Document<BenchSettings, BatchRow>> {
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.notes.extend(oversubscribed_note(setup));
+    settings.notes.push(format!("each sample empties {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
+    settings.receivers = plan.methods.iter().map(ToString::to_string).collect();
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &messages in &plan.messages {
+            configs.extend(plan.methods.iter().map(|&by| Config { method: by, size, messages }));
+        }
+    }
+    let planned = (configs.len() * options.rounds) as f64;
+    let mut samples = vec![Vec::new(); configs.len()];
+    let mut taken = 0;
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            let config = configs[index];
+            check_stop(director.stop())?;
+            let Config { method: by, size, messages } = config;
+            let what = format!("{by}, {size} bytes, {messages} a call, round {}", round + 1);
+            director.progress(f64::from(taken) / planned, &what);
+            let sample = sample(setup, options, plan, config, round).with_context(|| what.clone())?;
+            samples[index].push(sample);
+            taken += 1;
+        }
+    }
+    let rows = configs.into_iter().zip(samples);
+    let rows = rows.map(|(Config { method: by, size, messages }, samples)| {
+        BatchRow::from_samples(by.name(), size, messages, samples)
+    });
+    let rows = rows.collect();
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_BATCH, settings, rows))
+}
+
+/// Takes one sample, on a thread of its own, because the pinning must not outlive it.
+fn sample(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    config: Config,
+    round: usize,
+) -> Result<BatchSample> {
+    let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
+    let pin = setup.receiver_cpus().first().copied();
+    std::thread::scope(|scope| {
+        let measured = scope.spawn(|| {
+            if let Some(cpu) = pin {
+                cpu::pin(cpu).with_context(|| format!("cannot pin the receiver to CPU {cpu}"))?;
+            }
+            measure(setup, receiver, (plan.fills, options.flows), config, round)
+        });
+        measured.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
+    })
+}
+
+fn measure(
+    setup: &mut Setup,
+    mut taker: BatchReceiver,
+    (fills, flows): (usize, u16),
+    config: Config,
+    round: usize,
+) -> Result<BatchSample> {
+    // Several flows, in turn, because the kernel would join one flow to GRO messages on a device.
+    let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, gso: false };
+    let mut sum = BatchSample { round, ..BatchSample::default() };
+    // A multishot receive is armed by the first call.
+    taker.recv()?;
+    let mut time = Duration::ZERO;
+    for fill in 0..=fills {
+        let sent = setup.send_until(taker.addr, &load, Until::Count(FILL_DATAGRAMS))?.datagrams;
+        let before = cpu::thread_cpu_time();
+        let (got, calls) = drain(&mut taker, sent)?;
+        let spent = cpu::thread_cpu_time().saturating_sub(before);
+        // The first one warms up.
+        if fill > 0 {
+            time += spent;
+            sum.sent += sent;
+            sum.delivered += got;
+            sum.calls += calls;
+        }
+    }
+    ensure!(sum.delivered > 0, "nothing arrived");
+    sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
+    Ok(sum)
+}
+
+/// Receives `sent` datagrams, or as many as arrive, and returns the number of calls.
+fn drain(taker: &mut BatchReceiver, sent: u64) -> Result<(u64, u64)> {
+    let (mut got, mut calls, mut in_vain) = (0, 0, 0);
+    while got < sent && in_vain < EMPTY_CALLS_MAX {
+        let some = taker.recv()?;
+        got += some as u64;
+        calls += 1;
+        in_vain = if some == 0 { in_vain + 1 } else { 0 };
+    }
+    Ok((got, calls))
+}
+
+/// One receiver.
+struct BatchReceiver {
+    addr: SocketAddr,
+    backend: Backend,
+}
+
+enum Backend {
+    Recvmmsg(UdpSocket, RecvRing),
+    UringSingle(UdpSocket, Box<Option<BareOneshot>>, BareOptions),
+    UringPlain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
+    Lane(Box<Lane>),
+    Xsk(XskPoller),
+}
+
+/// The bare loop over the queues of a device, in turn.
+struct XskPoller {
+    poll: fn(&mut RawXsk, u32) -> u32,
+    queues: Vec<RawXsk>,
+    /// Maximum number of frames of one poll.
+    batch: u32,
+    /// The queue to poll next.
+    next: usize,
+    /// The program that redirects frames into the queues.
+    _programs: Box<dyn Any + Send>,
+}
+
+impl XskPoller {
+    fn new<R: FrameParser>(setup: &Setup, batch: usize) -> Result<Self> {
+        let addr = setup.bind_addr();
+        let OpenQueues { queues, programs } =
+            xsk_raw::open_queues(R::NAME, &setup.device_names(), addr.port(), crate::RING_SIZE, false)?;
+        let queues = queues.into_iter().map(|(_, _, queue)| queue).collect();
+        let look = |queue: &mut RawXsk, batch| xsk_raw::poll_queue::<R>(queue, batch, || ()).datagrams;
+        Ok(Self { poll: look, queues, batch: batch as u32, next: 0, _programs: programs })
+    }
+
+    /// A batch of the first queue that has frames.
+    fn recv(&mut self) -> usize {
+        for _ in 0..self.queues.len() {
+            let Some(queue) = self.queues.get_mut(self.next) else { break };
+            let taken = (self.poll)(queue, self.batch);
+            // It stays with a queue that has frames, because only that one has traffic.
+            if taken > 0 {
+                return taken as usize;
+            }
+            self.next = (self.next + 1) % self.queues.len();
+        }
+        0
+    }
+}
+
+impl BatchReceiver {
+    fn new(setup: &Setup, options: &Options, config: Config) -> Result<Self> {
+        let Config { method: by, size, messages } = config;
+        let addr = setup.bind_addr();
+        let engine = match by {
+            RecvMethod::LaneMmsg => Engine::Mmsg,
+            RecvMethod::LaneUring => Engine::Uring,
+            RecvMethod::LaneXdp => Engine::Xdp,
+            RecvMethod::XskRaw => {
+                return Ok(Self {
+                    addr,
+                    backend: Backend::Xsk(XskPoller::new::<Unchecked>(setup, messages)?),
+                });
+            }
+            RecvMethod::XskChecked => {
+                return Ok(Self { addr, backend: Backend::Xsk(XskPoller::new::<Checked>(setup, messages)?) });
+            }
+            RecvMethod::Recvmmsg | RecvMethod::UringSingle | RecvMethod::UringPlain => {
+                let socket = UdpSocket::bind(addr).with_context(|| format!("cannot bind {addr}"))?;
+                sock::set_buffer(socket.as_fd(), Buffer::Receive, options.recv_buffer)
+                    .context("SO_RCVBUF")?;
+                let addr = socket.local_addr()?;
+                let bare = BareOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
+                let ring = RecvOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
+                let way = match by {
+                    RecvMethod::UringSingle => Backend::UringSingle(socket, Box::new(None), bare),
+                    RecvMethod::UringPlain => Backend::UringPlain(socket, Box::new(None), bare),
+                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
+                };
+                return Ok(Self { addr, backend: way });
+            }
+        };
+        let mut builder = Builder::new(addr)?;
+        builder.engine(engine).lanes(1).batch(messages).placement(Placement::None);
+        builder.xdp_ring(crate::RING_SIZE).recv_buffer(options.recv_buffer);
+        let socket = builder.open()?;
+        ensure!(socket.fallback().is_none(), "engine {engine}: {}", socket.fallback().unwrap_or_default());
+        let addr = socket.local_addr();
+        let lane = socket.into_lanes().pop().context("a socket has a lane")?;
+        Ok(Self { addr, backend: Backend::Lane(Box::new(lane)) })
+    }
+
+    /// Receives with one call, reads the datagrams, and returns their number.
+    #[inline]
+    fn recv(&mut self) -> Result<usize> {
+        Ok(match &mut self.backend {
+            Backend::Recvmmsg(socket, ring) => {
+                let count = ring.recv(socket.as_fd(), Wait::Never)?;
+                (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
+                count
+            }
+            Backend::UringSingle(socket, shots, options) => {
+                let shots = get_or_init(shots, || BareOneshot::new(socket.as_fd(), *options))?;
+                let count = shots.recv()?;
+                (0..count).for_each(|index| _ = black_box(shots.message(index).data.first().copied()));
+                count
+            }
+            Backend::UringPlain(socket, ring, options) => {
+                let ring = get_or_init(ring, || BareMultishot::new(socket.as_fd(), *options))?;
+                let count = ring.recv(None)?;
+                (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
+                count
+            }
+            Backend::Xsk(bare) => bare.recv(),
+            Backend::Lane(lane) => {
+                let batch = lane.recv()?.batch;
+                let count = batch.len();
+                batch.for_each(|datagram| _ = black_box(datagram.payload().first().copied()));
+                count
+            }
+        })
+    }
+}
+
+/// State of the receiving thread is created there.
+fn get_or_init<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
+    if place.is_none() {
+        *place = Some(make().context("io_uring: see kernel.io_uring_disabled")?);
+    }
+    place.as_mut().context("it was just made")
+}

@@ -1,0 +1,164 @@
+//! `bench churn`: do lanes that are added and removed lose datagrams?
+//!
+//! While traffic runs at half the no-loss rate, a lane is added or removed at every tick. In the
+//! end, all sent datagrams must have been delivered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use manylane::Handle;
+
+use crate::receivers::Kind;
+use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
+use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
+use manylane_measure::Until;
+
+/// Default time between two changes.
+pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which a request to stop is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Runs the benchmark with a change every `every`.
+///
+/// # Errors
+/// When lanes or the sender fail, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    every: Duration,
+    director: &mut dyn Controller,
+) -> Result<Document<BenchSettings, ChurnRow>> {
+    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    settings.receivers = vec![Kind::LaneMmsg.to_string()];
+    settings.notes.extend(oversubscribed_note(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        for &threads in &options.threads {
+            let pps = safe_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
+            rows.push(churn(setup, options, threads, size, pps, every, director)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_CHURN, settings, rows))
+}
+
+fn churn(
+    setup: &mut Setup,
+    options: &Options,
+    threads: usize,
+    size: usize,
+    pps: f64,
+    every: Duration,
+    director: &mut dyn Controller,
+) -> Result<ChurnRow> {
+    let receiver = options.receiver_options(setup, Kind::LaneMmsg, threads, size);
+    let running = setup.start(Kind::LaneMmsg, &receiver)?;
+    let lanes = running.lanes().context("lanes have a handle")?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let changer = {
+        let stop = stop.clone();
+        // Lanes are opened in the network namespace of the calling thread.
+        setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, every, &stop)))
+    };
+    let clock = CpuBusyTimer::start();
+    let start = Instant::now();
+    let load = Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
+    let (to, sending) = (running.addr(), Arc::new(AtomicBool::new(true)));
+    let until = Until::Stop(Arc::new(AtomicBool::new(false)));
+    let (outcome, total) = thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let sent = setup.send_until(to, &load, until.clone());
+            sending.store(false, Ordering::Relaxed);
+            sent
+        });
+        let mut outcome = Ok(());
+        // Ends when the time is over, on request, and when either side has failed.
+        while start.elapsed() < options.duration
+            && sending.load(Ordering::Relaxed)
+            && !changer.is_finished()
+            && outcome.is_ok()
+        {
+            let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
+            director
+                .progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
+            thread::sleep(POLL_INTERVAL.min(options.duration.saturating_sub(start.elapsed())));
+            outcome = check_stop(director.stop());
+        }
+        if let Until::Stop(stop) = &until {
+            stop.store(true, Ordering::Relaxed);
+        }
+        (outcome, sender.join())
+    });
+    let total = total.map_err(|_| anyhow!("the sender panicked"))?;
+    let (elapsed, busy) = clock.stop();
+    stop.store(true, Ordering::Relaxed);
+    let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
+    outcome?;
+    let (added, removed) = changed.context("a lane could not come or go")?;
+    let total = total?;
+    wait_drained(
+        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
+        &ReceiverCounts::default(),
+        &total,
+    )?;
+    let end = running.stop()?;
+    let lost = total.datagrams.saturating_sub(end.delivered);
+    let sample = Sample {
+        round: 0,
+        offered_pps: total.pps(),
+        delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
+        loss: lost as f64 / total.datagrams.max(1) as f64,
+        rx_cpu_ns: end.rx_cpu.as_nanos() as f64 / end.delivered.max(1) as f64,
+        total_cpu_ns: busy.as_nanos() as f64 / end.delivered.max(1) as f64,
+        sent: total.datagrams,
+        delivered: end.delivered,
+        kernel_dropped: end.kernel_dropped,
+        taken: None,
+    };
+    Ok(ChurnRow {
+        receiver: Kind::LaneMmsg.to_string(),
+        threads,
+        lanes: threads,
+        size,
+        offered_pps: sample.offered_pps,
+        delivered_pps: sample.delivered_pps,
+        loss: sample.loss,
+        rx_cpu_ns: Some(sample.rx_cpu_ns),
+        total_cpu_ns: sample.total_cpu_ns,
+        sent: sample.sent,
+        delivered: sample.delivered,
+        lost,
+        added,
+        removed,
+        every_ms: u64::try_from(every.as_millis()).unwrap_or(u64::MAX),
+        samples: vec![sample],
+    })
+}
+
+/// Adds a lane, removes the oldest, adds one, …, one change a tick. So after a while, none of the
+/// first lanes is left.
+fn change_lanes(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
+    let (mut added, mut removed) = (0, 0);
+    let mut next = Instant::now() + every;
+    while !stop.load(Ordering::Relaxed) {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += every;
+        let ids = lanes.lane_ids();
+        match ids.first() {
+            Some(oldest) if ids.len() > at_least => {
+                lanes.remove_lane(*oldest)?;
+                removed += 1;
+            }
+            _ => {
+                lanes.add_lane()?;
+                added += 1;
+            }
+        }
+    }
+    Ok((added, removed))
+}

@@ -1,0 +1,310 @@
+//! `bench flap`: losses in the event of a change: a second socket opens or closes on the device,
+//! an XDP program is attached or detached, a link goes down and up.
+//!
+//! Traffic runs to one receiver at a rate that it handles easily, and one event occurs in the
+//! middle. Datagrams that entered the link and did not reach the application are lost. Those that
+//! the link did not accept, because it was down, are refused and not counted as lost. Rounds
+//! without an event show the losses of the machine itself, and the receiver on kernel sockets
+//! shows those of the kernel in the same event.
+
+use std::any::Any;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane::{Builder, Engine};
+
+use crate::receivers::xsk_raw::load_redirect;
+use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
+use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
+use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
+use crate::stats::interleaved;
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
+use manylane_measure::{Sent, Until};
+use manylane_testbed::Host;
+
+/// The receivers that it compares by default.
+pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
+
+/// How long a link stays down.
+const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
+/// Timeout of the first datagram.
+const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
+/// Port of the second socket: no datagrams are sent to it.
+const UNUSED_PORT: u16 = 9;
+/// The link of the events.
+const LINK: usize = 0;
+
+/// An event in the middle of the traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// None, for comparison.
+    Nothing,
+    /// Lanes of engine `mmsg` open on another port.
+    MmsgOpens,
+    /// Lanes of engine `mmsg` on another port close.
+    MmsgCloses,
+    /// A trivial XDP program, which passes everything, is attached to the receiver's device.
+    ProgramAttaches,
+    /// It is detached.
+    ProgramDetaches,
+    /// Lanes of engine `xdp` open on another port of the device: its program is attached.
+    XdpOpens,
+    /// Lanes of engine `xdp` on another port close: its program is detached.
+    XdpCloses,
+    /// The receiver's end of the link goes down and up.
+    ReceiverLink,
+    /// The sender's end of the link goes down and up.
+    SenderLink,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Nothing,
+        Self::MmsgOpens,
+        Self::MmsgCloses,
+        Self::ProgramAttaches,
+        Self::ProgramDetaches,
+        Self::XdpOpens,
+        Self::XdpCloses,
+        Self::ReceiverLink,
+        Self::SenderLink,
+    ];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::MmsgOpens => "mmsg-opens",
+            Self::MmsgCloses => "mmsg-closes",
+            Self::ProgramAttaches => "program-comes",
+            Self::ProgramDetaches => "program-goes",
+            Self::XdpOpens => "xdp-opens",
+            Self::XdpCloses => "xdp-closes",
+            Self::ReceiverLink => "receiver-link",
+            Self::SenderLink => "sender-link",
+        }
+    }
+
+    /// True if it is possible with a receiver of this kind. A device has one XDP program. If the
+    /// receiver has attached it, no other one can be attached, and a second socket of the process
+    /// attaches none.
+    pub const fn is_supported(self, kind: Kind) -> bool {
+        let brings_program =
+            matches!(self, Self::ProgramAttaches | Self::ProgramDetaches | Self::XdpOpens | Self::XdpCloses);
+        !(brings_program && kind.needs_device())
+    }
+
+    /// The second socket or program of an event, opened before the traffic if the event closes it.
+    fn open(self, host: &Host, receiver: &ReceiverOptions) -> Result<Option<Box<dyn Any + Send>>> {
+        let lanes = |engine| -> Result<Option<Box<dyn Any + Send>>> {
+            let mut builder = Builder::new((host.ip4(LINK), 0))?;
+            builder.engine(engine).lanes(receiver.threads).xdp_ring(receiver.ring);
+            Ok(Some(Box::new(host.run(|| builder.open())?)))
+        };
+        match self {
+            Self::Nothing | Self::ReceiverLink | Self::SenderLink => Ok(None),
+            Self::MmsgOpens | Self::MmsgCloses => lanes(Engine::Mmsg),
+            Self::XdpOpens | Self::XdpCloses => lanes(Engine::Xdp),
+            Self::ProgramAttaches | Self::ProgramDetaches => {
+                let index = host.device_index(LINK)?;
+                Ok(Some(Box::new(host.run(|| load_redirect(index, UNUSED_PORT))?)))
+            }
+        }
+    }
+
+    /// True if the event closes something that has to be opened before.
+    const fn is_teardown(self) -> bool {
+        matches!(self, Self::MmsgCloses | Self::ProgramDetaches | Self::XdpCloses)
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Event {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|event| event.name() == text)
+            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Runs the benchmark. The setup must be a testbed.
+///
+/// # Errors
+/// When a receiver, the sender or an event fails, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    events: &[Event],
+    director: &mut dyn Controller,
+) -> Result<Document<BenchSettings, FlapRow>> {
+    ensure!(setup.hosts().is_some(), "bench flap takes links down: it needs a testbed (root)");
+    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    settings.notes.extend(oversubscribed_note(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        for &threads in &options.threads {
+            let pps = safe_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
+            let configs: Vec<(Kind, Event)> = options
+                .receivers
+                .iter()
+                .flat_map(|&kind| events.iter().map(move |&event| (kind, event)))
+                .filter(|(kind, event)| event.is_supported(*kind))
+                .collect();
+            let load =
+                Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
+            rows.extend(compare(setup, options, &configs, threads, &load, director)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_FLAP, settings, rows))
+}
+
+/// All of `configs`, interleaved.
+fn compare(
+    setup: &mut Setup,
+    options: &Options,
+    configs: &[(Kind, Event)],
+    threads: usize,
+    load: &Load,
+    director: &mut dyn Controller,
+) -> Result<Vec<FlapRow>> {
+    let mut samples = vec![Vec::new(); configs.len()];
+    let planned = configs.len() * options.rounds;
+    let mut taken = 0;
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            let (kind, event) = configs[index];
+            check_stop(director.stop())?;
+            director.progress(f64::from(taken) / planned as f64, &format!("{kind}: {event}"));
+            let receiver = options.receiver_options(setup, kind, threads, load.size);
+            let sample = flap(setup, (kind, event), &receiver, load, round)
+                .with_context(|| format!("{kind}, {event}"))?;
+            samples[index].push(sample);
+            taken += 1;
+        }
+    }
+    let row = |(&(kind, event), samples): (&(Kind, Event), _)| {
+        FlapRow::from_samples(event.name(), kind.name(), threads, kind.lanes(threads), load.size, samples)
+    };
+    Ok(configs.iter().zip(samples).map(row).collect())
+}
+
+/// One event of one receiver.
+fn flap(
+    setup: &mut Setup,
+    (kind, event): (Kind, Event),
+    receiver: &ReceiverOptions,
+    load: &Load,
+    round: usize,
+) -> Result<FlapSample> {
+    let (sender, host) = setup.hosts().map(|(a, b)| (a.clone(), b.clone())).context("no testbed")?;
+    let running = setup.start(kind, receiver)?;
+    let mut beside = if event.is_teardown() { event.open(&host, receiver)? } else { None };
+    let stop = Arc::new(AtomicBool::new(false));
+    let (to, clock) = (running.addr(), CpuBusyTimer::start());
+    let (sent, happened) = thread::scope(|scope| {
+        let until = Until::Stop(Arc::clone(&stop));
+        let sending = scope.spawn(|| setup.send_until(to, load, until));
+        let happened = wait_for_traffic(running.as_ref(), &|| sending.is_finished()).and_then(|()| {
+            thread::sleep(load.duration / 2);
+            let start = Instant::now();
+            match event {
+                Event::Nothing => {}
+                Event::ReceiverLink => bounce_link(&host, &sender)?,
+                Event::SenderLink => bounce_link(&sender, &host)?,
+                _ if event.is_teardown() => beside = None,
+                _ => beside = event.open(&host, receiver)?,
+            }
+            let took = start.elapsed();
+            thread::sleep(load.duration / 2);
+            Ok(took)
+        });
+        stop.store(true, Ordering::Relaxed);
+        (sending.join(), happened)
+    });
+    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
+    let took = happened?;
+    wait_drained(
+        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
+        &ReceiverCounts::default(),
+        &sent,
+    )?;
+    let (elapsed, busy) = clock.stop();
+    let end = running.stop()?;
+    drop(beside);
+    let delivered = end.delivered.min(sent.datagrams);
+    let per = |time: Duration| time.as_nanos() as f64 / end.delivered.max(1) as f64;
+    Ok(FlapSample {
+        refused: sent.rejected,
+        lost: sent.datagrams - delivered,
+        event_micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        sample: Sample {
+            round,
+            offered_pps: offered_rate(&sent),
+            delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
+            loss: (sent.datagrams - delivered) as f64 / sent.datagrams.max(1) as f64,
+            rx_cpu_ns: per(end.rx_cpu),
+            total_cpu_ns: per(busy),
+            sent: sent.datagrams,
+            delivered: end.delivered,
+            kernel_dropped: end.kernel_dropped,
+            taken: None,
+        },
+    })
+}
+
+/// Datagrams generated per second, including those that the link did not accept.
+fn offered_rate(sent: &Sent) -> f64 {
+    (sent.datagrams + sent.rejected) as f64 / sent.elapsed.as_secs_f64().max(1e-9)
+}
+
+fn wait_for_traffic(running: &dyn RunningReceiver, sender_ended: &dyn Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while running.snapshot().delivered == 0 {
+        ensure!(!sender_ended(), "the sender ended before anything arrived");
+        ensure!(start.elapsed() < FIRST_DATAGRAM_TIMEOUT, "nothing arrives");
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Sets the end of the link at `host` down and up again, and waits until both ends carry frames.
+fn bounce_link(host: &Host, other: &Host) -> Result<()> {
+    host.set_link(LINK, false)?;
+    thread::sleep(LINK_DOWN_TIME);
+    host.set_link(LINK, true)?;
+    host.wait_for_carrier(LINK)?;
+    other.wait_for_carrier(LINK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_back() {
+        for event in Event::ALL {
+            assert_eq!(event.name().parse(), Ok(event));
+            assert!(event.is_supported(Kind::LaneMmsg));
+        }
+        assert!("lunch".parse::<Event>().unwrap_err().contains("sender-link"));
+        assert!(
+            !Event::XdpOpens.is_supported(Kind::LaneXdp) && Event::ReceiverLink.is_supported(Kind::LaneXdp)
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! Part `program`: how long a program that is always runnable is kept from running in a flood, on
+//! the lane's processor and on the one where the flood is generated and received from the link.
+//! There the flood generator, a thread that needs the whole processor, alternates with the
+//! program. Its time is reported separately, and a thread that only spins in its place shows the
+//! effect of the alternation itself.
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use anyhow::{Result, anyhow};
+use manylane::Engine;
+
+use super::server::{BusyThread, Flood, Server, ServerStats};
+use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
+use crate::sample::CpuBusyTimer;
+use crate::schema::FloodSample;
+use crate::{Options, check_stop};
+use manylane_measure::Traffic;
+
+pub(super) const VARIANTS: [Variant; 5] = [
+    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Idle },
+    Variant { name: "busy-thread", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::BusyThread },
+    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, sender_load: SenderLoad::Flood },
+    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Flood },
+    Variant { name: "limit", engine: Engine::Xdp, limit: true, sender_load: SenderLoad::Flood },
+];
+
+pub(super) fn sample(
+    bed: &FloodTestbed,
+    (options, plan): (&Options, &Plan),
+    (variant, pps): (&Variant, f64),
+    round: usize,
+    stop: &AtomicBool,
+) -> Result<FloodSample> {
+    let server =
+        Server::start(&bed.to, bed.server_config(variant.engine, variant.limit.then_some(plan.limit)))?;
+    let pps = if variant.sender_load == SenderLoad::Flood { pps } else { 0.0 };
+    let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, PAYLOAD_SIZE) };
+    let clock = CpuBusyTimer::start();
+    let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
+    let busy = match variant.sender_load {
+        SenderLoad::BusyThread => Some(BusyThread::start(bed.sender_cpu)?),
+        _ => None,
+    };
+    let maker = flood.as_ref().map(|flood| &flood.tid).or(busy.as_ref().map(|busy| &busy.tid));
+    let lane = (variant.sender_load == SenderLoad::Flood).then_some(&*server.tid);
+    let seen = thread::scope(|scope| {
+        let programs = [(bed.lane_cpu, lane), (bed.sender_cpu, maker.map(|tid| &**tid))]
+            .map(|(cpu, maker)| scope.spawn(move || pauses::run_program(cpu, maker, options.duration, stop)));
+        programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
+    });
+    if let Some(busy) = busy {
+        busy.stop()?;
+    }
+    let sent = flood.map_or(Ok(0), Flood::stop)?;
+    check_stop(stop)?;
+    let mut sample = server.stop()?.since(&ServerStats::default(), round, sent, &clock);
+    for seen in seen {
+        let mut seen = seen?;
+        let who = if seen.cpu == bed.lane_cpu { "program" } else { "program beside the sender" };
+        if seen.cpu == bed.lane_cpu {
+            seen.apart.iter_mut().for_each(|gap| gap.lane_ms = std::mem::take(&mut gap.sender_ms));
+        }
+        sample.pauses.push(crate::schema::FloodPauses { who: who.into(), ..seen });
+    }
+    Ok(sample)
+}

@@ -1,0 +1,162 @@
+//! `bench replies`: cost of sending a datagram, by its size and by the messages of a call: with
+//! `sendmmsg` on headers that are built once, as lanes on kernel sockets answer, and with io_uring
+//! with an entry for each. One thread sends over loopback to a socket that drops everything. The
+//! CPU time of all methods includes the kernel's delivery up to there.
+
+use std::fmt;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane_sys::addr::SockAddr;
+use manylane_sys::mmsg::{SendOptions, SendRing};
+use manylane_sys::uring::BareSender;
+use manylane_sys::{cpu, sock};
+
+use crate::sample::check_stop;
+use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
+use crate::stats::interleaved;
+use crate::{Controller, Limits, Options, Setup};
+
+/// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
+const BYTES_MAX: usize = 64 << 20;
+const DATAGRAMS_MAX: usize = 8192;
+
+/// Methods of sending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SendMethod {
+    /// `sendmmsg`.
+    Sendmmsg,
+    /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
+    UringSendmsg,
+    /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
+    UringZeroCopy,
+}
+
+impl SendMethod {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sendmmsg, Self::UringSendmsg, Self::UringZeroCopy];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sendmmsg => "socket/sendmmsg",
+            Self::UringSendmsg => "uring/sendmsg",
+            Self::UringZeroCopy => "uring/sendmsg-zc",
+        }
+    }
+}
+
+impl fmt::Display for SendMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for SendMethod {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|sender| sender.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Runs the benchmark. It uses the sizes and rounds of `options`.
+///
+/// # Errors
+/// When a sender fails, or when it is stopped.
+pub fn run(
+    setup: &Setup,
+    options: &Options,
+    senders: &[SendMethod],
+    messages: &[usize],
+    director: &mut dyn Controller,
+) -> Result<Document<BenchSettings, BatchRow>> {
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.receivers = senders.iter().map(ToString::to_string).collect();
+    settings.notes.push("the datagrams are refused by a filter of the socket that they are sent to".into());
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &messages in messages {
+            configs.extend(senders.iter().map(|&sender| (sender, size, messages)));
+        }
+    }
+    let planned = (configs.len() * options.rounds) as f64;
+    let (mut samples, mut taken) = (vec![Vec::new(); configs.len()], 0);
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            check_stop(director.stop())?;
+            let (sender, size, messages) = configs[index];
+            let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
+            director.progress(f64::from(taken) / planned, &what);
+            let pin = setup.receiver_cpus().first().copied();
+            // On a thread of its own, because the pinning must not outlive it, and a ring belongs
+            // to a thread.
+            let measured = thread::spawn(move || {
+                if let Some(cpu) = pin {
+                    cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
+                }
+                measure(sender, size, messages, round)
+            });
+            let sample = measured.join().map_err(|_| anyhow!("the sender panicked"))?;
+            samples[index].push(sample.context(what)?);
+            taken += 1;
+        }
+    }
+    let rows = configs.into_iter().zip(samples);
+    let rows = rows.map(|((sender, size, messages), samples)| {
+        BatchRow::from_samples(sender.name(), size, messages, samples)
+    });
+    let rows = rows.collect();
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_REPLIES, settings, rows))
+}
+
+fn measure(sender: SendMethod, size: usize, messages: usize, round: usize) -> Result<BatchSample> {
+    let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
+    let peer = SockAddr::from(target.local_addr()?);
+    let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    // Payloads in separate memory, as those of a batch.
+    let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
+    let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
+    let mut send = make_send_fn(sender, &socket, peer, messages)?;
+    let mut sum = BatchSample { round, ..BatchSample::default() };
+    let mut before = cpu::thread_cpu_time();
+    for call in 0..calls + calls / 8 {
+        if call == calls / 8 {
+            (sum.sent, sum.delivered, sum.calls) = (0, 0, 0);
+            before = cpu::thread_cpu_time();
+        }
+        sum.delivered += send(&payloads)? as u64;
+        sum.sent += messages as u64;
+        sum.calls += 1;
+    }
+    let time = cpu::thread_cpu_time().saturating_sub(before);
+    ensure!(sum.delivered > 0, "nothing was sent");
+    sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
+    Ok(sum)
+}
+
+/// Sends payloads and returns how many were accepted.
+type SendFn<'a> = Box<dyn FnMut(&[Vec<u8>]) -> Result<usize> + 'a>;
+
+fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Result<SendFn<'_>> {
+    if sender == SendMethod::Sendmmsg {
+        let mut ring = SendRing::new(SendOptions { batch, gso: false })?;
+        return Ok(Box::new(move |payloads| {
+            let mut queue = ring.batch();
+            for payload in payloads {
+                queue.push(&peer, None, payload);
+            }
+            Ok(queue.send(socket.as_fd(), 0)?)
+        }));
+    }
+    let zero_copy = sender == SendMethod::UringZeroCopy;
+    let ring = BareSender::new(socket.as_fd(), batch, zero_copy);
+    let mut ring = ring.context("io_uring: see kernel.io_uring_disabled")?;
+    Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
+}

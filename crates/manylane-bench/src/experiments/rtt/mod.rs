@@ -1,0 +1,353 @@
+//! `bench rtt`: round-trip times and cost of each wait policy.
+//!
+//! ```text
+//! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a series of requests ─► stop it
+//! ```
+//!
+//! A contender is a receiver with a wait policy. The modes are a closed ping-pong (the next
+//! request when the reply has arrived), open loops at fixed rates ([`generator`]), and no requests
+//! at all, which shows the cost of an idle server.
+
+pub mod generator;
+pub mod placement;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use manylane::WaitPolicy;
+
+use self::generator::{Arrivals, Generator, RequestStats};
+use self::placement::Placement;
+use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
+use crate::sample::{CpuBusyTimer, check_stop};
+use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
+use crate::stats::interleaved;
+use crate::{Controller, Limits, Options, Setup, Trial, no_loss_rate, oversubscribed_note};
+
+/// Default rates of open loops, as shares of the no-loss rate.
+const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
+/// A rate that is always included, at which polling all the time would be a waste.
+const MODERATE_PPS: f64 = 20_000.0;
+/// Warm-up ping-pong, in which next hops are resolved and lanes adapt to the intervals.
+const WARM_UP_TIME: Duration = Duration::from_millis(20);
+/// Length of a trial of the search.
+const TRIAL_TIME: Duration = Duration::from_millis(100);
+
+/// A receiver with its wait policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contender {
+    /// The receiver.
+    pub kind: Kind,
+    /// The wait policy.
+    pub wait: WaitPolicy,
+}
+
+impl Contender {
+    /// The default contenders: the baselines, and each engine with each policy. The caller leaves
+    /// out those that are not available.
+    #[must_use]
+    pub fn defaults() -> Vec<Self> {
+        let spin = WaitPolicy::Spin(Duration::from_millis(1));
+        let kernel = WaitPolicy::BusyPoll(Duration::from_micros(100));
+        let mut all = vec![
+            Self { kind: Kind::SocketRecvfrom, wait: WaitPolicy::Sleep },
+            Self { kind: Kind::SocketRecvmmsg, wait: WaitPolicy::Sleep },
+            Self { kind: Kind::SocketRecvfrom, wait: spin },
+            Self { kind: Kind::SocketRecvfrom, wait: kernel },
+        ];
+        for kind in [Kind::LaneMmsg, Kind::LaneUring, Kind::LaneXdp] {
+            all.extend(
+                [WaitPolicy::Sleep, kernel, spin, WaitPolicy::Adaptive].map(|wait| Self { kind, wait }),
+            );
+        }
+        all
+    }
+
+    fn is_supported(self) -> bool {
+        match self.wait {
+            WaitPolicy::Sleep => true,
+            WaitPolicy::Spin(_) | WaitPolicy::BusyPoll(_) if self.kind == Kind::SocketRecvfrom => true,
+            _ => self.kind.is_lane(),
+        }
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}+{}", self.kind, self.wait))
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, wait) = text.split_once('+').unwrap_or((text, "sleep"));
+        let wait = wait.parse().map_err(|err: manylane::Error| err.to_string())?;
+        let contender = Self { kind: kind.parse()?, wait };
+        let none =
+            format!("{kind} has no {wait}: lanes have all policies, socket/recvfrom spin:… and busy-poll:…");
+        contender.is_supported().then_some(contender).ok_or(none)
+    }
+}
+
+/// Options of the benchmark.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The contenders.
+    pub contenders: Vec<Contender>,
+    /// Placements of server, generator and device work.
+    pub placements: Vec<Placement>,
+    /// Requests per second of the open loops; by default shares of the lowest no-loss rate.
+    pub rates: Vec<f64>,
+    /// Intervals of the open loops.
+    pub arrivals: Arrivals,
+}
+
+/// One series of requests.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    PingPong,
+    OpenLoop(f64),
+    Idle,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PingPong => "ping-pong",
+            Self::OpenLoop(_) => "open",
+            Self::Idle => "idle",
+        }
+    }
+
+    fn rate(self) -> Option<f64> {
+        if let Self::OpenLoop(rate) = self { Some(rate) } else { None }
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a contender or the generator fails, when a placement is not available, or when it is
+/// stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    director: &mut dyn Controller,
+) -> Result<Document<BenchSettings, RttRow>> {
+    let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    let options = &Options { work: Work::Echo, ..options.clone() };
+    settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
+    settings.sender = "a socket, by a thread that does not sleep".into();
+    settings.flows = 1;
+    settings.rx_usecs.clear();
+    settings.notes.extend(oversubscribed_note(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        let mut bench = Bench { setup, options, plan, size, controller: director };
+        let rates = if plan.rates.is_empty() {
+            bench.find_rates(&limits, &mut settings)?
+        } else {
+            plan.rates.clone()
+        };
+        for &placement in &plan.placements {
+            rows.extend(bench.compare(placement, &rates)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_RTT, settings, rows))
+}
+
+struct Bench<'a> {
+    setup: &'a mut Setup,
+    options: &'a Options,
+    plan: &'a Plan,
+    size: usize,
+    controller: &'a mut dyn Controller,
+}
+
+impl Bench<'_> {
+    /// Shares of the highest rate that all contenders answer without loss, from this generator.
+    fn find_rates(&mut self, limits: &Limits, settings: &mut BenchSettings) -> Result<Vec<f64>> {
+        let mut lowest = f64::INFINITY;
+        for &contender in &self.plan.contenders {
+            let cpus = Placement::SeparateCpus.cpus(self.setup);
+            let running = self.start(contender, cpus.server)?;
+            let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
+            let stop = self.controller.stop();
+            let found = no_loss_rate(limits, |pps| {
+                check_stop(stop)?;
+                let asked = generator.run_pinned(cpus, |generator| {
+                    generator.open_loop(pps, Arrivals::Even, TRIAL_TIME, stop)
+                })?;
+                Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss() })
+            })?;
+            settings.notes.push(format!(
+                "{contender}: {:.0} requests per second without loss{}",
+                found.pps,
+                if found.sender_limited { ", more than which the generator does not make" } else { "" }
+            ));
+            self.controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            lowest = lowest.min(found.pps);
+        }
+        ensure!(
+            lowest > 0.0 && lowest.is_finite(),
+            "requests are lost at any rate: is the machine busy? (--rates)"
+        );
+        let mut rates: Vec<f64> =
+            RATE_FRACTIONS.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();
+        rates.push(MODERATE_PPS);
+        rates.retain(|rate| *rate >= 1e3 && *rate <= lowest);
+        rates.sort_by(f64::total_cmp);
+        rates.dedup();
+        Ok(rates)
+    }
+
+    fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn RunningReceiver>> {
+        let kind = contender.kind;
+        let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
+        // Only lanes that sleep delay between batches.
+        let pauses = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
+        let rx_coalesce = if pauses { usual.rx_coalesce } else { Duration::ZERO };
+        let options =
+            ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), rx_coalesce, ..usual };
+        self.setup.start(kind, &options).with_context(|| contender.to_string())
+    }
+
+    /// All contenders in one placement, interleaved.
+    fn compare(&mut self, placement: Placement, rates: &[f64]) -> Result<Vec<RttRow>> {
+        let held = placement.apply(self.setup)?;
+        let mut modes = vec![Mode::PingPong];
+        modes.extend(rates.iter().map(|&rate| Mode::OpenLoop(rate)));
+        modes.push(Mode::Idle);
+        let contenders = &self.plan.contenders;
+        let mut samples = vec![vec![Vec::new(); modes.len()]; contenders.len()];
+        let planned = self.options.rounds * contenders.len();
+        let mut taken = 0;
+        for (round, order) in interleaved(self.options.rounds, contenders.len()).enumerate() {
+            for index in order {
+                check_stop(self.controller.stop())?;
+                let what = format!("{placement}: {}", contenders[index]);
+                self.controller.progress(f64::from(taken) / planned as f64, &what);
+                let got = self.sample(contenders[index], placement, &modes, round).context(what)?;
+                for (mode, sample) in got.into_iter().enumerate() {
+                    samples[index][mode].push(sample);
+                }
+                taken += 1;
+            }
+        }
+        drop(held);
+        let mut rows = Vec::new();
+        for (contender, samples) in contenders.iter().zip(samples) {
+            for (mode, samples) in modes.iter().zip(samples) {
+                rows.push(RttRow {
+                    wait: contender.wait.to_string(),
+                    placement: placement.to_string(),
+                    mode: mode.name().into(),
+                    rate: mode.rate(),
+                    arrivals: self.plan.arrivals.to_string(),
+                    ..RttRow::from_samples(contender.kind.name(), self.size, samples)
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One contender, once in each mode.
+    fn sample(
+        &mut self,
+        contender: Contender,
+        placement: Placement,
+        modes: &[Mode],
+        round: usize,
+    ) -> Result<Vec<RttSample>> {
+        let cpus = placement.cpus(self.setup);
+        let running = self.start(contender, cpus.server)?;
+        let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
+        let (arrivals, duration, stop) = (self.plan.arrivals, self.options.duration, self.controller.stop());
+        generator.run_pinned(cpus, move |generator| {
+            let mut samples = Vec::with_capacity(modes.len());
+            generator.ping_pong(WARM_UP_TIME, stop)?;
+            for mode in modes {
+                check_stop(stop)?;
+                let (clock, before) = (CpuBusyTimer::start(), running.snapshot());
+                let asked = match mode {
+                    Mode::PingPong => generator.ping_pong(duration, stop)?,
+                    Mode::OpenLoop(rate) => generator.open_loop(*rate, arrivals, duration, stop)?,
+                    Mode::Idle => {
+                        std::thread::sleep(duration);
+                        RequestStats::new()?
+                    }
+                };
+                let (after, (elapsed, busy)) = (running.snapshot(), clock.stop());
+                let server = after.rx_cpu.saturating_sub(before.rx_cpu);
+                let dropped = after.kernel_dropped - before.kernel_dropped;
+                samples.push(summarize(round, &asked, elapsed, server, busy, dropped));
+            }
+            running.stop()?;
+            Ok(samples)
+        })
+    }
+}
+
+fn summarize(
+    round: usize,
+    asked: &RequestStats,
+    elapsed: Duration,
+    server: Duration,
+    busy: Duration,
+    kernel_dropped: u64,
+) -> RttSample {
+    let per = |time: Duration| time.as_nanos() as f64 / asked.replies.max(1) as f64;
+    let cores = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+    let at = |share: f64| asked.latency.value_at_quantile(share) as f64;
+    RttSample {
+        sample: Sample {
+            round,
+            offered_pps: asked.offered_pps(),
+            delivered_pps: asked.replies as f64 / elapsed.as_secs_f64().max(1e-9),
+            loss: asked.loss(),
+            rx_cpu_ns: per(server),
+            total_cpu_ns: per(busy),
+            sent: asked.requests,
+            delivered: asked.replies,
+            kernel_dropped,
+            taken: None,
+        },
+        rtt: RttMetrics {
+            p50_ns: at(0.5),
+            p90_ns: at(0.9),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns: asked.latency.max() as f64,
+            behind_p99_ns: asked.send_lag.value_at_quantile(0.99) as f64,
+            server_cores: cores(server),
+            machine_cores: cores(busy),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_are_read_back() {
+        for contender in Contender::defaults() {
+            assert_eq!(contender.to_string().parse(), Ok(contender));
+        }
+        let plain: Contender = "lane/mmsg".parse().unwrap();
+        assert_eq!(plain.wait, WaitPolicy::Sleep);
+        assert!(
+            "socket/recvmmsg+adaptive".parse::<Contender>().unwrap_err().contains("socket/recvfrom spin")
+        );
+        assert!("xsk/raw+spin:5".parse::<Contender>().is_err());
+        assert!("lane/none+sleep".parse::<Contender>().unwrap_err().contains("lane/mmsg"));
+        assert!("lane/mmsg+nap".parse::<Contender>().unwrap_err().contains("adaptive"));
+    }
+}

@@ -1,0 +1,28 @@
+//! Benchmarks of Manylane: every receiver side by side in one run, interleaved, with all samples
+//! kept. Not a part of the product.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`receivers`] | the baselines, and the lanes behind the same interface |
+//! | [`place`] | where a benchmark runs: loopback, or two hosts of a testbed |
+//! | [`run`] | options, rounds, progress; [`measure`]: one sample; [`search`]: the no-loss rate |
+//! | [`experiments`] | the benchmarks |
+//! | [`schema`], [`report`] | the rows of their documents, and the pages |
+//! | [`stats`] | medians, spread, the test of difference |
+
+pub mod experiments;
+pub mod place;
+pub mod receivers;
+pub mod report;
+pub mod run;
+mod sample;
+pub mod schema;
+pub mod search;
+pub mod stats;
+pub mod work;
+
+pub use place::{Load, Setup};
+pub use run::{Controller, Options, RING_SIZE, default_recv_buffer};
+pub(crate) use run::{oversubscribed_note, safe_rate};
+pub use sample::{check_stop, measure};
+pub use search::{Limits, SearchResult, Trial, no_loss_rate};

@@ -1,0 +1,70 @@
+//! `socket/recvfrom`: one socket that all threads share. Each call receives one datagram, and each
+//! reply is one call. The receive blocks, or the kernel polls the device first (`SO_BUSY_POLL`),
+//! or the thread polls without blocking.
+
+use std::hint::black_box;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+
+use anyhow::{Context, Result};
+use manylane::WaitPolicy;
+use manylane_sys::addr::SockAddr;
+use manylane_sys::{busy_poll, measure};
+
+use super::workers::{self, WorkerCtx, Workers};
+use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::work::SyntheticWork;
+
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    let sockets = workers::bind(options, 1, &[])?;
+    match options.wait {
+        WaitPolicy::Spin(_) => sockets[0].set_nonblocking(true)?,
+        WaitPolicy::BusyPoll(time) => {
+            let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            busy_poll::set(sockets[0].as_fd(), micros, busy_poll::BUDGET).context("SO_BUSY_POLL")?;
+        }
+        _ => {}
+    }
+    let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
+    let toil = options.synthetic_work;
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, size, toil, answers)
+    })
+}
+
+fn recv_loop(
+    post: &WorkerCtx<'_>,
+    socket: &UdpSocket,
+    size: usize,
+    toil: SyntheticWork,
+    answers: bool,
+) -> Result<()> {
+    let mut buffer = vec![0; size];
+    let mut peer = SockAddr::EMPTY;
+    let mut delivered = 0;
+    loop {
+        match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
+            // The socket was shut down. An empty datagram looks the same.
+            Ok(0) if post.should_stop() => return Ok(()),
+            Ok(len) => {
+                black_box(buffer[..len].first().copied());
+                toil.run();
+                if answers {
+                    // A reply that is not sent is missing where replies are counted.
+                    let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
+                }
+                delivered += 1;
+                post.stats.set_delivered(delivered);
+            }
+            // Spin.
+            Err(err) if err.kind() == ErrorKind::WouldBlock => {
+                if post.should_stop() {
+                    return Ok(());
+                }
+            }
+            Err(err) if matches!(err.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionRefused) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+}

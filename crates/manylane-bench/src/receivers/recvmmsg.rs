@@ -1,0 +1,121 @@
+//! `socket/recvmmsg`, `reuseport/recvmmsg`, `reuseport/gro`: batches by `recvmmsg` on headers that
+//! are built once, from one shared socket or from a socket for each thread. Receivers that answer
+//! send each batch back with one `sendmmsg` on the same headers, GRO messages as GSO messages.
+
+use std::hint::black_box;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use manylane_sys::mmsg::{EchoControls, Message, RecvOptions, RecvRing, Wait};
+use manylane_sys::sock::Flag;
+use manylane_sys::tick;
+
+use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::work::SyntheticWork;
+
+/// Maximum length of a GRO message.
+const GRO_SIZE_MAX: usize = 65_535;
+/// Buffer size of receivers without GRO: half a page, more for larger datagrams.
+const BUF_SIZE_MIN: usize = 2048;
+
+pub(crate) fn start_shared(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    start_without_gro(options, 1)
+}
+
+pub(crate) fn start_reuseport(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    start_without_gro(options, options.threads)
+}
+
+fn start_without_gro(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
+    // If threads that share one socket delayed, one of them would receive everything.
+    let pause = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
+    let control = needs_local_address(options);
+    let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
+    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
+    let (work, toil) = (options.work, options.synthetic_work);
+    let handle = move |message: &Message<'_>| process_datagram(message, toil);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, work, handle)
+    })
+}
+
+pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    let flags = [&[Flag::Gro], pktinfo_flags(options)].concat();
+    let sockets = workers::bind(options, options.threads, &flags)?;
+    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
+    let handle = move |message: &Message<'_>| process_gro_message(message, toil);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, work, handle)
+    })
+}
+
+fn pktinfo_flags(options: &ReceiverOptions) -> &'static [Flag] {
+    match needs_local_address(options) {
+        false => &[],
+        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
+        true => &[Flag::PktInfoV6],
+    }
+}
+
+/// Reads a message that is one datagram.
+#[inline]
+fn process_datagram(message: &Message<'_>, toil: SyntheticWork) -> u64 {
+    black_box(message.data.first().copied());
+    toil.run();
+    1
+}
+
+/// Reads each datagram of a message that may be a GRO message, and returns their number.
+#[inline]
+fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
+    let segment = usize::from(message.ancillary().segment_size);
+    if segment == 0 || segment >= message.data.len() {
+        return process_datagram(message, toil);
+    }
+    let datagrams = message.data.chunks(segment).map(|datagram| {
+        black_box(datagram.first().copied());
+        toil.run();
+    });
+    datagrams.count() as u64
+}
+
+/// The common loop. `look` reads a message and returns its number of datagrams.
+#[inline]
+fn recv_loop(
+    post: &WorkerCtx<'_>,
+    socket: &UdpSocket,
+    ring: RecvOptions,
+    pause: Duration,
+    work: Work,
+    handle: impl Fn(&Message<'_>) -> u64,
+) -> Result<()> {
+    let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
+    let mut controls = (work == Work::Echo).then(|| EchoControls::new(&ring));
+    let mut delivered = 0;
+    let mut wait = Wait::First;
+    loop {
+        let messages = ring.recv(socket.as_fd(), wait)?;
+        if messages == 0 && post.should_stop() {
+            return Ok(());
+        }
+        delivered += (0..messages).map(|index| handle(&ring.message(index))).sum::<u64>();
+        if let Some(controls) = &mut controls {
+            // A reply that is not sent is missing where replies are counted.
+            ring.echo(socket.as_fd(), controls);
+        }
+        post.stats.set_delivered(delivered);
+        // Delays for a larger batch, unless more is probably queued, as after a full batch.
+        wait = Wait::First;
+        if !pause.is_zero() {
+            if messages == ring.capacity() {
+                wait = Wait::Never;
+            } else {
+                tick::sleep(pause);
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
+use crate::work::SyntheticWork;
+
+fn options(threads: usize) -> ReceiverOptions {
+    ReceiverOptions {
+        addr: ([127, 0, 0, 1], 0).into(),
+        work: Work::Count,
+        synthetic_work: SyntheticWork::default(),
+        threads,
+        batch: 64,
+        recv_buffer: 4 << 20,
+        size: 10,
+        rx_coalesce: Duration::ZERO,
+        devices: Vec::new(),
+        wait: manylane::WaitPolicy::Sleep,
+        ring: 2048,
+        cpus: vec![0],
+        steering: manylane::Steering::Flow,
+    }
+}
+
+/// Sends `count` datagrams from each of 8 sources and waits until they have arrived, at most a few
+/// seconds.
+fn exercise(running: &dyn RunningReceiver, count: u64) {
+    for _ in 0..8 {
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for number in 0..count {
+            // An empty payload is a datagram like any other.
+            sender.send_to(&[7; 10][..(number % 11) as usize], running.addr()).unwrap();
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while running.snapshot().delivered < 8 * count && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_receiver_counts_exactly_and_stops() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        for threads in [1, 4] {
+            let running = kind.start(&options(threads)).unwrap();
+            exercise(running.as_ref(), 100);
+            assert!(running.snapshot().rx_cpu > Duration::ZERO, "{kind} used no CPU time");
+            let end = running.stop().unwrap();
+            assert_eq!((end.delivered, end.kernel_dropped), (800, 0), "{kind} with {threads} threads");
+            assert!(end.rx_cpu > Duration::ZERO, "{kind} forgot its CPU time");
+        }
+    }
+}
+
+/// Sends 100 requests from each of 4 sources, and waits each time for the same payload as reply.
+fn send_requests(to: std::net::SocketAddr) {
+    let mut buffer = [0; 2000];
+    for source in 0..4_u8 {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.connect(to).unwrap();
+        for number in 0..100_usize {
+            let payload = vec![source; number * 13];
+            client.send(&payload).unwrap();
+            let len = loop {
+                match client.recv(&mut buffer) {
+                    // A receive with a timeout returns EINTR when its thread was stopped for a
+                    // moment.
+                    Err(err) if err.kind() == std::io::ErrorKind::Interrupted => {}
+                    other => break other.unwrap(),
+                }
+            };
+            assert_eq!(buffer[..len], payload, "source {source}, number {number}");
+        }
+    }
+}
+
+#[test]
+fn loopback_every_receiver_answers_every_request() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        for (threads, ip) in [(1, [127, 0, 0, 1]), (3, [127, 0, 0, 1]), (2, [0, 0, 0, 0])] {
+            let options = ReceiverOptions { addr: (ip, 0).into(), work: Work::Echo, ..options(threads) };
+            let running = kind.start(&options).unwrap();
+            send_requests(([127, 0, 0, 1], running.addr().port()).into());
+            let end = running.stop().unwrap();
+            assert_eq!((end.delivered, end.kernel_dropped), (400, 0), "{kind} with {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn an_idle_receiver_stops_too() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        let running = kind.start(&options(3)).unwrap();
+        assert_eq!(running.stop().unwrap().delivered, 0, "{kind}");
+    }
+}
+
+#[test]
+fn a_dropped_receiver_leaves_its_port() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        let running = kind.start(&options(2)).unwrap();
+        let addr = running.addr();
+        drop(running);
+        UdpSocket::bind(addr).unwrap_or_else(|err| panic!("{kind} still holds {addr}: {err}"));
+    }
+}

@@ -1,0 +1,99 @@
+//! `uring/plain`: a multishot receive for each thread, on a socket of its own (`SO_REUSEPORT`). It
+//! is the usual hand-written loop, with buffers as large as the datagrams, and one `sendmmsg` for
+//! the replies of each batch. Receives that are submitted one by one (`uring/single` of `bench
+//! batch`) cost more, and are not included here.
+
+use std::hint::black_box;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use manylane_sys::mmsg::{SendOptions, SendRing};
+use manylane_sys::sock::{self, Flag};
+use manylane_sys::tick;
+use manylane_sys::uring::{BareMultishot, BareOptions};
+
+use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::work::SyntheticWork;
+
+/// Buffer size for single datagrams, as in `reuseport/recvmmsg`.
+const BUF_SIZE_MIN: usize = 2048;
+/// Waits without a timeout, because a shutdown wakes it.
+const RECV_TIMEOUT: Duration = Duration::MAX;
+/// Maximum wait of a reply for room in the send buffer.
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
+
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    let control = needs_local_address(options);
+    let flags: &[Flag] = match control {
+        false => &[],
+        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
+        true => &[Flag::PktInfoV6],
+    };
+    let sockets = workers::bind(options, options.threads, flags)?;
+    let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
+    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, (work, toil))
+    })
+}
+
+fn recv_loop(
+    post: &WorkerCtx<'_>,
+    socket: &UdpSocket,
+    options: BareOptions,
+    pause: Duration,
+    (work, toil): (Work, SyntheticWork),
+) -> Result<()> {
+    let mut ring =
+        BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
+    let send = SendOptions { batch: options.batch, gso: false };
+    let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
+    let mut delivered = 0;
+    let mut sleep = Some(RECV_TIMEOUT);
+    loop {
+        let messages = ring.recv(sleep)?;
+        if messages == 0 && post.should_stop() {
+            return Ok(());
+        }
+        for index in 0..messages {
+            black_box(ring.message(index).data.first().copied());
+            toil.run();
+        }
+        delivered += messages as u64;
+        if let Some(answers) = &mut answers {
+            send_replies(socket, &ring, messages, answers);
+        }
+        post.stats.set_delivered(delivered);
+        sleep = Some(RECV_TIMEOUT);
+        if !pause.is_zero() {
+            if messages == options.batch {
+                sleep = None;
+            } else {
+                tick::sleep(pause);
+            }
+        }
+    }
+}
+
+/// Sends the batch back. A reply that is not sent is missing where replies are counted.
+fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
+    let mut out = answers.batch();
+    for index in 0..messages {
+        let message = ring.message(index);
+        // There is room for a batch.
+        out.push(message.peer, message.ancillary().local, message.data);
+    }
+    let mut at = 0;
+    while at < out.messages() {
+        match out.send(socket.as_fd(), at) {
+            Ok(sent) => at += sent,
+            Err(err)
+                if err.kind() == std::io::ErrorKind::WouldBlock
+                    && sock::wait_writable(socket.as_fd(), SEND_TIMEOUT) => {}
+            Err(_) => at += 1,
+        }
+    }
+}

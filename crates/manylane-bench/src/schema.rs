@@ -1,0 +1,284 @@
+//! The documents that `--json` prints. A reader may rely on every field here for as long as the
+//! number at the end of the schema's name stays the same.
+
+mod batch;
+mod churn;
+mod flap;
+mod flood;
+mod rtt;
+
+use serde::{Deserialize, Serialize};
+
+pub use batch::{BatchRow, BatchSample};
+pub use churn::ChurnRow;
+pub use flap::{FlapRow, FlapSample};
+pub use flood::{
+    BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
+};
+pub use rtt::{RttMetrics, RttRow, RttSample};
+
+pub use manylane_measure::Document;
+
+use crate::stats::median;
+
+/// Name of the document that `bench rx` writes.
+pub const BENCH_RX: &str = "manylane.bench.rx.v1";
+/// Name of the document that `bench echo` writes.
+pub const BENCH_ECHO: &str = "manylane.bench.echo.v1";
+/// Name of the document that `bench batch` writes.
+pub const BENCH_BATCH: &str = "manylane.bench.batch.v1";
+/// Name of the document that `bench replies` writes.
+pub const BENCH_REPLIES: &str = "manylane.bench.replies.v1";
+/// Name of the document that `bench gso` writes.
+pub const BENCH_GSO: &str = "manylane.bench.gso.v1";
+/// Name of the document that `bench churn` writes.
+pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
+/// Name of the document that `bench flap` writes.
+pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
+/// Name of the document that `bench rtt` writes.
+pub const BENCH_RTT: &str = "manylane.bench.rtt.v1";
+
+/// How a benchmark was run: enough to run it again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BenchSettings {
+    /// The command line.
+    pub command: String,
+    /// When it started, in seconds since 1970.
+    pub started_unix: u64,
+    /// `loopback` or `testbed`.
+    pub setup: String,
+    /// The device that the traffic went through, with its queues.
+    pub device: String,
+    /// The sender of the traffic.
+    pub sender: String,
+    /// Processor of the sender.
+    pub sender_cpus: Vec<usize>,
+    /// Processors that the receiving threads are pinned to, in turn.
+    pub receiver_cpus: Vec<usize>,
+    /// Numbers of receiving threads that were compared.
+    pub threads: Vec<usize>,
+    /// Payload sizes in bytes that were compared.
+    pub sizes: Vec<usize>,
+    /// Receivers that were compared.
+    pub receivers: Vec<String>,
+    /// Rounds; every receiver is measured once in each.
+    pub rounds: usize,
+    /// Length of a sample in seconds.
+    pub sample_seconds: f64,
+    /// Number of flows.
+    pub flows: usize,
+    /// Datagrams that one call may take.
+    pub batch: usize,
+    /// Requested receive buffer of each socket, in bytes.
+    pub recv_buffer: usize,
+    /// Delay of lanes and `reuseport/*` after a batch that was not full, in microseconds, for each
+    /// of `threads`.
+    #[serde(default)]
+    pub rx_usecs: Vec<u64>,
+    /// The same of `xsk/*` and `lane/xdp`; empty without them.
+    #[serde(default)]
+    pub xdp_rx_usecs: Vec<u64>,
+    /// Steering of `lane/*`, with its backend.
+    pub steering: String,
+    /// Simulated work of every receiver for each datagram, in nanoseconds, done as a calibrated
+    /// number of steps.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub work_nanos: u64,
+    /// Largest share of datagrams that a no-loss rate may lose.
+    pub loss_limit: f64,
+    /// True for a shortened run.
+    pub quick: bool,
+    /// Notes for a comparison with another run.
+    pub notes: Vec<String>,
+}
+
+fn is_nothing(number: &u64) -> bool {
+    *number == 0
+}
+
+/// One sample: one receiver, one time span of traffic. In `bench echo`, the datagrams sent are
+/// requests, and those delivered are the replies that reached the sending host.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The round that it was taken in, from 0.
+    pub round: usize,
+    /// Datagrams per second that the sender really sent.
+    pub offered_pps: f64,
+    /// Datagrams per second that reached the application.
+    pub delivered_pps: f64,
+    /// Share of the sent datagrams that did not reach it.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
+    pub rx_cpu_ns: f64,
+    /// Nanoseconds of CPU of the whole machine, sender and softirqs included, per delivered
+    /// datagram.
+    pub total_cpu_ns: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams delivered.
+    pub delivered: u64,
+    /// Datagrams that the kernel counted as dropped at the receiver's sockets.
+    pub kernel_dropped: u64,
+    /// Requests that reached the application, answered or not; in `bench echo` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<u64>,
+}
+
+/// Common fields of the rows of traffic benchmarks: the receiver, its parameters, and the medians
+/// of its samples.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
+    pub receiver: String,
+    /// Threads that receive.
+    pub threads: usize,
+    /// Receive queues: sockets for the baselines, lanes for ours.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// See [`Sample`].
+    pub offered_pps: f64,
+    /// See [`Sample`].
+    pub delivered_pps: f64,
+    /// See [`Sample`].
+    pub loss: f64,
+    /// See [`Sample`].
+    pub rx_cpu_ns: f64,
+    /// See [`Sample`].
+    pub total_cpu_ns: f64,
+}
+
+impl Metrics {
+    /// The medians of `samples`.
+    pub fn from_samples<'a>(
+        receiver: &str,
+        threads: usize,
+        lanes: usize,
+        size: usize,
+        samples: impl Iterator<Item = &'a Sample>,
+    ) -> Self {
+        let samples: Vec<_> = samples.collect();
+        let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(|sample| value(sample)));
+        Self {
+            receiver: receiver.into(),
+            threads,
+            lanes,
+            size,
+            offered_pps: middle(|sample| sample.offered_pps),
+            delivered_pps: middle(|sample| sample.delivered_pps),
+            loss: middle(|sample| sample.loss),
+            rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
+            total_cpu_ns: middle(|sample| sample.total_cpu_ns),
+        }
+    }
+}
+
+/// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchRow {
+    /// Common fields.
+    #[serde(flatten)]
+    pub figures: Metrics,
+    /// Highest rate with a loss within the limit; null when it was not searched for.
+    pub no_loss_pps: Option<f64>,
+    /// True if the sender limited that rate: the receiver can handle at least this.
+    pub sender_limited: Option<bool>,
+    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not
+    /// measured.
+    pub goodput_at_double_pps: Option<f64>,
+    /// Datagrams per second that were really sent in that measurement, because the sender may not
+    /// reach twice the rate.
+    pub offered_at_double_pps: Option<f64>,
+    /// The raw samples of the medians.
+    pub samples: Vec<Sample>,
+}
+
+impl BenchRow {
+    /// A row of the medians of `samples`.
+    pub fn from_samples(
+        receiver: &str,
+        threads: usize,
+        lanes: usize,
+        size: usize,
+        samples: Vec<Sample>,
+    ) -> Self {
+        Self {
+            figures: Metrics::from_samples(receiver, threads, lanes, size, samples.iter()),
+            no_loss_pps: None,
+            sender_limited: None,
+            goodput_at_double_pps: None,
+            offered_at_double_pps: None,
+            samples,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
+        Sample {
+            round,
+            offered_pps: 1000.0,
+            delivered_pps: 999.0,
+            loss: 0.001,
+            rx_cpu_ns,
+            total_cpu_ns: 2.0 * rx_cpu_ns,
+            sent: 1000,
+            delivered: 999,
+            kernel_dropped: 1,
+            taken: None,
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_median_of_its_samples() {
+        let samples = [30.0, 10.0, 20.0].iter().enumerate().map(|(n, ns)| sample(n, *ns)).collect();
+        let row = BenchRow::from_samples("lane/mmsg", 2, 2, 10, samples);
+        assert_eq!(row.figures.rx_cpu_ns, 20.0);
+        assert_eq!(row.figures.total_cpu_ns, 40.0);
+        assert_eq!(row.samples.len(), 3);
+    }
+
+    #[test]
+    fn documents_survive_the_round_trip() {
+        let mut row = BenchRow::from_samples("lane/mmsg", 8, 8, 10, vec![sample(0, 512.5)]);
+        row.no_loss_pps = Some(123_456.0);
+        let settings = BenchSettings { command: "manylane bench rx".into(), ..Default::default() };
+        let document = Document::new(BENCH_RX, settings, vec![row]);
+        let text = serde_json::to_string(&document).unwrap();
+        let again: Document<BenchSettings, BenchRow> = serde_json::from_str(&text).unwrap();
+        assert_eq!(again, document);
+    }
+
+    #[test]
+    fn the_form_that_readers_rely_on() {
+        let row = BenchRow::from_samples("socket/recvfrom", 1, 1, 10, vec![sample(0, 1.0)]);
+        let document = Document::new(BENCH_RX, BenchSettings::default(), vec![row]);
+        let value = serde_json::to_value(&document).unwrap();
+        assert_eq!(value["schema"], "manylane.bench.rx.v1");
+        for name in ["cpus", "model", "kernel"] {
+            assert!(!value["machine"][name].is_null(), "machine.{name}");
+        }
+        let row = &value["rows"][0];
+        for name in [
+            "receiver",
+            "threads",
+            "lanes",
+            "size",
+            "offered_pps",
+            "delivered_pps",
+            "loss",
+            "rx_cpu_ns",
+            "total_cpu_ns",
+            "samples",
+        ] {
+            assert!(!row[name].is_null(), "rows[0].{name}");
+        }
+        // Fields without a value are null, not left out.
+        assert!(row.as_object().unwrap().contains_key("no_loss_pps"));
+        assert!(row["no_loss_pps"].is_null() && row["goodput_at_double_pps"].is_null());
+    }
+}

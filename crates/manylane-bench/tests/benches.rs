@@ -1,0 +1,363 @@
+//! The benchmarks in small: at a rate that nobody finds hard, every receiver takes and answers all,
+//! and the sums are exact.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
+
+use std::net::UdpSocket;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use manylane::Steering;
+use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
+use manylane_bench::experiments::flap::{self, Event};
+use manylane_bench::experiments::flood;
+use manylane_bench::experiments::replies::{self, SendMethod};
+use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
+use manylane_bench::report;
+use manylane_bench::work::SyntheticWork;
+use manylane_bench::{Controller, Load, Options, Setup, measure};
+use manylane_testbed::reply_count::{CountHook, ReplyCounter};
+use manylane_testbed::{Layout, Testbed, skip};
+
+/// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all
+/// others open until it gets to its exec, so that a port or a device would be in use for longer
+/// than its test knows.
+fn testbed(test: &str, links: usize) -> Option<(MutexGuard<'static, ()>, Setup)> {
+    let alone = exclusive(test)?;
+    Some((alone, Setup::testbed(None, links).unwrap()))
+}
+
+fn exclusive(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    skip::need_root(test).then(|| LOCK.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
+    ReceiverOptions {
+        addr: setup.bind_addr(),
+        work,
+        synthetic_work: SyntheticWork::default(),
+        threads,
+        batch: 64,
+        // Whatever else the machine does meanwhile, nothing is lost for want of room.
+        recv_buffer: 64 << 20,
+        size: 20,
+        cpus: Vec::new(),
+        rx_coalesce: Duration::ZERO,
+        devices: setup.device_names(),
+        wait: manylane::WaitPolicy::Sleep,
+        ring: 4096,
+        steering: Steering::Flow,
+    }
+}
+
+fn load() -> Load {
+    Load { pps: Some(4000.0), duration: Duration::from_millis(200), size: 20, flows: 16, gso: false }
+}
+
+/// All that was sent was done, and all of it by the application.
+fn check_all_done(setup: &mut Setup, kind: Kind, work: Work, threads: usize) {
+    let options = receiver(setup, work, threads);
+    let sample = measure(setup, kind, &options, &load(), 0).unwrap();
+    let what = format!("{kind}, {work:?}, {threads} threads: {sample:?}");
+    assert!(sample.sent > 100, "{what}");
+    assert_eq!((sample.delivered, sample.kernel_dropped, sample.loss), (sample.sent, 0, 0.0), "{what}");
+    assert_eq!(sample.taken, (work == Work::Echo).then_some(sample.sent), "{what}");
+    assert!(sample.rx_cpu_ns > 0.0, "{what}");
+}
+
+#[test]
+fn loopback_every_request_is_answered_and_counted() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        let mut setup = Setup::loopback(None).unwrap();
+        for threads in [1, 2] {
+            check_all_done(&mut setup, kind, Work::Echo, threads);
+        }
+    }
+}
+
+#[test]
+fn netns_every_request_is_answered_and_counted() {
+    let Some((_alone, mut setup)) = testbed("netns_every_request_is_answered_and_counted", 1) else { return };
+    for kind in Kind::ALL {
+        for threads in [1, 2] {
+            check_all_done(&mut setup, kind, Work::Echo, threads);
+        }
+    }
+}
+
+#[test]
+fn netns_an_application_with_work_of_its_own_does_it_for_every_datagram() {
+    let Some((_alone, mut setup)) =
+        testbed("netns_an_application_with_work_of_its_own_does_it_for_every_datagram", 1)
+    else {
+        return;
+    };
+    const NANOS: u64 = 100_000;
+    let toil = SyntheticWork::calibrate(NANOS);
+    let load = Load { pps: Some(400.0), ..load() };
+    for (kind, work) in Kind::ALL.into_iter().flat_map(|kind| [(kind, Work::Count), (kind, Work::Echo)]) {
+        let options = ReceiverOptions { synthetic_work: toil, ..receiver(&setup, work, 1) };
+        let sample = measure(&mut setup, kind, &options, &load, 0).unwrap();
+        let what = format!("{kind}, {work:?}: {sample:?}");
+        // On a busy machine what is left of the warm-up may come in later.
+        assert!(sample.delivered > 20, "{what}");
+        // Less than asked for is what a processor in a hurry makes of it; without, all are far
+        // below.
+        assert!(sample.rx_cpu_ns > 0.5 * NANOS as f64, "{what}");
+    }
+}
+
+#[test]
+fn netns_traffic_arrives_over_every_interface() {
+    const LINKS: usize = 3;
+    let Some((_alone, mut setup)) = testbed("netns_traffic_arrives_over_every_interface", LINKS) else {
+        return;
+    };
+    assert!(setup.bind_addr().ip().is_unspecified() && setup.device_names().len() == LINKS);
+    let host = setup.hosts().unwrap().1.clone();
+    let arrived = || (0..LINKS).map(|link| host.device_counters(link).unwrap().rx_packets);
+    for kind in Kind::ALL {
+        let before: Vec<u64> = arrived().collect();
+        check_all_done(&mut setup, kind, Work::Count, 2);
+        let shares: Vec<u64> = arrived().zip(before).map(|(now, before)| now - before).collect();
+        // The links take turns, in two runs that end anywhere.
+        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*least > 100 && most - least <= 2, "{kind}: {shares:?}");
+        check_all_done(&mut setup, kind, Work::Echo, 2);
+    }
+}
+
+#[test]
+fn netns_only_answers_are_taken_from_the_kernel() {
+    let Some(_alone) = exclusive("netns_only_answers_are_taken_from_the_kernel") else { return };
+    // Hosts that have to find each other first: what is no answer must pass.
+    let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (ipv6, counter) in
+        [false, true].into_iter().flat_map(|v6| CountHook::ALL.map(|counter| (v6, counter)))
+    {
+        let (server, other) = b.run(|| {
+            (UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap(), UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap())
+        });
+        let client = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0)).unwrap());
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let answers = ReplyCounter::attach(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
+        for _ in 0..5 {
+            server.send_to(b"counted", client.local_addr().unwrap()).unwrap();
+        }
+        other.send_to(b"passed", client.local_addr().unwrap()).unwrap();
+        let mut buffer = [0; 16];
+        // Only the one that is no answer comes through, and it was the last.
+        assert_eq!(client.recv(&mut buffer).unwrap(), 6);
+        let start = Instant::now();
+        while answers.count().unwrap() < 5 && start.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(answers.count().unwrap(), 5, "IPv6 {ipv6}, {counter}");
+    }
+}
+
+struct NoProgress(AtomicBool);
+
+impl Controller for NoProgress {
+    fn progress(&mut self, _done: f64, _what: &str) {}
+
+    fn stop(&self) -> &AtomicBool {
+        &self.0
+    }
+}
+
+fn options(duration: Duration) -> Options {
+    Options {
+        threads: vec![1],
+        sizes: vec![20],
+        receivers: flap::RECEIVERS.to_vec(),
+        work: Work::Count,
+        synthetic_work: SyntheticWork::default(),
+        rounds: 1,
+        duration,
+        pps: Some(2000.0),
+        flows: 8,
+        batch: 64,
+        recv_buffer: 64 << 20,
+        rx_coalesce: None,
+        steering: Steering::Flow,
+        quick: false,
+        command: String::new(),
+    }
+}
+
+#[test]
+fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
+    let Some((_alone, mut setup)) =
+        testbed("netns_flaps_are_survived_and_every_datagram_is_accounted_for", 1)
+    else {
+        return;
+    };
+    let options = options(Duration::from_millis(200));
+    let document =
+        flap::run(&mut setup, &options, &Event::ALL, &mut NoProgress(AtomicBool::new(false))).unwrap();
+    assert_eq!(document.schema, "manylane.bench.flap.v1");
+    let possible = |kind: &Kind| Event::ALL.iter().filter(|event| event.is_supported(*kind)).count();
+    assert_eq!(document.rows.len(), flap::RECEIVERS.iter().map(possible).sum::<usize>());
+    for row in &document.rows {
+        let what = format!("{} beside {}: {:?}", row.event, row.figures.receiver, row.samples);
+        let [seen] = &row.samples[..] else { panic!("{what}") };
+        assert_eq!(seen.sample.sent, seen.sample.delivered + seen.lost, "{what}");
+        // Whatever happened, traffic flows again after it: half of it was before.
+        assert!(seen.sample.delivered > 250, "{what}");
+        if !row.event.ends_with("-link") {
+            assert_eq!((seen.lost, seen.refused), (0, 0), "{what}");
+        } else {
+            assert!(seen.refused > 0, "{what}");
+        }
+    }
+}
+
+#[test]
+fn flaps_need_a_testbed() {
+    let mut setup = Setup::loopback(None).unwrap();
+    let options = options(Duration::from_millis(1));
+    let err =
+        flap::run(&mut setup, &options, &Event::ALL, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
+    assert!(err.to_string().contains("testbed"), "{err}");
+}
+
+/// Most datagrams of a train, which lanes take as one message: `UDP_MAX_SEGMENTS`.
+const GSO_SEGMENTS_MAX: u64 = 64;
+
+/// Every way takes all that was sent, at every size and number of messages per call. A device that
+/// works in NAPI makes `trains`.
+fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: bool) {
+    let options = Options { sizes: sizes.to_vec(), ..options(Duration::ZERO) };
+    let plan = Plan { methods: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
+    let document = batch::run(setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap();
+    assert_eq!(document.schema, "manylane.bench.batch.v1");
+    assert_eq!(document.rows.len(), by.len() * sizes.len() * 3);
+    for row in &document.rows {
+        let [seen] = &row.samples[..] else { panic!("{row:?}") };
+        assert_eq!((seen.sent, seen.delivered), (2048, 2048), "{row:?}");
+        let in_one = row.messages as u64
+            * if trains && row.receiver.starts_with("lane/") { GSO_SEGMENTS_MAX } else { 1 };
+        assert!(seen.calls >= 2048 / in_one && seen.rx_cpu_ns > 0.0, "{row:?}");
+    }
+}
+
+#[test]
+fn loopback_batches_are_taken_whole_by_every_way() {
+    let by: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(|by| !by.needs_device()).collect();
+    check_batches(&mut Setup::loopback(None).unwrap(), &by, &[64, 8192], false);
+}
+
+#[test]
+fn netns_batches_are_taken_whole_by_every_way() {
+    if let Some((_alone, mut setup)) = testbed("netns_batches_are_taken_whole_by_every_way", 1) {
+        check_batches(&mut setup, &RecvMethod::ALL, &[64], true);
+    }
+}
+
+#[test]
+fn loopback_replies_are_all_taken() {
+    let setup = Setup::loopback(None).unwrap();
+    let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
+    let nobody = &mut NoProgress(AtomicBool::new(false));
+    let document = replies::run(&setup, &options, &SendMethod::ALL, &[1, 64], nobody).unwrap();
+    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.replies.v1", 12));
+    for row in &document.rows {
+        assert!(row.samples.iter().all(|seen| seen.sent == seen.delivered && seen.sent > 0), "{row:?}");
+    }
+}
+
+#[test]
+fn netns_a_flood_is_measured_in_all_its_parts() {
+    let Some((_alone, mut setup)) = testbed("netns_a_flood_is_measured_in_all_its_parts", flood::LINKS)
+    else {
+        return;
+    };
+    let name = "netns_a_flood_is_measured_in_all_its_parts";
+    let why = "the flood and the lane need a CPU each";
+    if !skip::need_unless_forced(name, setup.sender_cpu().is_some(), skip::Forced::Cpus, why) {
+        return;
+    }
+    // The limit lets in less than the flood has, whatever the machine does meanwhile.
+    let options = Options { rounds: 2, pps: Some(50_000.0), ..options(Duration::from_millis(200)) };
+    let plan = flood::Plan {
+        parts: flood::Part::ALL.to_vec(),
+        limit: "100/10".parse().unwrap(),
+        sources: Duration::from_millis(400),
+    };
+    let document = flood::run(&mut setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap();
+    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.flood.v1", 3 + 2 + 5));
+    for row in &document.rows {
+        let what = format!("{} {}: {row:?}", row.part, row.variant);
+        assert_eq!(row.samples.len(), 2, "{what}");
+        assert_eq!(row.samples.iter().any(|seen| seen.limited > 0), row.variant == "limit", "{what}");
+        for seen in &row.samples {
+            let flooded = !matches!(&*row.variant, "no-flood" | "busy-thread") || row.part == "clients";
+            assert_eq!(flooded, seen.sample.sent > 0, "{what}");
+            let held = row.variant == "limit";
+            // A stretch of new sources is cut out of a longer one: what was under way at its ends
+            // is counted on one side.
+            let all_were_sent = row.part == "sources" || seen.sample.delivered <= seen.sample.sent;
+            // A sender that was given no CPU may have sent no more than the limit lets in.
+            let was_limited = seen.limited > 0 || seen.sample.sent == seen.sample.delivered;
+            assert!(if held { was_limited } else { seen.limited == 0 }, "{what}");
+            assert!(all_were_sent, "{what}");
+            assert_eq!(
+                seen.clients.map(|clients| clients.asked),
+                (row.part == "clients").then_some(200),
+                "{what}"
+            );
+            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.who).collect();
+            match &*row.part {
+                "clients" => assert!(watched.is_empty(), "{what}"),
+                "program" => {
+                    assert_eq!(watched, ["program", "program beside the sender"], "{what}");
+                    let (on_lane, beside) = (&seen.pauses[0], &seen.pauses[1]);
+                    assert_eq!(on_lane.longest_apart_ms.is_some(), flooded, "{what}");
+                    assert!(
+                        on_lane.apart.iter().all(|gap| gap.sender_ms == 0.0 && gap.lane_ms <= gap.waited_ms),
+                        "{what}"
+                    );
+                    assert!(beside.apart.iter().all(|gap| gap.lane_ms == 0.0), "{what}");
+                    assert_eq!(beside.longest_apart_ms.is_some(), row.variant != "no-flood", "{what}");
+                    let made = beside.apart.iter().map(|gap| gap.sender_ms).sum::<f64>();
+                    let waited = beside.apart.iter().map(|gap| gap.waited_ms).sum::<f64>();
+                    // Where there is a maker it may have had nothing of a stretch so short: others
+                    // run here, too.
+                    assert!(made <= waited + 1e-6 && (row.variant != "no-flood" || made == 0.0), "{what}");
+                }
+                _ => {
+                    assert_eq!(watched, ["lane", "observer", "sender"], "{what}");
+                    let memory = seen.memory.as_ref().unwrap();
+                    assert_eq!(memory.new_sources > 0, row.variant == "new-sources", "{what}");
+                    assert!(memory.rss_kib[0] > 0 && seen.sample.delivered > 0, "{what}");
+                }
+            }
+            for pauses in &seen.pauses {
+                assert!(
+                    pauses.histogram.iter().sum::<u64>() >= pauses.over_1ms && pauses.longest_ms > 0.0,
+                    "{what}"
+                );
+            }
+        }
+    }
+    let said = report::flood::conclusions(&document.rows);
+    // One of clients, four of sources; of the program one for each way and one that compares, on
+    // each of two processors, on one of which there is nobody without a flood.
+    assert_eq!(said.len(), 1 + 4 + (5 + 1) + (4 + 1), "{said:?}");
+    let page = report::flood::html(&document).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2 + 2 + 3);
+}
+
+#[test]
+fn floods_need_a_testbed_with_two_links() {
+    let plan =
+        flood::Plan { parts: Vec::new(), limit: "100".parse().unwrap(), sources: Duration::from_millis(1) };
+    let options = options(Duration::from_millis(1));
+    let mut setup = Setup::loopback(None).unwrap();
+    let err = flood::run(&mut setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
+    assert!(err.to_string().contains("testbed"), "{err}");
+}

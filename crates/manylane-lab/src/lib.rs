@@ -1,0 +1,428 @@
+//! `manylane lab`: the experiments of published papers, on this kernel and this machine.
+//!
+//! ```text
+//! paper ─► parts ─► each part: rows with raw samples ─► state file, at once
+//!                                    │
+//!                     rows of equal name are merged, the paper's numbers are added
+//!                                    │
+//!                     table in the paper's form ─ conclusion by rules ─ JSON ─ page
+//! ```
+//!
+//! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on
+//! no other part, and its rows are in the state file before the next one starts. So a run can be
+//! stopped at any moment and resumed ([`state`]). Rounds are separate parts, so that receivers
+//! alternate over the whole run. An experiment that a machine cannot do is a row with the reason
+//! and no value. All sentences about the results are computed: each paper has rules that make
+//! sentences of the rows ([`Rows`]), and a rule with missing rows makes none.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`row`] | one figure: its place in a table, its samples, the paper's figure |
+//! | [`state`] | the finished parts, in a file |
+//! | [`table`] | tables in plain text |
+//! | [`setups`] | loopback and the testbed, created when a part first needs them |
+//! | [`locks`] | contention of the kernel's locks, by BPF |
+//! | `cpu_distance` | whether two processors are two cores, by the transfer time of a cache line |
+//! | `numa_nodes` | NUMA nodes, and which of them has the device |
+//! | [`lockstat`] | acquisitions and hold times, on kernels with statistics of locks |
+//! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
+
+mod cpu_distance;
+pub mod locks;
+pub mod lockstat;
+mod numa_nodes;
+pub mod orlowsky;
+mod phrases;
+pub mod priambodo;
+pub mod report;
+pub mod rivera;
+pub mod row;
+pub mod sarma;
+pub mod setups;
+pub mod state;
+pub mod table;
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::time::{Instant, SystemTime};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+pub use self::row::{Row, Rows, merge};
+pub use self::setups::Setups;
+use self::state::State;
+use manylane_bench::{Controller, check_stop};
+use manylane_measure::Document;
+use manylane_measure::Machine;
+
+/// Name of the document.
+pub const SCHEMA: &str = "manylane.lab.v1";
+
+/// The papers whose experiments are here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Paper {
+    /// Rivera, Achá, Bustos-Jiménez, Piquer: threads that read one UDP socket.
+    Rivera,
+    /// Sarma, McKenney: scalability of the 2.6 kernel.
+    Sarma,
+    /// Orlowsky: message headers that the kernel stores.
+    Orlowsky,
+    /// Priambodo, Ashari: receivers and round-trip times.
+    Priambodo,
+}
+
+impl Paper {
+    /// All of them, in the order of a run of everything.
+    pub const ALL: [Self; 4] = [Self::Rivera, Self::Sarma, Self::Orlowsky, Self::Priambodo];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rivera => "rivera",
+            Self::Sarma => "sarma",
+            Self::Orlowsky => "orlowsky",
+            Self::Priambodo => "priambodo",
+        }
+    }
+
+    /// Authors, title, year.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Rivera => {
+                "Rivera, Achá, Bustos-Jiménez, Piquer: Analysis of Linux UDP Sockets Concurrent Performance (2014)"
+            }
+            Self::Sarma => {
+                "Sarma, McKenney: Issues with Selected Scalability Features of the 2.6 Kernel (Linux Symposium 2004)"
+            }
+            Self::Orlowsky => "Orlowsky: Modifications to Linux Kernel Networking Stack (2024)",
+            Self::Priambodo => {
+                "Priambodo, Ashari: Resource Modification On Multicore Server With Kernel Bypass (2020)"
+            }
+        }
+    }
+
+    /// Its tables and figures, in their order.
+    #[must_use]
+    pub fn tables(self, scale: &Scale) -> Vec<Table> {
+        match self {
+            Self::Rivera => rivera::tables(scale),
+            Self::Sarma => sarma::tables(),
+            Self::Orlowsky => orlowsky::tables(scale),
+            Self::Priambodo => priambodo::tables(),
+        }
+    }
+
+    /// The parts of a run.
+    #[must_use]
+    pub fn parts(self, scale: &Scale) -> Vec<Part> {
+        match self {
+            Self::Rivera => rivera::parts(scale),
+            Self::Sarma => sarma::parts(scale),
+            Self::Orlowsky => orlowsky::parts(scale),
+            Self::Priambodo => priambodo::parts(scale),
+        }
+    }
+
+    /// The numbers of the paper.
+    fn paper_values(self) -> Vec<PaperValue> {
+        match self {
+            Self::Rivera => rivera::paper_values(),
+            Self::Sarma => sarma::paper_values(),
+            Self::Orlowsky => Vec::new(),
+            Self::Priambodo => priambodo::paper_values(),
+        }
+    }
+
+    /// The differences from the paper, with reasons.
+    #[must_use]
+    pub fn differences(self, scale: &Scale) -> Vec<String> {
+        match self {
+            Self::Rivera => rivera::differences(scale),
+            Self::Sarma => sarma::differences(),
+            Self::Orlowsky => orlowsky::differences(),
+            Self::Priambodo => priambodo::differences(),
+        }
+    }
+
+    /// The conclusion from the rows, by rules.
+    #[must_use]
+    pub fn conclude(self, rows: &[Row]) -> Vec<String> {
+        let rows = Rows::for_paper(self, rows);
+        match self {
+            Self::Rivera => rivera::conclude(&rows),
+            Self::Sarma => sarma::conclude(&rows),
+            Self::Orlowsky => orlowsky::conclude(&rows),
+            Self::Priambodo => priambodo::conclude(&rows),
+        }
+    }
+}
+
+impl fmt::Display for Paper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The scale of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scale {
+    /// Each paper within a minute.
+    pub quick: bool,
+    /// Rounds of every experiment that has rounds.
+    pub rounds: usize,
+    /// Total number of units that the readers of one run receive.
+    pub units: u64,
+    /// Length of a traffic sample, in milliseconds.
+    pub stretch_ms: u64,
+    /// Length of a flood, in milliseconds.
+    pub flood_ms: u64,
+}
+
+impl Scale {
+    /// As the papers have it.
+    #[must_use]
+    pub fn full() -> Self {
+        Self { quick: false, rounds: 9, units: 500_000, stretch_ms: 1000, flood_ms: 60_000 }
+    }
+
+    /// Notes for the reader of the figures.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let seconds = |ms: u64| match ms {
+            0..1000 => format!("{ms} ms"),
+            _ => format!("{} s", ms as f64 / 1e3),
+        };
+        let much = format!(
+            "{} rounds, {} units, stretches of {}, floods of {}",
+            self.rounds,
+            table::format_number(self.units as f64),
+            seconds(self.stretch_ms),
+            seconds(self.flood_ms)
+        );
+        if self.quick {
+            format!("A quick run, which shows the way and not the last digit: {much}.")
+        } else {
+            format!("Scale: {much}.")
+        }
+    }
+
+    /// Each paper within a minute.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { quick: true, rounds: 2, units: 25_000, stretch_ms: 300, flood_ms: 2000 }
+    }
+}
+
+/// A table or a figure of a paper.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// Its name in rows.
+    pub name: &'static str,
+    /// Its title.
+    pub title: String,
+    /// True if the page draws it, over its columns.
+    pub plot: Option<Plot>,
+}
+
+/// How a table is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plot {
+    /// A line of the plot for each line of the table, and the name of the column axis.
+    Lines(&'static str),
+    /// A group of bars for each column.
+    Bars(&'static str),
+}
+
+/// One number of a paper.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PaperValue {
+    /// Name of the table.
+    pub table: &'static str,
+    /// Line of the table.
+    pub line: &'static str,
+    /// Column of the table.
+    pub column: &'static str,
+    /// The number, in the unit of our rows.
+    pub value: f64,
+}
+
+/// The work of a part.
+type PartFn = Box<dyn Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>>>;
+
+/// One round of one experiment.
+pub struct Part {
+    /// Its name in the state file: unique among the parts of a run.
+    pub id: String,
+    run: PartFn,
+}
+
+impl Part {
+    fn new(id: String, work: impl Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>> + 'static) -> Self {
+        Self { id, run: Box::new(work) }
+    }
+}
+
+/// How a lab run was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LabSettings {
+    /// The command line of the run that finished it.
+    pub command: String,
+    /// Time of the start, in seconds since 1970.
+    pub started_unix: u64,
+    /// The papers.
+    pub papers: Vec<Paper>,
+    /// Only the parts whose names contain this.
+    pub only: Option<String>,
+    /// The scale of the run.
+    pub scale: Scale,
+}
+
+impl LabSettings {
+    /// Settings of a run that begins now.
+    #[must_use]
+    pub fn new(command: String, papers: &[Paper], only: Option<String>, scale: Scale) -> Self {
+        let started_unix = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        Self { command, started_unix, papers: papers.to_vec(), only, scale }
+    }
+
+    /// The parts of the run, in order.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(Paper, Part)> {
+        let all = self
+            .papers
+            .iter()
+            .flat_map(|&paper| paper.parts(&self.scale).into_iter().map(move |part| (paper, part)));
+        let wanted = |part: &Part| self.only.as_ref().is_none_or(|only| part.id.contains(only.as_str()));
+        all.filter(|(_, part)| wanted(part)).collect()
+    }
+}
+
+/// A finished run.
+pub type LabDocument = Document<LabSettings, Row>;
+
+/// Runs the parts that `state` does not have yet, and returns all. A part that fails is a row with
+/// the reason. Only a stop ends the run, and leaves the state as it is.
+///
+/// # Errors
+/// When it is stopped, or the state cannot be written.
+pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
+    let settings = state.settings().clone();
+    let parts = settings.parts();
+    anyhow::ensure!(!parts.is_empty(), "there is no such part: {}", settings.only.unwrap_or_default());
+    let mut places = Setups::new(settings.scale.clone());
+    for (index, (paper, part)) in parts.iter().enumerate() {
+        if state.has(&part.id) {
+            continue;
+        }
+        check_stop(director.stop())?;
+        director.progress(index as f64 / parts.len() as f64, &part.id);
+        let begun = Instant::now();
+        let rows = (part.run)(&mut places, director.stop());
+        // An error may be caused by the stop, so that the part is not done.
+        check_stop(director.stop())?;
+        let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
+        let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
+        state.record_part(&part.id, begun.elapsed().as_secs_f64(), rows)?;
+    }
+    director.progress(1.0, "done");
+    Ok(to_document(state))
+}
+
+/// The contents of a state as a document.
+#[must_use]
+pub fn to_document(state: &State) -> LabDocument {
+    let settings = state.settings().clone();
+    let mut rows = Vec::new();
+    for &paper in &settings.papers {
+        let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
+        rows.extend(merge(paper, own, &paper.paper_values(), settings.only.is_none()));
+    }
+    Document { schema: SCHEMA.into(), machine: state.machine().clone(), settings, rows }
+}
+
+/// Runs a benchmark as a part: it may be stopped, and the bar shows parts.
+struct SilentController<'a>(&'a AtomicBool);
+
+impl Controller for SilentController<'_> {
+    fn progress(&mut self, _done: f64, _what: &str) {}
+
+    fn stop(&self) -> &AtomicBool {
+        self.0
+    }
+}
+
+/// True if two machines are the same, as far as figures of both can be in one table.
+pub(crate) fn is_same_machine(a: &Machine, b: &Machine) -> bool {
+    let mut b = b.clone();
+    b.memory_bytes = a.memory_bytes;
+    *a == b
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use crate::*;
+
+    #[test]
+    fn a_scale_says_how_much_and_whether_it_was_quick() {
+        let quick = Scale::quick().describe();
+        assert!(
+            quick.starts_with("A quick run")
+                && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
+            "{quick}"
+        );
+        let full = Scale { flood_ms: 2500, ..Scale::full() }.describe();
+        assert_eq!(full, "Scale: 9 rounds, 500,000 units, stretches of 1 s, floods of 2.5 s.");
+    }
+
+    #[test]
+    fn parts_have_names_of_their_own_and_tables_too() {
+        for scale in [Scale::quick(), Scale::full()] {
+            let settings = LabSettings::new(String::new(), &Paper::ALL, None, scale.clone());
+            let parts = settings.parts();
+            let names: HashSet<&str> = parts.iter().map(|(_, part)| part.id.as_str()).collect();
+            assert_eq!(names.len(), parts.len());
+            for (paper, part) in &parts {
+                assert!(part.id.starts_with(paper.name()), "{}", part.id);
+            }
+            for paper in Paper::ALL {
+                let tables = paper.tables(&scale);
+                let names: HashSet<&str> = tables.iter().map(|table| table.name).collect();
+                assert_eq!(names.len(), tables.len(), "{paper}");
+                assert!(paper.paper_values().iter().all(|cell| names.contains(cell.table)), "{paper}");
+                assert!(!paper.differences(&scale).is_empty(), "{paper}");
+                assert_eq!(paper.conclude(&[]), Vec::<String>::new(), "{paper}: of nothing, nothing is said");
+            }
+        }
+    }
+
+    struct StopController(AtomicBool);
+
+    impl Controller for StopController {
+        fn progress(&mut self, _done: f64, _what: &str) {
+            // In the middle of a part, which is about to see it.
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+
+        fn stop(&self) -> &AtomicBool {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_part_that_was_stopped_in_the_middle_is_not_done() {
+        let folder = tempfile::TempDir::new().unwrap();
+        for paper in Paper::ALL {
+            let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
+            let mut state = State::create(&folder.path().join("state.jsonl"), settings).unwrap();
+            let err = run(&mut state, &mut StopController(AtomicBool::new(false))).unwrap_err();
+            assert!(err.to_string().contains("interrupted"), "{err:#}");
+            assert!(state.is_empty(), "{paper}");
+        }
+    }
+}

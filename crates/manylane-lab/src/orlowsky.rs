@@ -1,0 +1,243 @@
+//! Orlowsky: message headers that the kernel stores, so that no call copies them. His table has
+//! four numbers twice, and his experiment between two hosts was not made. Both experiments are
+//! here, with methods that need no changed kernel: headers and buffers that are registered with
+//! io_uring or built once.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Result;
+use manylane::Steering;
+
+use super::phrases::{duration_phrase, min_by_value, ratio};
+use super::{Part, Plot, Row, Rows, Scale, Setups, SilentController, Table};
+use crate::table::format_number;
+use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
+use manylane_bench::receivers::Work;
+use manylane_bench::work::SyntheticWork;
+use manylane_bench::{self as bench, Options};
+
+const LOCAL_TABLE: &str = "local experiment";
+const REAL_WORLD_TABLE: &str = "real-world experiment";
+
+/// Bytes of a message, as in the paper.
+const MESSAGE_SIZES: [usize; 4] = [64, 256, 1024, 8192];
+/// Maximum number of messages of a call, the last as in the paper.
+const MESSAGES_PER_CALL: [usize; 3] = [1, 64, 1000];
+/// A value of the paper. `recvmmsg` accepts at most 1024 (UIO_MAXIOV).
+const UNSUPPORTED_BATCHES: [usize; 3] = [10_000, 100_000, 1_000_000];
+/// The method of a regular kernel.
+const BASELINE: &str = "socket/recvmmsg";
+/// Seconds for the paper's 100 million messages, per nanosecond of one.
+const SECONDS_PER_NANO: f64 = 0.1;
+
+pub(super) fn tables(_scale: &Scale) -> Vec<Table> {
+    let table = |name, title: &str| Table { name, title: title.into(), plot: Some(Plot::Bars("receiver")) };
+    vec![
+        table(
+            LOCAL_TABLE,
+            "Local experiment: seconds of processor time to receive 100 million messages that are there",
+        ),
+        table(REAL_WORLD_TABLE, "Real-world experiment: the same between two hosts of the testbed"),
+    ]
+}
+
+/// A part for each round of each size.
+pub(super) fn parts(scale: &Scale) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for round in 1..=scale.rounds {
+        for (name, table) in [("local", LOCAL_TABLE), ("real-world", REAL_WORLD_TABLE)] {
+            for size in MESSAGE_SIZES {
+                let id = format!("orlowsky/{name}/{size}-bytes/round-{round}");
+                parts.push(Part::new(id, move |places, stop| Ok(rows(places, table, size, stop))));
+            }
+        }
+    }
+    parts
+}
+
+fn line_name(size: usize, messages: usize) -> String {
+    format!("{size} bytes, {messages} a call")
+}
+
+/// One sample of each receiver, by messages per call.
+fn rows(places: &mut Setups, table: &str, size: usize, stop: &AtomicBool) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for messages in MESSAGES_PER_CALL {
+        for by in RecvMethod::ALL {
+            if by.needs_device() && table == LOCAL_TABLE {
+                continue;
+            }
+            let (line, column) = (line_name(size, messages), by.name());
+            rows.push(match sample(places, table, by, (size, messages), stop) {
+                Ok((samples, counts)) => Row::new(table, &line, column, "s", samples).with_counts(&counts),
+                Err(err) => Row::unavailable(table, &line, column, "s", &format!("{err:#}")),
+            });
+        }
+    }
+    for messages in UNSUPPORTED_BATCHES {
+        let why = "recvmmsg takes no more than 1024 messages by one call (UIO_MAXIOV), whatever it is asked for: 1000 stand for all of them";
+        rows.push(Row::unavailable(table, &line_name(size, messages), BASELINE, "s", why));
+    }
+    rows
+}
+
+type SampleCounts = (Vec<f64>, [(&'static str, u64); 2]);
+
+fn sample(
+    places: &mut Setups,
+    table: &str,
+    by: RecvMethod,
+    (size, messages): (usize, usize),
+    stop: &AtomicBool,
+) -> Result<SampleCounts> {
+    let quick = places.scale.quick;
+    let setup = match table {
+        REAL_WORLD_TABLE => {
+            anyhow::ensure!(size <= 1400, "a frame of the testbed carries no more than 1500 bytes");
+            places.testbed()?
+        }
+        _ => places.loopback()?,
+    };
+    let options = Options {
+        threads: vec![1],
+        sizes: vec![size],
+        receivers: Vec::new(),
+        work: Work::Count,
+        synthetic_work: SyntheticWork::default(),
+        rounds: 1,
+        duration: Duration::ZERO,
+        pps: None,
+        flows: 64,
+        batch: 64,
+        recv_buffer: bench::default_recv_buffer(),
+        rx_coalesce: None,
+        steering: Steering::Flow,
+        quick,
+        command: String::new(),
+    };
+    let plan = Plan { methods: vec![by], messages: vec![messages], fills: if quick { 1 } else { 4 } };
+    let run = batch::run(setup, &options, &plan, &mut SilentController(stop))?;
+    let samples = run.rows.iter().flat_map(|row| &row.samples);
+    let (mut seconds, mut sent, mut delivered) = (Vec::new(), 0, 0);
+    for sample in samples {
+        seconds.push(sample.rx_cpu_ns * SECONDS_PER_NANO);
+        sent += sample.sent;
+        delivered += sample.delivered;
+    }
+    Ok((seconds, [("sent", sent), ("delivered", delivered)]))
+}
+
+pub(super) fn differences() -> Vec<String> {
+    [
+        "The paper's table has four pairs of numbers (87837 and 787, 78 and 5415, 778 and 7507 twice), the same for every size: placeholders, which are not repeated here. Its real-world section is empty.",
+        "Instead of a changed kernel: socket/recvmmsg is what every regular kernel does, with headers built once in user space and copied in by each call; with io_uring (uring/plain, lane/uring) headers, buffers and the socket are registered once and nothing is copied in, which is what the paper's system call was for; uring/single submits each receive anew.",
+        "The paper receives 1,000 to 1,000,000 messages by one call. recvmmsg takes no more than 1024 by one call (UIO_MAXIOV), whatever it is asked for, so that all but its 1,000 cannot be had; 1 and 64 stand here besides.",
+        "What is measured is the processor time of the receiving thread while it empties queues that are full, scaled to the paper's 100 million messages; the paper's time includes the sender.",
+        "8192 bytes do not fit a frame of the testbed.",
+    ]
+    .map(String::from)
+    .to_vec()
+}
+
+pub(super) fn conclude(rows: &Rows<'_>) -> Vec<String> {
+    let mut said = Vec::new();
+    for (table, place) in [(LOCAL_TABLE, "On one host"), (REAL_WORLD_TABLE, "Between two hosts")] {
+        for messages in [1, 1000] {
+            let at = |by: &str| rows.value(table, &line_name(64, messages), by);
+            let Some(regular) = at(BASELINE) else { continue };
+            let others = RecvMethod::ALL.map(RecvMethod::name).into_iter().filter(|by| *by != BASELINE);
+            let others = others.filter_map(|by| Some((by, at(by)?)));
+            let Some((best, seconds)) = min_by_value(others) else { continue };
+            let verdict = if seconds < regular {
+                format!(
+                    "{best} is the fastest: {} s, the regular way takes {}",
+                    format_number(seconds),
+                    duration_phrase(regular / seconds)
+                )
+            } else {
+                format!("the regular way is the fastest, {best} next with {} s", format_number(seconds))
+            };
+            let line = line_name(64, messages);
+            let verdict = verdict + rows.overlap_note(table, (&line, BASELINE), (&line, best));
+            said.push(format!(
+                "{place}, 100 million messages of 64 bytes cost the regular way {} s with {messages} a call; {verdict}.",
+                format_number(regular)
+            ));
+        }
+    }
+    let gain = ratio(
+        rows.value(LOCAL_TABLE, &line_name(64, 1000), "uring/plain"),
+        rows.value(LOCAL_TABLE, &line_name(64, 1000), BASELINE),
+    );
+    if let Some(gain) = gain {
+        let line = line_name(64, 1000);
+        said.push(format!(
+            "What the paper hoped for, headers that are not copied in by every call, {} by itself with 1000 messages a call: uring/plain takes {} of the regular way's time{}.",
+            if gain < 0.95 { "pays" } else { "does not pay" },
+            format_number(gain),
+            rows.overlap_note(LOCAL_TABLE, (&line, BASELINE), (&line, "uring/plain"))
+        ));
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Paper;
+
+    fn conclusion_text(cells: &[(&str, usize, &str, f64)]) -> String {
+        let row = |&(table, messages, by, value): &(&str, usize, &str, f64)| Row {
+            paper: Paper::Orlowsky,
+            ..Row::new(table, &line_name(64, messages), by, "s", vec![value])
+        };
+        let rows: Vec<Row> = cells.iter().map(row).collect();
+        conclude(&Rows::for_paper(Paper::Orlowsky, &rows)).join(" ")
+    }
+
+    #[test]
+    fn the_fastest_way_is_found_by_the_figures() {
+        assert_eq!(conclusion_text(&[]), "");
+        let lanes = conclusion_text(&[
+            (LOCAL_TABLE, 1000, BASELINE, 60.0),
+            (LOCAL_TABLE, 1000, "lane/mmsg", 30.0),
+            (LOCAL_TABLE, 1000, "uring/plain", 59.5),
+        ]);
+        assert!(
+            lanes.contains("lane/mmsg is the fastest: 30.0 s, the regular way takes 2.00 times as long"),
+            "{lanes}"
+        );
+        assert!(lanes.contains("does not pay by itself"), "{lanes}");
+        assert!(!lanes.contains("may be chance"), "each has one sample, and they are apart: {lanes}");
+        let same =
+            conclusion_text(&[(LOCAL_TABLE, 1000, BASELINE, 60.0), (LOCAL_TABLE, 1000, "uring/plain", 60.0)]);
+        assert_eq!(same.matches("(rounds overlap: may be chance)").count(), 2, "{same}");
+        let regular = conclusion_text(&[
+            (REAL_WORLD_TABLE, 1, BASELINE, 60.0),
+            (REAL_WORLD_TABLE, 1, "uring/plain", 70.0),
+        ]);
+        assert!(
+            regular.contains("Between two hosts") && regular.contains("the regular way is the fastest"),
+            "{regular}"
+        );
+    }
+
+    #[test]
+    fn loopback_messages_are_all_taken() {
+        let scale = Scale { rounds: 1, ..Scale::quick() };
+        let mut places = Setups::new(scale);
+        let rows = rows(&mut places, LOCAL_TABLE, 64, &AtomicBool::new(false));
+        let here = RecvMethod::ALL.iter().filter(|by| !by.needs_device()).count();
+        assert_eq!(rows.len(), MESSAGES_PER_CALL.len() * here + UNSUPPORTED_BATCHES.len());
+        assert!(rows.iter().all(|row| row.value.is_some() != row.why_not.is_some()));
+        let taken = rows.iter().filter(|row| row.value.is_some());
+        let taken: Vec<&Row> =
+            taken.filter(|row| row.column == BASELINE || row.column == "lane/mmsg").collect();
+        assert_eq!(taken.len(), 2 * MESSAGES_PER_CALL.len());
+        for row in taken {
+            assert_eq!(row.counts["sent"], 2048, "{row:?}");
+            assert_eq!(row.counts["delivered"], 2048, "{row:?}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Table 2: round-trip times, by wait policy of the server.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use manylane::{Steering, WaitPolicy};
+
+use super::TABLE_2;
+use crate::{Row, Setups};
+use manylane_bench::experiments::rtt::generator::Generator;
+use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
+use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
+use manylane_bench::work::SyntheticWork;
+use manylane_bench::{self as bench, RING_SIZE, Setup};
+
+pub(super) const DEFAULT: &str = "default";
+pub(super) const PINNED: &str = "pinned";
+pub(super) const BUSY_POLL: &str = "SO_BUSY_POLL";
+pub(super) const POLLING: &str = "polling in the program";
+
+/// Bytes of a request.
+const REQUEST_SIZE: usize = 10;
+const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
+const SPIN_TIME: Duration = Duration::from_millis(1);
+/// Warm-up ping-pong.
+const WARM_UP_TIME: Duration = Duration::from_millis(20);
+
+/// Columns: the receiver, its wait policy, whether it is pinned.
+fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
+    let spin = WaitPolicy::Spin(SPIN_TIME);
+    [
+        (DEFAULT, Kind::SocketRecvfrom, WaitPolicy::Sleep, false),
+        (PINNED, Kind::SocketRecvfrom, WaitPolicy::Sleep, true),
+        (BUSY_POLL, Kind::SocketRecvfrom, WaitPolicy::BusyPoll(BUSY_POLL_TIME), true),
+        (POLLING, Kind::SocketRecvfrom, spin, true),
+        ("lane/mmsg, adaptive", Kind::LaneMmsg, WaitPolicy::Adaptive, true),
+        ("lane/mmsg, spin", Kind::LaneMmsg, spin, true),
+        ("lane/uring, spin", Kind::LaneUring, spin, true),
+        ("lane/xdp, spin", Kind::LaneXdp, spin, true),
+    ]
+}
+
+/// Columns of lanes.
+pub(super) const LANES: [&str; 4] =
+    ["lane/mmsg, adaptive", "lane/mmsg, spin", "lane/uring, spin", "lane/xdp, spin"];
+
+/// One run of all methods.
+pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
+    let stretch = Duration::from_millis(places.scale.stretch_ms);
+    let mut rows = Vec::new();
+    for (column, kind, wait, pinned) in methods() {
+        bench::check_stop(stop)?;
+        let got = places.testbed().and_then(|setup| measure_rtt(setup, kind, wait, pinned, stretch, stop));
+        rows.push(match got {
+            Ok(got) => Row::new(TABLE_2, run, column, "ms", vec![got.median_ms])
+                .with_counts(&[("asked", got.requests), ("answered", got.replies)]),
+            Err(err) => {
+                bench::check_stop(stop)?;
+                Row::unavailable(TABLE_2, run, column, "ms", &format!("{err:#}"))
+            }
+        });
+    }
+    Ok(rows)
+}
+
+struct RoundTrips {
+    median_ms: f64,
+    requests: u64,
+    replies: u64,
+}
+
+fn measure_rtt(
+    setup: &mut Setup,
+    kind: Kind,
+    wait: WaitPolicy,
+    pinned: bool,
+    stretch: Duration,
+    stop: &AtomicBool,
+) -> Result<RoundTrips> {
+    let cpus =
+        if pinned { Placement::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
+    let options = ReceiverOptions {
+        addr: setup.bind_addr(),
+        work: Work::Echo,
+        synthetic_work: SyntheticWork::default(),
+        threads: 1,
+        batch: 64,
+        recv_buffer: 1 << 20,
+        size: REQUEST_SIZE,
+        cpus: cpus.server.into_iter().collect(),
+        rx_coalesce: Duration::ZERO,
+        devices: setup.device_names(),
+        ring: RING_SIZE,
+        wait,
+        steering: Steering::Flow,
+    };
+    let running = setup.start(kind, &options)?;
+    let mut asker = Generator::open(setup, running.addr(), REQUEST_SIZE)?;
+    let asked = asker.run_pinned(cpus, |asker| {
+        asker.ping_pong(WARM_UP_TIME, stop)?;
+        asker.ping_pong(stretch, stop)
+    })?;
+    running.stop()?;
+    bench::check_stop(stop)?;
+    ensure!(asked.replies > 0, "no request was answered");
+    let millis = asked.latency.value_at_quantile(0.5) as f64 / 1e6;
+    Ok(RoundTrips { median_ms: millis, requests: asked.requests, replies: asked.replies })
+}

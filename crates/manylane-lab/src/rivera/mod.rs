@@ -1,0 +1,200 @@
+//! Rivera and others: more threads do not read one UDP socket faster, and where the kernel
+//! serializes them.
+//!
+//! | module | reproduces |
+//! |---|---|
+//! | `reading` | one cell of figures 2 and 4: a number of units, read by a number of threads |
+//! | `contention` | Tables I to III: waits for locks while they are read |
+//! | `conclusion` | the conclusion |
+
+mod conclusion;
+mod contention;
+mod reading;
+
+use manylane::Steering;
+
+pub(super) use self::conclusion::conclude;
+pub(super) use self::contention::{ContentionSample, sample_contention};
+use self::reading::{Reader, UNIT_SIZE};
+use super::{PaperValue, Part, Plot, Row, Scale, Table};
+use crate::lockstat;
+use manylane_bench as bench;
+use manylane_bench::receivers::Kind;
+use manylane_bench::stats::interleaved;
+
+/// Numbers of reading threads.
+const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
+
+const FIGURE_2: &str = "figure 2";
+const FIGURE_2_CPU: &str = "figure 2, processor time";
+const FIGURE_4: &str = "figure 4";
+const TABLE_1: &str = "table I";
+const TABLE_2: &str = "table II";
+const TABLE_3: &str = "table III";
+const CALLERS: &str = "callers";
+
+/// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that
+/// the kernel prints: 2,001,099 ms of holding would be half an hour for a run of seconds.
+const HOLD_TIME: &str = "held, µs";
+const ACQUISITIONS: &str = "acquisitions";
+const HOLD_TIME_MEAN: &str = "held each, µs";
+const WAIT_TIME: &str = "waited, µs";
+const CONTENTIONS: &str = "contentions";
+const WAIT_TIME_MEAN: &str = "waited each, µs";
+
+/// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
+const FLOWS: u16 = 64;
+
+/// The readers of figure 2.
+fn readers() -> Vec<Reader> {
+    let udp = |kind| Reader::Udp(kind, Steering::Flow, FLOWS);
+    vec![
+        Reader::Pipe,
+        udp(Kind::SocketRecvfrom),
+        udp(Kind::SocketRecvmmsg),
+        udp(Kind::ReuseportRecvmmsg),
+        udp(Kind::LaneMmsg),
+        udp(Kind::LaneUring),
+        udp(Kind::LaneXdp),
+    ]
+}
+
+/// The receivers for which another paper's question is measured, too.
+pub(super) fn udp_readers() -> Vec<Reader> {
+    readers().into_iter().filter(|reader| *reader != Reader::Pipe).collect()
+}
+
+/// The readers of figure 4: all units are from one source, as in the paper.
+fn queue_readers() -> Vec<Reader> {
+    vec![
+        Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1),
+        Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
+        Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1),
+        Reader::Udp(Kind::LaneUring, Steering::RoundRobin, 1),
+        // The device selects the queue, and so the lane.
+        Reader::Udp(Kind::LaneXdp, Steering::Flow, 1),
+    ]
+}
+
+pub(super) fn tables(scale: &Scale) -> Vec<Table> {
+    let units = crate::table::format_number(scale.units as f64);
+    let what = format!("{units} units of {UNIT_SIZE} bytes");
+    let table = |name, title, plot| Table { name, title, plot };
+    let lines = Some(Plot::Lines("threads that read"));
+    vec![
+        table(FIGURE_2, format!("Figure 2: seconds until {what} are read, by threads that read"), lines),
+        table(
+            FIGURE_2_CPU,
+            "Beside figure 2: nanoseconds of processor time of the reading threads, per unit".into(),
+            lines,
+        ),
+        table(
+            FIGURE_4,
+            format!(
+                "Figure 4: seconds until {what} of one source are read: one queue, and a queue for each thread"
+            ),
+            lines,
+        ),
+        table(TABLE_1, format!("Table I: lock of the receive queue, one socket, {what}"), None),
+        table(TABLE_2, format!("Table II: lock of the whole socket, one socket, {what}"), None),
+        table(TABLE_3, "Table III: lock of the receive queue, without memory accounting".into(), None),
+        table(
+            CALLERS,
+            format!("Who waits for which lock, {what}: contentions for each million units, and time"),
+            None,
+        ),
+    ]
+}
+
+/// Every round of each figure is a separate part for each number of threads. The lock statistics
+/// are one part for each number.
+pub(super) fn parts(scale: &Scale) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (figure, tables, who) in [
+        ("figure2", (FIGURE_2, Some(FIGURE_2_CPU)), readers as fn() -> Vec<Reader>),
+        ("figure4", (FIGURE_4, None), queue_readers as fn() -> Vec<Reader>),
+    ] {
+        for (round, order) in interleaved(scale.rounds, who().len()).enumerate() {
+            for threads in READER_COUNTS {
+                let order = order.clone();
+                parts.push(Part::new(
+                    format!("rivera/{figure}/{threads}-readers/round-{}", round + 1),
+                    move |places, stop| {
+                        let readers = who();
+                        let mut rows: Vec<(usize, Vec<Row>)> = Vec::new();
+                        for &index in &order {
+                            bench::check_stop(stop)?;
+                            let got = reading::rows(places, readers[index], threads, tables, stop)?;
+                            rows.push((index, got));
+                        }
+                        // Lines in the same order in every round.
+                        rows.sort_by_key(|(index, _)| *index);
+                        Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
+                    },
+                ));
+            }
+        }
+    }
+    for threads in READER_COUNTS {
+        let id = format!("rivera/locks/{threads}-readers");
+        parts.push(Part::new(id, move |places, stop| contention::rows(places, &readers(), threads, stop)));
+    }
+    parts
+}
+
+/// Tables I to III of the paper (Linux 3.12.5, Intel i5-2400, four cores).
+pub(super) fn paper_values() -> Vec<PaperValue> {
+    type Line = (&'static str, [f64; 6]);
+    const TABLE_1_LINES: [Line; 4] = [
+        ("1", [241_739.56, 1_498_456.0, 0.16133, 14.69, 72.0, 0.20403]),
+        ("2", [491_475.11, 3_000_009.0, 0.16382, 83.76, 427.0, 0.19616]),
+        ("4", [999_715.69, 6_001_903.0, 0.16657, 193.33, 956.0, 0.20223]),
+        ("8", [2_001_099.30, 12_002_304.0, 0.16673, 300.51, 1479.0, 0.20318]),
+    ];
+    const TABLE_2_LINES: [Line; 4] = [
+        ("1", [1_727_674.73, 1_000_102.0, 1.72750, 122.21, 222.0, 0.55050]),
+        ("2", [3_546_050.22, 2_000_037.0, 1.77299, 1417.54, 1235.0, 1.14781]),
+        ("4", [7_253_937.17, 4_000_143.0, 1.81342, 3163.35, 2576.0, 1.22801]),
+        ("8", [14_511_741.72, 8_000_053.0, 1.81396, 5301.16, 4281.0, 1.23830]),
+    ];
+    const TABLE_3_LINES: [Line; 4] = [
+        ("1", [475_795.94, 1_995_714.0, 0.23841, 173.13, 543.0, 0.31884]),
+        ("2", [983_877.62, 4_000_453.0, 0.24594, 677.32, 1743.0, 0.38859]),
+        ("4", [1_988_615.96, 8_004_417.0, 0.24844, 1147.46, 3679.0, 0.31189]),
+        ("8", [3_976_472.06, 16_007_064.0, 0.24842, 2429.32, 8650.0, 0.28085]),
+    ];
+    let mut all = Vec::new();
+    for (table, lines) in [(TABLE_1, TABLE_1_LINES), (TABLE_2, TABLE_2_LINES), (TABLE_3, TABLE_3_LINES)] {
+        for (line, values) in lines {
+            let columns = [HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN, WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN];
+            let cells = columns.into_iter().zip(values);
+            all.extend(cells.map(|(column, value)| PaperValue { table, line, column, value }));
+        }
+    }
+    all
+}
+
+pub(super) fn differences(scale: &Scale) -> Vec<String> {
+    let mut all = vec![
+        "The paper draws figures 2 and 4 without printing their numbers, so no number of the paper stands beside ours there; those of Tables I to III do.".into(),
+        format!(
+            "Here all threads together read {} units. The acquisitions in the paper's tables grow with the threads (three for each unit and thread), so there each thread seems to have read 500,000: compare per unit.",
+            crate::table::format_number(scale.units as f64)
+        ),
+        "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
+        "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
+        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by processor time. Units that are lost all the same are told in the conclusion.".into(),
+        "Frames enter the testbed's device on the queue of the sender's processor, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
+        "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
+    ];
+    all.push("The paper heads the times of Tables I to III with ms. They are microseconds, as /proc/lock_stat prints them: 14,511,742 ms would be four hours that a lock was held in a run of seconds. Ours are microseconds, too.".into());
+    if lockstat::is_supported() {
+        all.push("Acquisitions and hold times come from /proc/lock_stat, which counts the whole machine and all UDP sockets; contentions and waits from tracepoints, of this process alone. Since Linux 4.13 readers have a queue of their own, with a lock that has no name and is in no line of Table I.".into());
+    } else {
+        all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT): contentions and waits come from the tracepoints lock:contention_begin and _end, hold times and acquisitions from nowhere. They are of this process alone. The paper ran a kernel with lockdep, whose own cost is in its times.".into());
+    }
+    if scale.units < Scale::full().units {
+        all.push("A quick run has fewer units and rounds than the paper.".into());
+    }
+    all
+}

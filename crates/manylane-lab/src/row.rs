@@ -1,0 +1,230 @@
+//! One figure of a table: its place, its value, its samples, and the paper's number.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Paper, PaperValue};
+use manylane_bench::stats::median;
+
+/// One cell of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The paper.
+    pub paper: Paper,
+    /// The part that measured it; the first one, if there are several.
+    pub part: String,
+    /// Table or figure.
+    pub table: String,
+    /// Line of the table.
+    pub line: String,
+    /// Column of the table.
+    pub column: String,
+    /// Unit of all values.
+    pub unit: String,
+    /// Median of the samples; null if there are none.
+    pub value: Option<f64>,
+    /// The paper's number, if it has one.
+    pub printed: Option<f64>,
+    /// Why there is no value.
+    pub why_not: Option<String>,
+    /// The raw samples.
+    pub samples: Vec<f64>,
+    /// Counters of the measurement, summed over the samples.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
+}
+
+impl Row {
+    /// A cell with samples. Paper and part are filled in when the part has run.
+    #[must_use]
+    pub fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
+        let value = (!samples.is_empty()).then(|| median(samples.iter().copied()));
+        Self {
+            paper: Paper::Rivera,
+            part: String::new(),
+            table: table.into(),
+            line: line.into(),
+            column: column.into(),
+            unit: unit.into(),
+            value,
+            printed: None,
+            why_not: None,
+            samples,
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// A cell that cannot be measured on this machine.
+    #[must_use]
+    pub fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
+        Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
+    }
+
+    /// A part that failed as a whole.
+    pub(super) fn failed(part: &str, why: &str) -> Self {
+        Self::unavailable(FAILED_TABLE, part, "", "", why)
+    }
+
+    /// With counts.
+    #[must_use]
+    pub fn with_counts(mut self, counts: &[(&str, u64)]) -> Self {
+        self.counts.extend(counts.iter().map(|&(name, count)| (name.to_owned(), count)));
+        self
+    }
+
+    fn is_same_cell(&self, other: &Self) -> bool {
+        (&self.table, &self.line, &self.column) == (&other.table, &other.line, &other.column)
+    }
+
+    fn merge_from(&mut self, other: Self) {
+        self.samples.extend(other.samples);
+        self.value = (!self.samples.is_empty()).then(|| median(self.samples.iter().copied()));
+        for (name, count) in other.counts {
+            *self.counts.entry(name).or_default() += count;
+        }
+        // A failed round does not discard the others; it stays visible.
+        self.why_not = self.why_not.take().or(other.why_not);
+    }
+}
+
+/// The table of parts that failed.
+pub const FAILED_TABLE: &str = "failed";
+
+/// Merges rows of one paper with equal places, and adds the paper's numbers. If `all` parts ran,
+/// numbers of the paper that were not measured are rows, too.
+#[must_use]
+pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
+    let mut merged: Vec<Row> = Vec::new();
+    for row in rows {
+        match merged.iter_mut().find(|known| known.is_same_cell(&row)) {
+            Some(known) => known.merge_from(row),
+            None => merged.push(row),
+        }
+    }
+    for cell in printed {
+        let at =
+            |row: &&mut Row| (&*row.table, &*row.line, &*row.column) == (cell.table, cell.line, cell.column);
+        match merged.iter_mut().find(at) {
+            Some(row) => row.printed = Some(cell.value),
+            None if all => merged.push(Row {
+                paper,
+                printed: Some(cell.value),
+                ..Row::unavailable(cell.table, cell.line, cell.column, "", "not measured in this run")
+            }),
+            None => {}
+        }
+    }
+    merged
+}
+
+/// The merged rows of one paper, for rules that make sentences of them.
+#[derive(Debug)]
+pub struct Rows<'a>(Vec<&'a Row>);
+
+impl<'a> Rows<'a> {
+    /// The rows of `paper`.
+    #[must_use]
+    pub fn for_paper(paper: Paper, rows: &'a [Row]) -> Self {
+        Self(rows.iter().filter(|row| row.paper == paper).collect())
+    }
+
+    /// The cell.
+    #[must_use]
+    pub fn cell(&self, table: &str, line: &str, column: &str) -> Option<&'a Row> {
+        let mut found =
+            self.0.iter().filter(|row| row.table == table && row.line == line && row.column == column);
+        found.next().copied()
+    }
+
+    /// Our value in that cell.
+    #[must_use]
+    pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
+        self.cell(table, line, column)?.value
+    }
+
+    /// The note for a comparison of two cells whose samples overlap; empty if they do not.
+    #[must_use]
+    pub fn overlap_note(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
+        let range = |(line, column): (&str, &str)| {
+            let samples = self.cell(table, line, column)?.samples.iter().copied();
+            Some((samples.clone().reduce(f64::min)?, samples.reduce(f64::max)?))
+        };
+        match (range(a), range(b)) {
+            (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1 => " (rounds overlap: may be chance)",
+            _ => "",
+        }
+    }
+
+    /// The paper's number in that cell.
+    #[must_use]
+    pub fn paper_value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
+        self.cell(table, line, column)?.printed
+    }
+
+    /// Lines of `table` with a value in `column`, and the value.
+    pub fn column<'b>(
+        &'b self,
+        table: &'b str,
+        column: &'b str,
+    ) -> impl Iterator<Item = (&'a str, f64)> + 'b {
+        let rows = self.0.iter().filter(move |row| row.table == table && row.column == column);
+        rows.filter_map(|row| Some((row.line.as_str(), row.value?)))
+    }
+
+    /// The cells of `table`.
+    pub fn table<'b>(&'b self, table: &'b str) -> impl Iterator<Item = &'a Row> + 'b {
+        self.0.iter().copied().filter(move |row| row.table == table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_merged_and_the_paper_stands_beside() {
+        let cell = |value| Row::new("t", "a", "1", "s", vec![value]).with_counts(&[("sent", 10)]);
+        let printed = [
+            PaperValue { table: "t", line: "a", column: "1", value: 7.0 },
+            PaperValue { table: "t", line: "b", column: "1", value: 8.0 },
+        ];
+        let rows = vec![cell(3.0), Row::unavailable("t", "c", "1", "s", "no device"), cell(1.0), cell(2.0)];
+        let merged = merge(Paper::Sarma, rows, &printed, true);
+        assert_eq!(merged.len(), 3);
+        assert_eq!((merged[0].value, merged[0].printed), (Some(2.0), Some(7.0)));
+        assert_eq!(merged[0].samples, [3.0, 1.0, 2.0]);
+        assert_eq!(merged[0].counts["sent"], 30);
+        assert_eq!((merged[1].value, merged[1].why_not.as_deref()), (None, Some("no device")));
+        assert_eq!(
+            (merged[2].line.as_str(), merged[2].printed, merged[2].paper),
+            ("b", Some(8.0), Paper::Sarma)
+        );
+    }
+
+    #[test]
+    fn a_difference_within_the_spread_is_doubted() {
+        let cell = |line: &str, samples: [f64; 2]| Row::new("t", line, "1", "s", samples.to_vec());
+        let rows =
+            [cell("a", [1.0, 2.0]), cell("b", [2.0, 3.0]), cell("c", [2.1, 9.0]), cell("d", [0.1, 10.0])];
+        let rows = Rows::for_paper(Paper::Rivera, &rows);
+        let doubt = |a, b| !rows.overlap_note("t", (a, "1"), (b, "1")).is_empty();
+        assert!(doubt("a", "b") && doubt("b", "a") && doubt("b", "c") && doubt("a", "d") && doubt("d", "a"));
+        assert!(!doubt("a", "c") && !doubt("c", "a"), "apart");
+        assert!(!doubt("a", "nobody"));
+    }
+
+    #[test]
+    fn a_part_of_a_paper_does_not_list_what_it_left_out() {
+        let printed = [PaperValue { table: "t", line: "b", column: "1", value: 8.0 }];
+        assert_eq!(merge(Paper::Sarma, Vec::new(), &printed, false), []);
+    }
+
+    #[test]
+    fn a_round_that_failed_leaves_the_others_their_median() {
+        let rows =
+            vec![Row::new("t", "a", "1", "s", vec![4.0]), Row::unavailable("t", "a", "1", "s", "busy")];
+        let merged = merge(Paper::Rivera, rows, &[], true);
+        assert_eq!((merged[0].value, merged[0].why_not.as_deref()), (Some(4.0), Some("busy")));
+    }
+}

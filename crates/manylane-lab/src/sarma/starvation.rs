@@ -1,0 +1,124 @@
+//! Figure 9: a user program that reads the clock in a loop, on the processor of a server under a
+//! flood. Gaps between two readings are times in which it did not run.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use manylane_sys::cpu;
+
+use super::FIGURE_9;
+use super::flood::{RxPath, run_under_flood};
+use crate::{Row, Setups};
+use manylane_bench as bench;
+
+pub(super) const LONGEST_GAP: &str = "longest, ms";
+const STALLED_SHARE: &str = "stood still, %";
+const LONG_GAPS: &str = "over 10 ms, /s";
+const FLOOD_RATE: &str = "flood, /s";
+
+/// Minimum length of a gap between two readings of the clock in which the program did not run.
+const GAP_MIN: Duration = Duration::from_micros(50);
+/// The requirement: a longer gap is starvation.
+const LONG_GAP_MIN: Duration = Duration::from_millis(10);
+/// Maximum length of the observation, however long floods are.
+const DURATION_MAX: Duration = Duration::from_secs(10);
+
+/// The gaps of the program.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct GapStats {
+    longest: Duration,
+    total: Duration,
+    long_gaps: u64,
+    elapsed: Duration,
+}
+
+impl GapStats {
+    fn record(&mut self, gap: Duration) {
+        if gap > GAP_MIN {
+            self.total += gap;
+            self.longest = self.longest.max(gap);
+            self.long_gaps += u64::from(gap > LONG_GAP_MIN);
+        }
+    }
+}
+
+/// One flood, as fast as the generator can send.
+pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Result<Vec<Row>> {
+    let length = (Duration::from_millis(places.scale.flood_ms) / 2).min(DURATION_MAX);
+    let got = run_under_flood(places, path, None, |setup, _| {
+        let cpu = setup.receiver_cpus().first().copied().context("no processor")?;
+        measure_gaps(cpu, length, stop)
+    });
+    let cell = |column, unit, value| Row::new(FIGURE_9, path.name(), column, unit, vec![value]);
+    match got {
+        Ok(flooded) => {
+            let missed = flooded.observed;
+            let seconds = missed.elapsed.as_secs_f64().max(1e-9);
+            Ok(vec![
+                cell(LONGEST_GAP, "ms", missed.longest.as_secs_f64() * 1e3),
+                cell(STALLED_SHARE, "%", 100.0 * missed.total.as_secs_f64() / seconds),
+                cell(LONG_GAPS, "1/s", missed.long_gaps as f64 / seconds),
+                cell(FLOOD_RATE, "1/s", flooded.sent.pps()).with_counts(&[("flood", flooded.sent.datagrams)]),
+            ])
+        }
+        Err(err) => {
+            bench::check_stop(stop)?;
+            Ok(vec![Row::unavailable(FIGURE_9, path.name(), LONGEST_GAP, "ms", &format!("{err:#}"))])
+        }
+    }
+}
+
+fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapStats> {
+    let missed = thread::scope(|scope| {
+        let program = scope.spawn(|| -> Result<GapStats> {
+            cpu::pin(cpu).with_context(|| format!("cannot pin the program to CPU {cpu}"))?;
+            let (start, mut missed) = (Instant::now(), GapStats::default());
+            let mut last = start;
+            while last - start < length && !stop.load(Ordering::Relaxed) {
+                let now = Instant::now();
+                missed.record(now - last);
+                last = now;
+            }
+            missed.elapsed = last - start;
+            Ok(missed)
+        });
+        program.join().map_err(|_| anyhow!("the program panicked"))?
+    })?;
+    bench::check_stop(stop)?;
+    Ok(missed)
+}
+
+/// Values for the rules of the conclusion: the longest gap, the share of time.
+pub(super) fn metrics(rows: &crate::Rows<'_>, path: RxPath) -> Option<(f64, f64)> {
+    let at = |column| rows.value(FIGURE_9, path.name(), column);
+    Some((at(LONGEST_GAP)?, at(STALLED_SHARE)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_summed_and_the_longest_is_kept() {
+        let mut missed = GapStats::default();
+        for micros in [1, 49, 60, 12_000, 400] {
+            missed.record(Duration::from_micros(micros));
+        }
+        let expected = GapStats {
+            longest: Duration::from_millis(12),
+            total: Duration::from_micros(12_460),
+            long_gaps: 1,
+            elapsed: Duration::ZERO,
+        };
+        assert_eq!(missed, expected);
+    }
+
+    #[test]
+    fn a_program_alone_gets_nearly_all_of_its_time() {
+        let cpu = manylane_measure::machine::allowed_cpus()[0];
+        let missed = measure_gaps(cpu, Duration::from_millis(50), &AtomicBool::new(false)).unwrap();
+        assert!(missed.elapsed >= Duration::from_millis(50) && missed.total <= missed.elapsed, "{missed:?}");
+    }
+}

@@ -1,0 +1,57 @@
+//! The set-ups of parts: loopback and the testbed, created when a part first needs them and kept
+//! for later parts.
+
+use anyhow::{Result, anyhow};
+
+use super::Scale;
+use manylane_bench::Setup;
+
+/// The set-ups, and the scale of the run.
+pub struct Setups {
+    /// The scale of the run.
+    pub scale: Scale,
+    loopback: Option<Setup>,
+    /// Or the reason why there is none.
+    testbed: Option<Result<Setup, String>>,
+    two_links: Option<Result<Setup, String>>,
+}
+
+impl Setups {
+    /// No set-up yet.
+    #[must_use]
+    pub fn new(scale: Scale) -> Self {
+        Self { scale, loopback: None, testbed: None, two_links: None }
+    }
+
+    /// Loopback.
+    ///
+    /// # Errors
+    /// As [`Setup::loopback`].
+    pub fn loopback(&mut self) -> Result<&mut Setup> {
+        match &mut self.loopback {
+            Some(setup) => Ok(setup),
+            none => Ok(none.insert(Setup::loopback(None)?)),
+        }
+    }
+
+    /// Two hosts.
+    ///
+    /// # Errors
+    /// The reason why there are none, the same each time.
+    pub fn testbed(&mut self) -> Result<&mut Setup> {
+        get_or_create(&mut self.testbed, 1)
+    }
+
+    /// Two hosts with two links, each with addresses of its own.
+    ///
+    /// # Errors
+    /// As [`testbed`](Self::testbed).
+    pub fn two_links(&mut self) -> Result<&mut Setup> {
+        get_or_create(&mut self.two_links, 2)
+    }
+}
+
+fn get_or_create(place: &mut Option<Result<Setup, String>>, links: usize) -> Result<&mut Setup> {
+    let made = place.get_or_insert_with(|| Setup::testbed(None, links).map_err(|err| format!("{err:#}")));
+    made.as_mut().map_err(|why| anyhow!("{why}"))
+}

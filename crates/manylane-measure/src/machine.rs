@@ -1,0 +1,184 @@
+//! The machine that a result was measured on, as far as a reader needs it to judge the figures.
+
+use std::fs;
+
+use manylane_sys::cpu;
+use serde::{Deserialize, Serialize};
+
+/// Processors, kernel and memory of the machine that ran a measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Number of online processors.
+    pub cpus: usize,
+    /// Model name of the processor, or `unknown`.
+    pub model: String,
+    /// Release of the running kernel, with its architecture.
+    pub kernel: String,
+    /// Memory in bytes; 0 when `/proc/meminfo` cannot be read.
+    pub memory_bytes: u64,
+    /// True if the processor reports a hypervisor: timings are noisier there.
+    pub virtual_machine: bool,
+    /// Mitigations of processor flaws that cost time at each system call, as the kernel words them.
+    pub mitigations: Vec<String>,
+    /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
+    pub rmem_max: u64,
+    /// The cpuidle governor, and in a virtual machine the time that processors poll before they
+    /// halt, which determine the latency of wake-ups. Empty if the kernel does not report it.
+    #[serde(default)]
+    pub idle: String,
+}
+
+impl Machine {
+    /// Reads `/proc` and `/sys`. Values that cannot be read are left at their neutral value,
+    /// because a result without the name of the processor is still a result.
+    pub fn read() -> Self {
+        let cpuinfo = read_file("/proc/cpuinfo");
+        Self {
+            cpus: online_cpus().len(),
+            model: find_field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
+            kernel: format!("{} {}", read_file("/proc/sys/kernel/osrelease").trim(), std::env::consts::ARCH),
+            memory_bytes: find_field(&read_file("/proc/meminfo"), "MemTotal")
+                .and_then(|size| size.split_whitespace().next()?.parse::<u64>().ok())
+                .unwrap_or(0)
+                * 1024,
+            virtual_machine: find_field(&cpuinfo, "flags")
+                .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
+            mitigations: mitigations(),
+            rmem_max: read_file("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
+            idle: idle_policy(
+                read_file("/sys/devices/system/cpu/cpuidle/current_governor").trim(),
+                read_file("/sys/module/haltpoll/parameters/guest_halt_poll_ns").trim(),
+            ),
+        }
+    }
+}
+
+/// The online processors, in rising order; never empty.
+pub fn online_cpus() -> Vec<usize> {
+    let list = cpu::parse_list(&read_file("/sys/devices/system/cpu/online")).unwrap_or_default();
+    if list.is_empty() { vec![0] } else { list }
+}
+
+/// The processors that this process may run on, in rising order; never empty.
+pub fn allowed_cpus() -> Vec<usize> {
+    let status = read_file("/proc/self/status");
+    let list = find_field(&status, "Cpus_allowed_list").and_then(|list| cpu::parse_list(&list));
+    list.unwrap_or_else(online_cpus)
+}
+
+/// Nanoseconds that the processors together spent idle since boot.
+///
+/// The kernel counts idle time by its clock and not by sampling at the tick, so that the wall
+/// clock minus idle time is the more exact busy time.
+pub fn idle_ns() -> u64 {
+    let stat = read_file("/proc/stat");
+    let line = stat.lines().next().unwrap_or_default();
+    // user nice system idle iowait irq softirq steal: stolen time is not work of this machine.
+    [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
+}
+
+/// Steal time of each processor in nanoseconds, by its number, since boot.
+pub fn steal_ns() -> Vec<u64> {
+    parse_steal(&read_file("/proc/stat"))
+}
+
+fn parse_steal(stat: &str) -> Vec<u64> {
+    let mut all = Vec::new();
+    for line in stat.lines() {
+        let number =
+            line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+        // The first line is the sum of all processors.
+        let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
+        all.resize(all.len().max(number + 1), 0);
+        all[number] = stat_field(line, 7);
+    }
+    all
+}
+
+/// A field of a line of `/proc/stat` behind its name, in nanoseconds.
+fn stat_field(line: &str, field: usize) -> u64 {
+    /// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
+    const TICK_NS: u64 = 10_000_000;
+    line.split_whitespace().nth(field + 1).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0) * TICK_NS
+}
+
+/// A size of a file in the style of `/proc/meminfo`, in KiB; 0 when it cannot be read.
+pub fn read_kib(path: &str, name: &str) -> u64 {
+    find_field(&read_file(path), name)
+        .and_then(|size| size.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The governor of idle processors, with its one setting that matters.
+fn idle_policy(governor: &str, halt_poll_ns: &str) -> String {
+    match (governor, halt_poll_ns) {
+        ("haltpoll", nanos) if !nanos.is_empty() => format!("haltpoll, guest_halt_poll_ns {nanos}"),
+        _ => governor.to_owned(),
+    }
+}
+
+fn mitigations() -> Vec<String> {
+    let Ok(folder) = fs::read_dir("/sys/devices/system/cpu/vulnerabilities") else {
+        return Vec::new();
+    };
+    let mut found: Vec<String> = folder
+        .flatten()
+        .filter_map(|entry| {
+            let state = fs::read_to_string(entry.path()).ok()?;
+            let state = state.trim().strip_prefix("Mitigation: ")?.to_owned();
+            Some(format!("{}: {state}", entry.file_name().to_string_lossy()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn read_file(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The value of the first `name: value` line of a file in the style of `/proc/cpuinfo`.
+fn find_field(text: &str, name: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == name)
+        .map(|(_, value)| value.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_is_told_where_it_counts() {
+        assert_eq!(idle_policy("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
+        // The module exists whichever governor is in force.
+        assert_eq!(
+            (idle_policy("menu", "200000"), idle_policy("haltpoll", ""), idle_policy("", "")),
+            ("menu".into(), "haltpoll".into(), String::new())
+        );
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel_and_processors() {
+        let machine = Machine::read();
+        assert!(machine.cpus >= 1);
+        assert!(machine.kernel.contains('.'));
+        assert!(machine.memory_bytes > 0);
+        assert!(!allowed_cpus().is_empty());
+    }
+
+    #[test]
+    fn stolen_time_is_read_of_each_processor() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 80 0 0\ncpu2 1 2 3 4 5 6 7 5 0 0\nintr 5\n";
+        assert_eq!(parse_steal(stat), [800_000_000, 0, 50_000_000]);
+        assert!(parse_steal("cpu  1 2\n").is_empty());
+    }
+
+    #[test]
+    fn idle_time_does_not_run_backwards() {
+        let before = idle_ns();
+        assert!(before > 0);
+        assert!(idle_ns() >= before);
+    }
+}
