@@ -7,7 +7,7 @@
 //! | [`place`] | where a benchmark runs: loopback, or two hosts of a testbed |
 //! | [`run`] | options, rounds, progress; [`measure`]: one sample; [`search`]: the no-loss rate |
 //! | [`experiments`] | the benchmarks |
-//! | [`schema`], [`report`] | the rows of their documents, and the pages |
+//! | [`settings`], [`schema`], [`report`] | their documents: settings, rows, pages |
 //! | [`stats`] | medians, spread, the test of difference |
 
 pub mod experiments;
@@ -18,6 +18,7 @@ pub mod run;
 mod sample;
 pub mod schema;
 pub mod search;
+pub mod settings;
 pub mod stats;
 pub mod work;
 

@@ -6,6 +6,7 @@ mod churn;
 mod flap;
 mod flood;
 mod rtt;
+mod rx;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,11 +14,14 @@ pub use batch::{BatchRow, BatchSample};
 pub use churn::ChurnRow;
 pub use flap::{FlapRow, FlapSample};
 pub use flood::{
-    BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
+    FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS, SENDER_CPU_PROGRAM,
 };
 pub use rtt::{RttMetrics, RttRow, RttSample};
+pub use rx::BenchRow;
 
 pub use manylane_measure::Document;
+
+pub use crate::settings::BenchSettings;
 
 use crate::stats::median;
 
@@ -35,67 +39,10 @@ pub const BENCH_GSO: &str = "manylane.bench.gso.v1";
 pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
 /// Name of the document that `bench flap` writes.
 pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
+/// Name of the document that `bench flood` writes.
+pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
 /// Name of the document that `bench rtt` writes.
 pub const BENCH_RTT: &str = "manylane.bench.rtt.v1";
-
-/// How a benchmark was run: enough to run it again.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct BenchSettings {
-    /// The command line.
-    pub command: String,
-    /// When it started, in seconds since 1970.
-    pub started_unix: u64,
-    /// `loopback` or `testbed`.
-    pub setup: String,
-    /// The device that the traffic went through, with its queues.
-    pub device: String,
-    /// The sender of the traffic.
-    pub sender: String,
-    /// Processor of the sender.
-    pub sender_cpus: Vec<usize>,
-    /// Processors that the receiving threads are pinned to, in turn.
-    pub receiver_cpus: Vec<usize>,
-    /// Numbers of receiving threads that were compared.
-    pub threads: Vec<usize>,
-    /// Payload sizes in bytes that were compared.
-    pub sizes: Vec<usize>,
-    /// Receivers that were compared.
-    pub receivers: Vec<String>,
-    /// Rounds; every receiver is measured once in each.
-    pub rounds: usize,
-    /// Length of a sample in seconds.
-    pub sample_seconds: f64,
-    /// Number of flows.
-    pub flows: usize,
-    /// Datagrams that one call may take.
-    pub batch: usize,
-    /// Requested receive buffer of each socket, in bytes.
-    pub recv_buffer: usize,
-    /// Delay of lanes and `reuseport/*` after a batch that was not full, in microseconds, for each
-    /// of `threads`.
-    #[serde(default)]
-    pub rx_usecs: Vec<u64>,
-    /// The same of `xsk/*` and `lane/xdp`; empty without them.
-    #[serde(default)]
-    pub xdp_rx_usecs: Vec<u64>,
-    /// Steering of `lane/*`, with its backend.
-    pub steering: String,
-    /// Simulated work of every receiver for each datagram, in nanoseconds, done as a calibrated
-    /// number of steps.
-    #[serde(default, skip_serializing_if = "is_nothing")]
-    pub work_nanos: u64,
-    /// Largest share of datagrams that a no-loss rate may lose.
-    pub loss_limit: f64,
-    /// True for a shortened run.
-    pub quick: bool,
-    /// Notes for a comparison with another run.
-    pub notes: Vec<String>,
-}
-
-fn is_nothing(number: &u64) -> bool {
-    *number == 0
-}
 
 /// One sample: one receiver, one time span of traffic. In `bench echo`, the datagrams sent are
 /// requests, and those delivered are the replies that reached the sending host.
@@ -170,46 +117,6 @@ impl Metrics {
             loss: middle(|sample| sample.loss),
             rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
             total_cpu_ns: middle(|sample| sample.total_cpu_ns),
-        }
-    }
-}
-
-/// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchRow {
-    /// Common fields.
-    #[serde(flatten)]
-    pub figures: Metrics,
-    /// Highest rate with a loss within the limit; null when it was not searched for.
-    pub no_loss_pps: Option<f64>,
-    /// True if the sender limited that rate: the receiver can handle at least this.
-    pub sender_limited: Option<bool>,
-    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not
-    /// measured.
-    pub goodput_at_double_pps: Option<f64>,
-    /// Datagrams per second that were really sent in that measurement, because the sender may not
-    /// reach twice the rate.
-    pub offered_at_double_pps: Option<f64>,
-    /// The raw samples of the medians.
-    pub samples: Vec<Sample>,
-}
-
-impl BenchRow {
-    /// A row of the medians of `samples`.
-    pub fn from_samples(
-        receiver: &str,
-        threads: usize,
-        lanes: usize,
-        size: usize,
-        samples: Vec<Sample>,
-    ) -> Self {
-        Self {
-            figures: Metrics::from_samples(receiver, threads, lanes, size, samples.iter()),
-            no_loss_pps: None,
-            sender_limited: None,
-            goodput_at_double_pps: None,
-            offered_at_double_pps: None,
-            samples,
         }
     }
 }

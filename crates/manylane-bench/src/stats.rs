@@ -46,6 +46,34 @@ pub fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
     Summary::from_samples(samples).map_or(0.0, |summary| summary.median)
 }
 
+/// The median of the finite samples; `None` if there is none.
+#[must_use]
+pub fn median_of(samples: &[f64]) -> Option<f64> {
+    Summary::from_samples(samples.iter().copied()).map(|summary| summary.median)
+}
+
+/// The ratio of the median of `samples` to that of `base`, with the p-value of the difference:
+/// `0.50 (0.008)`. A dash without samples on either side.
+#[must_use]
+pub fn format_ratio(samples: &[f64], base: &[f64]) -> String {
+    match (median_of(samples), median_of(base)) {
+        (Some(median), Some(of)) if of != 0.0 => {
+            let p = mann_whitney(samples, base);
+            format!("{:.2} ({p:.*})", median / of, if p < 0.1 { 3 } else { 2 })
+        }
+        _ => "–".into(),
+    }
+}
+
+/// The quartiles of the finite samples, `401–403`, with `digits` after the point.
+#[must_use]
+pub fn format_quartiles(samples: impl IntoIterator<Item = f64>, digits: usize) -> String {
+    Summary::from_samples(samples).map_or_else(
+        || "–".into(),
+        |all| format!("{:.digits$}–{:.digits$}", all.lower_quartile, all.upper_quartile),
+    )
+}
+
 /// The quantile `at`, with linear interpolation. `sorted` must be in rising order and not empty.
 fn quantile(sorted: &[f64], at: f64) -> f64 {
     let position = at * (sorted.len() - 1) as f64;
@@ -147,6 +175,15 @@ mod tests {
         assert_eq!(median([1.0, 2.0]), 1.5);
         assert_eq!(Summary::from_samples([]), None);
         assert_eq!(median([]), 0.0);
+    }
+
+    #[test]
+    fn a_ratio_has_the_p_value_of_its_samples() {
+        let (low, high) = ([1., 2., 3., 4., 5.], [6., 7., 8., 9., 10.]);
+        assert_eq!(format_ratio(&low, &high), "0.38 (0.008)");
+        assert_eq!(format_ratio(&low, &low), "1.00 (1.00)");
+        assert_eq!((format_ratio(&[], &low), format_ratio(&low, &[0.0])), ("–".into(), "–".into()));
+        assert_eq!(format_quartiles(low, 1), "2.0–4.0");
     }
 
     #[test]

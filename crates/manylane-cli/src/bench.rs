@@ -17,13 +17,12 @@ use manylane_bench::experiments::flap::Event;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::SEQ_LEN};
 use manylane_bench::receivers::{Kind, Work};
-use manylane_bench::report;
-use manylane_bench::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
-use manylane_bench::stats::Summary;
+use manylane_bench::report::{self, Figures};
+use manylane_bench::schema::{BenchSettings, Document};
 use manylane_bench::work::SyntheticWork;
 use manylane_bench::{self as bench, Controller, Options, Setup};
-use manylane_measure::format_number;
 use manylane_testbed::topology;
+use serde::Serialize;
 
 use crate::args::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
@@ -47,7 +46,7 @@ const DEFAULT_FLOWS: u16 = 64;
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
-    let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
+    let mut director = Bar::new()?;
     match bench {
         BenchCommand::Rx(args) => rx(args, Work::Count, &mut director),
         BenchCommand::Echo(args) => rx(args, Work::Echo, &mut director),
@@ -61,9 +60,16 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     }
 }
 
-struct Bar {
-    progress: Progress,
-    stop: Arc<AtomicBool>,
+/// The progress bar, and the request to stop.
+pub(crate) struct Bar {
+    pub(crate) progress: Progress,
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl Bar {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { progress: Progress::bar(), stop: signals::stop_flag()? })
+    }
 }
 
 impl Controller for Bar {
@@ -143,7 +149,7 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     }
     let plan = Plan { methods: by, messages: args.messages.clone(), fills: args.queues };
     let document = experiments::batch::run(&mut setup, &options, &plan, director)?;
-    finish_batch(&args.common, director, "batch", &document)
+    finish(&args.common, director, "batch", &document)
 }
 
 fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
@@ -152,48 +158,7 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     let setup = Setup::loopback(args.common.receiver_cpus.clone())?;
     let senders = or_default(&args.senders, &SendMethod::ALL);
     let document = experiments::replies::run(&setup, &options, &senders, &args.messages, director)?;
-    finish_batch(&args.common, director, "replies", &document)
-}
-
-/// As [`finish`], for rows by size and messages per call.
-fn finish_batch(
-    args: &BenchArgs,
-    director: &mut Bar,
-    name: &str,
-    document: &Document<BenchSettings, BatchRow>,
-) -> Result<()> {
-    director.progress = Progress::bar();
-    let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
-    let page = write(&args.out, &format!("bench-{name}.html"), &report::batch::html(document)?)?;
-    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
-    if args.json {
-        return output::print_json(document);
-    }
-    output::print(&format!("{}\n", batch_table(&document.rows)))
-}
-
-fn batch_table(rows: &[BatchRow]) -> Table {
-    let mut table = Table::new();
-    let header = ["", "bytes", "a call", "taken or sent", "loss %", "CPU ns", "lowest", "highest"];
-    table.load_style(presets::NOTHING).set_header(header);
-    for row in rows {
-        let spread = Summary::from_samples(row.samples.iter().map(|sample| sample.rx_cpu_ns));
-        let (lowest, highest) = spread.map_or((0.0, 0.0), |spread| (spread.min, spread.max));
-        table.add_row([
-            row.receiver.clone(),
-            row.size.to_string(),
-            row.messages.to_string(),
-            format!("{:.1}", row.messages_taken),
-            format!("{:.3}", row.loss * 100.0),
-            format!("{:.0}", row.rx_cpu_ns),
-            format!("{lowest:.0}"),
-            format!("{highest:.0}"),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
+    finish(&args.common, director, "replies", &document)
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
@@ -209,14 +174,7 @@ fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
     let mut setup = default_setup(&args.place, &args.common)?;
     let document = experiments::churn::run(&mut setup, &options, args.every, director)?;
-    director.progress = Progress::bar();
-    let json = write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
-    let page = write(&args.common.out, "bench-churn.html", &report::events::churn(&document)?)?;
-    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
-    if args.common.json {
-        return output::print_json(&document);
-    }
-    output::print(&churn_text(&document.rows))
+    finish(&args.common, director, "churn", &document)
 }
 
 fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
@@ -225,18 +183,7 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
     let events = or_default(&args.events, &Event::ALL);
     let document = experiments::flap::run(&mut setup, &options, &events, director)?;
-    director.progress = Progress::bar();
-    let json = write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
-    let page = write(&args.common.out, "bench-flap.html", &report::events::flap(&document)?)?;
-    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
-    if args.common.json {
-        return output::print_json(&document);
-    }
-    output::print(&format!(
-        "{}\n\n- lost: entered the link, and did not reach the application\n\
-         - refused: the link did not take it, because it was down\n",
-        flap_table(&document.rows)
-    ))
+    finish(&args.common, director, "flap", &document)
 }
 
 fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
@@ -278,18 +225,7 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     let mut options = options(&args.common, &[1], Vec::new(), duration, None);
     options.quick = args.quick;
     let document = rtt::run(&mut setup, &options, &plan, director)?;
-    director.progress = Progress::bar();
-    let json = write(&args.common.out, "bench-rtt.json", &output::json(&document)?)?;
-    let page = write(&args.common.out, "bench-rtt.html", &report::rtt::html(&document)?)?;
-    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
-    if args.common.json {
-        return output::print_json(&document);
-    }
-    let mut text = format!("{}\n\n", rtt_table(&document.rows));
-    for sentence in report::rtt::conclusions(&document.rows) {
-        text += &format!("- {sentence}\n");
-    }
-    output::print(&text)
+    finish(&args.common, director, "rtt", &document)
 }
 
 fn or_default<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
@@ -352,11 +288,11 @@ fn make_setup(
 }
 
 /// Writes the files, then prints the result.
-fn finish(
+fn finish<R: Figures + Serialize>(
     args: &BenchArgs,
     director: &mut Bar,
     name: &str,
-    document: &Document<BenchSettings, BenchRow>,
+    document: &Document<BenchSettings, R>,
 ) -> Result<()> {
     // Remove the bar before the table is printed.
     director.progress = Progress::bar();
@@ -364,16 +300,14 @@ fn finish(
     let page = write(&args.out, &format!("bench-{name}.html"), &report::html(document)?)?;
     output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.json {
-        return output::print_json(document);
+        output::print_json(document)
+    } else {
+        output::print(&format!("{}\n", table(&document.rows)))
     }
-    let mut text = format!("{}\n\n", table(&document.rows));
-    for sentence in report::conclusions(document) {
-        text += &format!("- {sentence}\n");
-    }
-    output::print(&text)
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
+/// Writes a file of the report, and returns its path.
+pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
     fs::create_dir_all(folder)
         .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
     let path = folder.join(name);
@@ -381,133 +315,26 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-fn table(rows: &[BenchRow]) -> Table {
-    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), format_number);
+/// Text is aligned to the left, figures to the right.
+fn table<R: Figures>(rows: &[R]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header([
-        "receiver",
-        "threads",
-        "bytes",
-        "offered/s",
-        "loss %",
-        "receiver ns",
-        "machine ns",
-        "no-loss/s",
-        "at twice/s",
-    ]);
-    for row in rows {
-        let limited = if row.sender_limited == Some(true) { "≥" } else { "" };
-        table.add_row([
-            row.figures.receiver.clone(),
-            row.figures.threads.to_string(),
-            row.figures.size.to_string(),
-            format_number(row.figures.offered_pps),
-            format!("{:.3}", row.figures.loss * 100.0),
-            format!("{:.0}", row.figures.rx_cpu_ns),
-            format!("{:.0}", row.figures.total_cpu_ns),
-            format!("{limited}{}", optional(row.no_loss_pps)),
-            optional(row.goodput_at_double_pps),
-        ]);
+    table.load_style(presets::NOTHING).set_header(R::COLUMNS);
+    let lines: Vec<Vec<String>> = rows.iter().map(|row| row.cells(rows)).collect();
+    for (index, column) in table.column_iter_mut().enumerate() {
+        let is_figure =
+            |line: &Vec<String>| line[index].starts_with(|c: char| c.is_ascii_digit() || "–≥-".contains(c));
+        if lines.iter().any(is_figure) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table.add_rows(lines);
     table
-}
-
-fn rtt_table(rows: &[RttRow]) -> Table {
-    let mut table = Table::new();
-    let names = ["contender", "placement", "load", "loss %", "p50 µs", "p90", "p99", "p99.9", "max"];
-    table.load_style(presets::NOTHING).set_header(names.into_iter().chain([
-        "behind p99",
-        "server cores",
-        "machine cores",
-    ]));
-    for row in rows {
-        let micros =
-            |nanos: f64| if row.mode == "idle" { "–".into() } else { format!("{:.1}", nanos / 1e3) };
-        table.add_row([
-            row.contender(),
-            row.placement.clone(),
-            row.load(),
-            format!("{:.3}", row.figures.loss * 100.0),
-            micros(row.rtt.p50_ns),
-            micros(row.rtt.p90_ns),
-            micros(row.rtt.p99_ns),
-            micros(row.rtt.p999_ns),
-            micros(row.rtt.max_ns),
-            micros(row.rtt.behind_p99_ns),
-            format!("{:.3}", row.rtt.server_cores),
-            format!("{:.3}", row.rtt.machine_cores),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-fn flap_table(rows: &[FlapRow]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header([
-        "event",
-        "receiver",
-        "threads",
-        "bytes",
-        "offered/s",
-        "sent",
-        "refused",
-        "delivered",
-        "lost",
-        "lost at most",
-        "kernel dropped",
-        "event ms",
-    ]);
-    for row in rows {
-        let count = |value: f64| format!("{value:.0}");
-        table.add_row([
-            row.event.clone(),
-            row.figures.receiver.clone(),
-            row.figures.threads.to_string(),
-            row.figures.size.to_string(),
-            format_number(row.figures.offered_pps),
-            count(row.sent),
-            count(row.refused),
-            count(row.delivered),
-            count(row.lost),
-            row.lost_most.to_string(),
-            count(row.kernel_dropped),
-            format!("{:.1}", row.event_micros / 1e3),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-fn churn_text(rows: &[ChurnRow]) -> String {
-    let mut text = String::new();
-    for row in rows {
-        text += &format!(
-            "{} at {}/s: {} lanes added, {} removed, one change every {} ms; {} sent, {} delivered, \
-             {} lost ({} of them dropped by the kernel at a full queue)\n",
-            row.receiver,
-            format_number(row.offered_pps),
-            row.added,
-            row.removed,
-            row.every_ms,
-            row.sent,
-            row.delivered,
-            row.lost,
-            row.samples.iter().map(|sample| sample.kernel_dropped).sum::<u64>()
-        );
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
+    use manylane_bench::schema::BenchRow;
+
     use super::*;
 
     #[test]

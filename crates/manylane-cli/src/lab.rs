@@ -1,18 +1,15 @@
 //! `manylane lab`: runs the experiments of papers, shows their tables, writes the report.
 
-use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result, bail};
-use manylane_bench::Controller;
+use anyhow::{Result, bail};
 use manylane_lab::state::State;
 use manylane_lab::{self as lab, LabDocument, LabSettings, Paper, Scale, report, table};
 
 use crate::args::{LabArgs, LabPaper};
+use crate::bench::{Bar, write};
 use crate::output;
 use crate::progress::Progress;
-use crate::signals;
 
 /// Runs the lab.
 pub(crate) fn run(args: &LabArgs) -> Result<()> {
@@ -45,8 +42,8 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         output::eprint_line(&format!("{} parts are done already{again}", state.len()));
     }
     let finished = run_parts(&mut state, args)?;
-    let json = write(args, &format!("lab-{name}.json"), &output::json(&finished)?)?;
-    let page = write(args, &format!("lab-{name}.html"), &report::html(&finished)?)?;
+    let json = write(&args.out, &format!("lab-{name}.json"), &output::json(&finished)?)?;
+    let page = write(&args.out, &format!("lab-{name}.html"), &report::html(&finished)?)?;
     output::eprint_line(&format!(
         "report: {page} (raw samples: {json}); its parts took {:.0} s",
         state.seconds()
@@ -70,7 +67,7 @@ fn scale(args: &LabArgs) -> Scale {
 
 /// Runs the parts. After an interruption, the others can be run later.
 fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
-    let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
+    let mut director = Bar::new()?;
     let done = lab::run(state, &mut director);
     director.progress = Progress::bar();
     match done {
@@ -87,29 +84,6 @@ fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
     }
 }
 
-struct Bar {
-    progress: Progress,
-    stop: Arc<AtomicBool>,
-}
-
-impl Controller for Bar {
-    fn progress(&mut self, done: f64, what: &str) {
-        self.progress.show(done, what);
-    }
-
-    fn stop(&self) -> &AtomicBool {
-        &self.stop
-    }
-}
-
-fn write(args: &LabArgs, name: &str, text: &str) -> Result<String> {
-    fs::create_dir_all(&args.out)
-        .with_context(|| format!("cannot make {} (--out names another)", args.out.display()))?;
-    let path = args.out.join(name);
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path.display().to_string())
-}
-
 /// The whole result as plain text.
 fn text(run: &LabDocument) -> String {
     let machine = &run.machine;
@@ -122,11 +96,6 @@ fn text(run: &LabDocument) -> String {
         for sentence in paper.differences(&run.settings.scale) {
             text += &format!("- {sentence}\n");
         }
-        let said = paper.conclude(&run.rows);
-        text += &format!(
-            "\nConclusion: {}\n",
-            if said.is_empty() { "too little was measured.".into() } else { said.join(" ") }
-        );
     }
     text
 }

@@ -5,15 +5,15 @@
 //!                                    │
 //!                     rows of equal name are merged, the paper's numbers are added
 //!                                    │
-//!                     table in the paper's form ─ conclusion by rules ─ JSON ─ page
+//!                     table in the paper's form ─ JSON ─ page
 //! ```
 //!
 //! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on
 //! no other part, and its rows are in the state file before the next one starts. So a run can be
 //! stopped at any moment and resumed ([`state`]). Rounds are separate parts, so that receivers
 //! alternate over the whole run. An experiment that a machine cannot do is a row with the reason
-//! and no value. All sentences about the results are computed: each paper has rules that make
-//! sentences of the rows ([`Rows`]), and a rule with missing rows makes none.
+//! and no value. Where a table has a baseline, each figure has its ratio to it with the p-value of
+//! the difference.
 //!
 //! | module | holds |
 //! |---|---|
@@ -32,7 +32,6 @@ pub mod locks;
 pub mod lockstat;
 mod numa_nodes;
 pub mod orlowsky;
-mod phrases;
 pub mod priambodo;
 pub mod report;
 pub mod rivera;
@@ -49,7 +48,7 @@ use std::time::{Instant, SystemTime};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-pub use self::row::{Row, Rows, merge};
+pub use self::row::{Row, merge};
 pub use self::setups::Setups;
 use self::state::State;
 use manylane_bench::{Controller, check_stop};
@@ -147,18 +146,6 @@ impl Paper {
             Self::Priambodo => priambodo::differences(),
         }
     }
-
-    /// The conclusion from the rows, by rules.
-    #[must_use]
-    pub fn conclude(self, rows: &[Row]) -> Vec<String> {
-        let rows = Rows::for_paper(self, rows);
-        match self {
-            Self::Rivera => rivera::conclude(&rows),
-            Self::Sarma => sarma::conclude(&rows),
-            Self::Orlowsky => orlowsky::conclude(&rows),
-            Self::Priambodo => priambodo::conclude(&rows),
-        }
-    }
 }
 
 impl fmt::Display for Paper {
@@ -203,11 +190,7 @@ impl Scale {
             seconds(self.stretch_ms),
             seconds(self.flood_ms)
         );
-        if self.quick {
-            format!("A quick run, which shows the way and not the last digit: {much}.")
-        } else {
-            format!("Scale: {much}.")
-        }
+        format!("{}: {much}.", if self.quick { "Quick run" } else { "Scale" })
     }
 
     /// Each paper within a minute.
@@ -224,8 +207,33 @@ pub struct Table {
     pub name: &'static str,
     /// Its title.
     pub title: String,
-    /// True if the page draws it, over its columns.
+    /// How the page draws it, over its columns.
     pub plot: Option<Plot>,
+    /// What its figures are compared with.
+    pub baseline: Option<Baseline>,
+}
+
+impl Table {
+    fn new(name: &'static str, title: impl Into<String>, plot: Option<Plot>) -> Self {
+        Self { name, title: title.into(), plot, baseline: None }
+    }
+
+    fn compared_with(self, baseline: Baseline) -> Self {
+        Self { baseline: Some(baseline), ..self }
+    }
+
+    fn rows<'a>(&self, paper: Paper, rows: &'a [Row]) -> Vec<&'a Row> {
+        rows.iter().filter(|row| row.paper == paper && row.table == self.name).collect()
+    }
+}
+
+/// The cells that those of a table are compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Baseline {
+    /// The cell of the same column in this line.
+    Line(&'static str),
+    /// The cell of the same line in this column.
+    Column(&'static str),
 }
 
 /// How a table is drawn.
@@ -372,7 +380,7 @@ mod tests {
     fn a_scale_says_how_much_and_whether_it_was_quick() {
         let quick = Scale::quick().describe();
         assert!(
-            quick.starts_with("A quick run")
+            quick.starts_with("Quick run: 2 rounds")
                 && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
             "{quick}"
         );
@@ -396,7 +404,6 @@ mod tests {
                 assert_eq!(names.len(), tables.len(), "{paper}");
                 assert!(paper.paper_values().iter().all(|cell| names.contains(cell.table)), "{paper}");
                 assert!(!paper.differences(&scale).is_empty(), "{paper}");
-                assert_eq!(paper.conclude(&[]), Vec::<String>::new(), "{paper}: of nothing, nothing is said");
             }
         }
     }

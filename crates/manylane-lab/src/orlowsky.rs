@@ -9,9 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use manylane::Steering;
 
-use super::phrases::{duration_phrase, min_by_value, ratio};
-use super::{Part, Plot, Row, Rows, Scale, Setups, SilentController, Table};
-use crate::table::format_number;
+use super::{Baseline, Part, Plot, Row, Scale, Setups, SilentController, Table};
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
 use manylane_bench::receivers::Work;
 use manylane_bench::work::SyntheticWork;
@@ -32,11 +30,13 @@ const BASELINE: &str = "socket/recvmmsg";
 const SECONDS_PER_NANO: f64 = 0.1;
 
 pub(super) fn tables(_scale: &Scale) -> Vec<Table> {
-    let table = |name, title: &str| Table { name, title: title.into(), plot: Some(Plot::Bars("receiver")) };
+    let table = |name, title| {
+        Table::new(name, title, Some(Plot::Bars("receiver"))).compared_with(Baseline::Column(BASELINE))
+    };
     vec![
         table(
             LOCAL_TABLE,
-            "Local experiment: seconds of processor time to receive 100 million messages that are there",
+            "Local experiment: seconds of processor time to receive 100 million messages that are queued",
         ),
         table(REAL_WORLD_TABLE, "Real-world experiment: the same between two hosts of the testbed"),
     ]
@@ -140,88 +140,9 @@ pub(super) fn differences() -> Vec<String> {
     .to_vec()
 }
 
-pub(super) fn conclude(rows: &Rows<'_>) -> Vec<String> {
-    let mut said = Vec::new();
-    for (table, place) in [(LOCAL_TABLE, "On one host"), (REAL_WORLD_TABLE, "Between two hosts")] {
-        for messages in [1, 1000] {
-            let at = |by: &str| rows.value(table, &line_name(64, messages), by);
-            let Some(regular) = at(BASELINE) else { continue };
-            let others = RecvMethod::ALL.map(RecvMethod::name).into_iter().filter(|by| *by != BASELINE);
-            let others = others.filter_map(|by| Some((by, at(by)?)));
-            let Some((best, seconds)) = min_by_value(others) else { continue };
-            let verdict = if seconds < regular {
-                format!(
-                    "{best} is the fastest: {} s, the regular way takes {}",
-                    format_number(seconds),
-                    duration_phrase(regular / seconds)
-                )
-            } else {
-                format!("the regular way is the fastest, {best} next with {} s", format_number(seconds))
-            };
-            let line = line_name(64, messages);
-            let verdict = verdict + rows.overlap_note(table, (&line, BASELINE), (&line, best));
-            said.push(format!(
-                "{place}, 100 million messages of 64 bytes cost the regular way {} s with {messages} a call; {verdict}.",
-                format_number(regular)
-            ));
-        }
-    }
-    let gain = ratio(
-        rows.value(LOCAL_TABLE, &line_name(64, 1000), "uring/plain"),
-        rows.value(LOCAL_TABLE, &line_name(64, 1000), BASELINE),
-    );
-    if let Some(gain) = gain {
-        let line = line_name(64, 1000);
-        said.push(format!(
-            "What the paper hoped for, headers that are not copied in by every call, {} by itself with 1000 messages a call: uring/plain takes {} of the regular way's time{}.",
-            if gain < 0.95 { "pays" } else { "does not pay" },
-            format_number(gain),
-            rows.overlap_note(LOCAL_TABLE, (&line, BASELINE), (&line, "uring/plain"))
-        ));
-    }
-    said
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Paper;
-
-    fn conclusion_text(cells: &[(&str, usize, &str, f64)]) -> String {
-        let row = |&(table, messages, by, value): &(&str, usize, &str, f64)| Row {
-            paper: Paper::Orlowsky,
-            ..Row::new(table, &line_name(64, messages), by, "s", vec![value])
-        };
-        let rows: Vec<Row> = cells.iter().map(row).collect();
-        conclude(&Rows::for_paper(Paper::Orlowsky, &rows)).join(" ")
-    }
-
-    #[test]
-    fn the_fastest_way_is_found_by_the_figures() {
-        assert_eq!(conclusion_text(&[]), "");
-        let lanes = conclusion_text(&[
-            (LOCAL_TABLE, 1000, BASELINE, 60.0),
-            (LOCAL_TABLE, 1000, "lane/mmsg", 30.0),
-            (LOCAL_TABLE, 1000, "uring/plain", 59.5),
-        ]);
-        assert!(
-            lanes.contains("lane/mmsg is the fastest: 30.0 s, the regular way takes 2.00 times as long"),
-            "{lanes}"
-        );
-        assert!(lanes.contains("does not pay by itself"), "{lanes}");
-        assert!(!lanes.contains("may be chance"), "each has one sample, and they are apart: {lanes}");
-        let same =
-            conclusion_text(&[(LOCAL_TABLE, 1000, BASELINE, 60.0), (LOCAL_TABLE, 1000, "uring/plain", 60.0)]);
-        assert_eq!(same.matches("(rounds overlap: may be chance)").count(), 2, "{same}");
-        let regular = conclusion_text(&[
-            (REAL_WORLD_TABLE, 1, BASELINE, 60.0),
-            (REAL_WORLD_TABLE, 1, "uring/plain", 70.0),
-        ]);
-        assert!(
-            regular.contains("Between two hosts") && regular.contains("the regular way is the fastest"),
-            "{regular}"
-        );
-    }
 
     #[test]
     fn loopback_messages_are_all_taken() {

@@ -73,6 +73,13 @@ impl Row {
         self
     }
 
+    /// What was lost of the datagrams of a measurement, if any were.
+    pub(super) fn losses(&self) -> Option<String> {
+        let count = |name: &str| self.counts.get(name).copied();
+        let (sent, delivered) = (count("sent")?, count("delivered")?);
+        (delivered < sent).then(|| format!("{} of {sent} lost", sent - delivered))
+    }
+
     fn is_same_cell(&self, other: &Self) -> bool {
         (&self.table, &self.line, &self.column) == (&other.table, &other.line, &other.column)
     }
@@ -118,66 +125,6 @@ pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) ->
     merged
 }
 
-/// The merged rows of one paper, for rules that make sentences of them.
-#[derive(Debug)]
-pub struct Rows<'a>(Vec<&'a Row>);
-
-impl<'a> Rows<'a> {
-    /// The rows of `paper`.
-    #[must_use]
-    pub fn for_paper(paper: Paper, rows: &'a [Row]) -> Self {
-        Self(rows.iter().filter(|row| row.paper == paper).collect())
-    }
-
-    /// The cell.
-    #[must_use]
-    pub fn cell(&self, table: &str, line: &str, column: &str) -> Option<&'a Row> {
-        let mut found =
-            self.0.iter().filter(|row| row.table == table && row.line == line && row.column == column);
-        found.next().copied()
-    }
-
-    /// Our value in that cell.
-    #[must_use]
-    pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
-        self.cell(table, line, column)?.value
-    }
-
-    /// The note for a comparison of two cells whose samples overlap; empty if they do not.
-    #[must_use]
-    pub fn overlap_note(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
-        let range = |(line, column): (&str, &str)| {
-            let samples = self.cell(table, line, column)?.samples.iter().copied();
-            Some((samples.clone().reduce(f64::min)?, samples.reduce(f64::max)?))
-        };
-        match (range(a), range(b)) {
-            (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1 => " (rounds overlap: may be chance)",
-            _ => "",
-        }
-    }
-
-    /// The paper's number in that cell.
-    #[must_use]
-    pub fn paper_value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
-        self.cell(table, line, column)?.printed
-    }
-
-    /// Lines of `table` with a value in `column`, and the value.
-    pub fn column<'b>(
-        &'b self,
-        table: &'b str,
-        column: &'b str,
-    ) -> impl Iterator<Item = (&'a str, f64)> + 'b {
-        let rows = self.0.iter().filter(move |row| row.table == table && row.column == column);
-        rows.filter_map(|row| Some((row.line.as_str(), row.value?)))
-    }
-
-    /// The cells of `table`.
-    pub fn table<'b>(&'b self, table: &'b str) -> impl Iterator<Item = &'a Row> + 'b {
-        self.0.iter().copied().filter(move |row| row.table == table)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,18 +147,6 @@ mod tests {
             (merged[2].line.as_str(), merged[2].printed, merged[2].paper),
             ("b", Some(8.0), Paper::Sarma)
         );
-    }
-
-    #[test]
-    fn a_difference_within_the_spread_is_doubted() {
-        let cell = |line: &str, samples: [f64; 2]| Row::new("t", line, "1", "s", samples.to_vec());
-        let rows =
-            [cell("a", [1.0, 2.0]), cell("b", [2.0, 3.0]), cell("c", [2.1, 9.0]), cell("d", [0.1, 10.0])];
-        let rows = Rows::for_paper(Paper::Rivera, &rows);
-        let doubt = |a, b| !rows.overlap_note("t", (a, "1"), (b, "1")).is_empty();
-        assert!(doubt("a", "b") && doubt("b", "a") && doubt("b", "c") && doubt("a", "d") && doubt("d", "a"));
-        assert!(!doubt("a", "c") && !doubt("c", "a"), "apart");
-        assert!(!doubt("a", "nobody"));
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Tables in plain text, in the form of the paper: its lines and columns, our figures, and below
-//! each line the paper's numbers. Reasons why a cell is empty are notes under the table.
+//! each line the paper's numbers and the ratios to the table's baseline. Reasons why a cell is
+//! empty are notes under the table.
 
-use super::{Paper, Row, Scale, row};
-use manylane_bench::stats::distinct;
+use manylane_bench::stats::{distinct, format_ratio};
+
+use super::{Baseline, Paper, Row, Scale, row};
 
 /// All tables of `paper` that have rows, one below the other.
 #[must_use]
 pub fn format_tables(paper: Paper, scale: &Scale, rows: &[Row]) -> String {
     let mut text = String::new();
     for table in paper.tables(scale) {
-        let own: Vec<&Row> =
-            rows.iter().filter(|row| row.paper == paper && row.table == table.name).collect();
+        let own = table.rows(paper, rows);
         if !own.is_empty() {
-            text += &format!("{}\n\n{}\n", table.title, format_grid(&own));
+            text += &format!("{}\n\n{}\n", table.title, print(&own, table.baseline).text());
         }
     }
     for row in rows.iter().filter(|row| row.paper == paper && row.table == row::FAILED_TABLE) {
@@ -31,44 +32,76 @@ pub(crate) fn layout<'a>(rows: &[&'a Row]) -> Grid<'a> {
     let columns = distinct(rows.iter().map(|row| row.column.clone()));
     let lines = distinct(rows.iter().map(|row| row.line.clone()));
     let lines = lines.into_iter().map(|line| {
-        let at = |column: &String| rows.iter().copied().find(|row| row.line == line && row.column == *column);
-        let cells = columns.iter().map(at).collect();
+        let cells = columns.iter().map(|column| find(rows, &line, column)).collect();
         (line, cells)
     });
     let lines = lines.collect();
     Grid { columns, lines }
 }
 
-fn format_grid(rows: &[&Row]) -> String {
-    let Grid { columns, lines } = layout(rows);
-    let mut notes: Vec<String> = Vec::new();
-    let mut printed = vec![[&[String::new()][..], &columns[..]].concat()];
-    for (line, cells) in &lines {
-        let ours = cells.iter().map(|cell| match cell {
-            None => String::new(),
-            Some(Row { value: Some(value), .. }) => format_number(*value),
-            Some(row) => format!("–{}", note_mark(&mut notes, row.why_not.as_deref())),
-        });
-        printed.push(std::iter::once(line.clone()).chain(ours).collect());
-        if cells.iter().flatten().any(|cell| cell.printed.is_some()) {
-            let theirs = cells
-                .iter()
-                .map(|cell| cell.and_then(|row| row.printed).map_or_else(String::new, format_number));
-            printed.push(std::iter::once("  paper".into()).chain(theirs).collect());
-        }
-    }
-    let mut text = align(&printed);
-    for (index, note) in notes.iter().enumerate() {
-        text += &format!("  [{}] {note}\n", index + 1);
-    }
-    text
+fn find<'a>(rows: &[&'a Row], line: &str, column: &str) -> Option<&'a Row> {
+    rows.iter().copied().find(|row| row.line == line && row.column == column)
 }
 
-/// The mark of a reason; equal reasons share a mark.
-fn note_mark(notes: &mut Vec<String>, why: Option<&str>) -> String {
-    let Some(why) = why else { return String::new() };
-    let index = notes.iter().position(|known| known == why).unwrap_or_else(|| {
-        notes.push(why.into());
+/// A table as text.
+pub(crate) struct Printed {
+    pub(crate) header: Vec<String>,
+    pub(crate) lines: Vec<Vec<String>>,
+    /// Numbered notes: why a cell is empty, or what was lost.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Our figures; below each line those of the paper, and the ratios to the baseline.
+pub(crate) fn print(rows: &[&Row], baseline: Option<Baseline>) -> Printed {
+    let Grid { columns, lines } = layout(rows);
+    let (mut notes, mut printed) = (Vec::new(), Vec::new());
+    for (line, cells) in &lines {
+        let ours = cells.iter().map(|cell| {
+            let Some(row) = cell else { return String::new() };
+            let value = row.value.map_or_else(|| "–".into(), format_number);
+            let note = if row.value.is_some() { row.losses() } else { row.why_not.clone() };
+            value + &note_mark(&mut notes, note)
+        });
+        let ours = std::iter::once(line.clone()).chain(ours).collect();
+        printed.push(ours);
+        let paper = |cell: &Option<&Row>| cell.and_then(|row| row.printed).map(format_number);
+        let ratio = |cell: &Option<&Row>| {
+            let row = cell.filter(|row| row.value.is_some())?;
+            let base = match baseline? {
+                Baseline::Line(line) => find(rows, line, &row.column),
+                Baseline::Column(column) => find(rows, &row.line, column),
+            };
+            let base = base.filter(|base| !std::ptr::eq(*base, row) && base.value.is_some())?;
+            Some(format_ratio(&row.samples, &base.samples))
+        };
+        for (name, texts) in [
+            ("  paper", cells.iter().map(paper).collect::<Vec<_>>()),
+            ("  ratio (p)", cells.iter().map(ratio).collect()),
+        ] {
+            if texts.iter().any(Option::is_some) {
+                let texts = texts.into_iter().map(Option::unwrap_or_default);
+                printed.push(std::iter::once(name.into()).chain(texts).collect());
+            }
+        }
+    }
+    Printed { header: [&[String::new()][..], &columns[..]].concat(), lines: printed, notes }
+}
+
+impl Printed {
+    fn text(&self) -> String {
+        let mut text = align(&[std::slice::from_ref(&self.header), &self.lines[..]].concat());
+        for (index, note) in self.notes.iter().enumerate() {
+            text += &format!("  [{}] {note}\n", index + 1);
+        }
+        text
+    }
+}
+
+/// The mark of a note; equal notes share a mark.
+fn note_mark(notes: &mut Vec<String>, note: Option<String>) -> String {
+    let Some(note) = note else { return String::new() };
+    let index = notes.iter().position(|known| *known == note).unwrap_or_else(|| {
+        notes.push(note);
         notes.len() - 1
     });
     format!(" [{}]", index + 1)
@@ -162,6 +195,26 @@ mod tests {
             "Ours alone         7.00\n",
             "  [1] one processor\n"
         );
-        assert_eq!(format_grid(&lines), expected);
+        assert_eq!(print(&lines, None).text(), expected);
+    }
+
+    #[test]
+    fn each_figure_has_its_ratio_to_the_baseline_and_what_was_lost() {
+        let (low, high) = (vec![1., 2., 3., 4., 5.], vec![6., 7., 8., 9., 10.]);
+        let row = |line: &str, samples: &Vec<f64>| Row::new("t", line, "s", "s", samples.clone());
+        let lossy = row("two", &low).with_counts(&[("sent", 100), ("delivered", 97)]);
+        let rows = [row("one", &high), lossy, Row::unavailable("t", "three", "s", "s", "no device")];
+        let lines: Vec<&Row> = rows.iter().collect();
+        let expected = concat!(
+            "                        s\n",
+            "one                  8.00\n",
+            "two              3.00 [1]\n",
+            "  ratio (p)  0.38 (0.008)\n",
+            "three               – [2]\n",
+            "  [1] 3 of 100 lost\n",
+            "  [2] no device\n"
+        );
+        assert_eq!(print(&lines, Some(Baseline::Line("one"))).text(), expected);
+        assert!(!print(&lines, Some(Baseline::Line("four"))).text().contains("ratio"));
     }
 }

@@ -20,7 +20,8 @@ pub struct Traffic {
     pub pps: Option<f64>,
     /// The payload; letters of the alphabet if `None`.
     pub payload: Option<Vec<u8>>,
-    /// Send GSO messages, which the kernel segments into datagrams. Only for [`sockets`](crate::sockets).
+    /// Send GSO messages, which the kernel segments into datagrams. Only for
+    /// [`sockets`](crate::sockets).
     pub gso: bool,
 }
 
@@ -83,9 +84,9 @@ pub struct Sent {
     /// The largest delay of a burst behind its schedule. If it is more than some milliseconds on
     /// an idle machine, the sender cannot keep the rate.
     pub late: Duration,
-    /// CPU time of the sending thread. For the XDP generator, that is about the duration of the run at any
-    /// rate, and includes receiving at the other end of the link: a veth device runs both ends on
-    /// one CPU.
+    /// CPU time of the sending thread. For the XDP generator, that is about the duration of the
+    /// run at any rate, and includes receiving at the other end of the link: a veth device runs
+    /// both ends on one CPU.
     pub cpu: Duration,
 }
 

@@ -13,7 +13,7 @@ use manylane::Handle;
 
 use crate::receivers::Kind;
 use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
-use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
+use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Metrics, Sample};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
 use manylane_measure::Until;
 
@@ -121,15 +121,7 @@ fn churn(
         taken: None,
     };
     Ok(ChurnRow {
-        receiver: Kind::LaneMmsg.to_string(),
-        threads,
-        lanes: threads,
-        size,
-        offered_pps: sample.offered_pps,
-        delivered_pps: sample.delivered_pps,
-        loss: sample.loss,
-        rx_cpu_ns: Some(sample.rx_cpu_ns),
-        total_cpu_ns: sample.total_cpu_ns,
+        figures: Metrics::from_samples(Kind::LaneMmsg.name(), threads, threads, size, [&sample].into_iter()),
         sent: sample.sent,
         delivered: sample.delivered,
         lost,

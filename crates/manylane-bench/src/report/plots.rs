@@ -18,24 +18,18 @@ const HEADROOM: f64 = 4.0;
 const INK: RGBColor = RGBColor(1, 2, 3);
 const FAINT: RGBColor = RGBColor(4, 5, 6);
 /// Number of distinguishable series.
-pub const COLOURS: usize = 12;
-const SERIES: [RGBColor; COLOURS] = [
-    RGBColor(16, 0, 1),
-    RGBColor(16, 0, 2),
-    RGBColor(16, 0, 3),
-    RGBColor(16, 0, 4),
-    RGBColor(16, 0, 5),
-    RGBColor(16, 0, 6),
-    RGBColor(16, 0, 7),
-    RGBColor(16, 0, 8),
-    RGBColor(16, 0, 9),
-    RGBColor(16, 0, 10),
-    RGBColor(16, 0, 11),
-    RGBColor(16, 0, 12),
-];
+pub(super) const COLOURS: usize = 12;
+
+/// The placeholder for the colour of a series.
+fn series_colour(number: usize) -> RGBColor {
+    RGBColor(16, 0, (number % COLOURS) as u8 + 1)
+}
 
 /// One line or one set of bars.
+#[derive(Debug, Clone, Default)]
 pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
     /// Its colour. A receiver has the same one in all plots.
     pub colour: usize,
     /// A value for each place on the axis; `None` if it was not measured.
@@ -49,7 +43,7 @@ pub struct Series {
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Lines over the places `labels`, with the samples as faint dots around each median.
-pub fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<String> {
+pub(super) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<String> {
     draw(HEIGHT, |area| {
         let values = || series.iter().flat_map(|line| line.values.iter().flatten());
         let samples = || series.iter().flat_map(|line| line.samples.iter().flatten());
@@ -61,7 +55,7 @@ pub fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<S
         let mut chart = frame(area, labels.len(), top)?;
         mesh(&mut chart, labels, x, y)?;
         for (index, line) in series.iter().enumerate() {
-            let colour = SERIES[line.colour % SERIES.len()];
+            let colour = series_colour(line.colour);
             // Side by side, so that receivers of equal cost do not hide each other's samples.
             let aside = (index as f64 - (series.len() as f64 - 1.0) / 2.0) * 0.035;
             let dots =
@@ -105,14 +99,20 @@ fn shape_style(series: &Series, colour: RGBColor) -> ShapeStyle {
 }
 
 /// A group of bars for each of `labels`, each with an optional second, outlined value.
-pub fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outlined: &[Series]) -> Result<String> {
+pub(super) fn bars(
+    labels: &[String],
+    x: &str,
+    y: &str,
+    series: &[Series],
+    outlined: &[Series],
+) -> Result<String> {
     draw(HEIGHT, |area| {
         let all = series.iter().chain(outlined).flat_map(|bar| bar.values.iter().flatten());
         let mut chart = frame(area, labels.len(), axis_max(all))?;
         mesh(&mut chart, labels, x, y)?;
         let width = 0.8 / series.len().max(1) as f64;
         for (index, bar) in series.iter().enumerate() {
-            let colour = SERIES[bar.colour % SERIES.len()];
+            let colour = series_colour(bar.colour);
             let left = |place: usize| place as f64 - 0.4 + index as f64 * width;
             let filled = bar.values.iter().enumerate().filter_map(|(place, value)| {
                 Some(Rectangle::new(
@@ -134,7 +134,7 @@ pub fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outlined: &[
 
 /// A row of bars for each of `labels`, which may be long: names are on the left, and each bar ends
 /// with its figure.
-pub fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
+pub(super) fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
     let height = 56 + (labels.len() * (12 + 16 * series.len().max(1))) as u32;
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     // A letter is at most 0.6 times as wide as it is high.
@@ -166,7 +166,7 @@ pub fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<
             .map_err(plot_error)?;
         let width = 0.8 / series.len().max(1) as f64;
         for (index, bar) in series.iter().enumerate() {
-            let colour = SERIES[bar.colour % SERIES.len()];
+            let colour = series_colour(bar.colour);
             let there =
                 || bar.values.iter().enumerate().filter_map(|(place, value)| Some((place, (*value)?)));
             let above = |place: usize| 0.4 - place as f64 - index as f64 * width;
@@ -256,8 +256,8 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Stri
 fn apply_theme(svg: &str, height: u32) -> String {
     let fixed = format!("<svg width=\"{WIDTH}\" height=\"{height}\" ");
     let mut svg = svg.replace(&fixed, "<svg role=\"img\" ");
-    for (number, colour) in SERIES.iter().enumerate() {
-        svg = svg.replace(&hex(*colour), &format!("var(--s{number})"));
+    for number in 0..COLOURS {
+        svg = svg.replace(&hex(series_colour(number)), &format!("var(--s{number})"));
     }
     svg.replace(&hex(INK), "var(--ink)").replace(&hex(FAINT), "var(--faint)")
 }
@@ -297,13 +297,14 @@ mod tests {
                 colour: 0,
                 values: vec![Some(1.0), None],
                 samples: vec![vec![1.0, 2.0], vec![]],
-                printed: false,
+                ..Series::default()
             },
             Series {
                 colour: 1,
                 values: vec![Some(3.0), Some(4.0)],
                 samples: vec![vec![], vec![4.0]],
                 printed: true,
+                ..Series::default()
             },
         ];
         let labels = ["1".to_owned(), "2".to_owned()];
@@ -323,7 +324,7 @@ mod tests {
         let labels = ["1".to_owned(), "2".to_owned()];
         let series = |printed| {
             let values = vec![Some(3.0), Some(4.0)];
-            [Series { colour: 11, values, samples: vec![Vec::new(); 2], printed }]
+            [Series { colour: 11, values, printed, ..Series::default() }]
         };
         let both = |draw: &dyn Fn(&[Series]) -> String| [false, true].map(|printed| draw(&series(printed)));
         let [ours, theirs] = both(&|series| lines(&labels, "threads", "ns", series).unwrap());
@@ -343,7 +344,7 @@ mod tests {
         let names: Vec<String> =
             (0..9).map(|at| format!("a long name that has no room below, {at}")).collect();
         let values = |times: f64| (0..9).map(|at| Some(100.0 + times * f64::from(at))).collect::<Vec<_>>();
-        let series = |colour, values, printed| Series { colour, values, samples: Vec::new(), printed };
+        let series = |colour, values, printed| Series { colour, values, printed, ..Series::default() };
         let svg =
             horizontal_bars(&names, "ns", &[series(0, values(1.0), false), series(0, values(17.0), true)])
                 .unwrap();
@@ -365,7 +366,7 @@ mod tests {
         let with = |sample, middle| {
             let values = vec![Some(10.0), middle, Some(12.0)];
             let samples = vec![vec![10.0, sample], vec![], vec![12.0]];
-            lines(&labels, "x", "ns", &[Series { colour: 0, values, samples, printed: false }]).unwrap()
+            lines(&labels, "x", "ns", &[Series { values, samples, ..Series::default() }]).unwrap()
         };
         let (near, far) = (with(47.0, Some(11.0)), with(30_000.0, Some(11.0)));
         assert!(!near.contains("higher") && !near.contains("<polygon"), "{near}");

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::median;
+use crate::report::{Figure, Figures, Grid};
+use crate::stats::{format_quartiles, median};
 
 /// One sample of `bench batch`: some queues, filled and drained. Or of `bench replies`, where the
 /// delivered datagrams are those that the kernel accepted.
@@ -59,5 +60,33 @@ impl BatchRow {
             rx_cpu_ns: middle(|seen| seen.rx_cpu_ns),
             samples,
         }
+    }
+}
+
+impl Figures for BatchRow {
+    const COLUMNS: &'static [&'static str] =
+        &["receiver", "bytes", "a call", "taken or sent", "loss %", "CPU ns", "quartiles"];
+
+    fn cells(&self, _all: &[Self]) -> Vec<String> {
+        vec![
+            self.receiver.clone(),
+            self.size.to_string(),
+            self.messages.to_string(),
+            format!("{:.1}", self.messages_taken),
+            format!("{:.3}", self.loss * 100.0),
+            format!("{:.0}", self.rx_cpu_ns),
+            format_quartiles(self.samples.iter().map(|sample| sample.rx_cpu_ns), 0),
+        ]
+    }
+
+    fn section(&self) -> String {
+        format!("Datagrams of {} bytes", self.size)
+    }
+
+    fn figures(rows: &[&Self]) -> Vec<Figure> {
+        let key = |row: &Self| (row.receiver.clone(), row.messages.to_string());
+        let cost = |row: &Self| row.samples.iter().map(|sample| sample.rx_cpu_ns).collect();
+        let by_messages = Grid::new(rows, "maximum number of messages of a call", key);
+        vec![by_messages.lines("CPU per datagram", "Lower is better.", "ns per datagram", cost)]
     }
 }

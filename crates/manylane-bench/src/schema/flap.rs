@@ -1,8 +1,10 @@
 //! The rows of `bench flap`.
 
+use manylane_measure::format_number;
 use serde::{Deserialize, Serialize};
 
 use super::{Metrics, Sample};
+use crate::report::{Figure, Figures, Grid};
 use crate::stats::median;
 
 /// One sample of `bench flap`: one event, once.
@@ -74,5 +76,56 @@ impl FlapRow {
             event_micros: middle(|seen| seen.event_micros as f64),
             samples,
         }
+    }
+}
+
+impl Figures for FlapRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "event",
+        "receiver",
+        "threads",
+        "bytes",
+        "offered/s",
+        "sent",
+        "refused",
+        "delivered",
+        "lost",
+        "lost at most",
+        "kernel dropped",
+        "event ms",
+    ];
+
+    fn cells(&self, _all: &[Self]) -> Vec<String> {
+        let Metrics { receiver, threads, size, offered_pps, .. } = &self.figures;
+        let most = self.lost_most as f64;
+        let counts = [self.sent, self.refused, self.delivered, self.lost, most, self.kernel_dropped];
+        let mut cells = vec![self.event.clone(), receiver.clone(), threads.to_string(), size.to_string()];
+        cells.push(format_number(*offered_pps));
+        cells.extend(counts.map(|count| format!("{count:.0}")));
+        cells.push(format!("{:.1}", self.event_micros / 1e3));
+        cells
+    }
+
+    fn section(&self) -> String {
+        format!("{} threads, datagrams of {} bytes", self.figures.threads, self.figures.size)
+    }
+
+    fn figures(rows: &[&Self]) -> Vec<Figure> {
+        let by_event =
+            Grid::new(rows, "event", |row: &Self| (row.figures.receiver.clone(), row.event.clone()));
+        vec![
+            by_event.bars(
+                "Datagrams that entered the link and were not delivered",
+                "Dark line: the worst sample. Lower is better.",
+                "datagrams",
+                |row| (Some(row.lost), Some(row.lost_most as f64)),
+            ),
+            by_event.lines(
+                "Length of the event",
+                "A link that goes down is down for 20 ms of it.",
+                "ms",
+                |row| row.samples.iter().map(|seen| seen.event_micros as f64 / 1e3).collect(),
+            ),
+        ]
     }
 }

@@ -1,12 +1,11 @@
 //! The rows of `bench flood`.
 
+use manylane_measure::format_number;
 use serde::{Deserialize, Serialize};
 
 use super::{Metrics, Sample};
-use crate::stats::Summary;
-
-/// Name of the document that `bench flood` writes.
-pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
+use crate::report::{Figure, Figures, Labels};
+use crate::stats::{format_ratio, median_of};
 
 /// One sample of `bench flood`: one server, one time span. The datagrams sent are the flood and
 /// the requests of regular clients.
@@ -172,9 +171,9 @@ impl FloodRow {
         samples: Vec<FloodSample>,
     ) -> Self {
         let some = |value: &dyn Fn(&FloodSample) -> Option<f64>| {
-            Summary::from_samples(samples.iter().filter_map(value)).map(|summary| summary.median)
+            median_of(&samples.iter().filter_map(value).collect::<Vec<f64>>())
         };
-        let who = if part == "sources" { "lane" } else { "program" };
+        let who = watched(part);
         let rss: Vec<u64> = samples
             .iter()
             .filter_map(|seen| seen.memory.as_ref())
@@ -199,4 +198,149 @@ impl FloodRow {
     pub fn pauses<'a>(&'a self, who: &'a str) -> impl Iterator<Item = &'a FloodPauses> {
         self.samples.iter().filter_map(move |seen| seen.pauses_of(who))
     }
+
+    fn values_of(&self, who: &str, value: impl Fn(&FloodPauses) -> Option<f64>) -> Vec<f64> {
+        self.pauses(who).filter_map(value).collect()
+    }
+
+    fn values_of_clients(&self, value: fn(&FloodClients) -> f64) -> Vec<f64> {
+        self.samples.iter().filter_map(|seen| seen.clients.as_ref()).map(value).collect()
+    }
+
+    /// The figure that decides a part: answered requests, pauses of the lane, the longest pause of
+    /// the program.
+    fn decisive(&self) -> Vec<f64> {
+        match &*self.part {
+            "clients" => self.values_of_clients(FloodClients::share),
+            "sources" => self.values_of("lane", |seen| Some(seen.over_1ms_per_second())),
+            _ => self.values_of("program", |seen| Some(seen.longest_ms)),
+        }
+    }
+}
+
+/// The thread whose pauses are the figures of a part.
+fn watched(part: &str) -> &'static str {
+    if part == "sources" { "lane" } else { "program" }
+}
+
+/// A program that shares its processor with the flood generator.
+pub const SENDER_CPU_PROGRAM: &str = "program beside the sender";
+
+impl Figures for FloodRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "part",
+        "variant",
+        "receiver",
+        "sent/s",
+        "delivered/s",
+        "answered %",
+        "p99 ms",
+        "longest ms",
+        "unstolen ms",
+        "over 1 ms/s",
+        "ran %",
+        "ratio (p)",
+        "beside the sender, ms",
+        "apart ms",
+        "grown KiB",
+    ];
+
+    fn cells(&self, all: &[Self]) -> Vec<String> {
+        let format = |value: Option<f64>, digits: usize| {
+            value.map_or_else(|| "–".into(), |value| format!("{value:.digits$}"))
+        };
+        let (who, beside) = (watched(&self.part), SENDER_CPU_PROGRAM);
+        let median = |values: Vec<f64>| median_of(&values);
+        // The variant without a flood, or with one source.
+        let base = all.iter().find(|row| row.part == self.part);
+        let base = base.filter(|base| base.variant != self.variant);
+        vec![
+            self.part.clone(),
+            self.variant.clone(),
+            self.figures.receiver.clone(),
+            format_number(self.figures.offered_pps),
+            format_number(self.figures.delivered_pps),
+            format(self.answered.map(|share| 100.0 * share), 1),
+            format(median(self.values_of_clients(|clients| clients.p99_ms)), 1),
+            format(self.longest_ms, 1),
+            format(self.longest_unstolen_ms, 1),
+            format(median(self.values_of(who, |seen| Some(seen.over_1ms_per_second()))), 1),
+            format(median(self.values_of(who, |seen| Some(100.0 * seen.share?))), 0),
+            base.map_or_else(String::new, |base| format_ratio(&self.decisive(), &base.decisive())),
+            format(median(self.values_of(beside, |seen| Some(seen.longest_ms))), 1),
+            format(median(self.values_of(beside, |seen| seen.longest_apart_ms)), 1),
+            self.grown_kib.map_or_else(|| "–".into(), |grown| grown.to_string()),
+        ]
+    }
+
+    fn section(&self) -> String {
+        match &*self.part {
+            "clients" => "clients: regular clients beside a flood".into(),
+            "sources" => "sources: a new source for each datagram".into(),
+            part => format!("{part}: a program that is always runnable, beside a flood"),
+        }
+    }
+
+    fn figures(rows: &[&Self]) -> Vec<Figure> {
+        let variants: Vec<String> = rows.iter().map(|row| row.variant.clone()).collect();
+        // One line for each name, over the variants.
+        let lines = |title, caption, y, names: &[&str], values: &dyn Fn(&Self, usize) -> Vec<f64>| {
+            let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+            let labels = Labels { title, caption, x: "variant", y };
+            Figure::lines(labels, &names, &variants, |name, place| values(rows[place], name))
+        };
+        let better = "Lower is better.";
+        let unstolen = ["all", "without stolen time"];
+        let apart = ["all", "without stolen time and without the sender"];
+        vec![
+            lines("Answered requests", "Higher is better.", "%", &["answered"], &|row, _| {
+                row.values_of_clients(|clients| 100.0 * clients.share())
+            }),
+            lines("Time of a reply", better, "ms", &["p50", "p99"], &|row, name| {
+                row.values_of_clients(if name == 0 {
+                    |clients| clients.p50_ms
+                } else {
+                    |clients| clients.p99_ms
+                })
+            }),
+            memory(rows, &variants),
+            lines(
+                "Pauses of more than a millisecond",
+                better,
+                "per second",
+                &WATCHED_SOURCES,
+                &|row, name| row.values_of(WATCHED_SOURCES[name], |seen| Some(seen.over_1ms_per_second())),
+            ),
+            lines("Longest pause of the program on the lane's CPU", better, "ms", &unstolen, &|row, name| {
+                row.values_of("program", |seen| [Some(seen.longest_ms), seen.longest_unstolen_ms][name])
+            }),
+            lines("Longest pause of the program on the sender's CPU", better, "ms", &apart, &|row, name| {
+                row.values_of(SENDER_CPU_PROGRAM, |seen| [Some(seen.longest_ms), seen.longest_apart_ms][name])
+            }),
+            lines("CPU share of the program", "Higher is better.", "%", &WATCHED_PROGRAM, &|row, name| {
+                row.values_of(WATCHED_PROGRAM[name], |seen| Some(100.0 * seen.share?))
+            }),
+        ]
+    }
+}
+
+const WATCHED_SOURCES: [&str; 3] = ["lane", "observer", "sender"];
+const WATCHED_PROGRAM: [&str; 2] = ["program", SENDER_CPU_PROGRAM];
+
+/// Growth of the process's memory over its first second, by the second of a round.
+fn memory(rows: &[&FloodRow], variants: &[String]) -> Figure {
+    let memory =
+        |row: &FloodRow| row.samples.iter().filter_map(|seen| seen.memory.clone()).collect::<Vec<_>>();
+    let all: Vec<Vec<FloodMemory>> = rows.iter().map(|row| memory(row)).collect();
+    let seconds = all.iter().flatten().map(|seen| seen.rss_kib.len()).max().unwrap_or(0);
+    let seconds: Vec<String> = (1..=seconds).map(|second| second.to_string()).collect();
+    let labels =
+        Labels { title: "Growth of memory", caption: "Lower is better.", x: "second of the round", y: "KiB" };
+    Figure::lines(labels, variants, &seconds, |variant, second| {
+        let all = &all[variant];
+        let first = all.iter().find_map(|seen| seen.rss_kib.first().copied()).unwrap_or(0);
+        // A plot begins at zero, which also stands for memory that was freed.
+        let growth = |seen: &FloodMemory| Some(seen.rss_kib.get(second)?.saturating_sub(first) as f64);
+        all.iter().filter_map(growth).collect()
+    })
 }

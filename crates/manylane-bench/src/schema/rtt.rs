@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Metrics, Sample};
-use crate::stats::median;
+use crate::report::{Figure, Figures, Grid};
+use crate::stats::{distinct, format_quartiles, format_ratio, median};
 
-/// Result of one series of requests, or of several: round-trip times, and the cost.
+/// Result of one series of requests, or of several: round-trip times and cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RttMetrics {
     /// Median in nanoseconds.
@@ -99,5 +100,91 @@ impl RttRow {
     /// The mode, with its rate.
     pub fn load(&self) -> String {
         self.rate.map_or_else(|| self.mode.clone(), |rate| format!("{}k/s", rate / 1e3))
+    }
+
+    fn samples_of(&self, value: fn(&RttSample) -> f64) -> Vec<f64> {
+        self.samples.iter().map(value).collect()
+    }
+}
+
+/// The contender that all are compared with, as most servers work this way.
+const BASELINE: &str = "socket/recvfrom+sleep";
+
+impl Figures for RttRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "contender",
+        "placement",
+        "load",
+        "bytes",
+        "loss %",
+        "p50 µs",
+        "p90",
+        "p99",
+        "quartiles",
+        "p99 ratio (p)",
+        "p99.9",
+        "max",
+        "behind p99",
+        "server cores",
+        "machine cores",
+    ];
+
+    fn cells(&self, all: &[Self]) -> Vec<String> {
+        let is_idle = self.mode == "idle";
+        let micros = |nanos: f64| if is_idle { "–".into() } else { format!("{:.1}", nanos / 1e3) };
+        let key = |row: &Self| (row.placement.clone(), row.load(), row.figures.size);
+        let base = all.iter().find(|row| row.contender() == BASELINE && key(row) == key(self));
+        let p99 = |row: &Self| row.samples_of(|sample| sample.rtt.p99_ns / 1e3);
+        let base = base.filter(|base| !is_idle && base.contender() != self.contender());
+        vec![
+            self.contender(),
+            self.placement.clone(),
+            self.load(),
+            self.figures.size.to_string(),
+            format!("{:.3}", self.figures.loss * 100.0),
+            micros(self.rtt.p50_ns),
+            micros(self.rtt.p90_ns),
+            micros(self.rtt.p99_ns),
+            if is_idle { "–".into() } else { format_quartiles(p99(self), 1) },
+            base.map_or_else(String::new, |base| format_ratio(&p99(self), &p99(base))),
+            micros(self.rtt.p999_ns),
+            micros(self.rtt.max_ns),
+            micros(self.rtt.behind_p99_ns),
+            format!("{:.3}", self.rtt.server_cores),
+            format!("{:.3}", self.rtt.machine_cores),
+        ]
+    }
+
+    fn section(&self) -> String {
+        format!("{}, requests of {} bytes", self.placement, self.figures.size)
+    }
+
+    /// Figures for each receiver, with the baseline beside it.
+    fn figures(rows: &[&Self]) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        for receiver in distinct(rows.iter().map(|row| row.figures.receiver.clone())) {
+            let is_shown = |row: &&&Self| row.figures.receiver == receiver || row.contender() == BASELINE;
+            let shown: Vec<&Self> = rows.iter().filter(is_shown).copied().collect();
+            let busy: Vec<&Self> = shown.iter().copied().filter(|row| row.mode != "idle").collect();
+            let key = |row: &Self| (row.contender(), row.load());
+            let times = Grid::new(&busy, "requests", key);
+            let caption = "From when a request was due. Lower is better.";
+            let title = |what: &str| format!("{receiver}: {what}");
+            figures.extend([
+                times.lines(&title("median of the round-trip time (p50)"), caption, "µs", |row| {
+                    row.samples_of(|sample| sample.rtt.p50_ns / 1e3)
+                }),
+                times.lines(&title("99th percentile of the round-trip time"), caption, "µs", |row| {
+                    row.samples_of(|sample| sample.rtt.p99_ns / 1e3)
+                }),
+                Grid::new(&shown, "requests", key).lines(
+                    &title("processors that the answering thread keeps busy"),
+                    "Lower is better.",
+                    "processors",
+                    |row| row.samples_of(|sample| sample.rtt.server_cores),
+                ),
+            ]);
+        }
+        figures
     }
 }

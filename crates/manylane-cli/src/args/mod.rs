@@ -112,8 +112,8 @@ pub(crate) enum Command {
     /// Run the experiments of published papers on this machine
     ///
     /// Each table is printed in the paper's form, with the paper's numbers beside those of this
-    /// machine, the differences from the paper's set-up, and a conclusion from the figures.
-    /// Progress is saved to a file, so that --resume can continue an interrupted run.
+    /// machine, ratios to a baseline, and the differences from the paper's set-up. Progress is
+    /// saved to a file, so that --resume can continue an interrupted run.
     #[cfg(feature = "bench")]
     Lab(LabArgs),
     /// Write the man pages

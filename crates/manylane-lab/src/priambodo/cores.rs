@@ -16,7 +16,7 @@ use manylane_measure::machine;
 
 const SAME_CORE: &str = "two threads, one core (SMT)";
 const TWO_CORES: &str = "two threads, two cores";
-const ONE_THREAD: &str = "one thread";
+pub(super) const ONE_THREAD: &str = "one thread";
 const TIME_COLUMN: &str = "ms";
 /// Transfer time of a cache line, which shows whether they are two cores.
 const LINE_HANDOVER: &str = "line handed over, ns";
@@ -102,14 +102,6 @@ fn mean_time_ms(cpus: &[usize], steps: u64) -> Result<f64> {
         }
         Ok(sum / cpus.len() as f64)
     })
-}
-
-/// Slowdown of a loop while another one runs on the same core, and on another core, with the
-/// transfer time of a line.
-pub(super) fn slowdown(rows: &crate::Rows<'_>) -> [Option<(f64, Option<f64>)>; 2] {
-    let at = |line: &str| rows.value(CORES, line, TIME_COLUMN);
-    [SAME_CORE, TWO_CORES]
-        .map(|line| Some((at(line)? / at(ONE_THREAD)?, rows.value(CORES, line, LINE_HANDOVER))))
 }
 
 #[cfg(test)]

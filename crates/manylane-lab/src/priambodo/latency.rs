@@ -41,10 +41,6 @@ fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
     ]
 }
 
-/// Columns of lanes.
-pub(super) const LANES: [&str; 4] =
-    ["lane/mmsg, adaptive", "lane/mmsg, spin", "lane/uring, spin", "lane/xdp, spin"];
-
 /// One run of all methods.
 pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretch = Duration::from_millis(places.scale.stretch_ms);

@@ -44,9 +44,6 @@ const METHODS: [Method; 7] = [
     ("lane/xdp", Kind::LaneXdp, 2, 1),
 ];
 
-/// Columns of lanes.
-pub(super) const LANES: [&str; 3] = ["lane/mmsg", "lane/uring", "lane/xdp"];
-
 /// A cell of a run: its column, the method, and for NUMA the node.
 type Cell = (&'static str, Method, Option<fn(NodeChoice) -> Result<NumaNode, String>>);
 

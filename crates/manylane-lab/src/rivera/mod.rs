@@ -5,18 +5,16 @@
 //! |---|---|
 //! | `reading` | one cell of figures 2 and 4: a number of units, read by a number of threads |
 //! | `contention` | Tables I to III: waits for locks while they are read |
-//! | `conclusion` | the conclusion |
 
-mod conclusion;
 mod contention;
 mod reading;
 
 use manylane::Steering;
 
-pub(super) use self::conclusion::conclude;
 pub(super) use self::contention::{ContentionSample, sample_contention};
 use self::reading::{Reader, UNIT_SIZE};
-use super::{PaperValue, Part, Plot, Row, Scale, Table};
+use super::table::format_number;
+use super::{Baseline, PaperValue, Part, Plot, Row, Scale, Table};
 use crate::lockstat;
 use manylane_bench as bench;
 use manylane_bench::receivers::Kind;
@@ -77,30 +75,33 @@ fn queue_readers() -> Vec<Reader> {
 }
 
 pub(super) fn tables(scale: &Scale) -> Vec<Table> {
-    let units = crate::table::format_number(scale.units as f64);
+    let units = format_number(scale.units as f64);
     let what = format!("{units} units of {UNIT_SIZE} bytes");
-    let table = |name, title, plot| Table { name, title, plot };
     let lines = Some(Plot::Lines("threads that read"));
+    let shared = Baseline::Line("socket/recvfrom");
     vec![
-        table(FIGURE_2, format!("Figure 2: seconds until {what} are read, by threads that read"), lines),
-        table(
+        Table::new(FIGURE_2, format!("Figure 2: seconds until {what} are read, by threads that read"), lines)
+            .compared_with(shared),
+        Table::new(
             FIGURE_2_CPU,
-            "Beside figure 2: nanoseconds of processor time of the reading threads, per unit".into(),
+            "Beside figure 2: nanoseconds of processor time of the reading threads, per unit",
             lines,
-        ),
-        table(
+        )
+        .compared_with(shared),
+        Table::new(
             FIGURE_4,
             format!(
                 "Figure 4: seconds until {what} of one source are read: one queue, and a queue for each thread"
             ),
             lines,
-        ),
-        table(TABLE_1, format!("Table I: lock of the receive queue, one socket, {what}"), None),
-        table(TABLE_2, format!("Table II: lock of the whole socket, one socket, {what}"), None),
-        table(TABLE_3, "Table III: lock of the receive queue, without memory accounting".into(), None),
-        table(
+        )
+        .compared_with(shared),
+        Table::new(TABLE_1, format!("Table I: lock of the receive queue, one socket, {what}"), None),
+        Table::new(TABLE_2, format!("Table II: lock of the whole socket, one socket, {what}"), None),
+        Table::new(TABLE_3, "Table III: lock of the receive queue, without memory accounting", None),
+        Table::new(
             CALLERS,
-            format!("Who waits for which lock, {what}: contentions for each million units, and time"),
+            format!("Waits for locks by caller, {what}: contentions for each million units, and time"),
             None,
         ),
     ]
@@ -179,11 +180,11 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
         "The paper draws figures 2 and 4 without printing their numbers, so no number of the paper stands beside ours there; those of Tables I to III do.".into(),
         format!(
             "Here all threads together read {} units. The acquisitions in the paper's tables grow with the threads (three for each unit and thread), so there each thread seems to have read 500,000: compare per unit.",
-            crate::table::format_number(scale.units as f64)
+            format_number(scale.units as f64)
         ),
         "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
         "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
-        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by processor time. Units that are lost all the same are told in the conclusion.".into(),
+        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by processor time. Lost units are noted below the table.".into(),
         "Frames enter the testbed's device on the queue of the sender's processor, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
         "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
     ];

@@ -24,7 +24,7 @@ const NO_FILE: &str = "io_uring request without a file";
 const BY_DESCRIPTOR: &str = "io_uring request, descriptor";
 const REGISTERED: &str = "io_uring request, registered file";
 
-const OWN_TABLE: &str = "own table";
+pub(super) const OWN_TABLE: &str = "own table";
 const SHARED_TABLE: &str = "shared table";
 const SHARED_BUSY: &str = "shared, two callers";
 
@@ -162,43 +162,6 @@ fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f
         done += lookups.run(how).map_err(why)?;
     }
     Ok(start.elapsed().as_nanos() as f64 / f64::from(done))
-}
-
-/// Cost of a lookup itself: requests with a file minus requests without.
-pub(super) fn lookup_cost(rows: &crate::Rows<'_>, registered: bool, column: Column) -> Option<f64> {
-    let column = match column {
-        Column::Own => OWN_TABLE,
-        Column::Shared => SHARED_TABLE,
-        Column::SharedBusy => SHARED_BUSY,
-    };
-    let line = if registered { REGISTERED } else { BY_DESCRIPTOR };
-    Some(rows.value(TABLE_3, line, column)? - rows.value(TABLE_3, NO_FILE, column)?)
-}
-
-/// Seconds of the paper's own experiment.
-pub(super) fn write_cost(rows: &crate::Rows<'_>) -> Option<[(f64, f64); 2]> {
-    let at = |column| {
-        Some((rows.value(TABLE_3_WRITES, WRITES, column)?, rows.paper_value(TABLE_3_WRITES, WRITES, column)?))
-    };
-    Some([at(FGET_LIGHT)?, at(FGET)?])
-}
-
-/// Cost of a call.
-pub(super) fn call_cost(rows: &crate::Rows<'_>, column: Column) -> Option<f64> {
-    let column = match column {
-        Column::Own => OWN_TABLE,
-        Column::Shared => SHARED_TABLE,
-        Column::SharedBusy => SHARED_BUSY,
-    };
-    rows.value(TABLE_3, RECV_CALL, column)
-}
-
-/// Columns of the table.
-#[derive(Clone, Copy)]
-pub(super) enum Column {
-    Own,
-    Shared,
-    SharedBusy,
 }
 
 #[cfg(test)]

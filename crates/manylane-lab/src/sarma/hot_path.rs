@@ -74,8 +74,3 @@ fn locks_per_write() -> Result<Option<f64>> {
     }
     Ok(Some(counting.read()?.total().acquisitions as f64 / f64::from(WRITES)))
 }
-
-/// Waits for all locks, and for those of sockets only, of one line.
-pub(super) fn contentions(rows: &crate::Rows<'_>, line: &str) -> Option<(f64, f64)> {
-    Some((rows.value(TABLE_2, line, CONTENTIONS)?, rows.value(TABLE_2, line, SOCKET_CONTENTIONS)?))
-}

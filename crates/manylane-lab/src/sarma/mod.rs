@@ -8,17 +8,14 @@
 //! | `descriptor` | Table 3's question: the cost of finding a file by its descriptor |
 //! | `flood` | figures 7 and 8: a flood from random sources |
 //! | `starvation` | figure 9: a user program under a flood |
-//! | `conclusion` | the conclusion |
 
 mod atomics;
-mod conclusion;
 mod descriptor;
 mod flood;
 mod hot_path;
 mod starvation;
 
-pub(super) use self::conclusion::conclude;
-use super::{PaperValue, Part, Plot, Scale, Table};
+use super::{Baseline, PaperValue, Part, Plot, Scale, Table};
 
 const TABLE_1: &str = "table 1";
 const TABLE_2: &str = "table 2";
@@ -33,29 +30,36 @@ const FIGURE_9: &str = "figure 9";
 const COST: &str = "ns";
 
 pub(super) fn tables() -> Vec<Table> {
-    let table = |name, title: &str, plot| Table { name, title: title.into(), plot };
     let stretch = Some(Plot::Lines("tenths of the flood"));
+    let idle = Baseline::Line(flood::RxPath::Idle.name());
     vec![
-        table(TABLE_1, "Table 1: cost of operations, ns", Some(Plot::Bars("operation"))),
-        table(
+        Table::new(TABLE_1, "Table 1: cost of operations, ns", Some(Plot::Bars("operation")))
+            .compared_with(Baseline::Line(atomics::L2)),
+        Table::new(
             TABLE_2,
             "Table 2's question: locks in a hot path. Of the paper: locks taken for a write of 4 KiB (ext3); here: waits for locks, for each million datagrams",
             None,
         ),
-        table(
+        Table::new(
             TABLE_3,
-            "Table 3's question: what finding a file by its descriptor costs, ns for each call or request",
+            "Table 3's question: cost of finding a file by its descriptor, ns for each call or request",
             Some(Plot::Bars("table of descriptors")),
-        ),
-        table(
+        )
+        .compared_with(Baseline::Column(descriptor::OWN_TABLE)),
+        Table::new(
             TABLE_3_WRITES,
             "Table 3: seconds of processor time for a million writes of one byte. Of the paper: with fget_light() and without it, SMP",
             None,
+        )
+        .compared_with(Baseline::Column(descriptor::FGET_LIGHT)),
+        Table::new(
+            FIGURE_7,
+            "Figure 7: the longest RCU grace period in each tenth of the flood, ms",
+            stretch,
         ),
-        table(FIGURE_7, "Figure 7: the longest RCU grace period in each tenth of the flood, ms", stretch),
-        table(FIGURE_8, "Figure 8: network softirqs per 4 ms in each tenth of the flood", stretch),
-        table(FLOOD, "Figures 7 and 8: memory and latency while the flood lasts", None),
-        table(FIGURE_9, "Figure 9: how long a user program stands still under a flood, ms", None),
+        Table::new(FIGURE_8, "Figure 8: network softirqs per 4 ms in each tenth of the flood", stretch),
+        Table::new(FLOOD, "Figures 7 and 8: memory and latency while the flood lasts", None).compared_with(idle),
+        Table::new(FIGURE_9, "Figure 9: pauses of a user program under a flood, ms", None).compared_with(idle),
     ]
 }
 

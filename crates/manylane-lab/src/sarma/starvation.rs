@@ -90,12 +90,6 @@ fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapSt
     Ok(missed)
 }
 
-/// Values for the rules of the conclusion: the longest gap, the share of time.
-pub(super) fn metrics(rows: &crate::Rows<'_>, path: RxPath) -> Option<(f64, f64)> {
-    let at = |column| rows.value(FIGURE_9, path.name(), column);
-    Some((at(LONGEST_GAP)?, at(STALLED_SHARE)?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

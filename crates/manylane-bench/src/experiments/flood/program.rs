@@ -13,7 +13,7 @@ use manylane::Engine;
 use super::server::{BusyThread, Flood, Server, ServerStats};
 use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
 use crate::sample::CpuBusyTimer;
-use crate::schema::FloodSample;
+use crate::schema::{FloodSample, SENDER_CPU_PROGRAM};
 use crate::{Options, check_stop};
 use manylane_measure::Traffic;
 
@@ -57,7 +57,7 @@ pub(super) fn sample(
     let mut sample = server.stop()?.since(&ServerStats::default(), round, sent, &clock);
     for seen in seen {
         let mut seen = seen?;
-        let who = if seen.cpu == bed.lane_cpu { "program" } else { "program beside the sender" };
+        let who = if seen.cpu == bed.lane_cpu { "program" } else { SENDER_CPU_PROGRAM };
         if seen.cpu == bed.lane_cpu {
             seen.apart.iter_mut().for_each(|gap| gap.lane_ms = std::mem::take(&mut gap.sender_ms));
         }
