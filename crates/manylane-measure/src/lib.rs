@@ -6,10 +6,12 @@
 //! | [`client`] | a client that sends requests by schedule and times the replies |
 //! | [`machine`] | the machine that a result was measured on |
 //! | [`document`] | the JSON document of a result |
+//! | [`named_enum`] | enums whose variants are options of the command line |
 
 pub mod client;
 pub mod document;
 pub mod machine;
+mod names;
 mod pacer;
 pub mod sockets;
 mod traffic;

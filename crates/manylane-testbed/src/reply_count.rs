@@ -5,57 +5,29 @@
 //! Between hosts a program on the sender's device counts and drops ([`CountHook`]); over loopback
 //! the sender's sockets refuse everything, which the kernel counts.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use aya::maps::{MapData, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode, tc};
 use aya::{Ebpf, EbpfLoader};
+use manylane_measure::named_enum;
 
 use crate::host::Host;
 use manylane_measure::sockets::Flows;
 
-/// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the
-/// context of the sending thread, which pays for all work up to there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum CountHook {
-    /// At the start of the other host's stack (tc, Linux 6.6 or a `clsact` qdisc): the device
-    /// passes on the sender's own buffer.
-    #[default]
-    Stack,
-    /// In the other host's driver (XDP): the device first copies each reply into a page of its
-    /// own.
-    Driver,
-}
-
-impl CountHook {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Stack, Self::Driver];
-
-    /// The name in documents and options.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Stack => "stack",
-            Self::Driver => "driver",
-        }
-    }
-}
-
-impl fmt::Display for CountHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for CountHook {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|counter| counter.name() == text);
-        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+named_enum! {
+    /// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the
+    /// context of the sending thread, which pays for all work up to there.
+    #[derive(Default)]
+    pub enum CountHook {
+        /// At the start of the other host's stack (tc, Linux 6.6 or a `clsact` qdisc): the device
+        /// passes on the sender's own buffer.
+        #[default]
+        Stack = "stack",
+        /// In the other host's driver (XDP): the device first copies each reply into a page of its
+        /// own.
+        Driver = "driver",
     }
 }
 

@@ -11,15 +11,14 @@
 //!    drain the queue; the clock is read again. Datagrams that do not arrive are counted as lost.
 
 use std::any::Any;
-use std::fmt;
 use std::hint::black_box;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Engine, Lane, Placement};
+use manylane_measure::named_enum;
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::raw_xsk::RawXsk;
@@ -41,54 +40,29 @@ const BUF_SIZE_MIN: usize = 2048;
 /// Number of empty calls in a row after which the missing datagrams count as lost.
 const EMPTY_CALLS_MAX: u32 = 1000;
 
-/// Methods of receiving.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RecvMethod {
-    /// `recvmmsg` on headers that are built once.
-    Recvmmsg,
-    /// Single receives by io_uring, submitted again for each message.
-    UringSingle,
-    /// A multishot receive by io_uring.
-    UringPlain,
-    /// A lane of engine `mmsg`.
-    LaneMmsg,
-    /// A lane of engine `uring`.
-    LaneUring,
-    /// The loop of `xsk/raw`. Testbed only, and datagrams that fit a frame.
-    XskRaw,
-    /// The same with the checks of `xsk/checked`.
-    XskChecked,
-    /// A lane of engine `xdp`. Testbed only, and datagrams that fit a frame.
-    LaneXdp,
+named_enum! {
+    /// Methods of receiving.
+    pub enum RecvMethod {
+        /// `recvmmsg` on headers that are built once.
+        Recvmmsg = "socket/recvmmsg",
+        /// Single receives by io_uring, submitted again for each message.
+        UringSingle = "uring/single",
+        /// A multishot receive by io_uring.
+        UringPlain = "uring/plain",
+        /// A lane of engine `mmsg`.
+        LaneMmsg = "lane/mmsg",
+        /// A lane of engine `uring`.
+        LaneUring = "lane/uring",
+        /// The loop of `xsk/raw`. Testbed only, and datagrams that fit a frame.
+        XskRaw = "xsk/raw",
+        /// The same with the checks of `xsk/checked`.
+        XskChecked = "xsk/checked",
+        /// A lane of engine `xdp`. Testbed only, and datagrams that fit a frame.
+        LaneXdp = "lane/xdp",
+    }
 }
 
 impl RecvMethod {
-    /// All of them, baselines first.
-    pub const ALL: [Self; 8] = [
-        Self::Recvmmsg,
-        Self::UringSingle,
-        Self::UringPlain,
-        Self::LaneMmsg,
-        Self::LaneUring,
-        Self::XskRaw,
-        Self::XskChecked,
-        Self::LaneXdp,
-    ];
-
-    /// The name in tables, documents and options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Recvmmsg => "socket/recvmmsg",
-            Self::UringSingle => "uring/single",
-            Self::UringPlain => "uring/plain",
-            Self::LaneMmsg => "lane/mmsg",
-            Self::LaneUring => "lane/uring",
-            Self::XskRaw => "xsk/raw",
-            Self::XskChecked => "xsk/checked",
-            Self::LaneXdp => "lane/xdp",
-        }
-    }
-
     /// True if it receives frames from a device.
     pub const fn needs_device(self) -> bool {
         matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
@@ -97,21 +71,6 @@ impl RecvMethod {
     /// True if it needs io_uring.
     pub const fn needs_uring(self) -> bool {
         matches!(self, Self::UringSingle | Self::UringPlain | Self::LaneUring)
-    }
-}
-
-impl fmt::Display for RecvMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for RecvMethod {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|by| by.name() == text);
-        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
     }
 }
 

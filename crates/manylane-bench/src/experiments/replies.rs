@@ -3,13 +3,12 @@
 //! with an entry for each. One thread sends over loopback to a socket that drops everything. The
 //! CPU time of all methods includes the kernel's delivery up to there.
 
-use std::fmt;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::str::FromStr;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use manylane_measure::named_enum;
 use manylane_sys::addr::SockAddr;
 use manylane_sys::mmsg::{SendOptions, SendRing};
 use manylane_sys::uring::BareSender;
@@ -24,43 +23,15 @@ use crate::{Controller, Limits, Options, Setup};
 const BYTES_MAX: usize = 64 << 20;
 const DATAGRAMS_MAX: usize = 8192;
 
-/// Methods of sending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SendMethod {
-    /// `sendmmsg`.
-    Sendmmsg,
-    /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
-    UringSendmsg,
-    /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
-    UringZeroCopy,
-}
-
-impl SendMethod {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Sendmmsg, Self::UringSendmsg, Self::UringZeroCopy];
-
-    /// The name in tables, documents and options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sendmmsg => "socket/sendmmsg",
-            Self::UringSendmsg => "uring/sendmsg",
-            Self::UringZeroCopy => "uring/sendmsg-zc",
-        }
-    }
-}
-
-impl fmt::Display for SendMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for SendMethod {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|sender| sender.name() == text);
-        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+named_enum! {
+    /// Methods of sending.
+    pub enum SendMethod {
+        /// `sendmmsg`.
+        Sendmmsg = "socket/sendmmsg",
+        /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
+        UringSendmsg = "uring/sendmsg",
+        /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
+        UringZeroCopy = "uring/sendmsg-zc",
     }
 }
 

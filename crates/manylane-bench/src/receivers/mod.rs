@@ -15,74 +15,44 @@ pub(crate) mod xsk_raw;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
 use manylane::{Engine, Handle, Steering, WaitPolicy};
+use manylane_measure::named_enum;
 
 use self::xsk_checked::Checked;
 use self::xsk_raw::Unchecked;
 use crate::work::SyntheticWork;
 
-/// The receivers by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// One socket, shared by all threads, one `recvfrom` a datagram: what most programs do.
-    SocketRecvfrom,
-    /// One socket, shared by all threads, `recvmmsg` of up to a batch.
-    SocketRecvmmsg,
-    /// A socket for each thread by `SO_REUSEPORT`, `recvmmsg` of up to a batch.
-    ReuseportRecvmmsg,
-    /// The same with `UDP_GRO`, and buffers for whole GRO messages.
-    ReuseportGro,
-    /// Ours: lanes of the engine `mmsg`.
-    LaneMmsg,
-    /// A socket for each thread by `SO_REUSEPORT`, and a multishot receive by io_uring.
-    UringPlain,
-    /// Ours: lanes of the engine `uring`.
-    LaneUring,
-    /// A minimal loop over raw AF_XDP rings. Testbed only.
-    XskRaw,
-    /// The same loop, with the checks that a UDP receiver has to make. Testbed only.
-    XskChecked,
-    /// Ours: lanes of the engine `xdp`. Testbed only.
-    LaneXdp,
+named_enum! {
+    /// The receivers by name.
+    pub enum Kind {
+        /// One socket, shared by all threads, one `recvfrom` a datagram: what most programs do.
+        SocketRecvfrom = "socket/recvfrom",
+        /// One socket, shared by all threads, `recvmmsg` of up to a batch.
+        SocketRecvmmsg = "socket/recvmmsg",
+        /// A socket for each thread by `SO_REUSEPORT`, `recvmmsg` of up to a batch.
+        ReuseportRecvmmsg = "reuseport/recvmmsg",
+        /// The same with `UDP_GRO`, and buffers for whole GRO messages.
+        ReuseportGro = "reuseport/gro",
+        /// Ours: lanes of the engine `mmsg`.
+        LaneMmsg = "lane/mmsg",
+        /// A socket for each thread by `SO_REUSEPORT`, and a multishot receive by io_uring.
+        UringPlain = "uring/plain",
+        /// Ours: lanes of the engine `uring`.
+        LaneUring = "lane/uring",
+        /// A minimal loop over raw AF_XDP rings. Testbed only.
+        XskRaw = "xsk/raw",
+        /// The same loop, with the checks that a UDP receiver has to make. Testbed only.
+        XskChecked = "xsk/checked",
+        /// Ours: lanes of the engine `xdp`. Testbed only.
+        LaneXdp = "lane/xdp",
+    }
 }
 
 impl Kind {
-    /// All of them, baselines first.
-    pub const ALL: [Self; 10] = [
-        Self::SocketRecvfrom,
-        Self::SocketRecvmmsg,
-        Self::ReuseportRecvmmsg,
-        Self::ReuseportGro,
-        Self::LaneMmsg,
-        Self::UringPlain,
-        Self::LaneUring,
-        Self::XskRaw,
-        Self::XskChecked,
-        Self::LaneXdp,
-    ];
-
-    /// The name in tables, documents and options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SocketRecvfrom => "socket/recvfrom",
-            Self::SocketRecvmmsg => "socket/recvmmsg",
-            Self::ReuseportRecvmmsg => "reuseport/recvmmsg",
-            Self::ReuseportGro => "reuseport/gro",
-            Self::LaneMmsg => "lane/mmsg",
-            Self::UringPlain => "uring/plain",
-            Self::LaneUring => "lane/uring",
-            Self::XskRaw => "xsk/raw",
-            Self::XskChecked => "xsk/checked",
-            Self::LaneXdp => "lane/xdp",
-        }
-    }
-
     /// True for lanes, false for baselines.
     pub const fn is_lane(self) -> bool {
         matches!(self, Self::LaneMmsg | Self::LaneUring | Self::LaneXdp)
@@ -123,23 +93,6 @@ impl Kind {
             Self::XskChecked => xsk_raw::start::<Checked>(options),
             Self::LaneXdp => lane::start(options, Engine::Xdp),
         }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == text)
-            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
     }
 }
 
@@ -213,17 +166,4 @@ pub trait RunningReceiver: Send {
     /// # Errors
     /// When one of its threads failed.
     fn stop(self: Box<Self>) -> Result<Snapshot>;
-}
-
-#[cfg(test)]
-mod name_tests {
-    use super::*;
-
-    #[test]
-    fn names_are_read_back() {
-        for kind in Kind::ALL {
-            assert_eq!(kind.name().parse(), Ok(kind));
-        }
-        assert!("lane/xyz".parse::<Kind>().unwrap_err().contains("reuseport/gro"));
-    }
 }

@@ -208,7 +208,7 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rtt", "--contenders", "socket/recvmmsg+spin:5"], "lanes have all policies"),
         (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
         (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),
-        (&["bench", "rtt", "--arrivals", "never"], "even and chance"),
+        (&["bench", "rtt", "--arrivals", "never"], "even, chance"),
         (&["bench", "rtt", "--rates", "max"], "250k"),
         (&["bench", "rtt", "--loopback", "--size", "7"], "8 bytes"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),

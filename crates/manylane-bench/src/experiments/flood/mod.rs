@@ -15,12 +15,11 @@ mod program;
 mod server;
 mod sources;
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use manylane::{Engine, Limit};
+use manylane_measure::named_enum;
 
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::stats::interleaved;
@@ -38,43 +37,15 @@ const PROGRAM_PPS: f64 = 1e6;
 /// Links of the testbed: `sources` needs a server on each of two.
 pub const LINKS: usize = 2;
 
-/// A part of the benchmark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Regular clients beside a flood.
-    Clients,
-    /// A new source for each datagram.
-    Sources,
-    /// A program beside a flood.
-    Program,
-}
-
-impl Part {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Clients, Self::Sources, Self::Program];
-
-    /// The name in tables, documents and options.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Clients => "clients",
-            Self::Sources => "sources",
-            Self::Program => "program",
-        }
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Part {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|part| part.name() == text);
-        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+named_enum! {
+    /// A part of the benchmark.
+    pub enum Part {
+        /// Regular clients beside a flood.
+        Clients = "clients",
+        /// A new source for each datagram.
+        Sources = "sources",
+        /// A program beside a flood.
+        Program = "program",
     }
 }
 
@@ -249,17 +220,4 @@ fn rows(part: Part, variants: &[Variant], samples: Vec<Vec<FloodSample>>) -> Vec
         FloodRow::from_samples(part.name(), variant.name, variant.receiver_name(), PAYLOAD_SIZE, samples)
     };
     variants.iter().zip(samples).map(row).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_read_back() {
-        for part in Part::ALL {
-            assert_eq!(part.name().parse(), Ok(part));
-        }
-        assert!("lunch".parse::<Part>().unwrap_err().contains("sources"));
-    }
 }

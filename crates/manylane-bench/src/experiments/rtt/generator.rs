@@ -7,17 +7,16 @@
 //!
 //! Requests carry their number. Replies to requests of an earlier series are ignored.
 
-use std::fmt;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use hdrhistogram::Histogram;
+use manylane_measure::named_enum;
 use manylane_sys::cpu;
 use manylane_sys::sock::{self, Buffer};
 
@@ -38,31 +37,15 @@ const RECV_BUFFER: usize = 16 << 20;
 /// Highest time of the histogram: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
 
-/// Intervals between the requests of an open loop.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Arrivals {
-    /// Equal intervals.
-    #[default]
-    Even,
-    /// Random intervals, as from many independent clients (a Poisson process).
-    Poisson,
-}
-
-impl fmt::Display for Arrivals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(if *self == Self::Even { "even" } else { "chance" })
-    }
-}
-
-impl FromStr for Arrivals {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "even" => Ok(Self::Even),
-            "chance" => Ok(Self::Poisson),
-            _ => Err("there are even and chance".into()),
-        }
+named_enum! {
+    /// Intervals between the requests of an open loop.
+    #[derive(Default)]
+    pub enum Arrivals {
+        /// Equal intervals.
+        #[default]
+        Even = "even",
+        /// Random intervals, as from many independent clients (a Poisson process).
+        Poisson = "chance",
     }
 }
 

@@ -4,12 +4,11 @@
 //! Receive packet steering (RPS) passes them on to a chosen processor, by an interrupt to that
 //! one. A kernel thread (threaded NAPI) can do the device's work instead of softirqs.
 
-use std::fmt;
 use std::fs;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use manylane_measure::named_enum;
 use manylane_sys::cpu;
 
 use crate::Setup;
@@ -20,39 +19,24 @@ const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The link of the requests.
 const LINK: usize = 0;
 
-/// A placement by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// Server and generator have a processor each. The device's work is done on the generator's.
-    SeparateCpus,
-    /// Server and generator share a processor.
-    SharedCpu,
-    /// As apart, and packets from the server's device are passed on to the server's processor
-    /// (RPS).
-    RpsServer,
-    /// As apart, and a kernel thread on the server's processor does the work of its device.
-    NapiServer,
-    /// The same on the generator's processor.
-    NapiGenerator,
+named_enum! {
+    /// A placement by name.
+    pub enum Placement {
+        /// Server and generator have a processor each. The device's work is done on the generator's.
+        SeparateCpus = "apart",
+        /// Server and generator share a processor.
+        SharedCpu = "together",
+        /// As apart, and packets from the server's device are passed on to the server's processor
+        /// (RPS).
+        RpsServer = "rps-server",
+        /// As apart, and a kernel thread on the server's processor does the work of its device.
+        NapiServer = "napi-server",
+        /// The same on the generator's processor.
+        NapiGenerator = "napi-generator",
+    }
 }
 
 impl Placement {
-    /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::SeparateCpus, Self::SharedCpu, Self::RpsServer, Self::NapiServer, Self::NapiGenerator];
-
-    /// The name in tables, documents and options.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SeparateCpus => "apart",
-            Self::SharedCpu => "together",
-            Self::RpsServer => "rps-server",
-            Self::NapiServer => "napi-server",
-            Self::NapiGenerator => "napi-generator",
-        }
-    }
-
     /// True if it needs a device.
     #[must_use]
     pub const fn needs_device(self) -> bool {
@@ -86,21 +70,6 @@ impl Placement {
             _ => enable_threaded_napi(host, generator)?,
         }
         Ok(Some(held))
-    }
-}
-
-impl fmt::Display for Placement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Placement {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|placement| placement.name() == text);
-        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
     }
 }
 
@@ -183,14 +152,6 @@ fn write_sysfs(host: &Host, file: &str, value: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn placements_are_read_back() {
-        for placement in Placement::ALL {
-            assert_eq!(placement.name().parse(), Ok(placement));
-        }
-        assert!("nowhere".parse::<Placement>().unwrap_err().contains("rps-server"));
-    }
 
     #[test]
     fn who_is_where() {
