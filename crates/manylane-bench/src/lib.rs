@@ -24,6 +24,6 @@ pub mod work;
 
 pub use place::{Load, Setup};
 pub use run::{Controller, Options, RING_SIZE, default_recv_buffer};
-pub(crate) use run::{oversubscribed_note, safe_rate};
+pub(crate) use run::{oversubscribed_note, run_rounds, safe_rate};
 pub use sample::{check_stop, measure};
 pub use search::{Limits, SearchResult, Trial, no_loss_rate};

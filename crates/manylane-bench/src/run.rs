@@ -1,10 +1,11 @@
 //! Options, progress, and the common steps of the benchmarks.
 
+use std::fmt::Display;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Steering, WaitPolicy};
 use manylane_sys::sock::{self, Buffer};
 
@@ -13,6 +14,7 @@ use crate::receivers::{Kind, ReceiverOptions, Work};
 use crate::sample::{check_stop, measure};
 use crate::schema::BenchSettings;
 use crate::search::{Limits, Trial, no_loss_rate};
+use crate::stats::interleaved;
 use crate::work::SyntheticWork;
 
 /// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
@@ -136,6 +138,29 @@ pub trait Controller {
 
     /// Set to end the benchmark early.
     fn stop(&self) -> &AtomicBool;
+}
+
+/// Samples of each of `configs`, in rounds: `sample` takes one of a configuration in a round.
+///
+/// Rounds are interleaved (A B C, then all again), so that slow changes of the machine affect all
+/// alike. Each starts with another configuration, so that none always runs after the same one.
+pub(crate) fn run_rounds<C: Display, S>(
+    rounds: usize,
+    configs: &[C],
+    director: &mut dyn Controller,
+    mut sample: impl FnMut(&C, usize, &AtomicBool) -> Result<S>,
+) -> Result<Vec<Vec<S>>> {
+    let mut samples: Vec<Vec<S>> = configs.iter().map(|_| Vec::new()).collect();
+    for (round, order) in interleaved(rounds, configs.len()).enumerate() {
+        for (taken, index) in order.into_iter().enumerate() {
+            check_stop(director.stop())?;
+            let what = format!("{}, round {} of {rounds}", configs[index], round + 1);
+            let done = (round * configs.len() + taken) as f64;
+            director.progress(done / (configs.len() * rounds) as f64, &what);
+            samples[index].push(sample(&configs[index], round, director.stop()).context(what)?);
+        }
+    }
+    Ok(samples)
 }
 
 /// The requested rate, or else half of the lowest no-loss rate of `kinds`, so that any losses have

@@ -143,8 +143,7 @@ fn normal_p(n: usize, m: usize, u: f64) -> f64 {
 
 /// The order of `items` in each round, one list a round.
 ///
-/// Rounds are interleaved (A B C, then all again), so that slow changes of the machine affect all
-/// alike. Each round starts with another item, so that none always runs after the same neighbour.
+/// Each round starts with another item, so that none always runs after the same neighbour.
 pub fn interleaved(rounds: usize, items: usize) -> impl Iterator<Item = Vec<usize>> {
     (0..rounds).map(move |round| (0..items).map(|turn| (round + turn) % items).collect())
 }

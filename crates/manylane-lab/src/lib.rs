@@ -41,7 +41,6 @@ pub mod setups;
 pub mod state;
 pub mod table;
 
-use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
@@ -52,105 +51,87 @@ pub use self::row::{Row, merge};
 pub use self::setups::Setups;
 use self::state::State;
 use manylane_bench::{Controller, check_stop};
-use manylane_measure::Document;
 use manylane_measure::Machine;
+use manylane_measure::{Document, named_enum};
 
 /// Name of the document.
 pub const SCHEMA: &str = "manylane.lab.v1";
 
-/// The papers whose experiments are here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Paper {
-    /// Rivera, Achá, Bustos-Jiménez, Piquer: threads that read one UDP socket.
-    Rivera,
-    /// Sarma, McKenney: scalability of the 2.6 kernel.
-    Sarma,
-    /// Orlowsky: message headers that the kernel stores.
-    Orlowsky,
-    /// Priambodo, Ashari: receivers and round-trip times.
-    Priambodo,
+named_enum! {
+    /// The papers whose experiments are here, in the order of a run of everything.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Paper {
+        /// Rivera, Achá, Bustos-Jiménez, Piquer: threads that read one UDP socket.
+        Rivera = "rivera",
+        /// Sarma, McKenney: scalability of the 2.6 kernel.
+        Sarma = "sarma",
+        /// Orlowsky: message headers that the kernel stores.
+        Orlowsky = "orlowsky",
+        /// Priambodo, Ashari: receivers and round-trip times.
+        Priambodo = "priambodo",
+    }
+}
+
+/// The experiments of a paper.
+struct Experiments {
+    title: &'static str,
+    tables: fn(&Scale) -> Vec<Table>,
+    parts: fn(&Scale) -> Vec<Part>,
+    values: fn() -> Vec<PaperValue>,
+    differences: fn(&Scale) -> Vec<String>,
 }
 
 impl Paper {
-    /// All of them, in the order of a run of everything.
-    pub const ALL: [Self; 4] = [Self::Rivera, Self::Sarma, Self::Orlowsky, Self::Priambodo];
-
-    /// The name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
+    fn experiments(self) -> Experiments {
         match self {
-            Self::Rivera => "rivera",
-            Self::Sarma => "sarma",
-            Self::Orlowsky => "orlowsky",
-            Self::Priambodo => "priambodo",
+            Self::Rivera => Experiments {
+                title: "Rivera, Achá, Bustos-Jiménez, Piquer: Analysis of Linux UDP Sockets Concurrent Performance (2014)",
+                tables: rivera::tables,
+                parts: rivera::parts,
+                values: rivera::paper_values,
+                differences: rivera::differences,
+            },
+            Self::Sarma => Experiments {
+                title: "Sarma, McKenney: Issues with Selected Scalability Features of the 2.6 Kernel (Linux Symposium 2004)",
+                tables: |_| sarma::tables(),
+                parts: sarma::parts,
+                values: sarma::paper_values,
+                differences: |_| sarma::differences(),
+            },
+            Self::Orlowsky => Experiments {
+                title: "Orlowsky: Modifications to Linux Kernel Networking Stack (2024)",
+                tables: |_| orlowsky::tables(),
+                parts: orlowsky::parts,
+                values: Vec::new,
+                differences: |_| orlowsky::differences(),
+            },
+            Self::Priambodo => Experiments {
+                title: "Priambodo, Ashari: Resource Modification On Multicore Server With Kernel Bypass (2020)",
+                tables: |_| priambodo::tables(),
+                parts: priambodo::parts,
+                values: priambodo::paper_values,
+                differences: |_| priambodo::differences(),
+            },
         }
     }
 
     /// Authors, title, year.
     #[must_use]
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Rivera => {
-                "Rivera, Achá, Bustos-Jiménez, Piquer: Analysis of Linux UDP Sockets Concurrent Performance (2014)"
-            }
-            Self::Sarma => {
-                "Sarma, McKenney: Issues with Selected Scalability Features of the 2.6 Kernel (Linux Symposium 2004)"
-            }
-            Self::Orlowsky => "Orlowsky: Modifications to Linux Kernel Networking Stack (2024)",
-            Self::Priambodo => {
-                "Priambodo, Ashari: Resource Modification On Multicore Server With Kernel Bypass (2020)"
-            }
-        }
+    pub fn title(self) -> &'static str {
+        self.experiments().title
     }
 
     /// Its tables and figures, in their order.
     #[must_use]
     pub fn tables(self, scale: &Scale) -> Vec<Table> {
-        match self {
-            Self::Rivera => rivera::tables(scale),
-            Self::Sarma => sarma::tables(),
-            Self::Orlowsky => orlowsky::tables(scale),
-            Self::Priambodo => priambodo::tables(),
-        }
-    }
-
-    /// The parts of a run.
-    #[must_use]
-    pub fn parts(self, scale: &Scale) -> Vec<Part> {
-        match self {
-            Self::Rivera => rivera::parts(scale),
-            Self::Sarma => sarma::parts(scale),
-            Self::Orlowsky => orlowsky::parts(scale),
-            Self::Priambodo => priambodo::parts(scale),
-        }
-    }
-
-    /// The numbers of the paper.
-    fn paper_values(self) -> Vec<PaperValue> {
-        match self {
-            Self::Rivera => rivera::paper_values(),
-            Self::Sarma => sarma::paper_values(),
-            Self::Orlowsky => Vec::new(),
-            Self::Priambodo => priambodo::paper_values(),
-        }
+        (self.experiments().tables)(scale)
     }
 
     /// The differences from the paper, with reasons.
     #[must_use]
     pub fn differences(self, scale: &Scale) -> Vec<String> {
-        match self {
-            Self::Rivera => rivera::differences(scale),
-            Self::Sarma => sarma::differences(),
-            Self::Orlowsky => orlowsky::differences(),
-            Self::Priambodo => priambodo::differences(),
-        }
-    }
-}
-
-impl fmt::Display for Paper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        (self.experiments().differences)(scale)
     }
 }
 
@@ -300,10 +281,9 @@ impl LabSettings {
     /// The parts of the run, in order.
     #[must_use]
     pub fn parts(&self) -> Vec<(Paper, Part)> {
-        let all = self
-            .papers
-            .iter()
-            .flat_map(|&paper| paper.parts(&self.scale).into_iter().map(move |part| (paper, part)));
+        let all = self.papers.iter().flat_map(|&paper| {
+            (paper.experiments().parts)(&self.scale).into_iter().map(move |part| (paper, part))
+        });
         let wanted = |part: &Part| self.only.as_ref().is_none_or(|only| part.id.contains(only.as_str()));
         all.filter(|(_, part)| wanted(part)).collect()
     }
@@ -347,7 +327,7 @@ pub fn to_document(state: &State) -> LabDocument {
     let mut rows = Vec::new();
     for &paper in &settings.papers {
         let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
-        rows.extend(merge(paper, own, &paper.paper_values(), settings.only.is_none()));
+        rows.extend(merge(paper, own, &(paper.experiments().values)(), settings.only.is_none()));
     }
     Document { schema: SCHEMA.into(), machine: state.machine().clone(), settings, rows }
 }
@@ -402,7 +382,10 @@ mod tests {
                 let tables = paper.tables(&scale);
                 let names: HashSet<&str> = tables.iter().map(|table| table.name).collect();
                 assert_eq!(names.len(), tables.len(), "{paper}");
-                assert!(paper.paper_values().iter().all(|cell| names.contains(cell.table)), "{paper}");
+                assert!(
+                    (paper.experiments().values)().iter().all(|cell| names.contains(cell.table)),
+                    "{paper}"
+                );
                 assert!(!paper.differences(&scale).is_empty(), "{paper}");
             }
         }

@@ -29,7 +29,7 @@ const BASELINE: &str = "socket/recvmmsg";
 /// Seconds for the paper's 100 million messages, per nanosecond of one.
 const SECONDS_PER_NANO: f64 = 0.1;
 
-pub(super) fn tables(_scale: &Scale) -> Vec<Table> {
+pub(super) fn tables() -> Vec<Table> {
     let table = |name, title| {
         Table::new(name, title, Some(Plot::Bars("receiver"))).compared_with(Baseline::Column(BASELINE))
     };

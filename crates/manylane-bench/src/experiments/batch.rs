@@ -11,6 +11,7 @@
 //!    drain the queue; the clock is read again. Datagrams that do not arrive are counted as lost.
 
 use std::any::Any;
+use std::fmt;
 use std::hint::black_box;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -27,10 +28,8 @@ use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 
 use crate::receivers::xsk_checked::Checked;
 use crate::receivers::xsk_raw::{self, FrameParser, OpenQueues, Unchecked};
-use crate::sample::check_stop;
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
-use crate::stats::interleaved;
-use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note};
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds};
 use manylane_measure::Until;
 
 /// Number of datagrams in a filled queue: at least the maximum of one call.
@@ -92,6 +91,12 @@ struct Config {
     messages: usize,
 }
 
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} bytes, {} a call", self.method, self.size, self.messages)
+    }
+}
+
 /// Runs the benchmark. It uses the sizes, rounds, flows and receive buffer of `options`.
 ///
 /// # Errors
@@ -112,26 +117,13 @@ pub fn run(
             configs.extend(plan.methods.iter().map(|&by| Config { method: by, size, messages }));
         }
     }
-    let planned = (configs.len() * options.rounds) as f64;
-    let mut samples = vec![Vec::new(); configs.len()];
-    let mut taken = 0;
-    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
-        for index in order {
-            let config = configs[index];
-            check_stop(director.stop())?;
-            let Config { method: by, size, messages } = config;
-            let what = format!("{by}, {size} bytes, {messages} a call, round {}", round + 1);
-            director.progress(f64::from(taken) / planned, &what);
-            let sample = sample(setup, options, plan, config, round).with_context(|| what.clone())?;
-            samples[index].push(sample);
-            taken += 1;
-        }
-    }
-    let rows = configs.into_iter().zip(samples);
-    let rows = rows.map(|(Config { method: by, size, messages }, samples)| {
-        BatchRow::from_samples(by.name(), size, messages, samples)
-    });
-    let rows = rows.collect();
+    let samples = run_rounds(options.rounds, &configs, director, |config, round, _| {
+        sample(setup, options, plan, *config, round)
+    })?;
+    let row = |(Config { method, size, messages }, samples): (Config, _)| {
+        BatchRow::from_samples(method.name(), size, messages, samples)
+    };
+    let rows = configs.into_iter().zip(samples).map(row).collect();
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_BATCH, settings, rows))
 }

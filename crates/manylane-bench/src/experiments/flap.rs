@@ -8,6 +8,7 @@
 //! shows those of the kernel in the same event.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -19,10 +20,9 @@ use manylane_measure::named_enum;
 
 use crate::receivers::xsk_raw::load_redirect;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
-use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
+use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, wait_drained};
 use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
-use crate::stats::interleaved;
-use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds, safe_rate};
 use manylane_measure::{Sent, Until};
 use manylane_testbed::Host;
 
@@ -96,6 +96,18 @@ impl Event {
     }
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    kind: Kind,
+    event: Event,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.kind, self.event)
+    }
+}
+
 /// Runs the benchmark. The setup must be a testbed.
 ///
 /// # Errors
@@ -114,55 +126,30 @@ pub fn run(
     for &size in &options.sizes {
         for &threads in &options.threads {
             let pps = safe_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
-            let configs: Vec<(Kind, Event)> = options
-                .receivers
-                .iter()
-                .flat_map(|&kind| events.iter().map(move |&event| (kind, event)))
-                .filter(|(kind, event)| event.is_supported(*kind))
-                .collect();
+            let beside = |&kind: &Kind| events.iter().map(move |&event| Config { kind, event });
+            let configs: Vec<Config> = options.receivers.iter().flat_map(beside).collect();
+            let is_supported = |config: &Config| config.event.is_supported(config.kind);
+            let configs: Vec<Config> = configs.into_iter().filter(is_supported).collect();
             let load =
                 Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
-            rows.extend(compare(setup, options, &configs, threads, &load, director)?);
+            let samples = run_rounds(options.rounds, &configs, director, |config, round, _| {
+                let receiver = options.receiver_options(setup, config.kind, threads, size);
+                flap(setup, config, &receiver, &load, round)
+            })?;
+            rows.extend(configs.iter().zip(samples).map(|(Config { kind, event }, samples)| {
+                let lanes = kind.lanes(threads);
+                FlapRow::from_samples(event.name(), kind.name(), threads, lanes, size, samples)
+            }));
         }
     }
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_FLAP, settings, rows))
 }
 
-/// All of `configs`, interleaved.
-fn compare(
-    setup: &mut Setup,
-    options: &Options,
-    configs: &[(Kind, Event)],
-    threads: usize,
-    load: &Load,
-    director: &mut dyn Controller,
-) -> Result<Vec<FlapRow>> {
-    let mut samples = vec![Vec::new(); configs.len()];
-    let planned = configs.len() * options.rounds;
-    let mut taken = 0;
-    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
-        for index in order {
-            let (kind, event) = configs[index];
-            check_stop(director.stop())?;
-            director.progress(f64::from(taken) / planned as f64, &format!("{kind}: {event}"));
-            let receiver = options.receiver_options(setup, kind, threads, load.size);
-            let sample = flap(setup, (kind, event), &receiver, load, round)
-                .with_context(|| format!("{kind}, {event}"))?;
-            samples[index].push(sample);
-            taken += 1;
-        }
-    }
-    let row = |(&(kind, event), samples): (&(Kind, Event), _)| {
-        FlapRow::from_samples(event.name(), kind.name(), threads, kind.lanes(threads), load.size, samples)
-    };
-    Ok(configs.iter().zip(samples).map(row).collect())
-}
-
 /// One event of one receiver.
 fn flap(
     setup: &mut Setup,
-    (kind, event): (Kind, Event),
+    &Config { kind, event }: &Config,
     receiver: &ReceiverOptions,
     load: &Load,
     round: usize,

@@ -3,6 +3,7 @@
 //! with an entry for each. One thread sends over loopback to a socket that drops everything. The
 //! CPU time of all methods includes the kernel's delivery up to there.
 
+use std::fmt;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::thread;
@@ -14,10 +15,8 @@ use manylane_sys::mmsg::{SendOptions, SendRing};
 use manylane_sys::uring::BareSender;
 use manylane_sys::{cpu, sock};
 
-use crate::sample::check_stop;
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
-use crate::stats::interleaved;
-use crate::{Controller, Limits, Options, Setup};
+use crate::{Controller, Limits, Options, Setup, run_rounds};
 
 /// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
@@ -32,6 +31,19 @@ named_enum! {
         UringSendmsg = "uring/sendmsg",
         /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
         UringZeroCopy = "uring/sendmsg-zc",
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    sender: SendMethod,
+    size: usize,
+    messages: usize,
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} bytes, {} a call", self.sender, self.size, self.messages)
     }
 }
 
@@ -52,41 +64,30 @@ pub fn run(
     let mut configs = Vec::new();
     for &size in &options.sizes {
         for &messages in messages {
-            configs.extend(senders.iter().map(|&sender| (sender, size, messages)));
+            configs.extend(senders.iter().map(|&sender| Config { sender, size, messages }));
         }
     }
-    let planned = (configs.len() * options.rounds) as f64;
-    let (mut samples, mut taken) = (vec![Vec::new(); configs.len()], 0);
-    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
-        for index in order {
-            check_stop(director.stop())?;
-            let (sender, size, messages) = configs[index];
-            let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
-            director.progress(f64::from(taken) / planned, &what);
-            let pin = setup.receiver_cpus().first().copied();
-            // On a thread of its own, because the pinning must not outlive it, and a ring belongs
-            // to a thread.
-            let measured = thread::spawn(move || {
-                if let Some(cpu) = pin {
-                    cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
-                }
-                measure(sender, size, messages, round)
-            });
-            let sample = measured.join().map_err(|_| anyhow!("the sender panicked"))?;
-            samples[index].push(sample.context(what)?);
-            taken += 1;
-        }
-    }
-    let rows = configs.into_iter().zip(samples);
-    let rows = rows.map(|((sender, size, messages), samples)| {
+    let pin = setup.receiver_cpus().first().copied();
+    let samples = run_rounds(options.rounds, &configs, director, |&config, round, _| {
+        // On a thread of its own, because the pinning must not outlive it, and a ring belongs to
+        // a thread.
+        let measured = thread::spawn(move || {
+            if let Some(cpu) = pin {
+                cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
+            }
+            measure(config, round)
+        });
+        measured.join().map_err(|_| anyhow!("the sender panicked"))?
+    })?;
+    let row = |(Config { sender, size, messages }, samples): (Config, _)| {
         BatchRow::from_samples(sender.name(), size, messages, samples)
-    });
-    let rows = rows.collect();
+    };
+    let rows = configs.into_iter().zip(samples).map(row).collect();
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_REPLIES, settings, rows))
 }
 
-fn measure(sender: SendMethod, size: usize, messages: usize, round: usize) -> Result<BatchSample> {
+fn measure(Config { sender, size, messages }: Config, round: usize) -> Result<BatchSample> {
     let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
     sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
     let peer = SockAddr::from(target.local_addr()?);

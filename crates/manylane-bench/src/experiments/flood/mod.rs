@@ -15,6 +15,7 @@ mod program;
 mod server;
 mod sources;
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,8 +23,7 @@ use manylane::{Engine, Limit};
 use manylane_measure::named_enum;
 
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
-use crate::stats::interleaved;
-use crate::{Controller, Limits, Options, Setup, check_stop};
+use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
 use manylane_testbed::Host;
 
 /// Payload of every datagram.
@@ -80,6 +80,12 @@ enum SenderLoad {
     BusyThread,
 }
 
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
 impl Variant {
     fn receiver_name(&self) -> &'static str {
         if self.engine == Engine::Xdp { "lane/xdp" } else { "lane/mmsg" }
@@ -117,101 +123,58 @@ pub fn run(
     // Lanes and rings are as they are by default.
     settings.receiver_cpus = vec![lane_cpu];
     (settings.rx_usecs, settings.xdp_rx_usecs) = (Vec::new(), Vec::new());
-    let mut measured = FloodRun { testbed: bed, options, plan, done: 0, planned: 0, notes: Vec::new() };
-    measured.planned = plan.parts.iter().map(|part| options.rounds * variant_count(*part)).sum();
     let mut rows = Vec::new();
-    for part in &plan.parts {
-        rows.extend(measured.run_part(*part, director).with_context(|| format!("part {part}"))?);
+    for &part in &plan.parts {
+        let notes = &mut settings.notes;
+        rows.extend(
+            run_part(part, &bed, (options, plan), notes, director).with_context(|| format!("part {part}"))?,
+        );
     }
-    settings.notes.extend(measured.notes);
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_FLOOD, settings, rows))
 }
 
-fn variant_count(part: Part) -> usize {
+fn run_part(
+    part: Part,
+    bed: &FloodTestbed,
+    (options, plan): (&Options, &Plan),
+    notes: &mut Vec<String>,
+    director: &mut dyn Controller,
+) -> Result<Vec<FloodRow>> {
+    let (rounds, with) = (options.rounds, (options, plan));
     match part {
-        Part::Clients => clients::VARIANTS.len(),
-        Part::Sources => sources::VARIANTS.len(),
-        Part::Program => program::VARIANTS.len(),
-    }
-}
-
-/// A run.
-struct FloodRun<'a> {
-    testbed: FloodTestbed,
-    options: &'a Options,
-    plan: &'a Plan,
-    done: usize,
-    planned: usize,
-    notes: Vec<String>,
-}
-
-impl FloodRun<'_> {
-    fn run_part(&mut self, part: Part, director: &mut dyn Controller) -> Result<Vec<FloodRow>> {
-        let with = (self.options, self.plan);
-        match part {
-            Part::Clients => {
-                let at = clients::add_client_address(&self.testbed)?;
-                let pps = match self.options.pps {
-                    Some(pps) => pps,
-                    None => {
-                        director.progress(0.0, "clients: looking for the no-loss rate");
-                        let most =
-                            clients::server_no_loss_rate(&self.testbed, &|| check_stop(director.stop()))?;
-                        self.notes.push(format!("no-loss rate of the server: {most:.0} per second"));
-                        FLOOD_RATE_FACTOR * most
-                    }
-                };
-                let samples = self.run_interleaved(part, director, |bed, variant, round, director| {
-                    clients::sample(bed, with, (&clients::VARIANTS[variant], at, pps), round, director.stop())
-                })?;
-                Ok(rows(part, &clients::VARIANTS, samples))
-            }
-            Part::Program => {
-                let pps = self.options.pps.unwrap_or(PROGRAM_PPS);
-                let samples = self.run_interleaved(part, director, |bed, variant, round, director| {
-                    program::sample(bed, with, (&program::VARIANTS[variant], pps), round, director.stop())
-                })?;
-                Ok(rows(part, &program::VARIANTS, samples))
-            }
-            Part::Sources => {
-                let pair = sources::ServerPair::start(&self.testbed)?;
-                let length = self.plan.sources.div_f64(self.options.rounds as f64);
-                let samples = self.run_interleaved(part, director, |bed, which, round, director| {
-                    pair.sample(bed, which, (round, length), director.stop())
-                });
-                pair.stop()?;
-                let named = sources::VARIANTS.iter().zip(samples?);
-                let row = |(name, samples): (&&str, _)| {
-                    FloodRow::from_samples(part.name(), name, "lane/xdp", PAYLOAD_SIZE, samples)
-                };
-                Ok(named.map(row).collect())
-            }
+        Part::Clients => {
+            let from = clients::add_client_address(bed)?;
+            let pps = match options.pps {
+                Some(pps) => pps,
+                None => {
+                    director.progress(0.0, "clients: looking for the no-loss rate");
+                    let most = clients::server_no_loss_rate(bed, &|| check_stop(director.stop()))?;
+                    notes.push(format!("no-loss rate of the server: {most:.0} per second"));
+                    FLOOD_RATE_FACTOR * most
+                }
+            };
+            let samples = run_rounds(rounds, &clients::VARIANTS, director, |variant, round, stop| {
+                clients::sample(bed, with, (variant, from, pps), round, stop)
+            })?;
+            Ok(rows(part, &clients::VARIANTS, samples))
         }
-    }
-
-    /// The samples of each variant of a part, interleaved.
-    fn run_interleaved(
-        &mut self,
-        part: Part,
-        director: &mut dyn Controller,
-        mut sample: impl FnMut(&FloodTestbed, usize, usize, &mut dyn Controller) -> Result<FloodSample>,
-    ) -> Result<Vec<Vec<FloodSample>>> {
-        let mut samples = vec![Vec::new(); variant_count(part)];
-        for (round, order) in interleaved(self.options.rounds, samples.len()).enumerate() {
-            for variant in order {
-                check_stop(director.stop())?;
-                let name = match part {
-                    Part::Clients => clients::VARIANTS[variant].name,
-                    Part::Sources => sources::VARIANTS[variant],
-                    Part::Program => program::VARIANTS[variant].name,
-                };
-                director.progress(self.done as f64 / self.planned as f64, &format!("{part}: {name}"));
-                samples[variant].push(sample(&self.testbed, variant, round, director).context(name)?);
-                self.done += 1;
-            }
+        Part::Program => {
+            let pps = options.pps.unwrap_or(PROGRAM_PPS);
+            let samples = run_rounds(rounds, &program::VARIANTS, director, |variant, round, stop| {
+                program::sample(bed, with, (variant, pps), round, stop)
+            })?;
+            Ok(rows(part, &program::VARIANTS, samples))
         }
-        Ok(samples)
+        Part::Sources => {
+            let pair = sources::ServerPair::start(bed)?;
+            let length = plan.sources.div_f64(rounds as f64);
+            let samples = run_rounds(rounds, &sources::VARIANTS, director, |variant, round, stop| {
+                pair.sample(bed, usize::from(variant.limit), (round, length), stop)
+            });
+            pair.stop()?;
+            Ok(rows(part, &sources::VARIANTS, samples?))
+        }
     }
 }
 

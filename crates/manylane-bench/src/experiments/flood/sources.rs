@@ -17,7 +17,7 @@ use manylane_wire::frame::UdpFrame;
 
 use super::pauses::{PauseHistogram, StealTime, measure_wakeup_latency};
 use super::server::{Server, ServerConfig};
-use super::{FloodTestbed, PAYLOAD_SIZE};
+use super::{FloodTestbed, PAYLOAD_SIZE, SenderLoad, Variant};
 use crate::check_stop;
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodMemory, FloodSample};
@@ -38,7 +38,10 @@ const NEW_SOURCES_MASK: u32 = 0x7f_ffff;
 const ONE_SOURCE: u32 = 0x0a7f_0001;
 
 /// The two loads: one source without a limit, and new sources with a limit.
-pub(super) const VARIANTS: [&str; 2] = ["one-source", "new-sources"];
+pub(super) const VARIANTS: [Variant; 2] = [
+    Variant { name: "one-source", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Flood },
+    Variant { name: "new-sources", engine: Engine::Xdp, limit: true, sender_load: SenderLoad::Flood },
+];
 
 /// The two servers.
 pub(super) struct ServerPair {
@@ -155,12 +158,12 @@ impl ServerPair {
             for _ in done.max(least)..due {
                 // All of 10.128.0.0/9 in a scattered order: an odd factor visits each address
                 // once.
-                let source = match VARIANTS[link] {
-                    "new-sources" => {
+                let source = match VARIANTS[link].limit {
+                    true => {
                         let number = self.next_source.fetch_add(1, Ordering::Relaxed) as u32;
                         NEW_SOURCES_BASE | (number.wrapping_mul(0x9e37_79b1) & NEW_SOURCES_MASK)
                     }
-                    _ => ONE_SOURCE,
+                    false => ONE_SOURCE,
                 };
                 let source: IpAddr = Ipv4Addr::from_bits(source).into();
                 let plan = UdpFrame {

@@ -13,6 +13,7 @@ pub mod placement;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,8 +24,7 @@ use self::placement::Placement;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
 use crate::sample::{CpuBusyTimer, check_stop};
 use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
-use crate::stats::interleaved;
-use crate::{Controller, Limits, Options, Setup, Trial, no_loss_rate, oversubscribed_note};
+use crate::{Controller, Limits, Options, Setup, Trial, no_loss_rate, oversubscribed_note, run_rounds};
 
 /// Default rates of open loops, as shares of the no-loss rate.
 const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
@@ -149,14 +149,14 @@ pub fn run(
     settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();
     for &size in &options.sizes {
-        let mut bench = Bench { setup, options, plan, size, controller: director };
+        let bench = Bench { setup, options, plan, size };
         let rates = if plan.rates.is_empty() {
-            bench.find_rates(&limits, &mut settings)?
+            bench.find_rates(&limits, &mut settings, director)?
         } else {
             plan.rates.clone()
         };
         for &placement in &plan.placements {
-            rows.extend(bench.compare(placement, &rates)?);
+            rows.extend(bench.compare(placement, &rates, director)?);
         }
     }
     director.progress(1.0, "done");
@@ -164,22 +164,26 @@ pub fn run(
 }
 
 struct Bench<'a> {
-    setup: &'a mut Setup,
+    setup: &'a Setup,
     options: &'a Options,
     plan: &'a Plan,
     size: usize,
-    controller: &'a mut dyn Controller,
 }
 
 impl Bench<'_> {
     /// Shares of the highest rate that all contenders answer without loss, from this generator.
-    fn find_rates(&mut self, limits: &Limits, settings: &mut BenchSettings) -> Result<Vec<f64>> {
+    fn find_rates(
+        &self,
+        limits: &Limits,
+        settings: &mut BenchSettings,
+        director: &mut dyn Controller,
+    ) -> Result<Vec<f64>> {
         let mut lowest = f64::INFINITY;
         for &contender in &self.plan.contenders {
             let cpus = Placement::SeparateCpus.cpus(self.setup);
             let running = self.start(contender, cpus.server)?;
             let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
-            let stop = self.controller.stop();
+            let stop = director.stop();
             let found = no_loss_rate(limits, |pps| {
                 check_stop(stop)?;
                 let asked = generator.run_pinned(cpus, |generator| {
@@ -192,7 +196,7 @@ impl Bench<'_> {
                 found.pps,
                 if found.sender_limited { ", more than which the generator does not make" } else { "" }
             ));
-            self.controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
             lowest = lowest.min(found.pps);
         }
         ensure!(
@@ -220,31 +224,25 @@ impl Bench<'_> {
     }
 
     /// All contenders in one placement, interleaved.
-    fn compare(&mut self, placement: Placement, rates: &[f64]) -> Result<Vec<RttRow>> {
+    fn compare(
+        &self,
+        placement: Placement,
+        rates: &[f64],
+        director: &mut dyn Controller,
+    ) -> Result<Vec<RttRow>> {
         let held = placement.apply(self.setup)?;
         let mut modes = vec![Mode::PingPong];
         modes.extend(rates.iter().map(|&rate| Mode::OpenLoop(rate)));
         modes.push(Mode::Idle);
         let contenders = &self.plan.contenders;
-        let mut samples = vec![vec![Vec::new(); modes.len()]; contenders.len()];
-        let planned = self.options.rounds * contenders.len();
-        let mut taken = 0;
-        for (round, order) in interleaved(self.options.rounds, contenders.len()).enumerate() {
-            for index in order {
-                check_stop(self.controller.stop())?;
-                let what = format!("{placement}: {}", contenders[index]);
-                self.controller.progress(f64::from(taken) / planned as f64, &what);
-                let got = self.sample(contenders[index], placement, &modes, round).context(what)?;
-                for (mode, sample) in got.into_iter().enumerate() {
-                    samples[index][mode].push(sample);
-                }
-                taken += 1;
-            }
-        }
+        let samples = run_rounds(self.options.rounds, contenders, director, |&contender, round, stop| {
+            self.sample(contender, placement, &modes, round, stop)
+        })?;
         drop(held);
         let mut rows = Vec::new();
         for (contender, samples) in contenders.iter().zip(samples) {
-            for (mode, samples) in modes.iter().zip(samples) {
+            for (index, mode) in modes.iter().enumerate() {
+                let samples = samples.iter().map(|round: &Vec<RttSample>| round[index]).collect();
                 rows.push(RttRow {
                     wait: contender.wait.to_string(),
                     placement: placement.to_string(),
@@ -260,16 +258,17 @@ impl Bench<'_> {
 
     /// One contender, once in each mode.
     fn sample(
-        &mut self,
+        &self,
         contender: Contender,
         placement: Placement,
         modes: &[Mode],
         round: usize,
+        stop: &AtomicBool,
     ) -> Result<Vec<RttSample>> {
         let cpus = placement.cpus(self.setup);
         let running = self.start(contender, cpus.server)?;
         let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
-        let (arrivals, duration, stop) = (self.plan.arrivals, self.options.duration, self.controller.stop());
+        let (arrivals, duration) = (self.plan.arrivals, self.options.duration);
         generator.run_pinned(cpus, move |generator| {
             let mut samples = Vec::with_capacity(modes.len());
             generator.ping_pong(WARM_UP_TIME, stop)?;
