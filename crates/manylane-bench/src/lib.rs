@@ -23,7 +23,8 @@ pub mod stats;
 pub mod work;
 
 pub use place::{Load, Setup};
-pub use run::{Controller, Options, RING_SIZE, default_recv_buffer};
+pub use receivers::{RING_SIZE, default_recv_buffer};
+pub use run::{Controller, DEFAULT_FLOWS, Options};
 pub(crate) use run::{oversubscribed_note, run_rounds, safe_rate};
 pub use sample::{check_stop, measure};
 pub use search::{Limits, SearchResult, Trial, no_loss_rate};

@@ -239,6 +239,16 @@ impl Setup {
         }
     }
 
+    /// Options of receivers here, pinned to the processors of receivers.
+    #[must_use]
+    pub fn receiver(&self, threads: usize, size: usize) -> ReceiverOptions {
+        ReceiverOptions {
+            cpus: self.receiver_cpus.clone(),
+            devices: self.device_names(),
+            ..ReceiverOptions::new(self.bind_addr(), threads, size)
+        }
+    }
+
     /// Selects where replies between hosts are counted, if counting has not started yet.
     pub fn set_count_hook(&mut self, counter: CountHook) {
         self.count_hook = counter;

@@ -1,26 +1,22 @@
 //! Options, progress, and the common steps of the benchmarks.
 
 use std::fmt::Display;
-use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use manylane::{Builder, Steering, WaitPolicy};
-use manylane_sys::sock::{self, Buffer};
+use manylane::{Builder, Steering};
 
 use crate::place::{Load, Setup};
-use crate::receivers::{Kind, ReceiverOptions, Work};
+use crate::receivers::{Kind, ReceiverOptions, Work, default_recv_buffer};
 use crate::sample::{check_stop, measure};
 use crate::schema::BenchSettings;
 use crate::search::{Limits, Trial, no_loss_rate};
 use crate::stats::interleaved;
 use crate::work::SyntheticWork;
 
-/// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
-/// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets
-/// have large queues, too.
-pub const RING_SIZE: u32 = 16_384;
+/// Number of flows: enough for the hash of the kernel to spread them over eight lanes.
+pub const DEFAULT_FLOWS: u16 = 64;
 
 /// Options of all benchmarks.
 #[derive(Debug, Clone)]
@@ -51,6 +47,8 @@ pub struct Options {
     pub rx_coalesce: Option<Duration>,
     /// Steering of the lanes.
     pub steering: Steering,
+    /// The sender sends GSO messages. Loopback only.
+    pub gso: bool,
     /// Shorter: fewer searches, shorter samples.
     pub quick: bool,
     /// The command line, for the record.
@@ -58,6 +56,29 @@ pub struct Options {
 }
 
 impl Options {
+    /// One round of a second, of counting receivers with one thread and datagrams of ten bytes.
+    #[must_use]
+    pub fn new(receivers: Vec<Kind>) -> Self {
+        Self {
+            threads: vec![1],
+            sizes: vec![10],
+            receivers,
+            work: Work::Count,
+            synthetic_work: SyntheticWork::default(),
+            rounds: 1,
+            duration: Duration::from_secs(1),
+            pps: None,
+            flows: DEFAULT_FLOWS,
+            batch: 64,
+            recv_buffer: default_recv_buffer(),
+            rx_coalesce: None,
+            steering: Steering::Flow,
+            gso: false,
+            quick: false,
+            command: String::new(),
+        }
+    }
+
     pub(crate) fn receiver_options(
         &self,
         setup: &Setup,
@@ -65,21 +86,15 @@ impl Options {
         threads: usize,
         size: usize,
     ) -> ReceiverOptions {
-        let cpus = setup.receiver_cpus();
+        let cpus = setup.receiver_cpus().len();
         ReceiverOptions {
-            addr: setup.bind_addr(),
             work: self.work,
             synthetic_work: self.synthetic_work,
-            threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            rx_coalesce: self.rx_coalesce(kind.needs_device(), threads, cpus.len()),
-            devices: setup.device_names(),
-            ring: RING_SIZE,
-            wait: WaitPolicy::Sleep,
-            size,
-            cpus: cpus.to_vec(),
+            rx_coalesce: self.rx_coalesce(kind.needs_device(), threads, cpus),
             steering: self.steering,
+            ..setup.receiver(threads, size)
         }
     }
 
@@ -202,17 +217,4 @@ pub(crate) fn oversubscribed_note(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
         "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
     })
-}
-
-/// Default receive buffer of each socket: 64 MiB, or the maximum of this process.
-///
-/// On a shared machine the receivers stop for tens of milliseconds now and then, while the
-/// hypervisor runs other guests. Only with a queue that outlasts this does a loss mean that the
-/// receiver is too slow.
-#[must_use]
-pub fn default_recv_buffer() -> usize {
-    const RECV_BUFFER_MAX: usize = 64 << 20;
-    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
-    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_MAX));
-    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_MAX))
 }

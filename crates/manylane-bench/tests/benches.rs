@@ -8,7 +8,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use manylane::Steering;
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
 use manylane_bench::experiments::flap::{self, Event};
 use manylane_bench::experiments::flood;
@@ -34,21 +33,13 @@ fn exclusive(test: &str) -> Option<MutexGuard<'static, ()>> {
 }
 
 fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
+    // Not pinned, with a queue in which everything has room, whatever else the machine does.
     ReceiverOptions {
-        addr: setup.bind_addr(),
         work,
-        synthetic_work: SyntheticWork::default(),
-        threads,
-        batch: 64,
-        // Whatever else the machine does meanwhile, nothing is lost for want of room.
         recv_buffer: 64 << 20,
-        size: 20,
         cpus: Vec::new(),
-        rx_coalesce: Duration::ZERO,
-        devices: setup.device_names(),
-        wait: manylane::WaitPolicy::Sleep,
         ring: 4096,
-        steering: Steering::Flow,
+        ..setup.receiver(threads, 20)
     }
 }
 
@@ -171,21 +162,12 @@ impl Controller for NoProgress {
 
 fn options(duration: Duration) -> Options {
     Options {
-        threads: vec![1],
         sizes: vec![20],
-        receivers: flap::RECEIVERS.to_vec(),
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
-        rounds: 1,
         duration,
         pps: Some(2000.0),
         flows: 8,
-        batch: 64,
         recv_buffer: 64 << 20,
-        rx_coalesce: None,
-        steering: Steering::Flow,
-        quick: false,
-        command: String::new(),
+        ..Options::new(flap::RECEIVERS.to_vec())
     }
 }
 

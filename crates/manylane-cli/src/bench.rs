@@ -20,7 +20,7 @@ use manylane_bench::receivers::{Kind, Work};
 use manylane_bench::report::{self, Figures};
 use manylane_bench::schema::{BenchSettings, Document};
 use manylane_bench::work::SyntheticWork;
-use manylane_bench::{self as bench, Controller, Options, Setup};
+use manylane_bench::{Controller, Options, Setup};
 use manylane_testbed::topology;
 use serde::Serialize;
 
@@ -40,9 +40,6 @@ const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(100);
 /// The same of `bench rtt`.
 const RTT_SAMPLE_DURATION: Duration = Duration::from_millis(500);
 const QUICK_RTT_DURATION: Duration = Duration::from_millis(50);
-
-/// Number of flows: enough for the kernel's hash to spread them over eight lanes.
-const DEFAULT_FLOWS: u16 = 64;
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
@@ -162,11 +159,12 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_default(&args.receivers, &experiments::gso::RECEIVERS);
+    let receivers = or_default(&args.receivers, &experiments::rx::GSO_RECEIVERS);
     let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
     options.flows = args.common.flows.unwrap_or(1);
+    options.gso = true;
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
-    let document = experiments::gso::run(&mut setup, &options, director)?;
+    let document = experiments::rx::run(&mut setup, &options, director)?;
     finish(&args.common, director, "gso", &document)
 }
 
@@ -239,22 +237,20 @@ fn options(
     duration: Duration,
     pps: Option<f64>,
 ) -> Options {
+    let usual = Options::new(receivers);
     Options {
         threads: threads.to_vec(),
-        sizes: or_default(&args.size, &[10]),
-        receivers,
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
+        sizes: or_default(&args.size, &usual.sizes),
         rounds: args.rounds,
         duration,
         pps,
-        flows: args.flows.unwrap_or(DEFAULT_FLOWS),
+        flows: args.flows.unwrap_or(usual.flows),
         batch: args.batch,
-        recv_buffer: args.recv_buffer.unwrap_or_else(bench::default_recv_buffer),
+        recv_buffer: args.recv_buffer.unwrap_or(usual.recv_buffer),
         rx_coalesce: args.rx_usecs.map(Duration::from_micros),
         steering: args.steering,
-        quick: false,
         command: output::command_line(),
+        ..usual
     }
 }
 

@@ -4,16 +4,12 @@
 //! io_uring or built once.
 
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use anyhow::Result;
-use manylane::Steering;
 
 use super::{Baseline, Part, Plot, Row, Scale, Setups, SilentController, Table};
+use manylane_bench::Options;
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
-use manylane_bench::receivers::Work;
-use manylane_bench::work::SyntheticWork;
-use manylane_bench::{self as bench, Options};
 
 const LOCAL_TABLE: &str = "local experiment";
 const REAL_WORLD_TABLE: &str = "real-world experiment";
@@ -99,23 +95,7 @@ fn sample(
         }
         _ => places.loopback()?,
     };
-    let options = Options {
-        threads: vec![1],
-        sizes: vec![size],
-        receivers: Vec::new(),
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
-        rounds: 1,
-        duration: Duration::ZERO,
-        pps: None,
-        flows: 64,
-        batch: 64,
-        recv_buffer: bench::default_recv_buffer(),
-        rx_coalesce: None,
-        steering: Steering::Flow,
-        quick,
-        command: String::new(),
-    };
+    let options = Options { sizes: vec![size], quick, ..Options::new(Vec::new()) };
     let plan = Plan { methods: vec![by], messages: vec![messages], fills: if quick { 1 } else { 4 } };
     let run = batch::run(setup, &options, &plan, &mut SilentController(stop))?;
     let samples = run.rows.iter().flat_map(|row| &row.samples);

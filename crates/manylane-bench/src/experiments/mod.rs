@@ -2,10 +2,9 @@
 //!
 //! | module | measures |
 //! |---|---|
-//! | [`rx`] | cost of receiving (or of receiving and answering), the no-loss rate, and the goodput at twice that rate |
+//! | [`rx`] | cost of receiving (or of receiving and answering), the no-loss rate, and the goodput at twice that rate; cost when the sender uses GSO |
 //! | [`batch`] | cost of receiving a queued datagram, by its size and by messages per call |
 //! | [`replies`] | cost of sending a datagram, by `sendmmsg` and by io_uring |
-//! | [`gso`] | cost of receiving when the sender uses GSO |
 //! | [`churn`] | losses while lanes are added and removed |
 //! | [`rtt`] | round-trip times and cost of each wait policy |
 //! | [`flap`] | losses when a program, a second socket or a link changes |
@@ -15,7 +14,6 @@ pub mod batch;
 pub mod churn;
 pub mod flap;
 pub mod flood;
-pub mod gso;
 pub mod replies;
 pub mod rtt;
 pub mod rx;

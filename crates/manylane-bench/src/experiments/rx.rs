@@ -6,6 +6,10 @@
 //! 2. Cost: all receivers, interleaved, at one common rate without loss.
 //! 3. Overload: the rate that each still delivers at twice its own no-loss rate. A receiver that
 //!    collapses there has receive livelock.
+//!
+//! `bench gso` is the second step alone, with a sender that uses UDP GSO over loopback. The kernel
+//! then carries a GSO message as one packet. A receiver with GRO gets it as one message; for one
+//! without, the kernel segments it first.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,7 +18,7 @@ use anyhow::{Result, ensure};
 
 use crate::receivers::{Kind, Work};
 use crate::sample::{check_stop, measure};
-use crate::schema::{BENCH_ECHO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
+use crate::schema::{BENCH_ECHO, BENCH_GSO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
 use crate::stats::{interleaved, median};
 use crate::{
     Controller, Limits, Load, Options, SearchResult, Setup, Trial, no_loss_rate, oversubscribed_note,
@@ -31,6 +35,10 @@ const QUICK_SEARCH_TIMEOUT: Duration = Duration::from_secs(14);
 /// Time at which a quick run ends, whatever is left, because everything takes longer on a busy
 /// machine.
 const QUICK_RUN_TIMEOUT: Duration = Duration::from_secs(36);
+
+/// The receivers that `bench gso` compares by default.
+pub const GSO_RECEIVERS: [Kind; 4] =
+    [Kind::SocketRecvmmsg, Kind::ReuseportRecvmmsg, Kind::ReuseportGro, Kind::LaneMmsg];
 
 /// One measured configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,6 +65,9 @@ pub fn run(
             .notes
             .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
     }
+    if options.gso {
+        settings.sender += " in trains (UDP GSO)";
+    }
     let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
     let mut bench = Bench { setup, options, limits, controller: director, start, spent, planned };
     let mut rows = Vec::new();
@@ -65,7 +76,9 @@ pub fn run(
         let configs = bench.configs(size);
         let found = bench.search(&configs, &mut settings)?;
         let pps = bench.common_rate(&found)?;
-        settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
+        if let Some(pps) = pps {
+            settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
+        }
         let samples = bench.measure_cost(&configs, pps, &mut settings)?;
         for (config, samples) in configs.iter().zip(samples) {
             let lanes = config.kind.lanes(config.threads);
@@ -84,6 +97,7 @@ pub fn run(
     }
     bench.controller.progress(1.0, "done");
     let schema = match options.work {
+        _ if options.gso => BENCH_GSO,
         Work::Count => BENCH_RX,
         Work::Echo => BENCH_ECHO,
     };
@@ -137,8 +151,10 @@ impl Bench<'_> {
         self.planned = one_size * self.options.sizes.len() as u32;
     }
 
+    /// Trials of a search; 0 without a search.
     fn trial_count(&self) -> usize {
-        if self.options.pps.is_some() && self.options.quick { 0 } else { TRIALS_EXPECTED }
+        let is_given = self.options.pps.is_some() && self.options.quick;
+        if self.options.gso || is_given { 0 } else { TRIALS_EXPECTED }
     }
 
     fn search(
@@ -147,7 +163,7 @@ impl Bench<'_> {
         settings: &mut BenchSettings,
     ) -> Result<HashMap<Config, SearchResult>> {
         if self.trial_count() == 0 {
-            settings.notes.push("quick run with a given rate: no-loss rates were not searched".into());
+            settings.notes.push("no-loss rates were not searched".into());
             return Ok(HashMap::new());
         }
         let mut found: HashMap<Config, SearchResult> = HashMap::new();
@@ -188,23 +204,24 @@ impl Bench<'_> {
         Ok(found)
     }
 
-    fn common_rate(&self, found: &HashMap<Config, SearchResult>) -> Result<f64> {
-        if let Some(pps) = self.options.pps {
-            return Ok(pps);
+    /// The rate of the cost rounds; `None` for as fast as the sender can.
+    fn common_rate(&self, found: &HashMap<Config, SearchResult>) -> Result<Option<f64>> {
+        if self.options.pps.is_some() || self.options.gso {
+            return Ok(self.options.pps);
         }
         let lowest = found.values().map(|found| found.pps).fold(f64::INFINITY, f64::min);
         ensure!(
             lowest.is_finite() && lowest > 0.0,
             "a receiver loses datagrams even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
         );
-        Ok(lowest * COMMON_RATE_FRACTION)
+        Ok(Some(lowest * COMMON_RATE_FRACTION))
     }
 
     /// The samples of each configuration, in the order of `configs`.
     fn measure_cost(
         &mut self,
         configs: &[Config],
-        pps: f64,
+        pps: Option<f64>,
         settings: &mut BenchSettings,
     ) -> Result<Vec<Vec<Sample>>> {
         let mut samples = vec![Vec::new(); configs.len()];
@@ -225,7 +242,7 @@ impl Bench<'_> {
                     config.threads,
                     round + 1
                 );
-                samples[index].push(self.sample(&config, Some(pps), self.options.duration, round, &what)?);
+                samples[index].push(self.sample(&config, pps, self.options.duration, round, &what)?);
             }
             longest = longest.max(begun.elapsed());
         }
@@ -258,7 +275,8 @@ impl Bench<'_> {
         check_stop(self.controller.stop())?;
         let done = self.spent.as_secs_f64() / self.planned.as_secs_f64().max(1e-9);
         self.controller.progress(done.min(1.0), what);
-        let load = Load { pps, duration, size: config.size, flows: self.options.flows, gso: false };
+        let load =
+            Load { pps, duration, size: config.size, flows: self.options.flows, gso: self.options.gso };
         let receiver = self.options.receiver_options(self.setup, config.kind, config.threads, config.size);
         let sample = measure(self.setup, config.kind, &receiver, &load, round)?;
         self.spent += with_overhead(duration);

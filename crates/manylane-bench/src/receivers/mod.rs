@@ -16,11 +16,13 @@ pub(crate) mod xsk_raw;
 mod tests;
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::Result;
 use manylane::{Engine, Handle, Steering, WaitPolicy};
 use manylane_measure::named_enum;
+use manylane_sys::sock::{self, Buffer};
 
 use self::xsk_checked::Checked;
 use self::xsk_raw::Unchecked;
@@ -135,6 +137,47 @@ pub struct ReceiverOptions {
     pub wait: WaitPolicy,
     /// Steering of the lanes. Baselines have the kernel's hash.
     pub steering: Steering,
+}
+
+impl ReceiverOptions {
+    /// Counting receivers at `addr` with the usual batch and buffers, which are not pinned, sleep,
+    /// and do not delay.
+    #[must_use]
+    pub fn new(addr: SocketAddr, threads: usize, size: usize) -> Self {
+        Self {
+            addr,
+            work: Work::Count,
+            synthetic_work: SyntheticWork::default(),
+            threads,
+            batch: 64,
+            recv_buffer: default_recv_buffer(),
+            size,
+            cpus: Vec::new(),
+            rx_coalesce: Duration::ZERO,
+            devices: Vec::new(),
+            ring: RING_SIZE,
+            wait: WaitPolicy::Sleep,
+            steering: Steering::Flow,
+        }
+    }
+}
+
+/// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
+/// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets
+/// have large queues, too.
+pub const RING_SIZE: u32 = 16_384;
+
+/// Default receive buffer of each socket: 64 MiB, or the maximum of this process.
+///
+/// On a shared machine the receivers stop for tens of milliseconds now and then, while the
+/// hypervisor runs other guests. Only with a queue that outlasts this does a loss mean that the
+/// receiver is too slow.
+#[must_use]
+pub fn default_recv_buffer() -> usize {
+    const RECV_BUFFER_MAX: usize = 64 << 20;
+    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
+    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_MAX));
+    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_MAX))
 }
 
 /// Counters of a receiver.

@@ -2,24 +2,10 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
-use crate::work::SyntheticWork;
 
 fn options(threads: usize) -> ReceiverOptions {
-    ReceiverOptions {
-        addr: ([127, 0, 0, 1], 0).into(),
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
-        threads,
-        batch: 64,
-        recv_buffer: 4 << 20,
-        size: 10,
-        rx_coalesce: Duration::ZERO,
-        devices: Vec::new(),
-        wait: manylane::WaitPolicy::Sleep,
-        ring: 2048,
-        cpus: vec![0],
-        steering: manylane::Steering::Flow,
-    }
+    let addr = ([127, 0, 0, 1], 0).into();
+    ReceiverOptions { recv_buffer: 4 << 20, cpus: vec![0], ..ReceiverOptions::new(addr, threads, 10) }
 }
 
 /// Sends `count` datagrams from each of 8 sources and waits until they have arrived, at most a few

@@ -4,15 +4,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use manylane::{Steering, WaitPolicy};
+use manylane::WaitPolicy;
 
 use super::TABLE_2;
 use crate::{Row, Setups};
 use manylane_bench::experiments::rtt::generator::Generator;
 use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
-use manylane_bench::work::SyntheticWork;
-use manylane_bench::{self as bench, RING_SIZE, Setup};
+use manylane_bench::{self as bench, Setup};
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";
@@ -77,19 +76,11 @@ fn measure_rtt(
     let cpus =
         if pinned { Placement::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
     let options = ReceiverOptions {
-        addr: setup.bind_addr(),
         work: Work::Echo,
-        synthetic_work: SyntheticWork::default(),
-        threads: 1,
-        batch: 64,
         recv_buffer: 1 << 20,
-        size: REQUEST_SIZE,
         cpus: cpus.server.into_iter().collect(),
-        rx_coalesce: Duration::ZERO,
-        devices: setup.device_names(),
-        ring: RING_SIZE,
         wait,
-        steering: Steering::Flow,
+        ..setup.receiver(1, REQUEST_SIZE)
     };
     let running = setup.start(kind, &options)?;
     let mut asker = Generator::open(setup, running.addr(), REQUEST_SIZE)?;

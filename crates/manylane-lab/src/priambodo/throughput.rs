@@ -8,15 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane::{Steering, WaitPolicy};
 use manylane_sys::{cpu, numa};
 
 use super::TABLE_1;
 use crate::numa_nodes::{self, NodeChoice, NumaNode};
 use crate::{Row, Setups};
-use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
-use manylane_bench::work::SyntheticWork;
-use manylane_bench::{self as bench, Load, RING_SIZE, Setup};
+use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
+use manylane_bench::{self as bench, Load, Setup};
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
@@ -149,22 +147,9 @@ fn measure_rate(
             (2.., Some((_, host))) => (host.ip4(address), port).into(),
             _ => setup.bind_addr(),
         };
-        let cpus = setup.receiver_cpus().to_vec();
-        let options = ReceiverOptions {
-            addr,
-            work: Work::Count,
-            synthetic_work: SyntheticWork::default(),
-            threads,
-            batch: 64,
-            recv_buffer: bench::default_recv_buffer(),
-            size: PAYLOAD_SIZE,
-            rx_coalesce: manylane::Builder::default_rx_coalesce(threads, cpus.len().max(1)),
-            cpus,
-            devices: setup.device_names(),
-            ring: RING_SIZE,
-            wait: WaitPolicy::Sleep,
-            steering: Steering::Flow,
-        };
+        let cpus = setup.receiver_cpus().len().max(1);
+        let rx_coalesce = manylane::Builder::default_rx_coalesce(threads, cpus);
+        let options = ReceiverOptions { addr, rx_coalesce, ..setup.receiver(threads, PAYLOAD_SIZE) };
         running.push(match node {
             Some(node) => start_on_node(setup, kind, &options, node)?,
             None => setup.start(kind, &options)?,

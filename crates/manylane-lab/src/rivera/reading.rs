@@ -8,12 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane::{Steering, WaitPolicy};
+use manylane::Steering;
 use manylane_sys::cpu;
 
 use crate::{Row, Setups};
-use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver, Work};
-use manylane_bench::work::SyntheticWork;
+use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_bench::{self as bench, Setup};
 use manylane_measure::sockets::Flows;
 use manylane_measure::{Traffic, Until};
@@ -124,19 +123,10 @@ pub(super) fn read_units(
     let Reader::Udp(kind, steering, flows) = reader else { return read_pipe(units, threads, around) };
     let setup = if reader.needs_device() { places.testbed()? } else { places.loopback()? };
     let options = ReceiverOptions {
-        addr: setup.bind_addr(),
-        work: Work::Count,
-        synthetic_work: SyntheticWork::default(),
-        threads,
-        batch: 64,
-        recv_buffer: bench::default_recv_buffer(),
-        size: UNIT_SIZE,
         cpus: Vec::new(),
-        rx_coalesce: Duration::ZERO,
-        devices: setup.device_names(),
         ring: FRAMES_RING_SIZE,
-        wait: WaitPolicy::Sleep,
         steering,
+        ..setup.receiver(threads, UNIT_SIZE)
     };
     let running = setup.start(kind, &options)?;
     let mut sender = Sender::open(setup, running.addr(), flows, options.recv_buffer)?;

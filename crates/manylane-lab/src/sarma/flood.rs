@@ -16,7 +16,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane::{Steering, WaitPolicy};
 use manylane_sys::barrier;
 
 use super::{FIGURE_7, FIGURE_8, FLOOD};
@@ -24,8 +23,7 @@ use crate::{Row, Setups};
 use manylane_bench::experiments::rtt::placement::Placement;
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::stats::Summary;
-use manylane_bench::work::SyntheticWork;
-use manylane_bench::{self as bench, RING_SIZE, Setup};
+use manylane_bench::{self as bench, Setup};
 use manylane_measure::{Sent, Traffic, Until};
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
@@ -132,19 +130,10 @@ pub(super) fn run_under_flood<T>(
     let (from, to) = (from.clone(), to.clone());
     to.ip_batch(&format!("route replace 5.0.0.0/8 dev {}\n", to.device(0)))?;
     let options = ReceiverOptions {
-        addr: setup.bind_addr(),
         work: Work::Echo,
-        synthetic_work: SyntheticWork::default(),
-        threads: 1,
-        batch: 64,
         recv_buffer: 1 << 20,
-        size: PAYLOAD_SIZE,
         cpus: setup.receiver_cpus().first().copied().into_iter().collect(),
-        rx_coalesce: Duration::ZERO,
-        devices: setup.device_names(),
-        ring: RING_SIZE,
-        wait: WaitPolicy::Sleep,
-        steering: Steering::Flow,
+        ..setup.receiver(1, PAYLOAD_SIZE)
     };
     let running = setup.start(path.kind(), &options)?;
     let addr = running.addr();
