@@ -26,8 +26,7 @@ use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::sock::{self, Buffer};
 use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 
-use crate::receivers::xsk_checked::Checked;
-use crate::receivers::xsk_raw::{self, FrameParser, OpenQueues, Unchecked};
+use crate::receivers::xsk::{self, Checked, FrameParser, OpenQueues, Unchecked};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds};
 use manylane_measure::Until;
@@ -222,9 +221,9 @@ impl XskPoller {
     fn new<R: FrameParser>(setup: &Setup, batch: usize) -> Result<Self> {
         let addr = setup.bind_addr();
         let OpenQueues { queues, programs } =
-            xsk_raw::open_queues(R::NAME, &setup.device_names(), addr.port(), crate::RING_SIZE, false)?;
+            xsk::open_queues(R::NAME, &setup.device_names(), addr.port(), crate::RING_SIZE, false)?;
         let queues = queues.into_iter().map(|(_, _, queue)| queue).collect();
-        let look = |queue: &mut RawXsk, batch| xsk_raw::poll_queue::<R>(queue, batch, || ()).datagrams;
+        let look = |queue: &mut RawXsk, batch| xsk::poll_queue::<R>(queue, batch, || ()).datagrams;
         Ok(Self { poll: look, queues, batch: batch as u32, next: 0, _programs: programs })
     }
 

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use manylane::{Builder, Engine};
 use manylane_measure::named_enum;
 
-use crate::receivers::xsk_raw::load_redirect;
+use crate::receivers::xsk::load_redirect;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, wait_drained};
 use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};

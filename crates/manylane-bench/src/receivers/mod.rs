@@ -9,8 +9,7 @@ mod recvfrom;
 mod recvmmsg;
 mod uring;
 mod workers;
-pub(crate) mod xsk_checked;
-pub(crate) mod xsk_raw;
+pub(crate) mod xsk;
 
 #[cfg(test)]
 mod tests;
@@ -24,8 +23,7 @@ use manylane::{Engine, Handle, Steering, WaitPolicy};
 use manylane_measure::named_enum;
 use manylane_sys::sock::{self, Buffer};
 
-use self::xsk_checked::Checked;
-use self::xsk_raw::Unchecked;
+use self::xsk::{Checked, Unchecked};
 use crate::work::SyntheticWork;
 
 named_enum! {
@@ -91,8 +89,8 @@ impl Kind {
             Self::LaneMmsg => lane::start(options, Engine::Mmsg),
             Self::UringPlain => uring::start(options),
             Self::LaneUring => lane::start(options, Engine::Uring),
-            Self::XskRaw => xsk_raw::start::<Unchecked>(options),
-            Self::XskChecked => xsk_raw::start::<Checked>(options),
+            Self::XskRaw => xsk::start::<Unchecked>(options),
+            Self::XskChecked => xsk::start::<Checked>(options),
             Self::LaneXdp => lane::start(options, Engine::Xdp),
         }
     }

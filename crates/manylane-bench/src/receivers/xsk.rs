@@ -1,8 +1,9 @@
-//! `xsk/raw`: a minimal loop over raw AF_XDP rings, with a minimal XDP program.
+//! `xsk/raw` and `xsk/checked`: a minimal loop over raw AF_XDP rings, with a minimal XDP program.
 //!
 //! Replies are sent in the frame of their request: both addresses and both ports are swapped,
-//! which does not change the checksums. No frame is checked; that makes it minimal.
-//! [`xsk_checked`](super::xsk_checked) is the same loop with another way to read a frame.
+//! which does not change the checksums. The two differ in how they read a frame ([`frame`]).
+
+mod frame;
 
 use std::any::Any;
 use std::hint::black_box;
@@ -17,34 +18,15 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 
+pub(crate) use self::frame::{Checked, FrameParser, Unchecked};
 use super::workers::{Source, WorkerCtx, Workers};
 use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Where the payload of UDP over IPv4 starts in an untagged frame without options.
-const PAYLOAD_OFFSET: usize = 42;
 /// The longest sleep of an idle receiver, and so the latency of a stop.
 const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(20);
 /// The same, while the TX ring had no room for all replies.
 const TX_POLL_TIMEOUT: Duration = Duration::from_millis(1);
-
-/// How frames are read.
-pub(crate) trait FrameParser: Copy + Send + 'static {
-    /// Name of the receiver.
-    const NAME: &'static str;
-    /// True if a frame without a payload is not counted.
-    const REJECTS_INVALID: bool;
-
-    /// The payload of a frame.
-    fn payload(packet: &[u8]) -> Option<&[u8]>;
-
-    /// Turns a frame into its reply. Returns false if that is not possible.
-    fn reply_in_place(packet: &mut [u8]) -> bool;
-}
-
-/// Accepts every frame.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Unchecked;
 
 /// Result of polling a queue.
 #[derive(Debug, Clone, Copy, Default)]
@@ -129,32 +111,6 @@ pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-impl FrameParser for Unchecked {
-    const NAME: &'static str = "xsk/raw";
-    const REJECTS_INVALID: bool = false;
-
-    /// The payload of UDP over IPv4. Its length is read from the header, because a short frame has
-    /// padding.
-    #[inline]
-    fn payload(packet: &[u8]) -> Option<&[u8]> {
-        let head = packet.first_chunk::<PAYLOAD_OFFSET>()?;
-        let length = usize::from(u16::from_be_bytes([head[PAYLOAD_OFFSET - 4], head[PAYLOAD_OFFSET - 3]]));
-        packet.get(PAYLOAD_OFFSET..PAYLOAD_OFFSET - 8 + length)
-    }
-
-    /// For UDP over IPv4.
-    #[inline]
-    fn reply_in_place(packet: &mut [u8]) -> bool {
-        let Some(head) = packet.first_chunk_mut::<PAYLOAD_OFFSET>() else { return false };
-        // Ethernet, IPv4 and UDP have the addresses in pairs of equal size.
-        for (start, size) in [(0, 6), (26, 4), (34, 2)] {
-            let (from, to) = head[start..start + 2 * size].split_at_mut(size);
-            from.swap_with_slice(to);
-        }
-        true
-    }
-}
-
 /// Receives a batch of one queue, reads it, and does `work` for each datagram.
 #[inline]
 pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> PollResult {
@@ -231,46 +187,4 @@ fn recv_loop(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use manylane_wire::datagram::{Checksum, Datagram};
-    use manylane_wire::ethernet::{Ethernet, Mac};
-    use manylane_wire::frame::UdpFrame;
-
-    use super::*;
-
-    #[test]
-    fn a_frame_that_is_turned_around_goes_back_with_right_checksums() {
-        let (here, there) = ("10.0.0.1:1000".parse().unwrap(), "10.9.8.7:53".parse().unwrap());
-        let (ours, theirs) = (Mac([2, 1, 1, 1, 1, 1]), Mac([2, 7, 7, 7, 7, 7]));
-        let plan = UdpFrame { payload: b"request", ..UdpFrame::new(ours, theirs, here, there) };
-        let mut frame = vec![0; plan.len()];
-        plan.write(&mut frame).unwrap();
-        assert!(Unchecked::reply_in_place(&mut frame));
-        let back = Datagram::parse(&frame).unwrap();
-        assert_eq!((back.source(), back.destination(), back.checksum), (there, here, Checksum::Valid));
-        assert_eq!(&frame[back.payload_offset.into()..][..back.len.into()], b"request");
-        let (ethernet, _) = Ethernet::parse(&frame).unwrap();
-        assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
-        assert!(!Unchecked::reply_in_place(&mut frame[..41]));
-    }
-
-    #[test]
-    fn padding_is_no_payload() {
-        let plan = UdpFrame {
-            payload: b"request",
-            ..UdpFrame::new(
-                Mac([2; 6]),
-                Mac([4; 6]),
-                "10.0.0.1:1000".parse().unwrap(),
-                "10.9.8.7:53".parse().unwrap(),
-            )
-        };
-        let mut frame = [0xaa; 60];
-        plan.write(&mut frame).unwrap();
-        assert_eq!(Unchecked::payload(&frame), Some(&b"request"[..]));
-        assert_eq!((Unchecked::payload(&frame[..48]), Unchecked::payload(&frame[..41])), (None, None));
-    }
 }
