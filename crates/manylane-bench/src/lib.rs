@@ -11,6 +11,7 @@
 //! | [`stats`] | medians, spread, the test of difference |
 
 pub mod experiments;
+mod pinned;
 pub mod place;
 pub mod receivers;
 pub mod report;
@@ -22,6 +23,7 @@ pub mod settings;
 pub mod stats;
 pub mod work;
 
+pub use pinned::run_pinned;
 pub use place::{Load, Setup};
 pub use receivers::{RING_SIZE, default_recv_buffer};
 pub use run::{Controller, DEFAULT_FLOWS, Options};

@@ -5,8 +5,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use manylane_sys::cpu;
 
+use crate::pinned::run_pinned;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_measure::machine;
 use manylane_measure::sockets::{self, Flows};
@@ -312,16 +312,7 @@ impl Setup {
         let (cpu, keep) = (self.sender_cpu, self.reply_counter.is_some());
         match &mut self.environment {
             Environment::Testbed(hosts) => hosts.send(&traffic, cpu, until),
-            // On a thread of its own, because the pinning must not outlive it.
-            Environment::Loopback(local) => std::thread::scope(|scope| {
-                let sender = scope.spawn(|| {
-                    if let Some(cpu) = cpu {
-                        cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
-                    }
-                    local.send(&traffic, until, keep)
-                });
-                sender.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?
-            }),
+            Environment::Loopback(local) => run_pinned(cpu, || local.send(&traffic, until, keep)),
         }
         .context("the sender failed")
     }

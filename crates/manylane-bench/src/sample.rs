@@ -1,5 +1,6 @@
 //! One sample: a receiver, a time span of traffic, and the cost.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +10,8 @@ use anyhow::{Result, anyhow, bail};
 use crate::place::{Load, Setup};
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Snapshot, Work};
 use crate::schema::Sample;
-use manylane_measure::Sent;
 use manylane_measure::machine;
+use manylane_measure::{Sent, Until};
 use manylane_testbed::reply_count::ReplyCounter;
 
 /// Timeout until all sent datagrams are delivered or dropped.
@@ -35,20 +36,20 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// Counters of a receiver at one moment. Finished work is counted where it shows: in the receiving
 /// threads, or for replies at the host that they return to.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ReceiverCounts {
+struct ReceiverCounts {
     /// Datagrams delivered, or requests answered.
-    pub(crate) completed: u64,
-    pub(crate) receiver: Snapshot,
+    completed: u64,
+    receiver: Snapshot,
 }
 
 /// A running receiver, and the counter of its replies if it answers.
-pub(crate) struct MeasuredReceiver<'a> {
-    pub(crate) running: &'a dyn RunningReceiver,
-    pub(crate) reply_counter: Option<&'a ReplyCounter>,
+struct MeasuredReceiver<'a> {
+    running: &'a dyn RunningReceiver,
+    reply_counter: Option<&'a ReplyCounter>,
 }
 
 impl MeasuredReceiver<'_> {
-    pub(crate) fn counts(&self) -> Result<ReceiverCounts> {
+    fn counts(&self) -> Result<ReceiverCounts> {
         self.counts_with(self.running.snapshot())
     }
 
@@ -104,7 +105,8 @@ pub fn measure(
     let after = receiver_counts(answers.as_ref(), receiver)?;
     // Idle time counts in ticks. Busy time between the two readings belongs to the datagrams
     // delivered between them.
-    let total_cpu_ns = ns_per_datagram(busy, at_end.completed - before.completed);
+    let completed = at_end.completed - before.completed;
+    let total_cpu_ns = busy.as_nanos() as f64 / completed.max(1) as f64;
     let delivered_pps = delivered_pps?;
     Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
 }
@@ -121,11 +123,7 @@ fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64
 
 /// Waits until all datagrams sent since `before` are handled or dropped, or there is no more
 /// progress.
-pub(crate) fn wait_drained(
-    watched: &MeasuredReceiver<'_>,
-    before: &ReceiverCounts,
-    sent: &Sent,
-) -> Result<()> {
+fn wait_drained(watched: &MeasuredReceiver<'_>, before: &ReceiverCounts, sent: &Sent) -> Result<()> {
     wait_drained_for(watched, before, sent, IDLE_TIMEOUT)
 }
 
@@ -158,26 +156,42 @@ fn wait_drained_for(
 fn sample(round: usize, sent: &Sent, work: Work, before: &ReceiverCounts, after: &ReceiverCounts) -> Sample {
     let delivered = after.completed - before.completed;
     let (first, last) = (&before.receiver, &after.receiver);
+    let cpu = [last.rx_cpu.saturating_sub(first.rx_cpu), Duration::ZERO];
+    let dropped = last.kernel_dropped - first.kernel_dropped;
     Sample {
-        round,
         offered_pps: sent.pps(),
-        delivered_pps: 0.0,
-        loss: 1.0 - ratio(delivered.min(sent.datagrams), sent.datagrams),
-        rx_cpu_ns: ns_per_datagram(last.rx_cpu.saturating_sub(first.rx_cpu), delivered),
-        total_cpu_ns: 0.0,
-        sent: sent.datagrams,
-        delivered,
-        kernel_dropped: last.kernel_dropped - first.kernel_dropped,
         taken: (work == Work::Echo).then_some(last.delivered - first.delivered),
+        ..Sample::from_totals(round, sent.datagrams, delivered, sent.elapsed, cpu, dropped)
     }
 }
 
-fn ns_per_datagram(time: Duration, datagrams: u64) -> f64 {
-    time.as_nanos() as f64 / (datagrams.max(1)) as f64
-}
-
-fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+/// Sends to a receiver while `meanwhile` runs, which is told when the sender has ended early. Then
+/// stops the receiver, once no more datagrams arrive.
+pub(crate) fn measure_during<T>(
+    setup: &mut Setup,
+    running: Box<dyn RunningReceiver>,
+    load: &Load,
+    round: usize,
+    meanwhile: impl FnOnce(&dyn RunningReceiver, &dyn Fn() -> bool) -> Result<T>,
+) -> Result<(Sent, Sample, T)> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (to, clock) = (running.addr(), CpuBusyTimer::start());
+    let (sent, seen) = thread::scope(|scope| {
+        let until = Until::Stop(Arc::clone(&stop));
+        let sending = scope.spawn(|| setup.send_until(to, load, until));
+        let seen = meanwhile(running.as_ref(), &|| sending.is_finished());
+        stop.store(true, Ordering::Relaxed);
+        (sending.join(), seen)
+    });
+    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
+    let seen = seen?;
+    let (elapsed, busy) = clock.stop();
+    let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: None };
+    wait_drained(&watched, &ReceiverCounts::default(), &sent)?;
+    let end = running.stop()?;
+    let cpu = [end.rx_cpu, busy];
+    let sample = Sample::from_totals(round, sent.datagrams, end.delivered, elapsed, cpu, end.kernel_dropped);
+    Ok((sent, Sample { offered_pps: sent.pps(), ..sample }, seen))
 }
 
 /// Total busy time of the machine's processors.

@@ -8,6 +8,8 @@ mod flood;
 mod rtt;
 mod rx;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 pub use batch::{BatchRow, BatchSample};
@@ -70,6 +72,34 @@ pub struct Sample {
     /// Requests that reached the application, answered or not; in `bench echo` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken: Option<u64>,
+}
+
+impl Sample {
+    /// A sample of `elapsed`, with the CPU time of the receiving threads and of the machine.
+    #[must_use]
+    pub fn from_totals(
+        round: usize,
+        sent: u64,
+        delivered: u64,
+        elapsed: Duration,
+        [rx_cpu, busy]: [Duration; 2],
+        kernel_dropped: u64,
+    ) -> Self {
+        let per_second = |count: u64| count as f64 / elapsed.as_secs_f64().max(1e-9);
+        let per_datagram = |time: Duration| time.as_nanos() as f64 / delivered.max(1) as f64;
+        Self {
+            round,
+            offered_pps: per_second(sent),
+            delivered_pps: per_second(delivered),
+            loss: sent.saturating_sub(delivered) as f64 / sent.max(1) as f64,
+            rx_cpu_ns: per_datagram(rx_cpu),
+            total_cpu_ns: per_datagram(busy),
+            sent,
+            delivered,
+            kernel_dropped,
+            taken: None,
+        }
+    }
 }
 
 /// Common fields of the rows of traffic benchmarks: the receiver, its parameters, and the medians

@@ -64,6 +64,7 @@ fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     let stop = signals::stop_flag()?;
     let plan = Plan {
         to,
+        from: None,
         rate,
         count: args.count,
         duration: send_duration(args),

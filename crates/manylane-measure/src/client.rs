@@ -8,7 +8,7 @@ mod payload;
 mod tracker;
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -26,6 +26,8 @@ pub use tracker::{FifoTracker, ReplyStatus, RequestCounts, SeqTracker};
 pub struct Plan {
     /// The server.
     pub to: SocketAddr,
+    /// Source address; `None` for the one of the route.
+    pub from: Option<IpAddr>,
     /// Requests per second, over all flows.
     pub rate: f64,
     /// Total number of requests; `None` for as many as fit the duration.
@@ -166,11 +168,10 @@ impl<'a> Client<'a> {
             "without a count or a duration this would never end"
         );
         let watch = Epoll::new(EPOLL_EVENTS_MAX).context("cannot watch sockets")?;
-        let any: SocketAddr =
-            if plan.to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
+        let any: IpAddr = if plan.to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
         let mut flows = Vec::with_capacity(plan.flows);
         for flow in 0..plan.flows {
-            let socket = UdpSocket::bind(any).with_context(|| {
+            let socket = UdpSocket::bind((plan.from.unwrap_or(any), 0)).with_context(|| {
                 format!("cannot open flow {flow} of {}: see `ulimit -n` and --flows", plan.flows)
             })?;
             socket.connect(plan.to).with_context(|| format!("cannot reach {}", plan.to))?;
@@ -319,6 +320,7 @@ mod tests {
     fn plan(to: SocketAddr) -> Plan {
         Plan {
             to,
+            from: None,
             rate: 4000.0,
             count: Some(2000),
             duration: None,

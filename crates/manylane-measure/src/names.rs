@@ -41,6 +41,7 @@ macro_rules! named_enum {
 }
 
 #[cfg(test)]
+#[allow(unreachable_pub, reason = "the macro defines public enums")]
 mod tests {
     named_enum! {
         /// Two of them.

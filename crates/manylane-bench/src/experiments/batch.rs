@@ -28,7 +28,7 @@ use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 
 use crate::receivers::xsk::{self, Checked, FrameParser, OpenQueues, Unchecked};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
-use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds};
+use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_pinned, run_rounds};
 use manylane_measure::Until;
 
 /// Number of datagrams in a filled queue: at least the maximum of one call.
@@ -127,7 +127,6 @@ pub fn run(
     Ok(Document::new(BENCH_BATCH, settings, rows))
 }
 
-/// Takes one sample, on a thread of its own, because the pinning must not outlive it.
 fn sample(
     setup: &mut Setup,
     options: &Options,
@@ -136,16 +135,8 @@ fn sample(
     round: usize,
 ) -> Result<BatchSample> {
     let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
-    let pin = setup.receiver_cpus().first().copied();
-    std::thread::scope(|scope| {
-        let measured = scope.spawn(|| {
-            if let Some(cpu) = pin {
-                cpu::pin(cpu).with_context(|| format!("cannot pin the receiver to CPU {cpu}"))?;
-            }
-            measure(setup, receiver, (plan.fills, options.flows), config, round)
-        });
-        measured.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
-    })
+    let cpu = setup.receiver_cpus().first().copied();
+    run_pinned(cpu, || measure(setup, receiver, (plan.fills, options.flows), config, round))
 }
 
 fn measure(

@@ -12,10 +12,9 @@ use anyhow::{Context, Result, anyhow};
 use manylane::Handle;
 
 use crate::receivers::Kind;
-use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
-use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Metrics, Sample};
+use crate::sample::{check_stop, measure_during};
+use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Metrics};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
-use manylane_measure::Until;
 
 /// Default time between two changes.
 pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
@@ -65,66 +64,31 @@ fn churn(
         // Lanes are opened in the network namespace of the calling thread.
         setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, every, &stop)))
     };
-    let clock = CpuBusyTimer::start();
-    let start = Instant::now();
     let load = Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
-    let (to, sending) = (running.addr(), Arc::new(AtomicBool::new(true)));
-    let until = Until::Stop(Arc::new(AtomicBool::new(false)));
-    let (outcome, total) = thread::scope(|scope| {
-        let sender = scope.spawn(|| {
-            let sent = setup.send_until(to, &load, until.clone());
-            sending.store(false, Ordering::Relaxed);
-            sent
-        });
+    let what = format!("{threads} lanes, one more or less every {} ms", every.as_millis());
+    let (sent, sample, (added, removed)) = measure_during(setup, running, &load, 0, |_, sender_ended| {
+        let start = Instant::now();
         let mut outcome = Ok(());
         // Ends when the time is over, on request, and when either side has failed.
         while start.elapsed() < options.duration
-            && sending.load(Ordering::Relaxed)
+            && !sender_ended()
             && !changer.is_finished()
             && outcome.is_ok()
         {
-            let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
-            director
-                .progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
+            director.progress(start.elapsed().as_secs_f64() / options.duration.as_secs_f64(), &what);
             thread::sleep(POLL_INTERVAL.min(options.duration.saturating_sub(start.elapsed())));
             outcome = check_stop(director.stop());
         }
-        if let Until::Stop(stop) = &until {
-            stop.store(true, Ordering::Relaxed);
-        }
-        (outcome, sender.join())
-    });
-    let total = total.map_err(|_| anyhow!("the sender panicked"))?;
-    let (elapsed, busy) = clock.stop();
-    stop.store(true, Ordering::Relaxed);
-    let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
-    outcome?;
-    let (added, removed) = changed.context("a lane could not come or go")?;
-    let total = total?;
-    wait_drained(
-        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
-        &ReceiverCounts::default(),
-        &total,
-    )?;
-    let end = running.stop()?;
-    let lost = total.datagrams.saturating_sub(end.delivered);
-    let sample = Sample {
-        round: 0,
-        offered_pps: total.pps(),
-        delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
-        loss: lost as f64 / total.datagrams.max(1) as f64,
-        rx_cpu_ns: end.rx_cpu.as_nanos() as f64 / end.delivered.max(1) as f64,
-        total_cpu_ns: busy.as_nanos() as f64 / end.delivered.max(1) as f64,
-        sent: total.datagrams,
-        delivered: end.delivered,
-        kernel_dropped: end.kernel_dropped,
-        taken: None,
-    };
+        stop.store(true, Ordering::Relaxed);
+        let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
+        outcome?;
+        changed.context("a lane could not come or go")
+    })?;
     Ok(ChurnRow {
         figures: Metrics::from_samples(Kind::LaneMmsg.name(), threads, threads, size, [&sample].into_iter()),
         sent: sample.sent,
         delivered: sample.delivered,
-        lost,
+        lost: sent.datagrams.saturating_sub(sample.delivered),
         added,
         removed,
         every_ms: u64::try_from(every.as_millis()).unwrap_or(u64::MAX),

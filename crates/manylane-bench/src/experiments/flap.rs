@@ -9,21 +9,19 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Engine};
 use manylane_measure::named_enum;
 
 use crate::receivers::xsk::load_redirect;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
-use crate::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, wait_drained};
+use crate::sample::measure_during;
 use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds, safe_rate};
-use manylane_measure::{Sent, Until};
+use manylane_measure::Sent;
 use manylane_testbed::Host;
 
 /// The receivers that it compares by default.
@@ -157,56 +155,27 @@ fn flap(
     let (sender, host) = setup.hosts().map(|(a, b)| (a.clone(), b.clone())).context("no testbed")?;
     let running = setup.start(kind, receiver)?;
     let mut beside = if event.is_teardown() { event.open(&host, receiver)? } else { None };
-    let stop = Arc::new(AtomicBool::new(false));
-    let (to, clock) = (running.addr(), CpuBusyTimer::start());
-    let (sent, happened) = thread::scope(|scope| {
-        let until = Until::Stop(Arc::clone(&stop));
-        let sending = scope.spawn(|| setup.send_until(to, load, until));
-        let happened = wait_for_traffic(running.as_ref(), &|| sending.is_finished()).and_then(|()| {
-            thread::sleep(load.duration / 2);
-            let start = Instant::now();
-            match event {
-                Event::Nothing => {}
-                Event::ReceiverLink => bounce_link(&host, &sender)?,
-                Event::SenderLink => bounce_link(&sender, &host)?,
-                _ if event.is_teardown() => beside = None,
-                _ => beside = event.open(&host, receiver)?,
-            }
-            let took = start.elapsed();
-            thread::sleep(load.duration / 2);
-            Ok(took)
-        });
-        stop.store(true, Ordering::Relaxed);
-        (sending.join(), happened)
-    });
-    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
-    let took = happened?;
-    wait_drained(
-        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
-        &ReceiverCounts::default(),
-        &sent,
-    )?;
-    let (elapsed, busy) = clock.stop();
-    let end = running.stop()?;
+    let (sent, sample, took) = measure_during(setup, running, load, round, |running, sender_ended| {
+        wait_for_traffic(running, sender_ended)?;
+        thread::sleep(load.duration / 2);
+        let start = Instant::now();
+        match event {
+            Event::Nothing => {}
+            Event::ReceiverLink => bounce_link(&host, &sender)?,
+            Event::SenderLink => bounce_link(&sender, &host)?,
+            _ if event.is_teardown() => beside = None,
+            _ => beside = event.open(&host, receiver)?,
+        }
+        let took = start.elapsed();
+        thread::sleep(load.duration / 2);
+        Ok(took)
+    })?;
     drop(beside);
-    let delivered = end.delivered.min(sent.datagrams);
-    let per = |time: Duration| time.as_nanos() as f64 / end.delivered.max(1) as f64;
     Ok(FlapSample {
         refused: sent.rejected,
-        lost: sent.datagrams - delivered,
+        lost: sent.datagrams.saturating_sub(sample.delivered),
         event_micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
-        sample: Sample {
-            round,
-            offered_pps: offered_rate(&sent),
-            delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
-            loss: (sent.datagrams - delivered) as f64 / sent.datagrams.max(1) as f64,
-            rx_cpu_ns: per(end.rx_cpu),
-            total_cpu_ns: per(busy),
-            sent: sent.datagrams,
-            delivered: end.delivered,
-            kernel_dropped: end.kernel_dropped,
-            taken: None,
-        },
+        sample: Sample { offered_pps: offered_rate(&sent), ..sample },
     })
 }
 

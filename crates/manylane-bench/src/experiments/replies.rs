@@ -6,9 +6,8 @@
 use std::fmt;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use manylane_measure::named_enum;
 use manylane_sys::addr::SockAddr;
 use manylane_sys::mmsg::{SendOptions, SendRing};
@@ -16,7 +15,7 @@ use manylane_sys::uring::BareSender;
 use manylane_sys::{cpu, sock};
 
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
-use crate::{Controller, Limits, Options, Setup, run_rounds};
+use crate::{Controller, Limits, Options, Setup, run_pinned, run_rounds};
 
 /// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
@@ -67,17 +66,9 @@ pub fn run(
             configs.extend(senders.iter().map(|&sender| Config { sender, size, messages }));
         }
     }
-    let pin = setup.receiver_cpus().first().copied();
+    let cpu = setup.receiver_cpus().first().copied();
     let samples = run_rounds(options.rounds, &configs, director, |&config, round, _| {
-        // On a thread of its own, because the pinning must not outlive it, and a ring belongs to
-        // a thread.
-        let measured = thread::spawn(move || {
-            if let Some(cpu) = pin {
-                cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
-            }
-            measure(config, round)
-        });
-        measured.join().map_err(|_| anyhow!("the sender panicked"))?
+        run_pinned(cpu, || measure(config, round))
     })?;
     let row = |(Config { sender, size, messages }, samples): (Config, _)| {
         BatchRow::from_samples(sender.name(), size, messages, samples)

@@ -10,7 +10,7 @@ use manylane_sys::cpu;
 
 use super::{COST, TABLE_1};
 use crate::{Row, Scale, cpu_distance};
-use manylane_bench as bench;
+use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
 
 pub(super) const INSTRUCTION: &str = "Instruction";
@@ -40,9 +40,9 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let (first, second) = (cpus[0], cpus.get(1).copied());
     let steps = if scale.quick { 50_000 } else { 500_000 };
     let memory = if scale.quick { MEMORY_BYTES_QUICK } else { MEMORY_BYTES };
-    let alone = run_pinned(first, || {
+    let alone = run_pinned(Some(first), || {
         let chain = dependent_chain(steps);
-        vec![
+        Ok(vec![
             (INSTRUCTION, independent_chains(steps)),
             (CYCLE, chain),
             (L2, pointer_chase(L2_BYTES, steps)),
@@ -50,7 +50,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
             (CMPXCHG, cmpxchg(steps)),
             (MEMORY, pointer_chase(memory, steps / 3)),
             (LOCK, lock_unlock(steps)),
-        ]
+        ])
     })?;
     bench::check_stop(stop)?;
     let row = |name: &str, ns: f64| Row::new(TABLE_1, name, COST, "ns", vec![ns]);
@@ -86,16 +86,6 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     ];
     rows.sort_by_key(|row| order.iter().position(|name| *name == row.line));
     Ok(rows)
-}
-
-fn run_pinned<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
-    thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
-            Ok(work())
-        });
-        worker.join().map_err(|_| anyhow!("a thread panicked"))?
-    })
 }
 
 /// Number of series that are measured. The median counts, so that interrupted series do not.

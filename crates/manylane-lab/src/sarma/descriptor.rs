@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use manylane_sys::uring::{Lookup, Lookups};
 use manylane_sys::{cpu, process};
 
 use super::{TABLE_3, TABLE_3_WRITES};
 use crate::{Row, Scale};
-use manylane_bench as bench;
+use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
 
 const RECV_CALL: &str = "recv() of an empty socket";
@@ -99,23 +99,19 @@ fn run_in_fd_table<T: Send>(
 ) -> Result<T> {
     let cpus = machine::allowed_cpus();
     let (first, second) = (cpus[0], cpus.get(1).copied());
-    thread::scope(|scope| {
-        let worker = scope.spawn(move || {
-            process::unshare_fd_table().context("cannot have a table of descriptors of one's own")?;
-            cpu::pin(first).context("cannot pin a thread")?;
-            let socket = UdpSocket::bind("127.0.0.1:0").context("cannot bind a socket")?;
-            socket.set_nonblocking(true)?;
-            let over = AtomicBool::new(false);
-            thread::scope(|scope| {
-                if sharing != Sharing::None {
-                    scope.spawn(|| run_sharer(sharing, second, &socket, &over));
-                }
-                let done = work(&socket);
-                over.store(true, Ordering::Relaxed);
-                done
-            })
-        });
-        worker.join().map_err(|_| anyhow!("a thread panicked"))?
+    run_pinned(Some(first), || {
+        process::unshare_fd_table().context("cannot have a table of descriptors of one's own")?;
+        let socket = UdpSocket::bind("127.0.0.1:0").context("cannot bind a socket")?;
+        socket.set_nonblocking(true)?;
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if sharing != Sharing::None {
+                scope.spawn(|| run_sharer(sharing, second, &socket, &over));
+            }
+            let done = work(&socket);
+            over.store(true, Ordering::Relaxed);
+            done
+        })
     })
 }
 

@@ -2,16 +2,14 @@
 //! flood. Gaps between two readings are times in which it did not run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
-use manylane_sys::cpu;
+use anyhow::{Context, Result};
 
 use super::FIGURE_9;
 use super::flood::{RxPath, run_under_flood};
 use crate::{Row, Setups};
-use manylane_bench as bench;
+use manylane_bench::{self as bench, run_pinned};
 
 pub(super) const LONGEST_GAP: &str = "longest, ms";
 const STALLED_SHARE: &str = "stood still, %";
@@ -71,20 +69,16 @@ pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Resu
 }
 
 fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapStats> {
-    let missed = thread::scope(|scope| {
-        let program = scope.spawn(|| -> Result<GapStats> {
-            cpu::pin(cpu).with_context(|| format!("cannot pin the program to CPU {cpu}"))?;
-            let (start, mut missed) = (Instant::now(), GapStats::default());
-            let mut last = start;
-            while last - start < length && !stop.load(Ordering::Relaxed) {
-                let now = Instant::now();
-                missed.record(now - last);
-                last = now;
-            }
-            missed.elapsed = last - start;
-            Ok(missed)
-        });
-        program.join().map_err(|_| anyhow!("the program panicked"))?
+    let missed = run_pinned(Some(cpu), || {
+        let (start, mut missed) = (Instant::now(), GapStats::default());
+        let mut last = start;
+        while last - start < length && !stop.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            missed.record(now - last);
+            last = now;
+        }
+        missed.elapsed = last - start;
+        Ok(missed)
     })?;
     bench::check_stop(stop)?;
     Ok(missed)

@@ -1,9 +1,8 @@
 //! Part `clients`: a flood from one address, and regular clients at another. Measures how many of
 //! their requests are answered.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use manylane::{Engine, WaitPolicy};
@@ -13,8 +12,8 @@ use super::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Variant}
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
 use crate::{Limits, Options, Trial, check_stop, no_loss_rate};
+use manylane_measure::client::{self, Expect, Outcome, Plan as Requests};
 use manylane_measure::{Traffic, Until};
-use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
 
 /// Total rate of the regular clients' requests.
@@ -72,64 +71,27 @@ pub(super) fn sample(
     let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, PAYLOAD_SIZE) };
     let clock = CpuBusyTimer::start();
     let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
-    let asked = run_clients(&bed.from, clients, server.addr, options.duration);
+    let requests = Requests {
+        to: server.addr,
+        from: Some(clients.into()),
+        rate: REQUESTS_PER_SEC,
+        count: Some((options.duration.as_secs_f64() * REQUESTS_PER_SEC) as u64),
+        duration: None,
+        size: PAYLOAD_SIZE,
+        flows: CLIENTS,
+        payload: None,
+        expect: Expect::Echo,
+        timeout: REPLY_TIMEOUT,
+    };
+    let asked = bed.from.run(|| client::run(&requests, stop, |_| ()));
     let sent = flood.map_or(Ok(0), Flood::stop)?;
-    let mut times = asked?;
     check_stop(stop)?;
-    times.sort_by(f64::total_cmp);
-    let asked = request_count(options.duration) * CLIENTS as u64;
-    let at = |share: f64| times.get((times.len() as f64 * share) as usize).copied().unwrap_or(0.0);
-    let mut seen = server.stop()?.since(&ServerStats::default(), round, sent + asked, &clock);
-    seen.clients =
-        Some(FloodClients { asked, answered: times.len() as u64, p50_ms: at(0.5), p99_ms: at(0.99) });
+    let Outcome { counts, latency, .. } = asked?;
+    let mut seen = server.stop()?.since(&ServerStats::default(), round, sent + counts.asked, &clock);
+    let at = |share: f64| latency.value_at_quantile(share) as f64 / 1e6;
+    let (asked, answered) = (counts.asked, counts.answered);
+    seen.clients = Some(FloodClients { asked, answered, p50_ms: at(0.5), p99_ms: at(0.99) });
     Ok(seen)
-}
-
-/// Requests of each client in this time.
-fn request_count(time: Duration) -> u64 {
-    (time.as_secs_f64() * REQUESTS_PER_SEC / CLIENTS as f64) as u64
-}
-
-/// Sends requests at an even rate (an open loop), and returns the round-trip time of each reply,
-/// in milliseconds.
-fn run_clients(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) -> Result<Vec<f64>> {
-    let each = CLIENTS as f64 / REQUESTS_PER_SEC;
-    thread::scope(|scope| {
-        let client = |client: usize| {
-            let socket = host.run(|| -> Result<UdpSocket> {
-                let socket = UdpSocket::bind((from, 0))?;
-                socket.connect(server)?;
-                Ok(socket)
-            })?;
-            let receiver = socket.try_clone()?;
-            receiver.set_read_timeout(Some(REPLY_TIMEOUT))?;
-            let start = Instant::now() + Duration::from_secs_f64(each * client as f64 / CLIENTS as f64);
-            let recv_replies = scope.spawn(move || {
-                let (mut times, mut buffer) = (Vec::new(), [0; 2 * PAYLOAD_SIZE]);
-                // The first receive that times out is after the last reply.
-                while let Ok(PAYLOAD_SIZE) = receiver.recv(&mut buffer) {
-                    let index = u64::from_le_bytes(buffer[..8].try_into().unwrap_or_default());
-                    let due = start + Duration::from_secs_f64(each * index as f64);
-                    times.push(due.elapsed().as_secs_f64() * 1e3);
-                }
-                times
-            });
-            scope.spawn(move || {
-                for index in 0..request_count(time) {
-                    let due = start + Duration::from_secs_f64(each * index as f64);
-                    thread::sleep(due.saturating_duration_since(Instant::now()));
-                    let mut question = [b'q'; PAYLOAD_SIZE];
-                    question[..8].copy_from_slice(&index.to_le_bytes());
-                    // A request without room in the socket is lost like any other.
-                    let _ = socket.send(&question);
-                }
-            });
-            Ok(recv_replies)
-        };
-        let results = (0..CLIENTS).map(client).collect::<Result<Vec<_>>>()?;
-        let all = results.into_iter().map(|recv_replies| recv_replies.join().unwrap_or_default());
-        Ok(all.flatten().collect())
-    })
 }
 
 impl FloodTestbed {

@@ -128,22 +128,11 @@ impl ServerStats {
     /// The sample from `before` to this, with the number of sent datagrams.
     pub(super) fn since(&self, before: &Self, round: usize, sent: u64, clock: &CpuBusyTimer) -> FloodSample {
         let (elapsed, busy) = clock.stop();
-        let seconds = elapsed.as_secs_f64().max(1e-9);
         let delivered = self.delivered - before.delivered;
-        let per = |time: Duration| time.as_nanos() as f64 / delivered.max(1) as f64;
+        let cpu = [self.rx_cpu.saturating_sub(before.rx_cpu), busy];
+        let dropped = self.kernel_dropped - before.kernel_dropped;
         FloodSample {
-            sample: Sample {
-                round,
-                offered_pps: sent as f64 / seconds,
-                delivered_pps: delivered as f64 / seconds,
-                loss: 1.0 - delivered.min(sent) as f64 / sent.max(1) as f64,
-                rx_cpu_ns: per(self.rx_cpu.saturating_sub(before.rx_cpu)),
-                total_cpu_ns: per(busy),
-                sent,
-                delivered,
-                kernel_dropped: self.kernel_dropped - before.kernel_dropped,
-                taken: None,
-            },
+            sample: Sample::from_totals(round, sent, delivered, elapsed, cpu, dropped),
             limited: self.limited - before.limited,
             xsk_dropped: self.xsk_dropped - before.xsk_dropped,
             clients: None,

@@ -14,14 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use manylane_measure::named_enum;
-use manylane_sys::cpu;
 use manylane_sys::sock::{self, Buffer};
 
 use super::placement::Cpus;
-use crate::Setup;
+use crate::{Setup, run_pinned};
 
 /// Bytes of the number in a request.
 pub const SEQ_LEN: usize = 8;
@@ -155,15 +154,7 @@ impl Generator {
         work: impl FnOnce(&mut Self) -> Result<T> + Send,
     ) -> Result<T> {
         self.should_yield = cpus.generator.is_none() || cpus.generator == cpus.server;
-        thread::scope(|scope| {
-            let worker = scope.spawn(|| {
-                if let Some(cpu) = cpus.generator {
-                    cpu::pin(cpu).with_context(|| format!("cannot pin the generator to CPU {cpu}"))?;
-                }
-                work(self)
-            });
-            worker.join().map_err(|_| anyhow!("the generator panicked"))?
-        })
+        run_pinned(cpus.generator, || work(self))
     }
 
     /// Sends `rate` requests per second for `duration`.

@@ -302,22 +302,12 @@ fn summarize(
     busy: Duration,
     kernel_dropped: u64,
 ) -> RttSample {
-    let per = |time: Duration| time.as_nanos() as f64 / asked.replies.max(1) as f64;
     let cores = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
     let at = |share: f64| asked.latency.value_at_quantile(share) as f64;
+    let cpu = [server, busy];
+    let sample = Sample::from_totals(round, asked.requests, asked.replies, elapsed, cpu, kernel_dropped);
     RttSample {
-        sample: Sample {
-            round,
-            offered_pps: asked.offered_pps(),
-            delivered_pps: asked.replies as f64 / elapsed.as_secs_f64().max(1e-9),
-            loss: asked.loss(),
-            rx_cpu_ns: per(server),
-            total_cpu_ns: per(busy),
-            sent: asked.requests,
-            delivered: asked.replies,
-            kernel_dropped,
-            taken: None,
-        },
+        sample: Sample { offered_pps: asked.offered_pps(), ..sample },
         rtt: RttMetrics {
             p50_ns: at(0.5),
             p90_ns: at(0.9),
