@@ -121,9 +121,6 @@ const DEFAULT_QUEUES: u32 = 8;
 
 impl Setup {
     /// Loopback: ordinary sockets on both sides, no privileges.
-    ///
-    /// # Errors
-    /// Never yet; as [`Setup::testbed`].
     pub fn loopback(receiver_cpus: Option<Vec<usize>>) -> Result<Self> {
         Ok(Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus))
     }
@@ -138,9 +135,6 @@ impl Setup {
     }
 
     /// The same, with a given number of receive queues for each device.
-    ///
-    /// # Errors
-    /// As for [`testbed`](Self::testbed).
     pub fn testbed_with_queues(
         receiver_cpus: Option<Vec<usize>>,
         interfaces: usize,
@@ -278,9 +272,6 @@ impl Setup {
     }
 
     /// Starts a receiver where the traffic arrives.
-    ///
-    /// # Errors
-    /// When the receiver cannot start.
     pub fn start(&self, kind: Kind, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         self.run_at_receiver(|| kind.start(options))
             .with_context(|| format!("cannot start {kind} with {} threads", options.threads))
@@ -295,17 +286,11 @@ impl Setup {
     }
 
     /// Sends to `to` for the duration of the load and returns when it is over.
-    ///
-    /// # Errors
-    /// When the sender fails.
     pub fn send(&mut self, to: SocketAddr, load: &Load) -> Result<Sent> {
         self.send_until(to, load, Until::Duration(load.duration))
     }
 
     /// Sends to `to` as `until` says; the duration of the load is ignored.
-    ///
-    /// # Errors
-    /// When the sender fails.
     pub fn send_until(&mut self, to: SocketAddr, load: &Load, until: Until) -> Result<Sent> {
         let traffic =
             Traffic { pps: load.pps, flows: load.flows, gso: load.gso, ..Traffic::new(to, load.size) };

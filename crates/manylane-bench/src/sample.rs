@@ -23,9 +23,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(25);
 const WARM_UP_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Ends a benchmark early, on request.
-///
-/// # Errors
-/// When `stop` is set.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted before the end: no result");
@@ -66,9 +63,6 @@ fn receiver_counts(answers: Option<&ReplyCounter>, receiver: Snapshot) -> Result
 ///
 /// Each sample has a receiver of its own, so that there is only one at a time and none inherits
 /// the state of an earlier sample.
-///
-/// # Errors
-/// When the receiver or the sender fails.
 pub fn measure(
     setup: &mut Setup,
     kind: Kind,

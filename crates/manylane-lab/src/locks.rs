@@ -107,9 +107,6 @@ impl LockMonitor {
     }
 
     /// The waits since the start.
-    ///
-    /// # Errors
-    /// When a map cannot be read.
     pub fn read(&self) -> Result<Contentions> {
         let map = |name: &str| self.ebpf.map(name).with_context(|| format!("no map {name}"));
         let waited: PerCpuHashMap<&MapData, CallSite, WaitStats> = map("ml_waited")?.try_into()?;

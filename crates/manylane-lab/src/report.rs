@@ -10,9 +10,6 @@ use crate::table::{Grid, layout, print};
 use crate::{LabDocument, Paper, Plot, Row};
 
 /// The page.
-///
-/// # Errors
-/// When a plot cannot be drawn.
 pub fn html(run: &LabDocument) -> Result<String> {
     let (machine, settings) = (&run.machine, &run.settings);
     let names: Vec<&str> = settings.papers.iter().map(|paper| paper.name()).collect();

@@ -1,6 +1,7 @@
 //! One figure of a table: its place, its value, its samples, and the paper's number.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,21 @@ impl Row {
     #[must_use]
     pub fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
         Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
+    }
+
+    /// A cell with one sample, or with the reason why there is none.
+    #[must_use]
+    pub fn measured<E: Display>(
+        table: &str,
+        line: &str,
+        column: &str,
+        unit: &str,
+        value: Result<f64, E>,
+    ) -> Self {
+        match value {
+            Ok(value) => Self::new(table, line, column, unit, vec![value]),
+            Err(why) => Self::unavailable(table, line, column, unit, &format!("{why:#}")),
+        }
     }
 
     /// A part that failed as a whole.

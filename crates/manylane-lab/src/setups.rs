@@ -24,9 +24,6 @@ impl Setups {
     }
 
     /// Loopback.
-    ///
-    /// # Errors
-    /// As [`Setup::loopback`].
     pub fn loopback(&mut self) -> Result<&mut Setup> {
         match &mut self.loopback {
             Some(setup) => Ok(setup),
@@ -43,9 +40,6 @@ impl Setups {
     }
 
     /// Two hosts with two links, each with addresses of its own.
-    ///
-    /// # Errors
-    /// As [`testbed`](Self::testbed).
     pub fn two_links(&mut self) -> Result<&mut Setup> {
         get_or_create(&mut self.two_links, 2)
     }

@@ -54,9 +54,6 @@ pub struct State {
 
 impl State {
     /// A new run. An existing file is kept, with the suffix `.old`.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub fn create(path: &Path, settings: LabSettings) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)
@@ -179,9 +176,6 @@ impl State {
     }
 
     /// Records a part as done, with its duration. It is in the file when this returns.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub fn record_part(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
         let done = PartRecord { part: part.into(), seconds, rows };
         let line = serde_json::to_string(&done)?;

@@ -97,9 +97,6 @@ impl fmt::Display for Config {
 }
 
 /// Runs the benchmark. It uses the sizes, rounds, flows and receive buffer of `options`.
-///
-/// # Errors
-/// When a receiver or the sender fails, or when it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,

@@ -22,9 +22,6 @@ pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the benchmark with a change every `every`.
-///
-/// # Errors
-/// When lanes or the sender fail, or when it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,

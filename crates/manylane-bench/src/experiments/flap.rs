@@ -107,9 +107,6 @@ impl fmt::Display for Config {
 }
 
 /// Runs the benchmark. The setup must be a testbed.
-///
-/// # Errors
-/// When a receiver, the sender or an event fails, or when it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,

@@ -47,9 +47,6 @@ impl fmt::Display for Config {
 }
 
 /// Runs the benchmark. It uses the sizes and rounds of `options`.
-///
-/// # Errors
-/// When a sender fails, or when it is stopped.
 pub fn run(
     setup: &Setup,
     options: &Options,

@@ -77,9 +77,6 @@ impl Kind {
     }
 
     /// Starts the receiver in the network namespace of the calling thread.
-    ///
-    /// # Errors
-    /// When its sockets or threads cannot be created.
     pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         match self {
             Self::SocketRecvfrom => recvfrom::start(options),
@@ -203,8 +200,5 @@ pub trait RunningReceiver: Send {
     }
 
     /// Stops it and returns its final counters.
-    ///
-    /// # Errors
-    /// When one of its threads failed.
     fn stop(self: Box<Self>) -> Result<Snapshot>;
 }

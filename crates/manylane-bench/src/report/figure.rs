@@ -101,9 +101,6 @@ impl Figure {
     }
 
     /// Writes the figure, unless nothing was measured.
-    ///
-    /// # Errors
-    /// When it cannot be drawn.
     pub fn write(&self, page: &mut String) -> Result<()> {
         if self.series.iter().all(|line| line.values.iter().all(Option::is_none)) {
             return Ok(());

@@ -30,9 +30,6 @@ pub trait Figures: Sized {
 }
 
 /// The page.
-///
-/// # Errors
-/// When a plot cannot be drawn.
 pub fn html<R: Figures>(document: &Document<BenchSettings, R>) -> Result<String> {
     let name = document.schema.trim_start_matches("manylane.").trim_end_matches(".v1").replace('.', " ");
     let mut page = head(&format!("manylane {name}"), &subtitle(document));

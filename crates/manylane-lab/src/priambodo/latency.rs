@@ -8,7 +8,7 @@ use manylane::WaitPolicy;
 
 use super::TABLE_2;
 use crate::{Row, Setups};
-use manylane_bench::experiments::rtt::generator::Generator;
+use manylane_bench::experiments::rtt::generator::{Generator, RequestStats};
 use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
@@ -47,22 +47,12 @@ pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<
     for (column, kind, wait, pinned) in methods() {
         bench::check_stop(stop)?;
         let got = places.testbed().and_then(|setup| measure_rtt(setup, kind, wait, pinned, stretch, stop));
-        rows.push(match got {
-            Ok(got) => Row::new(TABLE_2, run, column, "ms", vec![got.median_ms])
-                .with_counts(&[("asked", got.requests), ("answered", got.replies)]),
-            Err(err) => {
-                bench::check_stop(stop)?;
-                Row::unavailable(TABLE_2, run, column, "ms", &format!("{err:#}"))
-            }
-        });
+        let counts = got.as_ref().map(|got| [("asked", got.requests), ("answered", got.replies)]);
+        let median = got.as_ref().map(|got| got.latency.value_at_quantile(0.5) as f64 / 1e6);
+        let row = Row::measured(TABLE_2, run, column, "ms", median);
+        rows.push(row.with_counts(counts.as_ref().map_or(&[], |counts| counts)));
     }
     Ok(rows)
-}
-
-struct RoundTrips {
-    median_ms: f64,
-    requests: u64,
-    replies: u64,
 }
 
 fn measure_rtt(
@@ -72,7 +62,7 @@ fn measure_rtt(
     pinned: bool,
     stretch: Duration,
     stop: &AtomicBool,
-) -> Result<RoundTrips> {
+) -> Result<RequestStats> {
     let cpus =
         if pinned { Placement::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
     let options = ReceiverOptions {
@@ -91,6 +81,5 @@ fn measure_rtt(
     running.stop()?;
     bench::check_stop(stop)?;
     ensure!(asked.replies > 0, "no request was answered");
-    let millis = asked.latency.value_at_quantile(0.5) as f64 / 1e6;
-    Ok(RoundTrips { median_ms: millis, requests: asked.requests, replies: asked.replies })
+    Ok(asked)
 }

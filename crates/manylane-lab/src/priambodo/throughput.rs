@@ -83,13 +83,11 @@ fn cell_order(run: &str, count: usize) -> impl Iterator<Item = usize> {
 }
 
 fn row(run: &str, column: &str, got: Result<RateSample>) -> Row {
-    match got {
-        Ok(got) => {
-            let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
-            Row::new(TABLE_1, run, column, "1/s", vec![got.pps]).with_counts(&counts)
-        }
-        Err(err) => Row::unavailable(TABLE_1, run, column, "1/s", &format!("{err:#}")),
-    }
+    let counts = got.as_ref().map_or_else(
+        |_| Vec::new(),
+        |got| vec![("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)],
+    );
+    Row::measured(TABLE_1, run, column, "1/s", got.map(|got| got.pps)).with_counts(&counts)
 }
 
 /// The nodes that the default is bound to.

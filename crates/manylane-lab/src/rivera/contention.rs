@@ -38,7 +38,6 @@ pub(super) fn rows(
                 rows.extend(caller_rows(&line, &seen, &reading));
             }
             Err(err) => {
-                bench::check_stop(stop)?;
                 let why = format!("{err:#}");
                 rows.push(Row::unavailable(CALLERS, &line, "per million", "", &why));
                 if matches!(reader, Reader::Udp(Kind::SocketRecvfrom, ..)) {

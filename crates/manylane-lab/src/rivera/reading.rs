@@ -79,24 +79,15 @@ pub(super) fn rows(
     threads: usize,
     (seconds, cpu): (&str, Option<&str>),
     stop: &AtomicBool,
-) -> Result<Vec<Row>> {
+) -> Vec<Row> {
     let (name, column) = (reader.name(), threads.to_string());
-    let got = match read_units(places, reader, threads, stop, &mut |_| Ok(())) {
-        Ok(got) => got,
-        Err(err) => {
-            bench::check_stop(stop)?;
-            let why = format!("{err:#}");
-            let empty = |table: &str, unit: &str| Row::unavailable(table, &name, &column, unit, &why);
-            return Ok(std::iter::once(empty(seconds, "s"))
-                .chain(cpu.map(|table| empty(table, "ns")))
-                .collect());
-        }
-    };
-    let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
-    let each = got.cpu.as_nanos() as f64 / got.delivered.max(1) as f64;
-    let time = Row::new(seconds, &name, &column, "s", vec![got.elapsed.as_secs_f64()]).with_counts(&counts);
-    let each = cpu.map(|table| Row::new(table, &name, &column, "ns", vec![each]));
-    Ok(std::iter::once(time).chain(each).collect())
+    let got = read_units(places, reader, threads, stop, &mut |_| Ok(()));
+    let got = got.as_ref();
+    let time = Row::measured(seconds, &name, &column, "s", got.map(|got| got.elapsed.as_secs_f64()));
+    let counts = got.map(|got| [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)]);
+    let each = got.map(|got| got.cpu.as_nanos() as f64 / got.delivered.max(1) as f64);
+    let each = cpu.map(|table| Row::measured(table, &name, &column, "ns", each));
+    [time.with_counts(counts.as_ref().map_or(&[], |counts| counts))].into_iter().chain(each).collect()
 }
 
 /// Moments between reading and the work before and after it.

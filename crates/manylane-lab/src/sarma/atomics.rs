@@ -53,23 +53,19 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
         ])
     })?;
     bench::check_stop(stop)?;
-    let row = |name: &str, ns: f64| Row::new(TABLE_1, name, COST, "ns", vec![ns]);
-    let mut rows: Vec<Row> = alone.into_iter().map(|(name, ns)| row(name, ns)).collect();
+    let row = |name: &str, ns: Result<f64>| Row::measured(TABLE_1, name, COST, "ns", ns);
+    let mut rows: Vec<Row> = alone.into_iter().map(|(name, ns)| row(name, Ok(ns))).collect();
     let rounds = if scale.quick { 40 } else { 400 };
+    let second = || second.context("there is one processor");
     for (name, how) in [
         (INCREMENT_TRANSFER, TransferOp::Increment),
         (CMPXCHG_BLIND, TransferOp::Blind),
         (CMPXCHG_INVALIDATE, TransferOp::ReadFirst),
     ] {
-        rows.push(match second {
-            Some(second) => row(name, line_transfer(first, second, how, rounds)?),
-            None => Row::unavailable(TABLE_1, name, COST, "ns", "there is one processor"),
-        });
+        rows.push(row(name, second().and_then(|second| line_transfer(first, second, how, rounds))));
     }
-    rows.push(match second {
-        Some(second) => row(LINE_HANDOVER, cpu_distance::measure_handover(first, second, rounds)?),
-        None => Row::unavailable(TABLE_1, LINE_HANDOVER, COST, "ns", "there is one processor"),
-    });
+    let handover = second().and_then(|second| cpu_distance::measure_handover(first, second, rounds));
+    rows.push(row(LINE_HANDOVER, handover));
     // The paper sorts by cost; its order is kept.
     let order = [
         INSTRUCTION,

@@ -48,10 +48,8 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     {
         bench::check_stop(stop)?;
         let measured = measure(sharing, calls)?;
-        rows.extend(measured.into_iter().map(|(line, ns)| match ns {
-            Ok(ns) => Row::new(TABLE_3, line, column, "ns", vec![ns]),
-            Err(why) => Row::unavailable(TABLE_3, line, column, "ns", &why),
-        }));
+        let row = |(line, ns)| Row::measured(TABLE_3, line, column, "ns", ns);
+        rows.extend(measured.into_iter().map(row));
     }
     let writes = if scale.quick { MILLION / 10 } else { MILLION };
     for (column, sharing) in [(FGET_LIGHT, Sharing::None), (FGET, Sharing::Idle)] {

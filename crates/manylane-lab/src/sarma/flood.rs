@@ -159,17 +159,16 @@ pub(super) fn run_under_flood<T>(
 }
 
 /// One flood, and its effects.
-pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Result<Vec<Row>> {
+pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Vec<Row> {
     let length = Duration::from_millis(places.scale.flood_ms);
     let flooded =
         run_under_flood(places, path, Some(FLOOD_PPS), |setup, addr| observe(setup, addr, length, stop));
     match flooded {
-        Ok(flooded) => Ok(result_rows(path, &flooded, length)),
+        Ok(flooded) => result_rows(path, &flooded, length),
         Err(err) => {
-            bench::check_stop(stop)?;
             let why = format!("{err:#}");
             let cells = [(FIGURE_7, "1"), (FIGURE_8, "1"), (FLOOD, GRACE_PERIOD_MAX)];
-            Ok(cells.map(|(table, column)| Row::unavailable(table, path.name(), column, "", &why)).to_vec())
+            cells.map(|(table, column)| Row::unavailable(table, path.name(), column, "", &why)).to_vec()
         }
     }
 }

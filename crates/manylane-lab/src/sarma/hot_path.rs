@@ -21,44 +21,29 @@ const SOCKET_CONTENTIONS: &str = "of them for the socket";
 pub(super) fn rows(places: &mut Setups, stop: &AtomicBool) -> Result<Vec<Row>> {
     const NO_LOCK_STAT: &str =
         "a stock kernel does not count locks that are free when they are wanted (no CONFIG_LOCK_STAT)";
-    let mut rows = vec![match locks_per_write() {
-        Ok(Some(locks)) => Row::new(TABLE_2, WRITE, ACQUISITIONS, "", vec![locks]),
-        Ok(None) => Row::unavailable(TABLE_2, WRITE, ACQUISITIONS, "", NO_LOCK_STAT),
-        Err(err) => Row::unavailable(TABLE_2, WRITE, ACQUISITIONS, "", &format!("{err:#}")),
-    }];
+    let cell = |line: &str, column: &str, value: Result<f64>| Row::measured(TABLE_2, line, column, "", value);
+    let mut rows =
+        vec![cell(WRITE, ACQUISITIONS, locks_per_write().and_then(|locks| locks.context(NO_LOCK_STAT)))];
     for reader in udp_readers() {
         for threads in [1, 2] {
             bench::check_stop(stop)?;
             let line = format!("{}, {threads}", reader.name());
-            match sample_contention(places, reader, threads, stop) {
-                Ok(ContentionSample { contentions: seen, reading, lock_classes: taken }) => {
-                    let units = reading.delivered.max(1) as f64;
-                    rows.push(match taken {
-                        Some(taken) => {
-                            let locks = taken.total().acquisitions as f64 / units;
-                            Row::new(TABLE_2, &line, ACQUISITIONS, "", vec![locks])
-                        }
-                        None => Row::unavailable(TABLE_2, &line, ACQUISITIONS, "", NO_LOCK_STAT),
-                    });
-                    let per = |count: u64| count as f64 * 1e6 / units;
-                    let counts = [("contentions", seen.count()), ("delivered", reading.delivered)];
-                    rows.push(
-                        Row::new(TABLE_2, &line, CONTENTIONS, "", vec![per(seen.count())])
-                            .with_counts(&counts),
-                    );
-                    rows.push(Row::new(
-                        TABLE_2,
-                        &line,
-                        SOCKET_CONTENTIONS,
-                        "",
-                        vec![per(seen.socket_waits())],
-                    ));
-                }
+            let seen = match sample_contention(places, reader, threads, stop) {
+                Ok(seen) => seen,
                 Err(err) => {
-                    bench::check_stop(stop)?;
-                    rows.push(Row::unavailable(TABLE_2, &line, CONTENTIONS, "", &format!("{err:#}")));
+                    rows.push(cell(&line, CONTENTIONS, Err(err)));
+                    continue;
                 }
-            }
+            };
+            let ContentionSample { contentions: seen, reading, lock_classes: taken } = seen;
+            let per_unit = |count: u64| count as f64 / reading.delivered.max(1) as f64;
+            let taken = taken.map(|taken| per_unit(taken.total().acquisitions)).context(NO_LOCK_STAT);
+            let counts = [("contentions", seen.count()), ("delivered", reading.delivered)];
+            rows.extend([
+                cell(&line, ACQUISITIONS, taken),
+                cell(&line, CONTENTIONS, Ok(1e6 * per_unit(seen.count()))).with_counts(&counts),
+                cell(&line, SOCKET_CONTENTIONS, Ok(1e6 * per_unit(seen.socket_waits()))),
+            ]);
         }
     }
     Ok(rows)

@@ -76,7 +76,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     parts.push(Part::new("sarma/table2".into(), hot_path::rows));
     for path in flood::RxPath::ALL {
         parts.push(Part::new(format!("sarma/flood/{}", path.id()), move |places, stop| {
-            flood::rows(places, path, stop)
+            Ok(flood::rows(places, path, stop))
         }));
     }
     // Each takes seconds.
@@ -85,7 +85,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
         for path in flood::RxPath::ALL {
             parts.push(Part::new(
                 format!("sarma/starved/{}/round-{round}", path.id()),
-                move |places, stop| starvation::rows(places, path, stop),
+                move |places, stop| Ok(starvation::rows(places, path, stop)),
             ));
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::FIGURE_9;
-use super::flood::{RxPath, run_under_flood};
+use super::flood::{FloodResult, RxPath, run_under_flood};
 use crate::{Row, Setups};
 use manylane_bench::{self as bench, run_pinned};
 
@@ -43,29 +43,24 @@ impl GapStats {
 }
 
 /// One flood, as fast as the generator can send.
-pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Result<Vec<Row>> {
+pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Vec<Row> {
     let length = (Duration::from_millis(places.scale.flood_ms) / 2).min(DURATION_MAX);
     let got = run_under_flood(places, path, None, |setup, _| {
         let cpu = setup.receiver_cpus().first().copied().context("no processor")?;
         measure_gaps(cpu, length, stop)
     });
+    let FloodResult { observed: missed, sent } = match got {
+        Ok(flooded) => flooded,
+        Err(err) => return vec![Row::measured(FIGURE_9, path.name(), LONGEST_GAP, "ms", Err(err))],
+    };
     let cell = |column, unit, value| Row::new(FIGURE_9, path.name(), column, unit, vec![value]);
-    match got {
-        Ok(flooded) => {
-            let missed = flooded.observed;
-            let seconds = missed.elapsed.as_secs_f64().max(1e-9);
-            Ok(vec![
-                cell(LONGEST_GAP, "ms", missed.longest.as_secs_f64() * 1e3),
-                cell(STALLED_SHARE, "%", 100.0 * missed.total.as_secs_f64() / seconds),
-                cell(LONG_GAPS, "1/s", missed.long_gaps as f64 / seconds),
-                cell(FLOOD_RATE, "1/s", flooded.sent.pps()).with_counts(&[("flood", flooded.sent.datagrams)]),
-            ])
-        }
-        Err(err) => {
-            bench::check_stop(stop)?;
-            Ok(vec![Row::unavailable(FIGURE_9, path.name(), LONGEST_GAP, "ms", &format!("{err:#}"))])
-        }
-    }
+    let seconds = missed.elapsed.as_secs_f64().max(1e-9);
+    vec![
+        cell(LONGEST_GAP, "ms", missed.longest.as_secs_f64() * 1e3),
+        cell(STALLED_SHARE, "%", 100.0 * missed.total.as_secs_f64() / seconds),
+        cell(LONG_GAPS, "1/s", missed.long_gaps as f64 / seconds),
+        cell(FLOOD_RATE, "1/s", sent.pps()).with_counts(&[("flood", sent.datagrams)]),
+    ]
 }
 
 fn measure_gaps(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<GapStats> {

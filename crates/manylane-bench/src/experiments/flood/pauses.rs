@@ -91,9 +91,6 @@ impl StealTime {
 /// between two readings is a gap, and the kernel's clocks of the thread show what used it. `maker`
 /// is the id of another thread on the same processor, the flood generator or the lane; its CPU
 /// time is its part of the gap.
-///
-/// # Errors
-/// When it cannot be pinned there.
 pub(super) fn run_program(
     cpu: usize,
     maker: Option<&AtomicI32>,

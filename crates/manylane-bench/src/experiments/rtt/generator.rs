@@ -66,9 +66,6 @@ pub struct RequestStats {
 
 impl RequestStats {
     /// An empty result.
-    ///
-    /// # Errors
-    /// Never, because the bounds are valid.
     pub fn new() -> Result<Self> {
         let histogram = || Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3);
         Ok(Self {
@@ -112,9 +109,6 @@ pub struct Generator {
 
 impl Generator {
     /// A socket on the sending side of `setup`, for requests of `size` bytes to `to`.
-    ///
-    /// # Errors
-    /// When the socket cannot be created.
     pub fn open(setup: &Setup, to: SocketAddr, size: usize) -> Result<Self> {
         ensure!(size >= SEQ_LEN, "a request carries its number: it has {SEQ_LEN} bytes at least, not {size}");
         let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
@@ -145,9 +139,6 @@ impl Generator {
     }
 
     /// Runs `work` on a thread that is pinned to the generator's processor.
-    ///
-    /// # Errors
-    /// When it cannot be pinned, and those of `work`.
     pub fn run_pinned<T: Send>(
         &mut self,
         cpus: Cpus,
@@ -158,9 +149,6 @@ impl Generator {
     }
 
     /// Sends `rate` requests per second for `duration`.
-    ///
-    /// # Errors
-    /// When the socket fails.
     pub fn open_loop(
         &mut self,
         rate: f64,
@@ -195,9 +183,6 @@ impl Generator {
     }
 
     /// Sends each request when the last reply has arrived, or has timed out.
-    ///
-    /// # Errors
-    /// When the socket fails.
     pub fn ping_pong(&mut self, duration: Duration, stop: &AtomicBool) -> Result<RequestStats> {
         let mut asked = RequestStats::new()?;
         let start = Instant::now();
