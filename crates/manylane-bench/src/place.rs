@@ -165,25 +165,19 @@ impl Setup {
         }
     }
 
-    /// `loopback` or `testbed`.
-    pub fn name(&self) -> &'static str {
-        match &self.environment {
-            Environment::Loopback(_) => "loopback",
-            Environment::Testbed(_) => "testbed",
-        }
-    }
-
-    /// The device of the traffic.
-    pub fn device_description(&self) -> String {
-        match &self.environment {
-            Environment::Loopback(_) => "lo".into(),
-            Environment::Testbed(hosts) => match (hosts.testbed.links(), hosts.queues) {
-                (1, 1) => "veth pair, one queue".into(),
-                (1, queues) => format!("veth pair, {queues} queues"),
-                (links, 1) => format!("{links} veth pairs, one queue each"),
-                (links, queues) => format!("{links} veth pairs, {queues} queues each"),
-            },
-        }
+    /// The name of the place, the device of the traffic, and its sender.
+    #[must_use]
+    pub fn describe(&self) -> [String; 3] {
+        let Environment::Testbed(hosts) = &self.environment else {
+            return ["loopback", "lo", "sockets (sendmmsg)"].map(String::from);
+        };
+        let device = match (hosts.testbed.links(), hosts.queues) {
+            (1, 1) => "veth pair, one queue".into(),
+            (1, queues) => format!("veth pair, {queues} queues"),
+            (links, 1) => format!("{links} veth pairs, one queue each"),
+            (links, queues) => format!("{links} veth pairs, {queues} queues each"),
+        };
+        ["testbed".into(), device, "XDP live frames".into()]
     }
 
     /// Names of the devices that receivers can get frames from; none over loopback.
@@ -201,14 +195,6 @@ impl Setup {
         match &self.environment {
             Environment::Loopback(_) => None,
             Environment::Testbed(hosts) => Some((hosts.testbed.host(0), hosts.testbed.host(1))),
-        }
-    }
-
-    /// The sender of the traffic.
-    pub fn sender_name(&self) -> &'static str {
-        match &self.environment {
-            Environment::Loopback(_) => "sockets (sendmmsg)",
-            Environment::Testbed(_) => "XDP live frames",
         }
     }
 

@@ -115,12 +115,13 @@ impl Options {
     }
 
     pub(crate) fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
+        let [place, device, sender] = setup.describe();
         BenchSettings {
             command: self.command.clone(),
             started_unix: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
-            setup: setup.name().into(),
-            device: setup.device_description(),
-            sender: setup.sender_name().into(),
+            setup: place,
+            device,
+            sender,
             sender_cpus: setup.sender_cpu().into_iter().collect(),
             receiver_cpus: setup.receiver_cpus().to_vec(),
             threads: self.threads.clone(),

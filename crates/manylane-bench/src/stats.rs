@@ -1,9 +1,7 @@
 //! Statistics of samples: medians with their spread, never a single run.
 
-use serde::{Deserialize, Serialize};
-
 /// Summary of a set of samples: median and spread.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     /// Number of finite samples; others are left out.
     pub count: usize,
@@ -33,11 +31,6 @@ impl Summary {
             lower_quartile: quantile(&sorted, 0.25),
             upper_quartile: quantile(&sorted, 0.75),
         })
-    }
-
-    /// The interquartile range: a spread that one outlier cannot inflate.
-    pub fn iqr(&self) -> f64 {
-        self.upper_quartile - self.lower_quartile
     }
 }
 
@@ -170,7 +163,6 @@ mod tests {
         assert_eq!(summary.median, 3.0);
         assert_eq!((summary.min, summary.max), (1.0, 5.0));
         assert_eq!((summary.lower_quartile, summary.upper_quartile), (2.0, 4.0));
-        assert_eq!(summary.iqr(), 2.0);
         assert_eq!(median([1.0, 2.0]), 1.5);
         assert_eq!(Summary::from_samples([]), None);
         assert_eq!(median([]), 0.0);

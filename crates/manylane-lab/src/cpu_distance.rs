@@ -33,13 +33,14 @@ pub(super) fn thread_siblings(cpu: usize) -> Vec<usize> {
     list
 }
 
+/// A word that is alone on the pair of lines that processors fetch.
+#[repr(align(128))]
+pub(super) struct PaddedWord(pub(super) AtomicU64);
+
 /// Transfer time of a line between two processors in nanoseconds, the median of several series:
 /// half the round-trip time of a number that one writes, and that the other answers with the next
 /// one.
 pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> Result<f64> {
-    /// A word that is alone on the pair of lines that processors fetch.
-    #[repr(align(128))]
-    struct PaddedWord(AtomicU64);
     let word = PaddedWord(AtomicU64::new(0));
     let handovers = stretches * HANDOVERS_PER_SAMPLE;
     thread::scope(|scope| {

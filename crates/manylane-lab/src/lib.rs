@@ -51,7 +51,6 @@ pub use self::row::{Row, merge};
 pub use self::setups::Setups;
 use self::state::State;
 use manylane_bench::{Controller, check_stop};
-use manylane_measure::Machine;
 use manylane_measure::{Document, named_enum};
 
 /// Name of the document.
@@ -341,13 +340,6 @@ impl Controller for SilentController<'_> {
     fn stop(&self) -> &AtomicBool {
         self.0
     }
-}
-
-/// True if two machines are the same, as far as figures of both can be in one table.
-pub(crate) fn is_same_machine(a: &Machine, b: &Machine) -> bool {
-    let mut b = b.clone();
-    b.memory_bytes = a.memory_bytes;
-    *a == b
 }
 
 #[cfg(test)]

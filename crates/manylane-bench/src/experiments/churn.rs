@@ -16,8 +16,6 @@ use crate::sample::{check_stop, measure_during};
 use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Metrics};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
 
-/// Default time between two changes.
-pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval at which a request to stop is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 

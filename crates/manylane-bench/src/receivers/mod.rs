@@ -80,8 +80,8 @@ impl Kind {
     pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         match self {
             Self::SocketRecvfrom => recvfrom::start(options),
-            Self::SocketRecvmmsg => recvmmsg::start_shared(options),
-            Self::ReuseportRecvmmsg => recvmmsg::start_reuseport(options),
+            Self::SocketRecvmmsg => recvmmsg::start(options, 1),
+            Self::ReuseportRecvmmsg => recvmmsg::start(options, options.threads),
             Self::ReuseportGro => recvmmsg::start_gro(options),
             Self::LaneMmsg => lane::start(options, Engine::Mmsg),
             Self::UringPlain => uring::start(options),

@@ -12,7 +12,7 @@ use manylane_sys::mmsg::{EchoControls, Message, RecvOptions, RecvRing, Wait};
 use manylane_sys::sock::Flag;
 use manylane_sys::tick;
 
-use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
 use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
@@ -21,15 +21,8 @@ const GRO_SIZE_MAX: usize = 65_535;
 /// Buffer size of receivers without GRO: half a page, more for larger datagrams.
 const BUF_SIZE_MIN: usize = 2048;
 
-pub(crate) fn start_shared(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
-    start_without_gro(options, 1)
-}
-
-pub(crate) fn start_reuseport(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
-    start_without_gro(options, options.threads)
-}
-
-fn start_without_gro(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
+/// Starts threads that share one socket, or have one each.
+pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
     // If threads that share one socket delayed, one of them would receive everything.
     let pause = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
     let control = needs_local_address(options);
@@ -51,14 +44,6 @@ pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningRece
     Workers::start_on_sockets(options, sockets, move |post, socket| {
         recv_loop(post, socket, ring, pause, work, handle)
     })
-}
-
-fn pktinfo_flags(options: &ReceiverOptions) -> &'static [Flag] {
-    match needs_local_address(options) {
-        false => &[],
-        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
-        true => &[Flag::PktInfoV6],
-    }
 }
 
 /// Reads a message that is one datagram.

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use manylane_sys::mmsg::{SendOptions, SendRing};
-use manylane_sys::sock::{self, Flag};
+use manylane_sys::sock;
 use manylane_sys::tick;
 use manylane_sys::uring::{BareMultishot, BareOptions};
 
-use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
 use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
@@ -27,12 +27,7 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let control = needs_local_address(options);
-    let flags: &[Flag] = match control {
-        false => &[],
-        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
-        true => &[Flag::PktInfoV6],
-    };
-    let sockets = workers::bind(options, options.threads, flags)?;
+    let sockets = workers::bind(options, options.threads, pktinfo_flags(options))?;
     let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
     let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
     Workers::start_on_sockets(options, sockets, move |post, socket| {

@@ -211,6 +211,15 @@ pub(crate) fn needs_local_address(options: &ReceiverOptions) -> bool {
     options.work == Work::Echo && options.addr.ip().is_unspecified()
 }
 
+/// The flags of a socket whose receives return it.
+pub(crate) fn pktinfo_flags(options: &ReceiverOptions) -> &'static [Flag] {
+    match needs_local_address(options) {
+        false => &[],
+        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
+        true => &[Flag::PktInfoV6],
+    }
+}
+
 /// Binds `count` sockets to one address, several as one reuseport group.
 pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> Result<Vec<UdpSocket>> {
     let mut addr = options.addr;

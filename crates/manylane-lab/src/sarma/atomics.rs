@@ -1,15 +1,16 @@
 //! Table 1: cost of single operations on this processor.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use manylane_sys::cpu;
 
-use super::{COST, TABLE_1};
-use crate::{Row, Scale, cpu_distance};
+use super::{COST, OPERATIONS, TABLE_1};
+use crate::cpu_distance::{self, PaddedWord};
+use crate::{Row, Scale};
 use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
 
@@ -67,20 +68,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let handover = second().and_then(|second| cpu_distance::measure_handover(first, second, rounds));
     rows.push(row(LINE_HANDOVER, handover));
     // The paper sorts by cost; its order is kept.
-    let order = [
-        INSTRUCTION,
-        CYCLE,
-        L2,
-        INCREMENT,
-        CMPXCHG,
-        INCREMENT_TRANSFER,
-        MEMORY,
-        LOCK,
-        CMPXCHG_BLIND,
-        CMPXCHG_INVALIDATE,
-        LINE_HANDOVER,
-    ];
-    rows.sort_by_key(|row| order.iter().position(|name| *name == row.line));
+    rows.sort_by_key(|row| OPERATIONS.iter().position(|(name, _)| *name == row.line).unwrap_or(usize::MAX));
     Ok(rows)
 }
 
@@ -205,10 +193,6 @@ enum TransferOp {
     ReadFirst,
 }
 
-/// A word that is alone on the pair of lines that processors fetch.
-#[repr(align(128))]
-struct PaddedWord(AtomicU64);
-
 /// Lines that one processor writes and the other one reads.
 const LINE_COUNT: usize = 512;
 /// Step from a line to the next one: odd, so that all lines are visited.
@@ -218,24 +202,23 @@ const LINE_STRIDE: usize = 167;
 fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> Result<f64> {
     let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(0))).collect();
     // Even: the other one writes; odd: this one reads.
-    let turn = AtomicUsize::new(0);
-    let rounds = rounds as usize;
+    let turn = AtomicU64::new(0);
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Result<()> {
             cpu::pin(second).context("cannot pin a thread")?;
             for round in 0..rounds {
                 spin_until(&turn, 2 * round);
-                words.iter().for_each(|word| word.0.store(round as u64, Ordering::Relaxed));
+                words.iter().for_each(|word| word.0.store(round, Ordering::Relaxed));
                 turn.store(2 * round + 1, Ordering::Release);
             }
             Ok(())
         });
         let taker = scope.spawn(|| -> Result<f64> {
             let pinned = cpu::pin(first).context("cannot pin a thread");
-            let mut times = Vec::with_capacity(rounds);
+            let mut times = Vec::with_capacity(rounds as usize);
             for round in 0..rounds {
                 spin_until(&turn, 2 * round + 1);
-                times.push(ns_per_step(LINE_COUNT as u64, || access_lines(&words, how, round as u64)));
+                times.push(ns_per_step(LINE_COUNT as u64, || access_lines(&words, how, round)));
                 turn.store(2 * round + 2, Ordering::Release);
             }
             pinned?;
@@ -246,7 +229,8 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
     })
 }
 
-fn spin_until(turn: &AtomicUsize, until: usize) {
+/// Waits with pause instructions, because the other thread may be on the same core.
+fn spin_until(turn: &AtomicU64, until: u64) {
     let mut polls = 0_u32;
     // Exceeded only if a processor was taken away. Then the other thread may need this one.
     while turn.load(Ordering::Acquire) < until {

@@ -24,6 +24,7 @@ use manylane_bench::experiments::rtt::placement::Placement;
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::stats::Summary;
 use manylane_bench::{self as bench, Setup};
+use manylane_measure::machine;
 use manylane_measure::{Sent, Traffic, Until};
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
@@ -230,7 +231,7 @@ fn sample_kernel(start: Instant, goes_on: &dyn Fn() -> bool) -> Vec<KernelSample
         seen.push(KernelSample {
             at: start.elapsed().as_secs_f64(),
             softirqs: parse_softirqs(&text("/proc/softirqs")),
-            slab_kib: parse_field(&text("/proc/meminfo"), "Slab:"),
+            slab_kib: machine::read_kib("/proc/meminfo", "Slab"),
             // A heading, then a line for each counter.
             neighbours: (text("/proc/thread-self/net/arp").lines().count() as u64).saturating_sub(1),
         });
@@ -245,11 +246,6 @@ fn sample_kernel(start: Instant, goes_on: &dyn Fn() -> bool) -> Vec<KernelSample
 fn parse_softirqs(text: &str) -> u64 {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("NET_RX:"));
     line.map_or(0, |counts| counts.split_whitespace().filter_map(|count| count.parse::<u64>().ok()).sum())
-}
-
-fn parse_field(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 /// A regular client, which sends a request now and then and waits for the reply. Returns the time
@@ -356,10 +352,6 @@ mod tests {
     fn the_kernels_files_are_read() {
         let text = "                    CPU0       CPU1\n      NET_TX:          1          2\n      NET_RX:     100    20\n";
         assert_eq!(parse_softirqs(text), 120);
-        assert_eq!(
-            (parse_field("MemTotal: 5 kB\nSlab:      42 kB\n", "Slab:"), parse_field("", "Slab:")),
-            (42, 0)
-        );
         assert_eq!((p99(&[]), p99(&[1.0]), p99(&[3.0, 1.0, 2.0])), (None, Some(1.0), Some(3.0)));
     }
 
