@@ -5,9 +5,6 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-
-use crate::pinned::run_pinned;
-use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_measure::machine;
 use manylane_measure::sockets::{self, Flows};
 use manylane_measure::{Sent, Traffic, Until};
@@ -15,6 +12,9 @@ use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::reply_count::{CountHook, ReplyCounter, ReplyFlows, SharedFlows};
 use manylane_testbed::{Layout, Testbed};
+
+use crate::pinned::run_pinned;
+use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
 
 /// Traffic of one sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -121,8 +121,9 @@ const DEFAULT_QUEUES: u32 = 8;
 
 impl Setup {
     /// Loopback: ordinary sockets on both sides, no privileges.
-    pub fn loopback(receiver_cpus: Option<Vec<usize>>) -> Result<Self> {
-        Ok(Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus))
+    #[must_use]
+    pub fn loopback(receiver_cpus: Option<Vec<usize>>) -> Self {
+        Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus)
     }
 
     /// Two hosts joined by `interfaces` veth pairs of several queues. The sender generates frames

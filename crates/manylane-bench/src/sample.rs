@@ -6,13 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use manylane_measure::machine;
+use manylane_measure::{Sent, Until};
+use manylane_testbed::reply_count::ReplyCounter;
 
 use crate::place::{Load, Setup};
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver, Snapshot, Work};
 use crate::schema::Sample;
-use manylane_measure::machine;
-use manylane_measure::{Sent, Until};
-use manylane_testbed::reply_count::ReplyCounter;
 
 /// Timeout until all sent datagrams are delivered or dropped.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
@@ -47,11 +47,7 @@ struct MeasuredReceiver<'a> {
 
 impl MeasuredReceiver<'_> {
     fn counts(&self) -> Result<ReceiverCounts> {
-        self.counts_with(self.running.snapshot())
-    }
-
-    fn counts_with(&self, receiver: Snapshot) -> Result<ReceiverCounts> {
-        receiver_counts(self.reply_counter, receiver)
+        receiver_counts(self.reply_counter, self.running.snapshot())
     }
 }
 

@@ -10,21 +10,18 @@ mod rx;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 pub use batch::{BatchRow, BatchSample};
 pub use churn::ChurnRow;
 pub use flap::{FlapRow, FlapSample};
 pub use flood::{
     FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS, SENDER_CPU_PROGRAM,
 };
+pub use manylane_measure::Document;
 pub use rtt::{RttMetrics, RttRow, RttSample};
 pub use rx::BenchRow;
-
-pub use manylane_measure::Document;
+use serde::{Deserialize, Serialize};
 
 pub use crate::settings::BenchSettings;
-
 use crate::stats::median;
 
 /// Name of the document that `bench rx` writes.

@@ -61,7 +61,7 @@ fn check_all_done(setup: &mut Setup, kind: Kind, work: Work, threads: usize) {
 #[test]
 fn loopback_every_request_is_answered_and_counted() {
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
-        let mut setup = Setup::loopback(None).unwrap();
+        let mut setup = Setup::loopback(None);
         for threads in [1, 2] {
             check_all_done(&mut setup, kind, Work::Echo, threads);
         }
@@ -200,7 +200,7 @@ fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
 
 #[test]
 fn flaps_need_a_testbed() {
-    let mut setup = Setup::loopback(None).unwrap();
+    let mut setup = Setup::loopback(None);
     let options = options(Duration::from_millis(1));
     let err =
         flap::run(&mut setup, &options, &Event::ALL, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
@@ -230,7 +230,7 @@ fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: 
 #[test]
 fn loopback_batches_are_taken_whole_by_every_way() {
     let by: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(|by| !by.needs_device()).collect();
-    check_batches(&mut Setup::loopback(None).unwrap(), &by, &[64, 8192], false);
+    check_batches(&mut Setup::loopback(None), &by, &[64, 8192], false);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn netns_batches_are_taken_whole_by_every_way() {
 
 #[test]
 fn loopback_replies_are_all_taken() {
-    let setup = Setup::loopback(None).unwrap();
+    let setup = Setup::loopback(None);
     let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
     let nobody = &mut NoProgress(AtomicBool::new(false));
     let document = replies::run(&setup, &options, &SendMethod::ALL, &[1, 64], nobody).unwrap();
@@ -335,7 +335,7 @@ fn floods_need_a_testbed_with_two_links() {
     let plan =
         flood::Plan { parts: Vec::new(), limit: "100".parse().unwrap(), sources: Duration::from_millis(1) };
     let options = options(Duration::from_millis(1));
-    let mut setup = Setup::loopback(None).unwrap();
+    let mut setup = Setup::loopback(None);
     let err = flood::run(&mut setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
     assert!(err.to_string().contains("testbed"), "{err}");
 }

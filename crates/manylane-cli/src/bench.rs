@@ -126,7 +126,7 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     // Loopback accepts datagrams of every size, and has no frames.
     let mut setup = match args.place.testbed {
         true => Setup::testbed(args.common.receiver_cpus.clone(), 1)?,
-        false => Setup::loopback(args.common.receiver_cpus.clone())?,
+        false => Setup::loopback(args.common.receiver_cpus.clone()),
     };
     let has_device = !setup.device_names().is_empty();
     let has_uring = manylane::probe().uring.is_ok();
@@ -152,7 +152,7 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
 fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
     options.sizes = or_default(&args.common.size, &REPLY_SIZES);
-    let setup = Setup::loopback(args.common.receiver_cpus.clone())?;
+    let setup = Setup::loopback(args.common.receiver_cpus.clone());
     let senders = or_default(&args.senders, &SendMethod::ALL);
     let document = experiments::replies::run(&setup, &options, &senders, &args.messages, director)?;
     finish(&args.common, director, "replies", &document)
@@ -163,7 +163,7 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
     options.flows = args.common.flows.unwrap_or(1);
     options.gso = true;
-    let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
+    let mut setup = Setup::loopback(args.common.receiver_cpus.clone());
     let document = experiments::rx::run(&mut setup, &options, director)?;
     finish(&args.common, director, "gso", &document)
 }
@@ -272,13 +272,13 @@ fn make_setup(
         return make(cpus);
     }
     if args.loopback {
-        return Setup::loopback(cpus);
+        return Ok(Setup::loopback(cpus));
     }
     match topology::available() {
         Ok(()) => make(cpus),
         Err(why) => {
             output::eprint_line(&format!("on loopback: {why:#}"));
-            Setup::loopback(cpus)
+            Ok(Setup::loopback(cpus))
         }
     }
 }

@@ -8,9 +8,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use manylane_sys::cpu;
-
 use manylane_bench::stats::median;
+use manylane_sys::cpu;
 
 /// Two threads of one core transfer a line in some 5 to 20 ns, because it stays in their L1 cache.
 /// From core to core it takes 40 to more than 200 ns.

@@ -45,13 +45,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
+use manylane_bench::{Controller, check_stop};
+use manylane_measure::{Document, named_enum};
 use serde::{Deserialize, Serialize};
 
 pub use self::row::{Row, merge};
 pub use self::setups::Setups;
 use self::state::State;
-use manylane_bench::{Controller, check_stop};
-use manylane_measure::{Document, named_enum};
 
 /// Name of the document.
 pub const SCHEMA: &str = "manylane.lab.v1";

@@ -6,10 +6,10 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-
-use super::{Baseline, Part, Plot, Row, Scale, Setups, SilentController, Table};
 use manylane_bench::Options;
 use manylane_bench::experiments::batch::{self, Plan, RecvMethod};
+
+use super::{Baseline, Part, Plot, Row, Scale, Setups, SilentController, Table};
 
 const LOCAL_TABLE: &str = "local experiment";
 const REAL_WORLD_TABLE: &str = "real-world experiment";
@@ -93,7 +93,7 @@ fn sample(
             anyhow::ensure!(size <= 1400, "a frame of the testbed carries no more than 1500 bytes");
             places.testbed()?
         }
-        _ => places.loopback()?,
+        _ => places.loopback(),
     };
     let options = Options { sizes: vec![size], quick, ..Options::new(Vec::new()) };
     let plan = Plan { methods: vec![by], messages: vec![messages], fills: if quick { 1 } else { 4 } };

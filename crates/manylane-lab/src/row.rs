@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use manylane_bench::stats::median;
 use serde::{Deserialize, Serialize};
 
 use super::{Paper, PaperValue};
-use manylane_bench::stats::median;
 
 /// One cell of a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,9 +2,9 @@
 //! for later parts.
 
 use anyhow::{Result, anyhow};
+use manylane_bench::Setup;
 
 use super::Scale;
-use manylane_bench::Setup;
 
 /// The set-ups, and the scale of the run.
 pub struct Setups {
@@ -24,11 +24,8 @@ impl Setups {
     }
 
     /// Loopback.
-    pub fn loopback(&mut self) -> Result<&mut Setup> {
-        match &mut self.loopback {
-            Some(setup) => Ok(setup),
-            none => Ok(none.insert(Setup::loopback(None)?)),
-        }
+    pub fn loopback(&mut self) -> &mut Setup {
+        self.loopback.get_or_insert_with(|| Setup::loopback(None))
     }
 
     /// Two hosts.

@@ -9,10 +9,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use manylane_measure::Machine;
 use serde::{Deserialize, Serialize};
 
 use super::{LabSettings, Row, row};
-use manylane_measure::Machine;
 
 /// Identifies the first line.
 const SCHEMA: &str = "manylane.lab.state.v1";

@@ -17,7 +17,6 @@ use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::sock::{self, Buffer};
-
 pub use payload::{Expect, MAX_PAYLOAD, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
 pub use tracker::{FifoTracker, ReplyStatus, RequestCounts, SeqTracker};
 

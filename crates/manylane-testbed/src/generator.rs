@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::maps::Array;
 use aya::programs::{ProgramError, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
+use manylane_measure::{Sent, Traffic, Until};
 use manylane_sys::{cpu, signal};
 use manylane_wire::checksum::Sum;
 use manylane_wire::ethernet::{self, Mac};
@@ -25,7 +26,6 @@ use signal_hook::consts::SIGURG;
 
 use crate::host::Host;
 use crate::link::{DeviceCounters, device_counters};
-use manylane_measure::{Sent, Traffic, Until};
 
 /// Number of frames that the kernel prepares at a time before the other end of the link receives
 /// them: as many as one poll takes (NAPI_POLL_WEIGHT).

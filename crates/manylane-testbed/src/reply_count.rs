@@ -12,9 +12,9 @@ use aya::maps::{MapData, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode, tc};
 use aya::{Ebpf, EbpfLoader};
 use manylane_measure::named_enum;
+use manylane_measure::sockets::Flows;
 
 use crate::host::Host;
-use manylane_measure::sockets::Flows;
 
 named_enum! {
     /// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the

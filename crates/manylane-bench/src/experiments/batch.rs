@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Engine, Lane, Placement};
+use manylane_measure::Until;
 use manylane_measure::named_enum;
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
@@ -29,7 +30,6 @@ use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 use crate::receivers::xsk::{self, Checked, FrameParser, OpenQueues, Unchecked};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_pinned, run_rounds};
-use manylane_measure::Until;
 
 /// Number of datagrams in a filled queue: at least the maximum of one call.
 const FILL_DATAGRAMS: u64 = 2048;
@@ -83,17 +83,40 @@ pub struct Plan {
     pub fills: usize,
 }
 
+/// A method, for datagrams of one size and a number of messages per call.
 #[derive(Debug, Clone, Copy)]
-struct Config {
-    method: RecvMethod,
-    size: usize,
-    messages: usize,
+pub(super) struct Config<M> {
+    pub(super) method: M,
+    pub(super) size: usize,
+    pub(super) messages: usize,
 }
 
-impl fmt::Display for Config {
+impl<M: fmt::Display> fmt::Display for Config<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {} bytes, {} a call", self.method, self.size, self.messages)
     }
+}
+
+/// The rows of all methods, sizes and numbers of messages per call.
+pub(super) fn compare<M: Copy + fmt::Display>(
+    options: &Options,
+    methods: &[M],
+    messages: &[usize],
+    director: &mut dyn Controller,
+    mut sample: impl FnMut(Config<M>, usize) -> Result<BatchSample>,
+) -> Result<Vec<BatchRow>> {
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &messages in messages {
+            configs.extend(methods.iter().map(|&method| Config { method, size, messages }));
+        }
+    }
+    let samples = run_rounds(options.rounds, &configs, director, |config, round, _| sample(*config, round))?;
+    director.progress(1.0, "done");
+    let row = |(Config { method, size, messages }, samples): (Config<M>, _)| {
+        BatchRow::from_samples(&method.to_string(), size, messages, samples)
+    };
+    Ok(configs.into_iter().zip(samples).map(row).collect())
 }
 
 /// Runs the benchmark. It uses the sizes, rounds, flows and receive buffer of `options`.
@@ -107,40 +130,19 @@ pub fn run(
     settings.notes.extend(oversubscribed_note(setup));
     settings.notes.push(format!("each sample empties {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
     settings.receivers = plan.methods.iter().map(ToString::to_string).collect();
-    let mut configs = Vec::new();
-    for &size in &options.sizes {
-        for &messages in &plan.messages {
-            configs.extend(plan.methods.iter().map(|&by| Config { method: by, size, messages }));
-        }
-    }
-    let samples = run_rounds(options.rounds, &configs, director, |config, round, _| {
-        sample(setup, options, plan, *config, round)
+    let rows = compare(options, &plan.methods, &plan.messages, director, |config, round| {
+        let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
+        let cpu = setup.receiver_cpus().first().copied();
+        run_pinned(cpu, || measure(setup, receiver, (plan.fills, options.flows), config, round))
     })?;
-    let row = |(Config { method, size, messages }, samples): (Config, _)| {
-        BatchRow::from_samples(method.name(), size, messages, samples)
-    };
-    let rows = configs.into_iter().zip(samples).map(row).collect();
-    director.progress(1.0, "done");
     Ok(Document::new(BENCH_BATCH, settings, rows))
-}
-
-fn sample(
-    setup: &mut Setup,
-    options: &Options,
-    plan: &Plan,
-    config: Config,
-    round: usize,
-) -> Result<BatchSample> {
-    let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
-    let cpu = setup.receiver_cpus().first().copied();
-    run_pinned(cpu, || measure(setup, receiver, (plan.fills, options.flows), config, round))
 }
 
 fn measure(
     setup: &mut Setup,
     mut taker: BatchReceiver,
     (fills, flows): (usize, u16),
-    config: Config,
+    config: Config<RecvMethod>,
     round: usize,
 ) -> Result<BatchSample> {
     // Several flows, in turn, because the kernel would join one flow to GRO messages on a device.
@@ -231,7 +233,7 @@ impl XskPoller {
 }
 
 impl BatchReceiver {
-    fn new(setup: &Setup, options: &Options, config: Config) -> Result<Self> {
+    fn new(setup: &Setup, options: &Options, config: Config<RecvMethod>) -> Result<Self> {
         let Config { method: by, size, messages } = config;
         let addr = setup.bind_addr();
         let engine = match by {

@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Engine};
+use manylane_measure::Sent;
 use manylane_measure::named_enum;
+use manylane_testbed::Host;
 
 use crate::receivers::xsk::load_redirect;
 use crate::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use crate::sample::measure_during;
 use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_rounds, safe_rate};
-use manylane_measure::Sent;
-use manylane_testbed::Host;
 
 /// The receivers that it compares by default.
 pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];

@@ -3,7 +3,6 @@
 //! with an entry for each. One thread sends over loopback to a socket that drops everything. The
 //! CPU time of all methods includes the kernel's delivery up to there.
 
-use std::fmt;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
@@ -14,8 +13,9 @@ use manylane_sys::mmsg::{SendOptions, SendRing};
 use manylane_sys::uring::BareSender;
 use manylane_sys::{cpu, sock};
 
+use super::batch::{Config, compare};
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
-use crate::{Controller, Limits, Options, Setup, run_pinned, run_rounds};
+use crate::{Controller, Limits, Options, Setup, run_pinned};
 
 /// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
@@ -33,19 +33,6 @@ named_enum! {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Config {
-    sender: SendMethod,
-    size: usize,
-    messages: usize,
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {} bytes, {} a call", self.sender, self.size, self.messages)
-    }
-}
-
 /// Runs the benchmark. It uses the sizes and rounds of `options`.
 pub fn run(
     setup: &Setup,
@@ -57,25 +44,14 @@ pub fn run(
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = senders.iter().map(ToString::to_string).collect();
     settings.notes.push("the datagrams are refused by a filter of the socket that they are sent to".into());
-    let mut configs = Vec::new();
-    for &size in &options.sizes {
-        for &messages in messages {
-            configs.extend(senders.iter().map(|&sender| Config { sender, size, messages }));
-        }
-    }
     let cpu = setup.receiver_cpus().first().copied();
-    let samples = run_rounds(options.rounds, &configs, director, |&config, round, _| {
+    let rows = compare(options, senders, messages, director, |config, round| {
         run_pinned(cpu, || measure(config, round))
     })?;
-    let row = |(Config { sender, size, messages }, samples): (Config, _)| {
-        BatchRow::from_samples(sender.name(), size, messages, samples)
-    };
-    let rows = configs.into_iter().zip(samples).map(row).collect();
-    director.progress(1.0, "done");
     Ok(Document::new(BENCH_REPLIES, settings, rows))
 }
 
-fn measure(Config { sender, size, messages }: Config, round: usize) -> Result<BatchSample> {
+fn measure(Config { method, size, messages }: Config<SendMethod>, round: usize) -> Result<BatchSample> {
     let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
     sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
     let peer = SockAddr::from(target.local_addr()?);
@@ -83,7 +59,7 @@ fn measure(Config { sender, size, messages }: Config, round: usize) -> Result<Ba
     // Payloads in separate memory, as those of a batch.
     let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
     let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
-    let mut send = make_send_fn(sender, &socket, peer, messages)?;
+    let mut send = make_send_fn(method, &socket, peer, messages)?;
     let mut sum = BatchSample { round, ..BatchSample::default() };
     let mut before = cpu::thread_cpu_time();
     for call in 0..calls + calls / 8 {

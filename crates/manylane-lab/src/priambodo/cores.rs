@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use manylane_bench as bench;
+use manylane_measure::machine;
 use manylane_sys::cpu;
 
 use super::CORES;
 use crate::table::format_number;
 use crate::{Row, Scale, cpu_distance};
-use manylane_bench as bench;
-use manylane_measure::machine;
 
 const SAME_CORE: &str = "two threads, one core (SMT)";
 const TWO_CORES: &str = "two threads, two cores";

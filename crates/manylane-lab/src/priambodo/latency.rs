@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use manylane::WaitPolicy;
-
-use super::TABLE_2;
-use crate::{Row, Setups};
 use manylane_bench::experiments::rtt::generator::{Generator, RequestStats};
 use manylane_bench::experiments::rtt::placement::{Cpus, Placement};
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::{self as bench, Setup};
+
+use super::TABLE_2;
+use crate::{Row, Setups};
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";

@@ -8,13 +8,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
+use manylane_bench::{self as bench, Load, Setup};
 use manylane_sys::{cpu, numa};
 
 use super::TABLE_1;
 use crate::numa_nodes::{self, NodeChoice, NumaNode};
 use crate::{Row, Setups};
-use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
-use manylane_bench::{self as bench, Load, Setup};
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn loopback_a_receiver_that_is_bound_to_a_node_takes_what_comes() {
-        let mut setup = Setup::loopback(None).unwrap();
+        let mut setup = Setup::loopback(None);
         let Ok(node) = node_choice(&setup).local else {
             eprintln!("skipped: no NUMA node here has a processor for receivers");
             return;

@@ -4,6 +4,8 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
+use manylane_bench as bench;
+use manylane_bench::receivers::Kind;
 
 use super::reading::{self, Phase, ReadSample, Reader};
 use super::{
@@ -13,8 +15,6 @@ use super::{
 use crate::locks::{Contentions, LockMonitor, RECV_QUEUE_LOCK, SOCKET_LOCK};
 use crate::lockstat::{LockClasses, LockStatSession, RECV_QUEUE_CLASSES, SOCKET_CLASSES};
 use crate::{Row, Setups};
-use manylane_bench as bench;
-use manylane_bench::receivers::Kind;
 
 /// Maximum number of callers that are listed; the others are joined.
 const CALLERS_MAX: usize = 5;

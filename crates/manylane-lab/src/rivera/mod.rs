@@ -10,15 +10,15 @@ mod contention;
 mod reading;
 
 use manylane::Steering;
+use manylane_bench as bench;
+use manylane_bench::receivers::Kind;
+use manylane_bench::stats::interleaved;
 
 pub(super) use self::contention::{ContentionSample, sample_contention};
 use self::reading::{Reader, UNIT_SIZE};
 use super::table::format_number;
 use super::{Baseline, PaperValue, Part, Plot, Row, Scale, Table};
 use crate::lockstat;
-use manylane_bench as bench;
-use manylane_bench::receivers::Kind;
-use manylane_bench::stats::interleaved;
 
 /// Numbers of reading threads.
 const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];

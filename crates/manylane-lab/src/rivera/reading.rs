@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use manylane::Steering;
-use manylane_sys::cpu;
-
-use crate::{Row, Setups};
 use manylane_bench::receivers::{Kind, ReceiverOptions, RunningReceiver};
 use manylane_bench::{self as bench, Setup};
 use manylane_measure::sockets::Flows;
 use manylane_measure::{Traffic, Until};
+use manylane_sys::cpu;
 use manylane_testbed::generator::LiveSender;
+
+use crate::{Row, Setups};
 
 /// Bytes of a unit.
 pub(super) const UNIT_SIZE: usize = 10;
@@ -112,7 +112,7 @@ pub(super) fn read_units(
 ) -> Result<ReadSample> {
     let units = places.scale.units;
     let Reader::Udp(kind, steering, flows) = reader else { return read_pipe(units, threads, around) };
-    let setup = if reader.needs_device() { places.testbed()? } else { places.loopback()? };
+    let setup = if reader.needs_device() { places.testbed()? } else { places.loopback() };
     let options = ReceiverOptions {
         cpus: Vec::new(),
         ring: FRAMES_RING_SIZE,

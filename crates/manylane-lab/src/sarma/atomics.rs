@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use manylane_bench::{self as bench, run_pinned};
+use manylane_measure::machine;
 use manylane_sys::cpu;
 
 use super::{COST, OPERATIONS, TABLE_1};
 use crate::cpu_distance::{self, PaddedWord};
 use crate::{Row, Scale};
-use manylane_bench::{self as bench, run_pinned};
-use manylane_measure::machine;
 
 pub(super) const INSTRUCTION: &str = "Instruction";
 pub(super) const CYCLE: &str = "Clock Cycle";

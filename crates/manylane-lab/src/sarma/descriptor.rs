@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use manylane_bench::{self as bench, run_pinned};
+use manylane_measure::machine;
 use manylane_sys::uring::{Lookup, Lookups};
 use manylane_sys::{cpu, process};
 
 use super::{TABLE_3, TABLE_3_WRITES};
 use crate::{Row, Scale};
-use manylane_bench::{self as bench, run_pinned};
-use manylane_measure::machine;
 
 const RECV_CALL: &str = "recv() of an empty socket";
 const NO_FILE: &str = "io_uring request without a file";

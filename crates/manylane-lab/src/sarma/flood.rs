@@ -16,18 +16,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use manylane_sys::barrier;
-
-use super::{FIGURE_7, FIGURE_8, FLOOD};
-use crate::{Row, Setups};
 use manylane_bench::experiments::rtt::placement::Placement;
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
 use manylane_bench::stats::Summary;
 use manylane_bench::{self as bench, Setup};
 use manylane_measure::machine;
 use manylane_measure::{Sent, Traffic, Until};
+use manylane_sys::barrier;
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
+
+use super::{FIGURE_7, FIGURE_8, FLOOD};
+use crate::{Row, Setups};
 
 pub(super) const GRACE_PERIOD_MAX: &str = "grace longest, ms";
 const GRACE_PERIOD: &str = "grace, ms";

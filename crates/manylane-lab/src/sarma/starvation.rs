@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use manylane_bench::{self as bench, run_pinned};
 
 use super::FIGURE_9;
 use super::flood::{FloodResult, RxPath, run_under_flood};
 use crate::{Row, Setups};
-use manylane_bench::{self as bench, run_pinned};
 
 pub(super) const LONGEST_GAP: &str = "longest, ms";
 const STALLED_SHARE: &str = "stood still, %";

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use manylane::{Engine, WaitPolicy};
+use manylane_measure::client::{self, Expect, Outcome, Plan as Requests};
+use manylane_measure::{Traffic, Until};
+use manylane_testbed::generator::LiveSender;
 
 use super::server::{Flood, Server, ServerConfig, ServerStats};
 use super::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Variant};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
 use crate::{Limits, Options, Trial, check_stop, no_loss_rate};
-use manylane_measure::client::{self, Expect, Outcome, Plan as Requests};
-use manylane_measure::{Traffic, Until};
-use manylane_testbed::generator::LiveSender;
 
 /// Total rate of the regular clients' requests.
 pub(super) const REQUESTS_PER_SEC: f64 = 1000.0;

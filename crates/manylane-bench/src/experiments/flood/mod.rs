@@ -21,10 +21,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use manylane::{Engine, Limit};
 use manylane_measure::named_enum;
+use manylane_testbed::Host;
 
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
-use manylane_testbed::Host;
 
 /// Payload of every datagram.
 const PAYLOAD_SIZE: usize = 32;

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use manylane_measure::machine;
 use manylane_sys::{cpu, measure};
 
 use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
-use manylane_measure::machine;
 
 /// Minimum length of a gap; shorter ones are ticks of the clock.
 const GAP_MIN: Duration = Duration::from_micros(200);

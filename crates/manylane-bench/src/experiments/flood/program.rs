@@ -9,13 +9,13 @@ use std::thread;
 
 use anyhow::{Result, anyhow};
 use manylane::Engine;
+use manylane_measure::Traffic;
 
 use super::server::{BusyThread, Flood, Server, ServerStats};
 use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodSample, SENDER_CPU_PROGRAM};
 use crate::{Options, check_stop};
-use manylane_measure::Traffic;
 
 pub(super) const VARIANTS: [Variant; 5] = [
     Variant { name: "no-flood", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Idle },

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use manylane::{Builder, Counters, Engine, Limit, Placement, WaitPolicy};
+use manylane_measure::{Sent, Traffic, Until};
 use manylane_sys::{cpu, measure};
+use manylane_testbed::Host;
+use manylane_testbed::generator::LiveSender;
 
 use super::pauses::PauseHistogram;
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodSample, Sample};
-use manylane_measure::{Sent, Traffic, Until};
-use manylane_testbed::Host;
-use manylane_testbed::generator::LiveSender;
 
 /// The settings of a server.
 #[derive(Debug, Clone, Copy)]

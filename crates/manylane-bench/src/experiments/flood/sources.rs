@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use manylane::{Engine, Limit, WaitPolicy};
+use manylane_measure::machine;
 use manylane_sys::cpu;
 use manylane_sys::packet::PacketSocket;
 use manylane_wire::ethernet::Mac;
@@ -21,7 +22,6 @@ use super::{FloodTestbed, PAYLOAD_SIZE, SenderLoad, Variant};
 use crate::check_stop;
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodMemory, FloodSample};
-use manylane_measure::machine;
 
 /// Rate of datagrams and of new sources, per second.
 pub(super) const RATE_PPS: u32 = 100_000;

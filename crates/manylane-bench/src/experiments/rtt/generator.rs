@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn generator(to: SocketAddr) -> Generator {
-        let mut asker = Generator::open(&Setup::loopback(None).unwrap(), to, 20).unwrap();
+        let mut asker = Generator::open(&Setup::loopback(None), to, 20).unwrap();
         (asker.should_yield, asker.reply_timeout) = (true, TEST_TIMEOUT);
         asker
     }

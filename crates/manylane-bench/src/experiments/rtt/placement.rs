@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use manylane_measure::named_enum;
 use manylane_sys::cpu;
+use manylane_testbed::Host;
 
 use crate::Setup;
-use manylane_testbed::Host;
 
 /// Timeout until the kernel threads have started.
 const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn who_is_where() {
-        let setup = Setup::loopback(None).unwrap();
+        let setup = Setup::loopback(None);
         let (apart, together) = (Placement::SeparateCpus.cpus(&setup), Placement::SharedCpu.cpus(&setup));
         assert_eq!((apart.server, together.server), (together.generator, apart.server));
         assert_eq!(apart.generator == apart.server, setup.sender_cpu().is_none());
