@@ -8,15 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::faults_support::{Child, is_child, report, wait_for_parent};
+use crate::netns_support::{open, sink, wait_until, wait_within};
 use manylane::{Builder, Handle, LaneId, Steering, SteeringBackend};
 use manylane_measure::{Traffic, Until};
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip;
 use manylane_testbed::{Layout, Testbed};
 use manylane_tests::{Client, Serving, send_and_wait};
-
-use crate::faults_support::{Child, is_child, report, wait_for_parent};
-use crate::netns_support::{open, sink, wait_until, wait_within};
 
 /// Datagrams per second, and the number of lanes that are added and removed meanwhile, one after
 /// the other. Each waits for a grace period of the kernel, which takes long on a busy machine.

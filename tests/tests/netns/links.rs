@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
 use manylane::{Flushed, LaneCounters, SteeringBackend};
 use manylane_measure::{Traffic, Until, sockets};
 use manylane_sys::process::run_isolated;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
-
-use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
 
 /// Sends `count` datagrams of 100 bytes each from the first lane, no two of which are joined.
 fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {

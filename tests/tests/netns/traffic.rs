@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
+use crate::netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
 use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::cpu;
@@ -9,8 +10,6 @@ use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, pattern, send_gso};
-
-use crate::netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
 
 #[test]
 fn netns_every_size_comes_back_whole() {

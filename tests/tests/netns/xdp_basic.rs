@@ -4,6 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use crate::xdp_support::frame_to;
 use manylane::{Batch, Builder, Ecn, Engine, ErrorKind, LaneCounters, Outbox, Socket};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::packet::PacketSocket;
@@ -12,9 +14,6 @@ use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
-
-use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
-use crate::xdp_support::frame_to;
 
 fn testbed(name: &str) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(&Layout::default()).unwrap())

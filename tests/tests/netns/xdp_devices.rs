@@ -2,6 +2,10 @@
 
 use std::net::SocketAddr;
 
+use crate::netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
+use crate::xdp_support::{
+    any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
+};
 use manylane::{Builder, Engine, ErrorKind, Handle};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::device;
@@ -10,11 +14,6 @@ use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, skip};
 use manylane_tests::{Client, TEST_TIMEOUT};
 use manylane_wire::ethernet::Mac;
-
-use crate::netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
-use crate::xdp_support::{
-    any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
-};
 
 /// The device of the first link.
 const DEVICE: &str = "link0";

@@ -3,6 +3,11 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd as _;
 
+use crate::netns_support::{client, echo, sink, wait_until};
+use crate::xdp_support::{
+    any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
+    xdp, xdp_count,
+};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
@@ -10,12 +15,6 @@ use manylane_testbed::generator::LiveSender;
 use manylane_tests::{Serving, TEST_TIMEOUT};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::Frame;
-
-use crate::netns_support::{client, echo, sink, wait_until};
-use crate::xdp_support::{
-    any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
-    xdp, xdp_count,
-};
 
 #[test]
 fn netns_xdp_sockets_of_a_process_each_take_their_own() {

@@ -22,7 +22,8 @@ const LINK: usize = 0;
 named_enum! {
     /// A placement by name.
     pub enum Placement {
-        /// Server and generator have a processor each. The device's work is done on the generator's.
+        /// Server and generator have a processor each. The device's work is done on the
+        /// generator's.
         SeparateCpus = "apart",
         /// Server and generator share a processor.
         SharedCpu = "together",
