@@ -1,4 +1,4 @@
-//! Options, progress, and the common steps of the benchmarks.
+//! The runner of the benchmarks: options, rounds, progress.
 
 use std::fmt::Display;
 use std::sync::atomic::AtomicBool;

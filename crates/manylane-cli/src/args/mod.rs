@@ -163,6 +163,13 @@ mod tests {
     }
 
     #[test]
+    fn bench_and_lab_are_commands_of_the_feature() {
+        let command = Cli::command();
+        let has = ["bench", "lab"].map(|name| command.find_subcommand(name).is_some());
+        assert_eq!(has, [cfg!(feature = "bench"); 2]);
+    }
+
+    #[test]
     fn policies_are_parsed() {
         let parse =
             |words: &[&str]| Cli::try_parse_from([&["manylane", "echo", "127.0.0.1:0"], words].concat());

@@ -28,7 +28,7 @@ impl Switch {
     }
 }
 
-#[cfg(any(test, feature = "bench"))]
+#[cfg(feature = "bench")]
 pub(super) fn messages(text: &str) -> Result<usize, String> {
     positive(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
 }
@@ -52,7 +52,7 @@ pub(super) fn snaplen(text: &str) -> Result<usize, String> {
         .ok_or(format!("give a number from 1 to {SNAPLEN_MAX}"))
 }
 
-#[cfg(any(test, feature = "bench"))]
+#[cfg(feature = "bench")]
 pub(super) fn interfaces(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| (1..=16).contains(number)).ok_or("give a number from 1 to 16".into())
 }

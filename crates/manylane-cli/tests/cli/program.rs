@@ -222,6 +222,9 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
     ] {
+        if words[0] == "bench" && !cfg!(feature = "bench") {
+            continue;
+        }
         let output = run(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
@@ -270,6 +273,7 @@ fn a_closed_pipe_is_no_error() {
     }
 }
 
+#[cfg(feature = "bench")]
 #[test]
 fn loopback_a_small_benchmark_is_one_document_and_a_report() {
     let out = folder("bench-rx");
@@ -293,6 +297,7 @@ fn loopback_a_small_benchmark_is_one_document_and_a_report() {
     assert!(page.contains("<svg") && page.contains("lane/mmsg"));
 }
 
+#[cfg(feature = "bench")]
 #[test]
 fn loopback_a_benchmark_of_answers_counts_them_all() {
     let out = folder("bench-echo");
@@ -313,6 +318,7 @@ fn loopback_a_benchmark_of_answers_counts_them_all() {
     assert!(page.contains("per answered request") && !page.contains("per datagram"));
 }
 
+#[cfg(feature = "bench")]
 #[test]
 fn netns_a_benchmark_of_flaps_is_one_document() {
     if !skip::need_root("netns_a_benchmark_of_flaps_is_one_document") {
@@ -336,6 +342,7 @@ fn netns_a_benchmark_of_flaps_is_one_document() {
     assert!(page.contains("<svg") && page.contains("<td>sender-link"));
 }
 
+#[cfg(feature = "bench")]
 #[test]
 fn loopback_lanes_that_come_and_go_lose_nothing() {
     let out = folder("bench-churn");
@@ -362,6 +369,9 @@ fn manual_and_completions_are_complete() {
         "manylane-bench",
         "manylane-bench-echo",
     ] {
+        if page.contains("-bench") && !cfg!(feature = "bench") {
+            continue;
+        }
         let text = fs::read_to_string(out.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".TH") && text.contains(".SH NAME"), "{page}");
     }
@@ -426,6 +436,7 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
     child.wait().unwrap();
 }
 
+#[cfg(feature = "bench")]
 #[test]
 fn loopback_a_benchmark_of_round_trips_has_a_row_for_each_contender_and_load() {
     let out = folder("bench-rtt");
