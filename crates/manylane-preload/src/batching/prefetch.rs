@@ -152,7 +152,7 @@ impl Sock {
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
-    /// `holds` has one for each possible lane.
+    /// `prefetches` has one for each possible lane.
     fn set_prefetches(&self, prefetches: &'static [Prefetch]) {
         self.prefetches.store(prefetches.as_ptr().cast_mut().cast(), Ordering::Release);
     }
