@@ -54,7 +54,9 @@ on_every_variant! {
         let mut builder = variant.builder("127.0.0.1:0");
         let mut hands = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
         let client = Client::to(hands.addr());
-        send_and_wait(|| (0..50).for_each(|seed| client.send_gso(&pattern(seed, 2000), 100)));
+        // All have the same checksum. With generic XDP, one in 65,535 goes to the companion: that
+        // which looks like the sum of a pseudo-header alone.
+        send_and_wait(|| (0..50).for_each(|_| client.send_gso(&[7; 2000], 100)));
         let received = hands.drain() as u64;
         let total = hands.handle.counters().total();
         assert!(received > 0 && total.delivered == received);
