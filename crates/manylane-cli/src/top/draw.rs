@@ -110,7 +110,7 @@ impl Screen {
             ));
         }
         let of_sockets =
-            view.ring_lines().into_iter().chain(view.refused.iter().map(super::view::Refusals::line));
+            view.ring_lines().into_iter().chain(view.filter_drops.iter().map(super::view::FilterRow::line));
         let (own, others): (Vec<String>, Vec<String>) = of_sockets
             .partition(|line| picked.is_some_and(|row| line.contains(&format!(" {}:", row.socket))));
         lines.extend(own);
@@ -184,7 +184,7 @@ mod tests {
             (16, "lost"),
             (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
             (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),
-            (19, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
+            (19, "filter of 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
             (21, "softirq"),
             (22, "core 0 50%, core 1 0%"),
         ];
@@ -224,10 +224,10 @@ mod tests {
         for at in 0..30 {
             view.rows.push(other(&format!("192.0.2.9:{at}"), &view.rows[0]));
         }
-        let refused = view.refused[0].clone();
+        let drops = view.filter_drops[0].clone();
         for at in 0..5 {
             let socket = format!("192.0.2.9:{at}");
-            view.refused.insert(0, super::super::view::Refusals { socket, ..refused.clone() });
+            view.filter_drops.insert(0, super::super::view::FilterRow { socket, ..drops.clone() });
         }
         for core in 2..40 {
             view.cores.push(super::super::view::CoreRow {
@@ -240,7 +240,7 @@ mod tests {
         assert!(lines[0].starts_with("manylane top: 1 process, 32 lanes (14 shown), by lane"), "{lines:#?}");
         assert!(
             lines[18].starts_with("rings of 192.0.2.1:53")
-                && lines[19].starts_with("not let in, 192.0.2.1:53:"),
+                && lines[19].starts_with("filter of 192.0.2.1:53:"),
             "{lines:#?}"
         );
         assert_eq!(lines[20], "and 5 more lines (--once shows all)");

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use self::draw::Screen;
 use self::snapshot::Snapshot;
-use self::view::{CoreRow, Refusals, RingRow, View};
+use self::view::{CoreRow, FilterRow, RingRow, View};
 use crate::args::TopArgs;
 use crate::output::{self, UsageError};
 
@@ -60,7 +60,7 @@ fn run_once(args: &TopArgs, interval: Duration) -> Result<()> {
     let settings = Settings {
         command: output::command_line(),
         seconds: view.seconds,
-        refused: view.refused,
+        filter_drops: view.filter_drops,
         rings: view.rings,
         cores: view.cores,
         silent: view.silent.into_iter().map(|(pid, why)| Silent { pid, why }).collect(),
@@ -129,7 +129,7 @@ struct Settings {
     command: String,
     /// Between the two samples.
     seconds: f64,
-    refused: Vec<Refusals>,
+    filter_drops: Vec<FilterRow>,
     /// Queues leased to programs under `manylane run`.
     rings: Vec<RingRow>,
     cores: Vec<CoreRow>,

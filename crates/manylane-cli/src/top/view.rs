@@ -40,7 +40,7 @@ pub(super) struct Row {
 
 /// The drops of a socket's filter.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Refusals {
+pub(super) struct FilterRow {
     pub(super) pid: u32,
     pub(super) socket: String,
     pub(super) denied: u64,
@@ -107,7 +107,7 @@ impl Sort {
 pub(super) struct View {
     pub(super) seconds: f64,
     pub(super) rows: Vec<Row>,
-    pub(super) refused: Vec<Refusals>,
+    pub(super) filter_drops: Vec<FilterRow>,
     pub(super) rings: Vec<RingRow>,
     pub(super) cores: Vec<CoreRow>,
     pub(super) silent: Vec<(u32, String)>,
@@ -142,10 +142,10 @@ impl View {
                 cpu,
             }
         });
-        let refused = now.sockets.iter().filter(|(_, socket)| socket.denied > 0 || socket.limited > 0);
-        let refused = refused.map(|(key, socket)| {
+        let drops = now.sockets.iter().filter(|(_, socket)| socket.denied > 0 || socket.limited > 0);
+        let drops = drops.map(|(key, socket)| {
             let then = before.sockets.get(key);
-            Refusals {
+            FilterRow {
                 pid: key.0,
                 socket: key.1.clone(),
                 denied: socket.denied,
@@ -178,7 +178,7 @@ impl View {
         Self {
             seconds,
             rows: rows.collect(),
-            refused: refused.collect(),
+            filter_drops: drops.collect(),
             rings: rings.collect(),
             cores: cores.collect(),
             silent: now.silent.clone(),
@@ -223,7 +223,7 @@ impl View {
         for line in self.ring_lines() {
             text += &format!("{line}\n");
         }
-        for one in &self.refused {
+        for one in &self.filter_drops {
             text += &format!("{}\n", one.line());
         }
         for (_, why) in &self.silent {
@@ -328,12 +328,12 @@ impl Row {
     }
 }
 
-impl Refusals {
+impl FilterRow {
     pub(super) fn line(&self) -> String {
         let socket =
             if self.socket.is_empty() { format!("process {}", self.pid) } else { self.socket.clone() };
         format!(
-            "not let in, {socket}: denied {} ({}/s), over a limit {} ({}/s)",
+            "filter of {socket}: denied {} ({}/s), over a limit {} ({}/s)",
             self.denied,
             format_number(self.denied_pps.round()),
             self.limited,
@@ -394,7 +394,7 @@ pub(super) mod tests {
         assert_eq!(row.cells()[3..], ["1000", "0", "25%", "20", "50%"].map(String::from));
         assert_eq!(view.rows[1].cells()[5], "50%", "of its rings");
         assert_eq!((view.cores[0].softirq, view.cores[0].busy, view.cores[1].busy), (0.5, 1.0, 0.0));
-        assert_eq!((view.refused[0].limited, view.refused[0].limited_pps), (2500, 1000.0));
+        assert_eq!((view.filter_drops[0].limited, view.filter_drops[0].limited_pps), (2500, 1000.0));
         let text = view.text(1);
         for hint in [
             "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)",

@@ -316,7 +316,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     assert_eq!(text, format!("deny    {own}\ndropped 3 denied, 7 over a limit\n"));
     let seen = document(Some(b), &["top", "--json", "--interval", "50ms"]);
     assert_eq!(
-        (sum(&seen, "received"), &seen["settings"]["refused"][0]["limited"]),
+        (sum(&seen, "received"), &seen["settings"]["filter_drops"][0]["limited"]),
         (25, &7.into()),
         "{seen}"
     );
