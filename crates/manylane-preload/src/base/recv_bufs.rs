@@ -7,7 +7,7 @@
 
 use std::ptr;
 
-use libc::{EFAULT, EINVAL, MSG_CMSG_CLOEXEC, MSG_TRUNC};
+use libc::{EFAULT, EINVAL, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_TRUNC};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 
 use crate::base::real;
@@ -37,6 +37,8 @@ pub(crate) struct DatagramRef<'a> {
     pub(crate) name: &'a [u8],
     /// Two parts, one after the other.
     pub(crate) payload: [&'a [u8]; 2],
+    /// Control messages, as the kernel writes them.
+    pub(crate) control: &'a [u8],
 }
 
 impl DatagramRef<'_> {
@@ -175,9 +177,24 @@ fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -
     let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
     let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
     write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
-    message.msg_controllen = 0;
     message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
+    write_control(message, parcel.control);
     Ok(kept)
+}
+
+/// Writes all control messages if they fit; else none, and sets the flag for that.
+fn write_control(message: &mut msghdr, control: &[u8]) {
+    let room = std::mem::replace(&mut message.msg_controllen, 0);
+    if control.is_empty() {
+        return;
+    }
+    if message.msg_control.is_null() || room < control.len() {
+        message.msg_flags |= MSG_CTRUNC;
+        return;
+    }
+    // SAFETY: the program's buffer, which has room for them.
+    unsafe { ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len()) };
+    message.msg_controllen = control.len();
 }
 
 /// Copies into the program's iovecs. Returns the bytes that fitted.
@@ -204,7 +221,7 @@ mod tests {
     use super::*;
 
     fn datagram<'a>(name: &'a [u8], near: &'a [u8], far: &'a [u8]) -> DatagramRef<'a> {
-        DatagramRef { name, payload: [near, far] }
+        DatagramRef { name, payload: [near, far], control: &[] }
     }
 
     #[test]
@@ -252,5 +269,21 @@ mod tests {
         assert_eq!(to.write(0, &parcel, 0), 3);
         assert_eq!((message.msg_len, message.msg_hdr.msg_flags), (3, MSG_TRUNC));
         assert_eq!(message.msg_hdr.msg_controllen, 0);
+    }
+    #[test]
+    fn control_messages_are_written_whole_or_not_at_all() {
+        let parcel = DatagramRef { control: b"control!", ..datagram(&[], b"hello", &[]) };
+        for (room, kept) in [(8, 8), (7, 0)] {
+            let mut control = [0_u8; 8];
+            // SAFETY: zeroes are a value of a message.
+            let mut message: msghdr = unsafe { std::mem::zeroed() };
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = room;
+            let to = RecvBufs::Message(&raw mut message);
+            assert_eq!(to.write(0, &parcel, 0), 0);
+            assert_eq!(message.msg_controllen, kept);
+            assert_eq!(message.msg_flags & MSG_CTRUNC != 0, kept == 0);
+            assert_eq!(control, if kept == 8 { *b"control!" } else { [0; 8] });
+        }
     }
 }

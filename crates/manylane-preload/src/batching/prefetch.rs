@@ -422,6 +422,7 @@ impl Prefetch {
                     std::slice::from_raw_parts(near, len.min(HEAD_LEN)),
                     std::slice::from_raw_parts(far, len.saturating_sub(HEAD_LEN)),
                 ],
+                control: &[],
             }
         }
     }

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use libc::{MSG_CTRUNC, MSG_PEEK, c_int, iovec, msghdr};
+use libc::{MSG_PEEK, c_int, iovec, msghdr};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::shared::memory::{self, Atomics};
@@ -47,12 +47,6 @@ pub(crate) struct Leftovers {
 unsafe impl Sync for Leftovers {}
 // SAFETY: zeroes are an empty one, with no next chunk.
 unsafe impl Atomics for Leftovers {}
-
-/// A datagram that only the calling thread returns.
-struct Claimed<'a> {
-    datagram: DatagramRef<'a>,
-    control: &'a [u8],
-}
 
 impl Leftovers {
     /// An empty one; none if the system is out of memory.
@@ -130,10 +124,11 @@ impl Leftovers {
 
     /// Length of the payload of the next one.
     pub(crate) fn next_len(&self) -> Option<usize> {
-        self.claim(false).map(|next| next.datagram.payload[0].len())
+        self.claim(false).map(|next| next.payload[0].len())
     }
 
-    fn claim(&self, takes: bool) -> Option<Claimed<'_>> {
+    /// The next datagram; if it `takes` it, only the calling thread returns it.
+    fn claim(&self, takes: bool) -> Option<DatagramRef<'_>> {
         loop {
             let part = self.first_chunk()?;
             let start = part.read_pos.load(Ordering::Acquire);
@@ -159,8 +154,9 @@ impl Leftovers {
                 }
             };
             let payload = bytes(NAME_MAX, head.payload);
-            return Some(Claimed {
-                datagram: DatagramRef { name: bytes(0, head.name), payload: [payload, &[]] },
+            return Some(DatagramRef {
+                name: bytes(0, head.name),
+                payload: [payload, &[]],
                 control: bytes(NAME_MAX + payload.len(), head.control),
             });
         }
@@ -176,37 +172,12 @@ impl Leftovers {
                 break;
             }
             let Some(next) = self.claim(flags & MSG_PEEK == 0) else { break };
-            let message = match *into {
-                RecvBufs::Message(message) => message,
-                // SAFETY: the program's array, which has more than `nth` messages.
-                RecvBufs::Messages { to, .. } => unsafe { &raw mut (*to.wrapping_add(nth)).msg_hdr },
-                _ => ptr::null_mut(),
-            };
-            // SAFETY: null, or the program's message, which the kernel would read here, too.
-            let room = unsafe { message.as_ref() }.map_or(0, |message| message.msg_controllen);
-            let got = into.write(nth, &next.datagram, flags);
+            let got = into.write(nth, &next, flags);
             if got < 0 {
                 return answer.or(Some(got));
             }
-            write_control(message, room, next.control);
             answer = Some(if into.is_mmsg() { nth as isize + 1 } else { got });
         }
         answer
     }
-}
-
-/// Writes all control messages if they fit; else none, and sets the flag for that.
-fn write_control(message: *mut msghdr, room: usize, control: &[u8]) {
-    // SAFETY: null, or the program's message, which the kernel would write here, too.
-    let Some(message) = (unsafe { message.as_mut() }) else { return };
-    if control.is_empty() {
-        return;
-    }
-    if message.msg_control.is_null() || room < control.len() {
-        message.msg_flags |= MSG_CTRUNC;
-        return;
-    }
-    // SAFETY: the program's buffer, which has room for them.
-    unsafe { ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast::<u8>(), control.len()) };
-    message.msg_controllen = control.len();
 }
