@@ -8,7 +8,7 @@ use std::mem::transmute;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, c_long, c_void, pollfd, sigset_t, timespec};
+use libc::{c_int, c_long, c_ulong, c_void, epoll_event, pollfd, sigset_t, timespec};
 
 use crate::base::functions::{functions, types::*};
 
@@ -144,6 +144,26 @@ pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: Option<timespec>, mask: *co
     let size = 8_usize;
     // SAFETY: the slice and the timeout live through the call; the mask is null or the program's.
     unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
+}
+
+/// `epoll_ctl(2)`; only the removal of an entry needs no event.
+pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<&mut epoll_event>) -> c_int {
+    call::epoll_ctl(epfd, op, fd, event.map_or(ptr::null_mut(), ptr::from_mut))
+}
+
+/// `F_DUPFD_CLOEXEC` of `fcntl(2)`: duplicates to the first free number from `first` on.
+pub(crate) fn dup_from(fd: c_int, first: c_ulong) -> c_int {
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, first)
+}
+
+/// `F_GETFL` of `fcntl(2)`; negative: an error.
+pub(crate) fn status_flags(fd: c_int) -> c_int {
+    call::fcntl(fd, libc::F_GETFL, 0)
+}
+
+/// True if the descriptor is open, and stays open in programs that the process starts.
+pub(crate) fn is_inherited_on_exec(fd: c_int) -> bool {
+    call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0
 }
 
 /// The result of a call that the library fails without calling the kernel.

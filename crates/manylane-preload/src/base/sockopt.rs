@@ -1,7 +1,7 @@
 //! Options that a lane's socket has in common with the program's own: read from the one and set on
 //! the other. An option that is not listed here makes a socket plain.
 
-use std::mem::size_of;
+use std::ptr;
 
 use libc::{c_int, c_void, socklen_t};
 use manylane_ipc::report::Reason;
@@ -150,13 +150,21 @@ pub(crate) fn replicate_one(from: c_int, lane: c_int, level: c_int, name: c_int)
 
 fn read(fd: c_int, level: c_int, name: c_int) -> Option<([u8; OPTION_LEN_MAX], usize)> {
     let mut value = [0; OPTION_LEN_MAX];
-    let mut len = OPTION_LEN_MAX as socklen_t;
-    let done = call::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len);
-    (done == 0).then_some((value, len as usize))
+    let len = read_into(fd, level, name, &mut value)?;
+    Some((value, len))
 }
 
-fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
-    call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
+/// Reads an option. Returns its length.
+pub(crate) fn read_into(fd: c_int, level: c_int, name: c_int, value: &mut [u8]) -> Option<usize> {
+    let mut len = value.len() as socklen_t;
+    let done = call::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len);
+    (done == 0).then_some(len as usize)
+}
+
+/// Sets an option.
+pub(crate) fn write<T: ?Sized>(fd: c_int, level: c_int, name: c_int, value: &T) -> c_int {
+    let (at, len) = (ptr::from_ref(value).cast::<c_void>(), size_of_val(value) as socklen_t);
+    call::setsockopt(fd, level, name, at, len)
 }
 
 /// Options that add control messages to datagrams.
@@ -246,14 +254,11 @@ pub(crate) fn int_option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> 
 
 /// Sets an option with an integer value.
 pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
-    let at = (&raw const value).cast::<c_void>();
-    call::setsockopt(fd, level, name, at, size_of::<c_int>() as socklen_t) == 0
+    write(fd, level, name, &value) == 0
 }
 
 /// Sets the receive timeout; 0: none.
 pub(crate) fn set_recv_timeout(fd: c_int, us: u64) {
     let time = libc::timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
-    let at = (&raw const time).cast::<c_void>();
-    let len = size_of::<libc::timeval>() as socklen_t;
-    call::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len);
+    write(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time);
 }

@@ -302,7 +302,7 @@ fn vacate(to: c_int) -> Vacated {
     }
     let lanes = Sock::in_use().flat_map(|sock| sock.lane_fds().map(move |(lane, fd)| (sock, lane, fd)));
     let Some((sock, lane, _)) = lanes.into_iter().find(|(_, _, fd)| *fd == to) else { return Vacated::Busy };
-    let new = call::fcntl(to, libc::F_DUPFD_CLOEXEC, to as c_ulong + 1);
+    let new = real::dup_from(to, to as c_ulong + 1);
     if new < 0 {
         return Vacated::Refused;
     }

@@ -268,7 +268,7 @@ fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
 /// The program has made `fd` blocking or non-blocking.
 pub(crate) fn update_nonblocking(fd: c_int, shared: &Shared) {
     let errno = real::errno();
-    let flags = call::fcntl(fd, libc::F_GETFL, 0);
+    let flags = real::status_flags(fd);
     if flags >= 0 {
         shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     }

@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
 use manylane_ipc::report::Reason;
 
+use crate::base::functions::types::Args;
 use crate::base::quiesce;
-use crate::base::real::call;
+use crate::base::real::{self, call};
 use crate::batching::send_batch;
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, hidden_fds, lane_socket};
@@ -24,8 +25,6 @@ use crate::lanes::epoll_set::Epoll;
 use crate::lanes::fallback;
 use crate::shared::sock::{MULTI_LANE, Sock};
 use crate::shared::{report, thread};
-
-type Args = *const *const c_char;
 
 /// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
 /// is not in the others, and its datagrams would be lost with that process.
@@ -122,8 +121,7 @@ fn before_exec() {
         let Entry::Sock(index) = entry else { continue };
         let sock = Sock::at(index);
         let laned = sock.shared().is_some_and(|shared| shared.mode() == MULTI_LANE);
-        if laned && entries::revalidate(sock, fd) && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0
-        {
+        if laned && entries::revalidate(sock, fd) && real::is_inherited_on_exec(fd) {
             fallback::fall_back(sock, fd, Reason::Exec);
         }
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 
-use crate::base::real::call;
+use crate::base::real::{self, call};
 use crate::fds::table::{self, Entry};
 use crate::shared::lock::{self, Guard};
 use crate::shared::sock::Sock;
@@ -54,7 +54,7 @@ fn dup_high(fd: c_int) -> c_int {
     // Not at the very top: the kernel's table of descriptors grows with the largest number, and
     // select(2) takes sets to be as long as that table if a program passes a large count. Sets of
     // the C library's size must stay long enough.
-    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
+    real::dup_from(fd, (fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
 }
 
 /// Moves a descriptor to such a number; the caller hides it. Requires the lock.

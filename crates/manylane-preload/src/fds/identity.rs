@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use libc::{EBADF, ENOTSOCK, c_int, socklen_t};
+use libc::{EBADF, ENOTSOCK, c_int};
 
-use crate::base::real::{self, call};
+use crate::base::{real, sockopt};
 use crate::shared::sock::{Shared, Sock};
 
 const SO_COOKIE: c_int = 57;
@@ -17,11 +17,9 @@ static PORTS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 /// A 64-bit option of a socket, or the error.
 fn u64_option(fd: c_int, name: c_int) -> Result<u64, c_int> {
     let errno = real::errno();
-    let mut cookie = 0_u64;
-    let mut len = size_of::<u64>() as socklen_t;
-    let at = (&raw mut cookie).cast();
-    let done = call::getsockopt(fd, libc::SOL_SOCKET, name, at, &raw mut len);
-    let answer = if done == 0 { Ok(cookie) } else { Err(real::errno()) };
+    let mut cookie = [0; size_of::<u64>()];
+    let read = sockopt::read_into(fd, libc::SOL_SOCKET, name, &mut cookie);
+    let answer = read.map(|_| u64::from_ne_bytes(cookie)).ok_or_else(real::errno);
     real::set_errno(errno);
     answer
 }

@@ -26,10 +26,9 @@
 
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
+use libc::{c_int, pollfd, sockaddr_storage, socklen_t, timespec};
 use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
@@ -49,11 +48,12 @@ pub(crate) struct BoundAddr {
 pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
     let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    if call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) != 0 {
-        return None;
+    // SAFETY: both live through the call, which writes at most `len` bytes; zeroed before, and
+    // zeroes are a value of it.
+    unsafe {
+        (call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) == 0)
+            .then(|| BoundAddr { storage: storage.assume_init(), len })
     }
-    // SAFETY: zeroed before, and zeroes are a value of it.
-    Some(BoundAddr { storage: unsafe { storage.assume_init() }, len })
 }
 
 /// The inode of a socket, as in `/proc/PID/fd`; 0 if it is not known.
@@ -124,8 +124,12 @@ impl BoundAddr {
         self.with(ip, 1)
     }
 
-    fn as_ptr(&self) -> *const sockaddr {
-        (&raw const self.storage).cast()
+    fn bind(&self, fd: c_int) -> bool {
+        call::bind(fd, (&raw const self.storage).cast(), self.len) == 0
+    }
+
+    fn connect(&self, fd: c_int) -> bool {
+        call::connect(fd, (&raw const self.storage).cast(), self.len) == 0
     }
 }
 
@@ -153,7 +157,7 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
         ready &= steer::unicast_only()
             .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
     }
-    if ready && call::bind(lane, bound.as_ptr(), bound.len) == 0 {
+    if ready && bound.bind(lane) {
         in_group();
         sockopt::replicate(fd, lane, false);
         return Ok(lane);
@@ -215,7 +219,7 @@ fn count_free_fds(limit: usize, enough: usize) -> usize {
             std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
         let asked = &mut fds[..top - first];
         let now = timespec { tv_sec: 0, tv_nsec: 0 };
-        if real::ppoll_raw(asked, Some(now), ptr::null()) < 0 {
+        if real::ppoll_raw(asked, Some(now), std::ptr::null()) < 0 {
             break;
         }
         free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();
@@ -227,8 +231,7 @@ fn count_free_fds(limit: usize, enough: usize) -> usize {
 /// Attaches a classic BPF program to a socket, as its filter or as its group's steering.
 pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]) -> bool {
     let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
-    let len = size_of::<libc::sock_fprog>() as socklen_t;
-    call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
+    sockopt::write(fd, libc::SOL_SOCKET, option, &program) == 0
 }
 
 /// Address to which a retired lane moves from a wildcard: no program is bound there.
@@ -251,8 +254,7 @@ pub(crate) fn retire(lane: c_int) {
     if let Some(bound) = bound_addr(lane) {
         alone = bound.is_wildcard() && move_away(lane, &bound);
         if !alone {
-            let nowhere = bound.unreachable_addr();
-            call::connect(lane, nowhere.as_ptr(), nowhere.len);
+            bound.unreachable_addr().connect(lane);
         }
     }
     sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
@@ -269,10 +271,8 @@ fn move_away(lane: c_int, bound: &BoundAddr) -> bool {
         imr_address: libc::in_addr { s_addr: u32::from(RETIRED_ADDR).to_be() },
         imr_ifindex: LOOPBACK_INDEX,
     };
-    let (at, len) = ((&raw const source).cast(), size_of::<libc::ip_mreqn>() as socklen_t);
-    let to = bound.with(NO_SOURCE_ADDR.into(), 1);
-    call::setsockopt(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, at, len) == 0
-        && call::connect(lane, to.as_ptr(), to.len) == 0
+    sockopt::write(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, &source) == 0
+        && bound.with(NO_SOURCE_ADDR.into(), 1).connect(lane)
 }
 
 /// This process, or one that it was forked from, may have changed its network namespace.

@@ -264,7 +264,7 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
         report::count_reason(Reason::Full, Some(addr));
         return;
     };
-    let flags = real::call::fcntl(fd, libc::F_GETFL, 0);
+    let flags = real::status_flags(fd);
     shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
     shared.port.store(u32::from(addr.port()), Ordering::Relaxed);

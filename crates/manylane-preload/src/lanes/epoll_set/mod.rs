@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLET, EPOLLIN, EPOLLRDNORM, c_int, epoll_event};
 
-use crate::base::real::{self, call};
+use crate::base::real;
 use crate::fds::fast_path;
 use crate::fds::sock_fds::{self, is_managed};
 use crate::fds::table::{self, Entry};
@@ -309,7 +309,7 @@ pub(crate) fn remove_sock(sock: &Sock) {
             }
             let lane = item.lane.load(Ordering::Relaxed) as usize;
             if let (Some(epfd), true) = (epfd, lane > 0) {
-                call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
+                real::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), None);
             }
             epoll.remove_item(item, &guard);
         }
@@ -344,8 +344,8 @@ pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int,
     let mut event =
         epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };
     // Add first: watching both for a moment reports too much, not too little.
-    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, to, &raw mut event) == 0 || real::errno() == libc::EEXIST {
-        call::epoll_ctl(epfd, EPOLL_CTL_DEL, from, &raw mut event);
+    if real::epoll_ctl(epfd, EPOLL_CTL_ADD, to, Some(&mut event)) == 0 || real::errno() == libc::EEXIST {
+        real::epoll_ctl(epfd, EPOLL_CTL_DEL, from, Some(&mut event));
         item.lane.store(lane as u32, Ordering::Release);
     }
 }

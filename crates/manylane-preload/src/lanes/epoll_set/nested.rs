@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, c_int, epoll_event};
 
 use super::{Epoll, Item, NESTED, NESTED_DRAINED};
-use crate::base::quiesce;
-use crate::base::real::{self, call};
+use crate::base::{quiesce, real};
 use crate::fds::hidden_fds;
 use crate::fds::sock_fds::is_managed;
 use crate::fds::table::{self, Entry};
@@ -82,8 +81,8 @@ pub(crate) fn refresh(epoll: &'static Epoll, epfd: c_int) {
 fn insert_placeholder(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
     let mut event = epoll_event { events: EPOLLIN as u32, u64: item.data.load(Ordering::Relaxed) };
     // It may be there for another socket, or by another process.
-    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event) == 0
-        || real::errno() == libc::EEXIST && call::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &raw mut event) == 0
+    if real::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, Some(&mut event)) == 0
+        || real::errno() == libc::EEXIST && real::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, Some(&mut event)) == 0
     {
         epoll.placeholder.store(1, Ordering::Release);
         HAS_PLACEHOLDERS.store(true, Ordering::Release);
@@ -94,7 +93,7 @@ fn remove_placeholder_locked(epoll: &Epoll, epfd: c_int) {
     if epoll.placeholder.swap(0, Ordering::AcqRel) != 0
         && let Some(fd) = hidden_fds::readable_fd_if_open()
     {
-        call::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, std::ptr::null_mut());
+        real::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, None);
     }
 }
 
