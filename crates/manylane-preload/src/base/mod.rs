@@ -2,7 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `functions.rs` | the list of functions that the library stands in front of |
+//! | `functions.rs` | the list of functions that the library stands in front of; the contract of the unsafe ones |
 //! | `real.rs` | the C library's own functions, by name; errno; direct system calls |
 //! | `settings.rs`, `state.rs` | the settings in the environment; whether the library is started |
 //! | `quiesce.rs` | which threads are in the library, and how all of them leave it |

@@ -3,14 +3,15 @@
 //! From the list in `functions.rs`, this makes the table of addresses, and a function in the module
 //! [`call`] for each.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::mem::transmute;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, c_long, c_ulong, c_void, epoll_event, pollfd, sigset_t, timespec};
+use libc::{c_int, c_long, c_ulong, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 
-use crate::base::functions::{functions, types::*};
+use crate::base::functions::{function, functions, types::*};
 
 /// The return type of a function.
 pub(crate) trait FromSyscall {
@@ -136,34 +137,60 @@ unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long
     answer
 }
 
-/// `ppoll(2)` as a direct system call, which never changes the caller's timeout.
-pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: Option<timespec>, mask: *const sigset_t) -> c_int {
-    let mut timeout = timeout;
-    let at = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+/// `ppoll(2)` as a direct system call, which is no cancellation point.
+pub(crate) fn ppoll_raw(fds: &mut [pollfd], mut timeout: timespec, mask: Option<&sigset_t>) -> c_int {
+    let (at, mask) = (&raw mut timeout, or_null(mask));
     // The kernel's signal set has 64 bits; the C library's is longer.
     let size = 8_usize;
-    // SAFETY: the slice and the timeout live through the call; the mask is null or the program's.
+    // SAFETY: all arguments live through the call.
     unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
+}
+
+/// `ppoll(2)` by the C library's function.
+pub(crate) fn ppoll(fds: &mut [pollfd], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
+    ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), timeout, mask)
+}
+
+/// [`ppoll`], for entries with more than one reference.
+pub(crate) fn ppoll_cells(fds: &[Cell<pollfd>], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
+    let (at, count) = (fds.as_ptr().cast_mut().cast(), fds.len() as nfds_t);
+    // SAFETY: all arguments live through the call; the entries may change, as cells.
+    unsafe { call::ppoll(at, count, &raw const timeout, or_null(mask)) }
+}
+
+/// [`ppoll`] without entries: only sleeps.
+pub(crate) fn ppoll_none(timeout: timespec, mask: Option<&sigset_t>) -> c_int {
+    // SAFETY: as above, without entries.
+    unsafe { call::ppoll(ptr::null_mut(), 0, &raw const timeout, or_null(mask)) }
 }
 
 /// `epoll_ctl(2)`; only the removal of an entry needs no event.
 pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<&mut epoll_event>) -> c_int {
-    call::epoll_ctl(epfd, op, fd, event.map_or(ptr::null_mut(), ptr::from_mut))
+    // SAFETY: the event lives through the call, or is null.
+    unsafe { call::epoll_ctl(epfd, op, fd, event.map_or(ptr::null_mut(), ptr::from_mut)) }
 }
 
 /// `F_DUPFD_CLOEXEC` of `fcntl(2)`: duplicates to the first free number from `first` on.
 pub(crate) fn dup_from(fd: c_int, first: c_ulong) -> c_int {
-    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, first)
+    // SAFETY: the argument of this command is a number.
+    unsafe { call::fcntl(fd, libc::F_DUPFD_CLOEXEC, first) }
 }
 
 /// `F_GETFL` of `fcntl(2)`; negative: an error.
 pub(crate) fn status_flags(fd: c_int) -> c_int {
-    call::fcntl(fd, libc::F_GETFL, 0)
+    // SAFETY: the command has no argument.
+    unsafe { call::fcntl(fd, libc::F_GETFL, 0) }
 }
 
 /// True if the descriptor is open, and stays open in programs that the process starts.
 pub(crate) fn is_inherited_on_exec(fd: c_int) -> bool {
-    call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0
+    // SAFETY: as above.
+    unsafe { call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0 }
+}
+
+/// The pointer for a call of the C library.
+pub(crate) fn or_null<T>(at: Option<&T>) -> *const T {
+    at.map_or(ptr::null(), ptr::from_ref)
 }
 
 /// The result of a call that the library fails without calling the kernel.
@@ -181,7 +208,7 @@ pub(crate) fn log(line: &str) {
 
 /// The C library's functions of the list.
 macro_rules! prototypes {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
+    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
         /// Addresses of the C library's functions.
         #[allow(non_snake_case, reason = "as the C library calls them")]
         struct Table { $($name: AtomicPtr<c_void>,)* }
@@ -196,24 +223,28 @@ macro_rules! prototypes {
             );)*
         }
 
-        /// The C library's functions. They are safe to call because each gets either the arguments
-        /// that the program passed to the function of that name, or references of ours that live
-        /// through the call.
+        /// The C library's functions. The contract of the unsafe ones is *program arguments*.
         pub(crate) mod call {
             use super::*;
-            $(
-                #[inline]
-                #[allow(non_snake_case, reason = "as the C library calls them")]
-                pub(crate) fn $name($($arg: $ty),*) -> $ret {
+            $(function! {
+                $safety
+                [
+                    #[inline]
+                    #[allow(non_snake_case, reason = "as the C library calls them")]
+                    #[allow(unused_unsafe, reason = "some of the list are safe")]
+                    pub(crate)
+                ]
+                [fn $name($($arg: $ty),*) -> $ret]
+                {
                     /// The function is not looked up yet, or missing. Out of line: it needs
                     /// registers that the call itself does not.
                     #[cold]
                     #[inline(never)]
-                    fn missing($($arg: $ty),*) -> $ret {
+                    unsafe fn missing($($arg: $ty),*) -> $ret {
                         let raw: Option<libc::c_long> = $raw;
                         if let Some(number) = raw {
-                            // SAFETY: a system call with the arguments of the function that it
-                            // implements; memory is the caller's, as for the function itself.
+                            // SAFETY: program arguments, of the system call that implements the
+                            // function.
                             let returned = unsafe { super::syscall(number, &[$($arg as libc::c_long),*]) };
                             return <$ret as FromSyscall>::from_syscall(returned);
                         }
@@ -226,21 +257,23 @@ macro_rules! prototypes {
                             set_errno(libc::ENOSYS);
                             return <$ret as FromSyscall>::from_syscall(-1);
                         }
-                        self::$name($($arg),*)
+                        // SAFETY: program arguments.
+                        unsafe { self::$name($($arg),*) }
                     }
                     let at = TABLE.$name.load(Ordering::Relaxed);
                     if at.is_null() {
-                        return missing($($arg),*);
+                        // SAFETY: program arguments.
+                        return unsafe { missing($($arg),*) };
                     }
                     // SAFETY: the address is that of the C library's function of this name, whose
-                    // prototype is the one in the list; the arguments are the caller's. A thread
-                    // that is cancelled in it unwinds through here: no frame on the way has
-                    // anything to drop.
+                    // prototype is the one in the list; program arguments. A thread that is
+                    // cancelled in it unwinds through here: no frame on the way has anything to
+                    // drop.
                     unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(at)($($arg),*)
                     }
                 }
-            )*
+            })*
         }
     };
 }

@@ -5,6 +5,7 @@
 //! `recvfrom(2)` and the like say: as many bytes as there is room for, the sender's address,
 //! `MSG_TRUNC`.
 
+use std::marker::PhantomData;
 use std::ptr;
 
 use libc::{EFAULT, EINVAL, MSG_CMSG_CLOEXEC, MSG_CTRUNC, MSG_TRUNC};
@@ -17,11 +18,17 @@ const IOVECS_MAX: usize = 1024;
 /// Set only by the kernel, for calls of 32-bit programs.
 const MSG_CMSG_COMPAT: c_int = 1 << 31;
 
-/// The program's buffers for one receive call.
+/// The program's buffers for one receive call, during which the value may be used.
 #[derive(Clone, Copy)]
-pub(crate) enum RecvBufs {
+pub(crate) struct RecvBufs<'call> {
+    kind: Kind,
+    call: PhantomData<&'call mut [u8]>,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
     /// A buffer, and an address, which may be null.
-    Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
+    Bytes { to: iovec, from: *mut sockaddr, fromlen: *mut socklen_t },
     /// Iovecs without an address.
     Iovecs { to: *const iovec, count: usize },
     /// A message.
@@ -65,32 +72,64 @@ impl DatagramRef<'_> {
     }
 }
 
-impl RecvBufs {
+/// The constructors have the contract *program arguments* (`functions.rs`).
+impl RecvBufs<'_> {
+    fn new(kind: Kind) -> Self {
+        Self { kind, call: PhantomData }
+    }
+
+    /// Of recv(2) and recvfrom(2).
+    pub(crate) unsafe fn bytes(
+        to: *mut c_void,
+        len: usize,
+        from: *mut sockaddr,
+        fromlen: *mut socklen_t,
+    ) -> Self {
+        Self::new(Kind::Bytes { to: iovec { iov_base: to, iov_len: len }, from, fromlen })
+    }
+
+    /// Of readv(2).
+    pub(crate) unsafe fn iovecs(to: *const iovec, count: usize) -> Self {
+        Self::new(Kind::Iovecs { to, count })
+    }
+
+    /// Of recvmsg(2).
+    pub(crate) unsafe fn message(to: *mut msghdr) -> Self {
+        Self::new(Kind::Message(to))
+    }
+
+    /// Of recvmmsg(2).
+    pub(crate) unsafe fn messages(to: *mut mmsghdr, count: usize) -> Self {
+        Self::new(Kind::Messages { to, count })
+    }
+
     /// Max datagrams that fit.
     pub(crate) fn capacity(&self) -> usize {
-        match self {
-            Self::Messages { count, .. } => *count,
+        match self.kind {
+            Kind::Messages { count, .. } => count,
             _ => 1,
         }
     }
 
     /// True if the call returns the number of datagrams, not the length of one.
     pub(crate) fn is_mmsg(&self) -> bool {
-        matches!(self, Self::Messages { .. })
+        matches!(self.kind, Kind::Messages { .. })
     }
 
     /// True if the kernel refuses the call because of its arguments alone, without taking a
     /// datagram: then the kernel reports the error. `nth`: the next one of several messages.
     pub(crate) fn is_invalid(&self, nth: usize, flags: c_int) -> bool {
-        match *self {
-            Self::Bytes { .. } => false,
-            Self::Iovecs { to, count } => is_iov_invalid(to, count),
-            Self::Message(message) => is_msghdr_invalid(message, flags),
-            Self::Messages { to, .. } => {
-                // SAFETY: the address of a part of the program's array, which has more than `nth`
-                // messages.
-                to.is_null()
-                    || is_msghdr_invalid(unsafe { &raw const (*to.wrapping_add(nth)).msg_hdr }, flags)
+        // SAFETY: program arguments.
+        unsafe {
+            match self.kind {
+                Kind::Bytes { .. } => false,
+                Kind::Iovecs { to, count } => is_iov_invalid(to, count),
+                Kind::Message(message) => is_msghdr_invalid(message, flags),
+                Kind::Messages { to, count } => {
+                    nth >= count
+                        || to.is_null()
+                        || is_msghdr_invalid(&raw const (*to.wrapping_add(nth)).msg_hdr, flags)
+                }
             }
         }
     }
@@ -98,27 +137,24 @@ impl RecvBufs {
     /// Writes datagram `nth` of the call into the program's buffers. Returns what the call would
     /// return for it, or -1 where the kernel would have taken the datagram and lost it over an
     /// error found then.
-    ///
-    /// The pointers are the program's, in its own call: the kernel would write to the same places.
     pub(crate) fn write(&self, nth: usize, parcel: &DatagramRef<'_>, flags: c_int) -> isize {
-        let kept = match *self {
-            Self::Bytes { to, len, from, fromlen } => {
-                let piece = iovec { iov_base: to, iov_len: len };
-                scatter(parcel, &raw const piece, 1)
-                    .and_then(|kept| write_addr(from, fromlen, parcel.name).map(|()| kept))
-            }
-            Self::Iovecs { to, count } => scatter(parcel, to, count),
-            Self::Message(message) => write_message(message, parcel, flags),
-            Self::Messages { to, .. } => {
-                let message = to.wrapping_add(nth);
-                // SAFETY: the program's array, which has more than `nth` messages.
-                let kept = unsafe { write_message(&raw mut (*message).msg_hdr, parcel, flags) };
-                if let Ok(kept) = kept {
-                    let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
-                    // SAFETY: as above.
-                    unsafe { (*message).msg_len = len as u32 };
+        // SAFETY: program arguments.
+        let kept = unsafe {
+            match self.kind {
+                Kind::Bytes { to, from, fromlen } => scatter(parcel, &raw const to, 1)
+                    .and_then(|kept| write_addr(from, fromlen, parcel.name).map(|()| kept)),
+                Kind::Iovecs { to, count } => scatter(parcel, to, count),
+                Kind::Message(message) => write_message(message, parcel, flags),
+                Kind::Messages { to, count } if nth < count && !to.is_null() => {
+                    let message = to.wrapping_add(nth);
+                    let kept = write_message(&raw mut (*message).msg_hdr, parcel, flags);
+                    if let Ok(kept) = kept {
+                        let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
+                        (*message).msg_len = len as u32;
+                    }
+                    kept
                 }
-                kept
+                Kind::Messages { .. } => Err(EFAULT),
             }
         };
         match kept {
@@ -133,36 +169,38 @@ impl RecvBufs {
 }
 
 /// True if recvmsg(2) refuses the program's message.
-fn is_msghdr_invalid(message: *const msghdr, flags: c_int) -> bool {
-    // SAFETY: null, or the program's message, which the kernel would read.
-    let Some(message) = (unsafe { message.as_ref() }) else { return true };
-    let name = c_int::try_from(message.msg_namelen);
-    flags & MSG_CMSG_COMPAT != 0
-        || !message.msg_name.is_null() && name.is_err()
-        || is_iov_invalid(message.msg_iov, message.msg_iovlen)
+unsafe fn is_msghdr_invalid(message: *const msghdr, flags: c_int) -> bool {
+    // SAFETY: program arguments.
+    unsafe {
+        let Some(message) = message.as_ref() else { return true };
+        let name = c_int::try_from(message.msg_namelen);
+        flags & MSG_CMSG_COMPAT != 0
+            || !message.msg_name.is_null() && name.is_err()
+            || is_iov_invalid(message.msg_iov, message.msg_iovlen)
+    }
 }
 
 /// True if the kernel refuses an array of iovecs.
-fn is_iov_invalid(pieces: *const iovec, count: usize) -> bool {
-    // SAFETY: not null, and the program's array of `count` iovecs, which the kernel would read.
+unsafe fn is_iov_invalid(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: program arguments; called if not null.
     let is_long = |nth| unsafe { (*pieces.wrapping_add(nth)).iov_len > isize::MAX as usize };
     count > IOVECS_MAX || count > 0 && (pieces.is_null() || (0..count).any(is_long))
 }
 
 /// Writes as much of the sender's address as there is room for.
-fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(), c_int> {
+unsafe fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(), c_int> {
     if to.is_null() {
         return Ok(());
     }
     if len.is_null() {
         return Err(EFAULT);
     }
-    // SAFETY: the program's length, which the kernel would read here, too.
+    // SAFETY: program arguments.
     let room = unsafe { *len };
     if c_int::try_from(room).is_err() {
         return Err(EINVAL);
     }
-    // SAFETY: the program's room for an address, of the length that it gives; length as above.
+    // SAFETY: program arguments: there is room for as many bytes as the length says.
     unsafe {
         ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), name.len().min(room as usize));
         *len = name.len() as socklen_t;
@@ -171,19 +209,24 @@ fn write_addr(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(),
 }
 
 /// Fills one message. Returns the bytes of the payload that fitted.
-fn write_message(message: *mut msghdr, parcel: &DatagramRef<'_>, flags: c_int) -> Result<usize, c_int> {
-    // SAFETY: the program's message, which the kernel would read and write here; the library has
-    // no other reference to it.
-    let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
-    let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
-    write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
-    message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
-    write_control(message, parcel.control);
-    Ok(kept)
+unsafe fn write_message(
+    message: *mut msghdr,
+    parcel: &DatagramRef<'_>,
+    flags: c_int,
+) -> Result<usize, c_int> {
+    // SAFETY: program arguments; the library has no other reference to the message.
+    unsafe {
+        let Some(message) = message.as_mut() else { return Err(EFAULT) };
+        let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
+        write_addr(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
+        message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
+        write_control(message, parcel.control);
+        Ok(kept)
+    }
 }
 
 /// Writes all control messages if they fit; else none, and sets the flag for that.
-fn write_control(message: &mut msghdr, control: &[u8]) {
+unsafe fn write_control(message: &mut msghdr, control: &[u8]) {
     let room = std::mem::replace(&mut message.msg_controllen, 0);
     if control.is_empty() {
         return;
@@ -192,24 +235,27 @@ fn write_control(message: &mut msghdr, control: &[u8]) {
         message.msg_flags |= MSG_CTRUNC;
         return;
     }
-    // SAFETY: the program's buffer, which has room for them.
+    // SAFETY: program arguments: the buffer has room for them.
     unsafe { ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len()) };
     message.msg_controllen = control.len();
 }
 
 /// Copies into the program's iovecs. Returns the bytes that fitted.
-fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
+unsafe fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
+    if to.is_null() && count > 0 {
+        return Err(EFAULT);
+    }
     let mut done = 0;
     for nth in 0..count {
         if done == parcel.len() {
             break;
         }
-        // SAFETY: the program's array of `count` iovecs.
+        // SAFETY: program arguments.
         let piece = unsafe { &*to.wrapping_add(nth) };
         if piece.iov_base.is_null() && piece.iov_len > 0 {
             return Err(EFAULT);
         }
-        // SAFETY: the program's memory of that length, which the kernel would write to.
+        // SAFETY: program arguments: there is room for as many bytes.
         done += unsafe { parcel.copy(done, piece.iov_base.cast(), piece.iov_len) };
     }
     Ok(done)
@@ -237,7 +283,8 @@ mod tests {
                         iovec { iov_base: one.as_mut_ptr().cast(), iov_len: first },
                         iovec { iov_base: two.as_mut_ptr().cast(), iov_len: room - first },
                     ];
-                    let kept = scatter(&parcel, pieces.as_ptr(), 2).unwrap();
+                    // SAFETY: two pieces of a local.
+                    let kept = unsafe { scatter(&parcel, pieces.as_ptr(), 2) }.unwrap();
                     assert_eq!(kept, room.min(whole.len()));
                     assert_eq!(bytes[..kept], whole[..kept]);
                     assert!(bytes[kept..].iter().all(|byte| *byte == 255));
@@ -254,7 +301,8 @@ mod tests {
         let mut from = [9_u8; 16];
         let mut len = 4;
         let at = from.as_mut_ptr().cast();
-        let to = RecvBufs::Bytes { to: bytes.as_mut_ptr().cast(), len: 8, from: at, fromlen: &raw mut len };
+        // SAFETY: locals, of these lengths.
+        let to = unsafe { RecvBufs::bytes(bytes.as_mut_ptr().cast(), 8, at, &raw mut len) };
         assert_eq!(to.write(0, &parcel, 0), 8);
         assert_eq!((&bytes, len), (b"hello wo", 16));
         assert_eq!(from[..6], [2, 0, 1, 2, 9, 9]);
@@ -265,7 +313,8 @@ mod tests {
         message.msg_hdr.msg_iov = &raw mut piece;
         message.msg_hdr.msg_iovlen = 1;
         message.msg_hdr.msg_controllen = 77;
-        let to = RecvBufs::Messages { to: &raw mut message, count: 1 };
+        // SAFETY: one local message with a local piece.
+        let to = unsafe { RecvBufs::messages(&raw mut message, 1) };
         assert_eq!(to.write(0, &parcel, 0), 3);
         assert_eq!((message.msg_len, message.msg_hdr.msg_flags), (3, MSG_TRUNC));
         assert_eq!(message.msg_hdr.msg_controllen, 0);
@@ -279,7 +328,8 @@ mod tests {
             let mut message: msghdr = unsafe { std::mem::zeroed() };
             message.msg_control = control.as_mut_ptr().cast();
             message.msg_controllen = room;
-            let to = RecvBufs::Message(&raw mut message);
+            // SAFETY: a local message, without pieces.
+            let to = unsafe { RecvBufs::message(&raw mut message) };
             assert_eq!(to.write(0, &parcel, 0), 0);
             assert_eq!(message.msg_controllen, kept);
             assert_eq!(message.msg_flags & MSG_CTRUNC != 0, kept == 0);

@@ -123,8 +123,13 @@ impl DeferredSignals {
 
     /// The mask for a wait: the program's own `mask` if it gave one; else the one before
     /// [`defer`](Self::defer).
-    pub(crate) fn wait_mask(&self, mask: *const sigset_t) -> *const sigset_t {
-        if mask.is_null() && self.active.get() { self.old_mask.get().cast_const().cast() } else { mask }
+    pub(crate) fn wait_mask<'a>(&'a self, mask: Option<&'a sigset_t>) -> Option<&'a sigset_t> {
+        if mask.is_none() && self.active.get() {
+            // SAFETY: pthread_sigmask has filled the set, and nothing writes to it while this is
+            // active.
+            return Some(unsafe { &*self.old_mask.get().cast::<sigset_t>() });
+        }
+        mask
     }
 
     /// Restores the thread's mask.

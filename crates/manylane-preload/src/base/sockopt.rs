@@ -157,14 +157,16 @@ fn read(fd: c_int, level: c_int, name: c_int) -> Option<([u8; OPTION_LEN_MAX], u
 /// Reads an option. Returns its length.
 pub(crate) fn read_into(fd: c_int, level: c_int, name: c_int, value: &mut [u8]) -> Option<usize> {
     let mut len = value.len() as socklen_t;
-    let done = call::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len);
+    // SAFETY: both live through the call, which writes at most `len` bytes.
+    let done = unsafe { call::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) };
     (done == 0).then_some(len as usize)
 }
 
 /// Sets an option.
 pub(crate) fn write<T: ?Sized>(fd: c_int, level: c_int, name: c_int, value: &T) -> c_int {
     let (at, len) = (ptr::from_ref(value).cast::<c_void>(), size_of_val(value) as socklen_t);
-    call::setsockopt(fd, level, name, at, len)
+    // SAFETY: the value lives through the call, which only reads it.
+    unsafe { call::setsockopt(fd, level, name, at, len) }
 }
 
 /// Options that add control messages to datagrams.

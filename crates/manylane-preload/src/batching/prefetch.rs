@@ -228,7 +228,13 @@ pub(crate) const PREFETCH_BIT: u64 = 1;
 
 /// Receives a datagram that a plain socket still has in its prefetches.
 #[cold]
-pub(crate) fn drain(sock: &Sock, shared: &Shared, fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
+pub(crate) fn drain(
+    sock: &Sock,
+    shared: &Shared,
+    fd: c_int,
+    flags: c_int,
+    into: &RecvBufs<'_>,
+) -> Option<isize> {
     if !has_leftovers(sock, shared, fd) {
         return None;
     }
@@ -354,7 +360,7 @@ impl Prefetch {
     }
 
     /// Takes or peeks at the next datagrams for a call of the program. Returns the call's result.
-    pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs) -> Option<isize> {
+    pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs<'_>) -> Option<isize> {
         let mut answer = None;
         // As in the kernel: a peek at several messages returns the same one several times.
         for nth in 0..into.capacity() {
@@ -518,7 +524,9 @@ impl Prefetch {
             return FillResult::Skipped;
         }
         let errno = real::errno();
-        let got = call::recvmmsg(fd, headers, most as u32, MSG_DONTWAIT, ptr::null_mut());
+        // SAFETY: `init` made the headers, which name memory of this prefetch; only the filler
+        // writes to it.
+        let got = unsafe { call::recvmmsg(fd, headers, most as u32, MSG_DONTWAIT, ptr::null_mut()) };
         let count = usize::try_from(got).unwrap_or(0);
         #[cfg(manylane_tsan)]
         self.report_writes(count);

@@ -150,7 +150,7 @@ pub(crate) struct Reply<'a> {
 /// Queues a reply if more will follow, or sends it with those queued before. Returns the result of
 /// the program's call. None: the caller must send it by itself, after [`flush`].
 #[inline]
-pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
+pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> {
     let outbox = reply.sock.outboxes()?.get(reply.lane)?;
     let own_prefetch = prefetch::for_lane(reply.sock, reply.lane)?;
     let at = reply.sock.index() + 1;
@@ -459,7 +459,7 @@ impl Outbox {
         unsafe { (&raw const (*header).msg_len).read_volatile() != NOT_SENT }
     }
 
-    fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram, len: usize) -> Option<isize> {
+    fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram<'_>, len: usize) -> Option<isize> {
         let guard = self.lock(thread::acquired_liveness())?;
         let flags = self.flags.load(Ordering::Relaxed);
         if self.has_replies() && flags != reply.flags {
@@ -515,7 +515,7 @@ impl Drop for OutboxGuard<'_> {
 }
 
 impl OutboxGuard<'_> {
-    fn write(&self, slot: usize, out: &TxDatagram, len: usize) {
+    fn write(&self, slot: usize, out: &TxDatagram<'_>, len: usize) {
         let name = out.name().unwrap_or_default();
         // SAFETY: `slot` is within the arrays, which no other thread writes or reads while this is
         // held; the caller has checked that the bytes fit.
@@ -569,7 +569,7 @@ impl OutboxGuard<'_> {
         if real::errno() == EAGAIN {
             let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
             let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-            real::ppoll_raw(&mut room, Some(slice), ptr::null());
+            real::ppoll_raw(&mut room, slice, None);
         }
         self.sendmmsg(fd, slot, 1, flags)
     }

@@ -65,17 +65,21 @@ fn add_dup(fd: c_int, new: c_int) {
     }
 }
 
-pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(crate) unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: program arguments.
+    let own = |fd| unsafe { call::bind(fd, addr, len) };
     let Some(sock) = entries::sock(fd).filter(|_| thread::is_own_process()) else {
-        return call::bind(hidden_fds::kernel_fd(fd), addr, len);
+        return own(hidden_fds::kernel_fd(fd));
     };
     create::before_bind(sock, fd);
-    let mut done = call::bind(fd, addr, len);
+    let mut done = own(fd);
+    // SAFETY: program arguments.
+    let sweep = || unsafe { entries::sweep_addr(addr, len) };
     // The port may belong to lanes, or to a group with lanes, of a socket that was closed unseen.
     if done == 0 {
-        entries::sweep_addr(addr, len);
-    } else if real::errno() == libc::EADDRINUSE && entries::sweep_addr(addr, len) {
-        done = call::bind(fd, addr, len);
+        sweep();
+    } else if real::errno() == libc::EADDRINUSE && sweep() {
+        done = own(fd);
     }
     if done == 0 {
         create::bind(sock, fd);
@@ -83,7 +87,7 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     done
 }
 
-pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(crate) unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     send_batch::flush();
     if table::sock(fd).is_some() && quiesce::enter() {
         if let Some(sock) = entries::sock(fd) {
@@ -91,7 +95,8 @@ pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         }
         quiesce::leave();
     }
-    call::connect(hidden_fds::kernel_fd(fd), addr, len)
+    // SAFETY: program arguments.
+    unsafe { call::connect(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -102,12 +107,14 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
     call::shutdown(hidden_fds::kernel_fd(fd), how)
 }
 
-pub(crate) fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    call::getsockname(hidden_fds::kernel_fd(fd), addr, len)
+pub(crate) unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: program arguments.
+    unsafe { call::getsockname(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
-pub(crate) fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    call::getpeername(hidden_fds::kernel_fd(fd), addr, len)
+pub(crate) unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: program arguments.
+    unsafe { call::getpeername(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -137,12 +144,13 @@ fn unregister(fd: c_int) {
     release(before.unwrap_or(Entry::None));
 }
 
-pub(crate) fn fclose(file: *mut FILE) -> c_int {
+pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
     let errno = real::errno();
-    // SAFETY: the program's file, which it has not closed yet.
+    // SAFETY: program arguments.
     let fd = unsafe { libc::fileno(file) };
     real::set_errno(errno);
-    close_with(fd, || call::fclose(file))
+    // SAFETY: program arguments.
+    close_with(fd, || unsafe { call::fclose(file) })
 }
 
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -245,10 +253,12 @@ fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
     fail_with_errno(libc::EBUSY)
 }
 
-pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    // SAFETY: program arguments.
+    let own = |fd| unsafe { call::fcntl(fd, command, arg) };
     let entry = table::entry(fd);
     if entry == Entry::None {
-        let done = call::fcntl(fd, command, arg);
+        let done = own(fd);
         return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
             clear_stale(done)
         } else {
@@ -256,15 +266,15 @@ pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         };
     }
     if !quiesce::enter() {
-        return call::fcntl(fd, command, arg);
+        return own(fd);
     }
-    let done = fcntl_tracked(fd, command, arg);
+    let done = own(hidden_fds::kernel_fd(fd));
+    after_fcntl(fd, command, arg, done);
     quiesce::leave();
     done
 }
 
-fn fcntl_tracked(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-    let done = call::fcntl(hidden_fds::kernel_fd(fd), command, arg);
+fn after_fcntl(fd: c_int, command: c_int, arg: c_ulong, done: c_int) {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add_dup(fd, done),
         libc::F_SETFL if done >= 0 => {
@@ -277,7 +287,6 @@ fn fcntl_tracked(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         }
         _ => {}
     }
-    done
 }
 
 /// What happens to a hidden descriptor whose number the program wants.

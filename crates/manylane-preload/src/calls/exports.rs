@@ -11,8 +11,7 @@
 
 use libc::c_long;
 
-use crate::base::functions::functions;
-use crate::base::functions::types::*;
+use crate::base::functions::{function, functions, types::*};
 use crate::base::real::{self, call};
 use crate::base::{quiesce, state};
 use crate::calls::{descriptors, handlers, new_fds, options, process, seccomp};
@@ -45,18 +44,22 @@ macro_rules! leftovers_first {
 }
 
 macro_rules! exports {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
-        $(
+    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
+        $(function! {
+            $safety
+            [
                 #[cfg_attr(not(test), unsafe(no_mangle))]
                 #[allow(non_snake_case, reason = "as the C library calls them")]
-                extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
-                    if !state::is_ready() {
-                        leftovers_first!([$($after)?] ($($arg),*));
-                        return call::$name($($arg),*);
-                    }
-                    guarded_call!($($short)?, $ours($($arg),*), self::$name($($arg),*))
+            ]
+            [extern "C-unwind" fn $name($($arg: $ty),*) -> $ret]
+            {
+                if !state::is_ready() {
+                    leftovers_first!([$($after)?] ($($arg),*));
+                    return call::$name($($arg),*);
                 }
-        )*
+                guarded_call!($($short)?, $ours($($arg),*), self::$name($($arg),*))
+            }
+        })*
     };
 }
 
@@ -65,7 +68,7 @@ functions!(exports);
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[expect(non_upper_case_globals, reason = "numbers have the names that libc gives them")]
-extern "C-unwind" fn syscall(
+unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: c_long,
     b: c_long,
@@ -74,7 +77,7 @@ extern "C-unwind" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    // SAFETY: the program's call, with its own arguments.
+    // SAFETY: program arguments.
     let own = || unsafe { real::syscall(number, &[a, b, c, d, e, f]) };
     match number {
         SYS_close if state::is_ready() => descriptors::close_with(a as c_int, || own() as c_int).into(),
@@ -83,7 +86,9 @@ extern "C-unwind" fn syscall(
         }
         SYS_close if detached::has_leftovers() => detached::close(a as c_int).into(),
         SYS_prctl if state::is_ready() => {
-            seccomp::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into()
+            // SAFETY: program arguments.
+            unsafe { seccomp::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong) }
+                .into()
         }
         libc::SYS_seccomp if state::is_ready() => {
             seccomp::seccomp(a, b, c);

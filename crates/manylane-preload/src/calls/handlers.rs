@@ -15,13 +15,19 @@ fn record(signal: c_int, handler: sighandler_t, restarts: bool) {
     }
 }
 
-pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    let done = call::sigaction(signal, new, old);
-    // SAFETY: null, or the program's struct, which the C library has just read.
-    if let (0, Some(new)) = (done, unsafe { new.as_ref() }) {
-        record(signal, new.sa_sigaction, new.sa_flags & libc::SA_RESTART != 0);
+pub(crate) unsafe fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let done = call::sigaction(signal, new, old);
+        if let (0, Some(new)) = (done, new.as_ref()) {
+            record(signal, new.sa_sigaction, new.sa_flags & libc::SA_RESTART != 0);
+        }
+        done
     }
-    done
 }
 
 /// Reads back the handler that a call of the C library installed, with flags of its choice: after
@@ -29,10 +35,12 @@ pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
 fn refresh(signal: c_int) {
     let errno = real::errno();
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
-    if call::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0 {
-        // SAFETY: the call has succeeded, and has written it.
-        let now = unsafe { now.assume_init() };
-        record(signal, now.sa_sigaction, now.sa_flags & libc::SA_RESTART != 0);
+    // SAFETY: the call installs nothing, and writes the struct if it succeeds.
+    unsafe {
+        if call::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0 {
+            let now = now.assume_init();
+            record(signal, now.sa_sigaction, now.sa_flags & libc::SA_RESTART != 0);
+        }
     }
     real::set_errno(errno);
 }
@@ -44,28 +52,34 @@ fn refresh_installed(signal: c_int, before: sighandler_t) -> sighandler_t {
     before
 }
 
-pub(crate) fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::signal(signal, handler))
+pub(crate) unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::signal(signal, handler) })
 }
 
-pub(crate) fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::bsd_signal(signal, handler))
+pub(crate) unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::bsd_signal(signal, handler) })
 }
 
-pub(crate) fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::ssignal(signal, handler))
+pub(crate) unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::ssignal(signal, handler) })
 }
 
-pub(crate) fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::sysv_signal(signal, handler))
+pub(crate) unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::sysv_signal(signal, handler) })
 }
 
-pub(crate) fn sysv_signal_alias(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::__sysv_signal(signal, handler))
+pub(crate) unsafe fn sysv_signal_alias(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::__sysv_signal(signal, handler) })
 }
 
-pub(crate) fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    refresh_installed(signal, call::sigset(signal, handler))
+pub(crate) unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    // SAFETY: program arguments.
+    refresh_installed(signal, unsafe { call::sigset(signal, handler) })
 }
 
 pub(crate) fn sigignore(signal: c_int) -> c_int {

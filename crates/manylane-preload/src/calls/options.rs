@@ -28,7 +28,7 @@ const SIOCGSTAMP: c_ulong = 0x8906;
 const SIOCGSTAMPNS: c_ulong = 0x8907;
 const FIOASYNC: c_ulong = 0x5452;
 
-pub(crate) fn setsockopt(
+pub(crate) unsafe fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -36,9 +36,13 @@ pub(crate) fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     send_batch::flush();
-    let Some(sock) = entries::sock(fd) else {
-        return call::setsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
-    };
+    // SAFETY: program arguments.
+    let own = |fd| unsafe { call::setsockopt(fd, level, name, value, len) };
+    let Some(sock) = entries::sock(fd) else { return own(hidden_fds::kernel_fd(fd)) };
+    // Turns an option off, which changes nothing for lanes.
+    // SAFETY: program arguments.
+    let is_zero =
+        || len as usize == size_of::<c_int>() && unsafe { read_value::<c_int>(value, len) } == Some(0);
     // Other threads sent their queued replies before the option was set: flush them first.
     if state::is_send_batching()
         && let Some(shared) = sock.shared()
@@ -46,33 +50,34 @@ pub(crate) fn setsockopt(
         send_batch::flush_all(sock, shared, fd);
     }
     if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
-        return set_timeout(sock, fd, name, value, len);
+        // SAFETY: program arguments.
+        return set_timeout(sock, || unsafe { read_value(value, len) }, || own(fd));
     }
     if sockopt::affects_frames(level, name) && sock.shared().is_some_and(queues::is_open) {
         fallback::fall_back(sock, fd, Reason::Control);
     }
-    if let Some(reason) = sockopt::plain_reason(level, name).filter(|_| !is_zero(value, len)) {
+    if let Some(reason) = sockopt::plain_reason(level, name).filter(|_| !is_zero()) {
         // Before the option is set: its effect must not reach lanes.
         fallback::fall_back(sock, fd, reason);
     }
-    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero(value, len) {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero() {
         plain::detach_steering(sock, fd);
     }
     if sockopt::enables_cmsg(level, name)
-        && !is_zero(value, len)
+        && !is_zero()
         && let Some(shared) = sock.shared()
     {
         // Later datagrams have the control messages that the program asks for.
         prefetch::disable(shared, fd, Reason::NoPrefetchControl);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
-        && is_zero(value, len)
+        && is_zero()
         && sock.shared().is_some_and(is_in_group)
     {
         // For the program it is off already: the group stays.
         return 0;
     }
-    let done = call::setsockopt(fd, level, name, value, len);
+    let done = own(fd);
     if done == 0 && sockopt::is_replicated(level, name) {
         let errno = real::errno();
         for (_, lane) in sock.lane_fds() {
@@ -88,40 +93,36 @@ fn is_in_group(shared: &Shared) -> bool {
     shared.lanes.load(Ordering::Acquire) > 1 && shared.mode() != PLAIN
 }
 
-/// True if the value turns an option off, which changes nothing for lanes.
-fn is_zero(value: *const c_void, len: socklen_t) -> bool {
-    if value.is_null() || len as usize != size_of::<c_int>() {
-        return false;
-    }
-    // SAFETY: the program's value of `len` bytes, which the kernel is about to read.
-    unsafe { value.cast::<c_int>().read_unaligned() == 0 }
+/// The program's value of an option, which consists of numbers; none if it is too short.
+unsafe fn read_value<T>(value: *const c_void, len: socklen_t) -> Option<T> {
+    let fits = !value.is_null() && len as usize >= size_of::<T>();
+    // SAFETY: program arguments.
+    fits.then(|| unsafe { value.cast::<T>().read_unaligned() })
 }
 
 /// Sets the program's own receive timeout. The kernel gets it only while the library has set no
 /// bound on waits.
-fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: impl Fn() -> c_int) -> c_int {
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
-    let fits = !value.is_null() && len as usize >= size_of::<timeval>();
-    if !fits || !bounded {
-        let done = call::setsockopt(fd, libc::SOL_SOCKET, name, value, len);
-        if done == 0 && fits {
-            store_timeout(sock, value);
+    if !bounded {
+        let done = own();
+        if done == 0
+            && let Some(time) = value()
+        {
+            store_timeout(sock, time);
         }
         return done;
     }
-    // SAFETY: the program's value of at least this length.
-    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    let Some(time) = value() else { return own() };
     if !(0..1_000_000).contains(&time.tv_usec) {
         real::set_errno(libc::EDOM);
         return -1;
     }
-    store_timeout(sock, value);
+    store_timeout(sock, time);
     0
 }
 
-fn store_timeout(sock: &'static Sock, value: *const c_void) {
-    // SAFETY: the caller has checked the length.
-    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+fn store_timeout(sock: &'static Sock, time: timeval) {
     // The kernel takes a negative time for a receive that does not wait. That is too rare to
     // imitate: here it is no timeout.
     let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
@@ -144,7 +145,7 @@ fn round_to_ticks(us: u64) -> u64 {
     }
 }
 
-pub(crate) fn getsockopt(
+pub(crate) unsafe fn getsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -159,14 +160,15 @@ pub(crate) fn getsockopt(
     let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
     let (was_group, was_bounded) =
         shared.map_or((false, false), |shared| (is_in_group(shared), is_bounded(shared)));
-    let done = call::getsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
+    // SAFETY: program arguments.
+    let done = unsafe { call::getsockopt(hidden_fds::kernel_fd(fd), level, name, value, len) };
     let (Some(shared), 0) = (shared, done) else { return done };
-    // SAFETY: the kernel has just written the length.
+    // SAFETY: program arguments: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
         // The program setting it would have made the socket plain: it is the library's.
         libc::SO_REUSEPORT if was_group || is_in_group(shared) => {
-            // SAFETY: the kernel has just written as many bytes here.
+            // SAFETY: program arguments: the kernel has just written as many bytes.
             unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
         }
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
@@ -182,25 +184,35 @@ pub(crate) fn getsockopt(
     done
 }
 
-pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    if table::sock(fd).is_none() {
-        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
+pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if table::sock(fd).is_none() {
+            return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
+        }
+        if !quiesce::enter() {
+            return detached::ioctl(fd, request, arg);
+        }
+        let done = ioctl_tracked(fd, request, arg);
+        quiesce::leave();
+        done
     }
-    if !quiesce::enter() {
-        return detached::ioctl(fd, request, arg);
-    }
-    let done = ioctl_tracked(fd, request, arg);
-    quiesce::leave();
-    done
 }
 
-fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    // SAFETY: program arguments.
+    let native = |fd| unsafe { call::ioctl(fd, request, arg) };
+    let answer = |len: usize| {
+        // SAFETY: program arguments, of FIONREAD.
+        unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+        0
+    };
     let Some((sock, shared)) = entries::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
-        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
+        return native(hidden_fds::kernel_fd(fd));
     };
     match request {
         libc::FIONBIO => {
-            let done = call::ioctl(fd, request, arg);
+            let done = native(fd);
             update_nonblocking(fd, shared);
             done
         }
@@ -209,9 +221,7 @@ fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
                 thread::cached_member(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
             let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own.max(0) };
             if let Some(len) = queues::next_len(sock, shared, mask) {
-                // SAFETY: the program's number, which the kernel would write here.
-                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
-                return 0;
+                return answer(len);
             }
             // In a plain socket, prefetched datagrams come first.
             let queued_len = if prefetch::has_leftovers(sock, shared, fd) {
@@ -225,18 +235,16 @@ fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
                 thread::set_peeked(sock, lane);
             }
             if let Some(len) = queued_len.or_else(|| queues::next_len(sock, shared, 1 << lane)) {
-                // SAFETY: as above.
-                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
-                return 0;
+                return answer(len);
             }
             thread::set_peeked(sock, lane);
-            call::ioctl(sock.fd_of(lane, fd), request, arg)
+            native(sock.fd_of(lane, fd))
         }
         SIOCGSTAMP | SIOCGSTAMPNS | FIOASYNC => {
             fallback::fall_back(sock, fd, Reason::Ioctl);
-            call::ioctl(fd, request, arg)
+            native(fd)
         }
-        _ => call::ioctl(fd, request, arg),
+        _ => native(fd),
     }
 }
 

@@ -127,32 +127,37 @@ fn before_exec() {
     }
 }
 
-pub(crate) fn execve(path: *const c_char, args: Args, env: Args) -> c_int {
+pub(crate) unsafe fn execve(path: *const c_char, args: Args, env: Args) -> c_int {
     before_exec();
-    call::execve(path, args, env)
+    // SAFETY: program arguments.
+    unsafe { call::execve(path, args, env) }
 }
 
-pub(crate) fn execv(path: *const c_char, args: Args) -> c_int {
+pub(crate) unsafe fn execv(path: *const c_char, args: Args) -> c_int {
     before_exec();
-    call::execv(path, args)
+    // SAFETY: program arguments.
+    unsafe { call::execv(path, args) }
 }
 
-pub(crate) fn execvp(path: *const c_char, args: Args) -> c_int {
+pub(crate) unsafe fn execvp(path: *const c_char, args: Args) -> c_int {
     before_exec();
-    call::execvp(path, args)
+    // SAFETY: program arguments.
+    unsafe { call::execvp(path, args) }
 }
 
-pub(crate) fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
+pub(crate) unsafe fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
     before_exec();
-    call::execvpe(path, args, env)
+    // SAFETY: program arguments.
+    unsafe { call::execvpe(path, args, env) }
 }
 
-pub(crate) fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
+pub(crate) unsafe fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
     before_exec();
-    call::fexecve(hidden_fds::kernel_fd(fd), args, env)
+    // SAFETY: program arguments.
+    unsafe { call::fexecve(hidden_fds::kernel_fd(fd), args, env) }
 }
 
-pub(crate) fn posix_spawn(
+pub(crate) unsafe fn posix_spawn(
     pid: *mut pid_t,
     path: *const c_char,
     actions: *const c_void,
@@ -161,10 +166,11 @@ pub(crate) fn posix_spawn(
     env: Args,
 ) -> c_int {
     before_exec();
-    call::posix_spawn(pid, path, actions, attributes, args, env)
+    // SAFETY: program arguments.
+    unsafe { call::posix_spawn(pid, path, actions, attributes, args, env) }
 }
 
-pub(crate) fn posix_spawnp(
+pub(crate) unsafe fn posix_spawnp(
     pid: *mut pid_t,
     path: *const c_char,
     actions: *const c_void,
@@ -173,7 +179,8 @@ pub(crate) fn posix_spawnp(
     env: Args,
 ) -> c_int {
     before_exec();
-    call::posix_spawnp(pid, path, actions, attributes, args, env)
+    // SAFETY: program arguments.
+    unsafe { call::posix_spawnp(pid, path, actions, attributes, args, env) }
 }
 
 /// The process ends without the handlers of `exit`.
@@ -198,17 +205,19 @@ pub(crate) fn usleep(microseconds: c_uint) -> c_int {
     call::usleep(microseconds)
 }
 
-pub(crate) fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
+pub(crate) unsafe fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
     send_batch::flush();
-    call::nanosleep(time, left)
+    // SAFETY: program arguments.
+    unsafe { call::nanosleep(time, left) }
 }
 
-pub(crate) fn clock_nanosleep(
+pub(crate) unsafe fn clock_nanosleep(
     clock: c_int,
     flags: c_int,
     time: *const timespec,
     left: *mut timespec,
 ) -> c_int {
     send_batch::flush();
-    call::clock_nanosleep(clock, flags, time, left)
+    // SAFETY: program arguments.
+    unsafe { call::clock_nanosleep(clock, flags, time, left) }
 }

@@ -31,12 +31,13 @@ use crate::shared::{report, thread};
 use crate::transfer::{detached, recv_call};
 use crate::xdp::queues;
 
-pub(crate) fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+pub(crate) unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP {
         let is_strict = a == c_ulong::from(libc::SECCOMP_MODE_STRICT);
         before_seccomp(is_strict, a == c_ulong::from(libc::SECCOMP_MODE_FILTER) && b != 0);
     }
-    call::prctl(option, a, b, c, d)
+    // SAFETY: program arguments.
+    unsafe { call::prctl(option, a, b, c, d) }
 }
 
 /// seccomp(2), which has no function in the C library.
@@ -106,8 +107,11 @@ fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
     }
     let Some(left) = Leftovers::new() else { return };
     left.fill(|message| {
-        let op = |at, more| call::recvmsg(at, message, more | MSG_DONTWAIT);
-        recv_call::recv_leftover(sock, shared, fd, RecvBufs::Message(message), op)
+        // SAFETY: `fill` made the message, and keeps what it names through the call.
+        let op = |at, more| unsafe { call::recvmsg(at, message, more | MSG_DONTWAIT) };
+        // SAFETY: as above.
+        let into = unsafe { RecvBufs::message(message) };
+        recv_call::recv_leftover(sock, shared, fd, into, op)
     });
     if left.has_datagrams() {
         sock.set_leftovers(left);

@@ -125,11 +125,13 @@ impl BoundAddr {
     }
 
     fn bind(&self, fd: c_int) -> bool {
-        call::bind(fd, (&raw const self.storage).cast(), self.len) == 0
+        // SAFETY: the address lives through the call, and `len` is its length.
+        unsafe { call::bind(fd, (&raw const self.storage).cast(), self.len) == 0 }
     }
 
     fn connect(&self, fd: c_int) -> bool {
-        call::connect(fd, (&raw const self.storage).cast(), self.len) == 0
+        // SAFETY: as above.
+        unsafe { call::connect(fd, (&raw const self.storage).cast(), self.len) == 0 }
     }
 }
 
@@ -219,7 +221,7 @@ fn count_free_fds(limit: usize, enough: usize) -> usize {
             std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
         let asked = &mut fds[..top - first];
         let now = timespec { tv_sec: 0, tv_nsec: 0 };
-        if real::ppoll_raw(asked, Some(now), std::ptr::null()) < 0 {
+        if real::ppoll_raw(asked, now, None) < 0 {
             break;
         }
         free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();

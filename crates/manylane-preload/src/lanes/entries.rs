@@ -71,12 +71,11 @@ pub(crate) fn sweep(port: Option<u16>) -> bool {
 }
 
 /// [`sweep`] for the port of an address of the program, of which the kernel has read `len` bytes.
-pub(crate) fn sweep_addr(addr: *const sockaddr, len: socklen_t) -> bool {
+pub(crate) unsafe fn sweep_addr(addr: *const sockaddr, len: socklen_t) -> bool {
     if addr.is_null() || (len as usize) < size_of::<libc::sockaddr_in>() {
         return false;
     }
-    // SAFETY: the kernel has just read as many bytes here. Both families have the port at the same
-    // offset.
+    // SAFETY: program arguments. Both families have the port at the same offset.
     let port = unsafe { (&raw const (*addr.cast::<libc::sockaddr_in>()).sin_port).read_unaligned() };
     sweep(Some(u16::from_be(port)))
 }

@@ -40,21 +40,19 @@ pub(crate) fn clear_stale(fd: c_int) -> c_int {
 }
 
 /// A message was received on a socket that is not UDP: it may carry new descriptors (SCM_RIGHTS).
-pub(crate) fn clear_passed_fds(message: *const msghdr) {
-    for_each_fd(message, |fd| _ = clear_stale(fd));
+pub(crate) unsafe fn clear_passed_fds(message: *const msghdr) {
+    // SAFETY: program arguments.
+    unsafe { for_each_fd(message, |fd| _ = clear_stale(fd)) };
 }
 
 /// Calls `of` with each descriptor that a message of the program carries.
-pub(crate) fn for_each_fd(message: *const msghdr, mut of: impl FnMut(c_int)) {
-    // SAFETY: the program's message, which the kernel reads or has written; the kernel would
-    // refuse null.
-    let Some(message) = (unsafe { message.as_ref() }) else { return };
-    if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
-        return;
-    }
-    // SAFETY: the control buffer is the program's, of the length it gives; the macros stay within
-    // it.
+pub(crate) unsafe fn for_each_fd(message: *const msghdr, mut of: impl FnMut(c_int)) {
+    // SAFETY: program arguments; the macros stay within the control buffer.
     unsafe {
+        let Some(message) = message.as_ref() else { return };
+        if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
+            return;
+        }
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = at.as_ref() {
             if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {

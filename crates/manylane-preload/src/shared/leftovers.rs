@@ -164,7 +164,7 @@ impl Leftovers {
 
     /// Writes the next datagram, or several, for a call of the program. Returns the call's result;
     /// none if nothing is left.
-    pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs) -> Option<isize> {
+    pub(crate) fn recv(&self, flags: c_int, into: &RecvBufs<'_>) -> Option<isize> {
         let mut answer = None;
         // As in the kernel: a peek at several messages returns the same one several times.
         for nth in 0..into.capacity() {

@@ -177,7 +177,7 @@ pub(crate) fn has_process_exited(pid: pid_t) -> bool {
         if watch >= 0 {
             let mut at = [libc::pollfd { fd: watch, events: libc::POLLIN, revents: 0 }];
             let now = timespec { tv_sec: 0, tv_nsec: 0 };
-            gone = real::ppoll_raw(&mut at, Some(now), ptr::null()) > 0;
+            gone = real::ppoll_raw(&mut at, now, None) > 0;
             call::close(watch);
         }
     }

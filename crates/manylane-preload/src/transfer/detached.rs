@@ -44,13 +44,13 @@ fn is_readable(fd: c_int) -> bool {
 
 /// Receives for the program: a leftover, or with its own call.
 #[inline]
-pub(crate) fn receive(fd: c_int, flags: c_int, into: &RecvBufs, own: impl FnOnce() -> isize) -> isize {
+pub(crate) fn receive(fd: c_int, flags: c_int, into: &RecvBufs<'_>, own: impl FnOnce() -> isize) -> isize {
     let left = if has_leftovers() { recv_leftover(fd, flags, into) } else { None };
     left.unwrap_or_else(own)
 }
 
 #[cold]
-fn recv_leftover(fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
+fn recv_leftover(fd: c_int, flags: c_int, into: &RecvBufs<'_>) -> Option<isize> {
     if flags & MSG_ERRQUEUE != 0 || into.is_invalid(0, flags) {
         return None;
     }
@@ -64,10 +64,10 @@ fn recv_leftover(fd: c_int, flags: c_int, into: &RecvBufs) -> Option<isize> {
 
 /// Waits with the program's own call, which must not block (`true`) if there are leftovers.
 #[cold]
-pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int) -> c_int {
+pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int) -> c_int {
     const READABLE: i16 = POLLIN | POLLRDNORM;
     let has_some = |at: &pollfd| at.events & READABLE != 0 && is_readable(at.fd);
-    // SAFETY: the program's array of `count`, which the kernel would read here, too.
+    // SAFETY: program arguments.
     let all = || (0..count as usize).map(|nth| unsafe { &mut *fds.wrapping_add(nth) });
     if fds.is_null() || !all().any(|at| has_some(at)) {
         return own(false);
@@ -82,9 +82,9 @@ pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int)
 
 /// [`poll`] for select(2) and pselect(2).
 #[cold]
-pub(crate) fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bool) -> c_int) -> c_int {
+pub(crate) unsafe fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bool) -> c_int) -> c_int {
     let count = count.clamp(0, libc::FD_SETSIZE as c_int);
-    // SAFETY: null, or the program's set, which has room for FD_SETSIZE descriptors.
+    // SAFETY: program arguments; a set has room for FD_SETSIZE descriptors.
     let is_set = |fd: c_int| !read.is_null() && unsafe { libc::FD_ISSET(fd, read) };
     let mut readable = [0_u64; libc::FD_SETSIZE / 64];
     for fd in (0..count).filter(|fd| is_set(*fd) && is_readable(*fd)) {
@@ -110,14 +110,15 @@ pub(crate) fn zero_timeval() -> timeval {
     timeval { tv_sec: 0, tv_usec: 0 }
 }
 
-pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     match leftovers(fd).filter(|_| request == libc::FIONREAD).and_then(Leftovers::next_len) {
         Some(len) => {
-            // SAFETY: the program's number, which the kernel would write here.
+            // SAFETY: program arguments.
             unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
             0
         }
-        None => call::ioctl(fd, request, arg),
+        // SAFETY: program arguments.
+        None => unsafe { call::ioctl(fd, request, arg) },
     }
 }
 
@@ -147,10 +148,12 @@ pub(crate) fn close(fd: c_int) -> c_int {
     call::close(fd)
 }
 
-pub(crate) fn fclose(file: *mut FILE) -> c_int {
-    // SAFETY: the program's file, which it has not closed yet.
-    forget(unsafe { libc::fileno(file) });
-    call::fclose(file)
+pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        forget(libc::fileno(file));
+        call::fclose(file)
+    }
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
@@ -181,10 +184,13 @@ pub(crate) fn closefrom(first: c_int) {
     call::closefrom(first);
 }
 
-pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let done = call::epoll_ctl(epfd, op, fd, event);
-    if done == 0 && op != EPOLL_CTL_ADD {
-        epoll_set::ctl_after_detach(epfd, op, fd, event);
+pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let done = call::epoll_ctl(epfd, op, fd, event);
+        if done == 0 && op != EPOLL_CTL_ADD {
+            epoll_set::ctl_after_detach(epfd, op, fd, event.as_ref());
+        }
+        done
     }
-    done
 }

@@ -28,27 +28,32 @@ use crate::transfer::recv_call::RecvCall;
 use crate::xdp::queues;
 
 #[inline]
-pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    fast_path(
-        (fd, to, len, flags),
-        fd,
-        flags,
-        || call::recv(fd, to, len, flags),
-        |args| recv_slow_path(args.0, args.1, args.2, args.3),
-    )
+pub(crate) unsafe fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        fast_path(
+            (fd, to, len, flags),
+            fd,
+            flags,
+            || call::recv(fd, to, len, flags),
+            |args| recv_slow_path(args.0, args.1, args.2, args.3),
+        )
+    }
 }
 
 #[inline(never)]
-fn recv_slow_path(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    let op = |fd, more| call::recv(fd, to, len, flags | more);
-    let into = addressless_buf(to, len);
+unsafe fn recv_slow_path(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    let op = |fd, more| unsafe { call::recv(fd, to, len, flags | more) };
+    // SAFETY: program arguments.
+    let into = unsafe { addressless_buf(to, len) };
     slow_path(fd, flags, into, op, |got| {
         (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) })
     })
 }
 
 #[inline]
-pub(crate) fn recvfrom(
+pub(crate) unsafe fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -56,14 +61,17 @@ pub(crate) fn recvfrom(
     from: *mut sockaddr,
     fromlen: *mut socklen_t,
 ) -> ssize_t {
-    let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
-    fast_path((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
-        recvfrom_slow_path(args.0, args.1, args.2, args.3, args.4, args.5)
-    })
+    // SAFETY: program arguments.
+    unsafe {
+        let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
+        fast_path((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
+            recvfrom_slow_path(args.0, args.1, args.2, args.3, args.4, args.5)
+        })
+    }
 }
 
 #[inline(never)]
-fn recvfrom_slow_path(
+unsafe fn recvfrom_slow_path(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -73,95 +81,118 @@ fn recvfrom_slow_path(
 ) -> ssize_t {
     // A receive without a datagram leaves the length unchanged, so that a second attempt finds the
     // program's value.
-    let into = RecvBufs::Bytes { to, len, from, fromlen };
-    let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
+    // SAFETY: program arguments.
+    let into = unsafe { RecvBufs::bytes(to, len, from, fromlen) };
+    // SAFETY: program arguments.
+    let op = |fd, more| unsafe { call::recvfrom(fd, to, len, flags | more, from, fromlen) };
     slow_path(fd, flags, into, op, |got| (1, got))
 }
 
 #[inline]
-pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    fast_path(
-        (fd, message, flags),
-        fd,
-        flags,
-        || call::recvmsg(fd, message, flags),
-        |args| recvmsg_slow_path(args.0, args.1, args.2),
-    )
+pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        fast_path(
+            (fd, message, flags),
+            fd,
+            flags,
+            || call::recvmsg(fd, message, flags),
+            |args| recvmsg_slow_path(args.0, args.1, args.2),
+        )
+    }
 }
 
 #[inline(never)]
-fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let op = |fd, more| call::recvmsg(fd, message, flags | more);
-    let got = slow_path(fd, flags, RecvBufs::Message(message), op, |got| (1, got));
-    if got >= 0 && table::sock(fd).is_none() {
-        registry::clear_passed_fds(message);
+unsafe fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        let op = |fd, more| call::recvmsg(fd, message, flags | more);
+        let got = slow_path(fd, flags, RecvBufs::message(message), op, |got| (1, got));
+        if got >= 0 && table::sock(fd).is_none() {
+            registry::clear_passed_fds(message);
+        }
+        got
     }
-    got
 }
 
 #[inline]
-pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // No bytes are asked for: read(2) then takes no datagram.
     let flags = if len == 0 { SLOW_PATH_FLAGS } else { 0 };
-    fast_path(
-        (fd, to, len),
-        fd,
-        flags,
-        || call::read(fd, to, len),
-        |args| read_slow_path(args.0, args.1, args.2),
-    )
+    // SAFETY: program arguments.
+    unsafe {
+        fast_path(
+            (fd, to, len),
+            fd,
+            flags,
+            || call::read(fd, to, len),
+            |args| read_slow_path(args.0, args.1, args.2),
+        )
+    }
 }
 
 #[inline(never)]
-fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    let found = hidden_fds::sock(fd);
-    if len == 0 || len > isize::MAX as usize || found.is_err() {
-        send_batch::flush();
-        return call::read(found.err().unwrap_or(fd), to, len);
+unsafe fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        let found = hidden_fds::sock(fd);
+        if len == 0 || len > isize::MAX as usize || found.is_err() {
+            send_batch::flush();
+            return call::read(found.err().unwrap_or(fd), to, len);
+        }
+        // The program's own call on its own descriptor, which may no longer be a socket.
+        let op = |at, more| {
+            if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
+        };
+        slow_path(fd, 0, addressless_buf(to, len), op, |got| (1, got))
     }
-    // The program's own call on its own descriptor, which may no longer be a socket.
-    let op = |at, more| {
-        if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
-    };
-    slow_path(fd, 0, addressless_buf(to, len), op, |got| (1, got))
 }
 
-pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
-    let found = hidden_fds::sock(fd);
-    if found.is_err() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
-        send_batch::flush();
-        return call::readv(found.err().unwrap_or(fd), to, count);
-    }
-    let op = |at, more| {
-        if at == fd && more == 0 {
-            return call::readv(at, to, count);
+pub(crate) unsafe fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: program arguments; zeroes are a value of a msghdr (no address, no control messages).
+    unsafe {
+        let found = hidden_fds::sock(fd);
+        if found.is_err() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
+            send_batch::flush();
+            return call::readv(found.err().unwrap_or(fd), to, count);
         }
-        // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
-        let mut message: msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = to.cast_mut();
-        message.msg_iovlen = count as usize;
-        call::recvmsg(at, &raw mut message, more)
-    };
-    slow_path(fd, 0, RecvBufs::Iovecs { to, count: count as usize }, op, |got| (1, got))
+        let op = |at, more| {
+            if at == fd && more == 0 {
+                return call::readv(at, to, count);
+            }
+            let mut message: msghdr = std::mem::zeroed();
+            message.msg_iov = to.cast_mut();
+            message.msg_iovlen = count as usize;
+            call::recvmsg(at, &raw mut message, more)
+        };
+        slow_path(fd, 0, RecvBufs::iovecs(to, count as usize), op, |got| (1, got))
+    }
 }
 
 /// True if the iovecs have no room: readv(2), like read(2), then takes no datagram.
-fn is_empty(pieces: *const iovec, count: usize) -> bool {
-    // SAFETY: null, or the program's array of `count` iovecs, which the kernel would read here,
-    // too.
+unsafe fn is_empty(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: program arguments.
     pieces.is_null() || (0..count).all(|nth| unsafe { (*pieces.wrapping_add(nth)).iov_len == 0 })
 }
 
 /// A buffer without an address.
-fn addressless_buf(to: *mut c_void, len: size_t) -> RecvBufs {
-    RecvBufs::Bytes { to, len, from: std::ptr::null_mut(), fromlen: std::ptr::null_mut() }
+unsafe fn addressless_buf<'call>(to: *mut c_void, len: size_t) -> RecvBufs<'call> {
+    // SAFETY: program arguments.
+    unsafe { RecvBufs::bytes(to, len, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
 
-pub(crate) fn recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
-    if len > room { call::__recv_chk(fd, to, len, room, flags) } else { recv(fd, to, len, flags) }
+pub(crate) unsafe fn recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe { if len > room { call::__recv_chk(fd, to, len, room, flags) } else { recv(fd, to, len, flags) } }
 }
 
-pub(crate) fn recvfrom_chk(
+pub(crate) unsafe fn recvfrom_chk(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -170,17 +201,21 @@ pub(crate) fn recvfrom_chk(
     from: *mut sockaddr,
     fromlen: *mut socklen_t,
 ) -> ssize_t {
-    if len > room {
-        return call::__recvfrom_chk(fd, to, len, room, flags, from, fromlen);
+    // SAFETY: program arguments.
+    unsafe {
+        if len > room {
+            return call::__recvfrom_chk(fd, to, len, room, flags, from, fromlen);
+        }
+        recvfrom(fd, to, len, flags, from, fromlen)
     }
-    recvfrom(fd, to, len, flags, from, fromlen)
 }
 
-pub(crate) fn read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-    if len > room { call::__read_chk(fd, to, len, room) } else { read(fd, to, len) }
+pub(crate) unsafe fn read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe { if len > room { call::__read_chk(fd, to, len, room) } else { read(fd, to, len) } }
 }
 
-pub(crate) fn recvmmsg(
+pub(crate) unsafe fn recvmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
     count: c_uint,
@@ -191,10 +226,12 @@ pub(crate) fn recvmmsg(
         && let Some(place) = fast_path::find(fd)
         && let Some(member) = start_fast_path(place, flags)
     {
-        let answer = call::recvmmsg(fd, messages, count, flags, timeout);
+        // SAFETY: program arguments.
+        let answer = unsafe { call::recvmmsg(fd, messages, count, flags, timeout) };
         fast_path::finish_wait(member);
         if answer >= 0 {
-            let (datagrams, bytes) = sum_messages(messages, 0, answer as isize);
+            // SAFETY: program arguments.
+            let (datagrams, bytes) = unsafe { sum_messages(messages, answer as isize) };
             fast_path::count_received(member, datagrams, bytes);
             return answer;
         }
@@ -203,47 +240,47 @@ pub(crate) fn recvmmsg(
         }
     }
     let found = managed(fd);
-    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || is_invalid_timeout(timeout);
+    // SAFETY: program arguments.
+    let limit = unsafe { timeout.as_ref() };
+    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || limit.is_some_and(is_invalid_timeout);
     if found.is_err() && !detached::has_leftovers() || is_kernels {
         send_batch::flush();
-        let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
+        // SAFETY: program arguments.
+        let got = unsafe { call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout) };
         if got > 0 && table::sock(fd).is_none() {
-            // SAFETY: the kernel has just filled these messages of the program's array.
-            let all =
-                (0..got as usize).map(|nth| unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
-            all.for_each(registry::clear_passed_fds);
+            // SAFETY: program arguments: the kernel has just filled these messages.
+            let clear = |nth| unsafe { registry::clear_passed_fds(&(*messages.wrapping_add(nth)).msg_hdr) };
+            (0..got as usize).for_each(clear);
         }
         return got;
     }
     // The kernel checks the time only after a datagram; so does this.
-    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
-    let limit = unsafe { timeout.as_ref() };
     let is_over = limit.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0);
     let count = if is_over { 1 } else { count };
     let limit = limit
         .and_then(|time| Instant::now().checked_add(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)));
     let mut done: c_uint = 0;
     loop {
-        let fill = done;
-        let op = |fd, more| {
-            // The remaining messages. The kernel's own timeout is not used: on one lane it could
-            // wait past it.
-            let at = messages.wrapping_add(fill as usize);
+        // The remaining messages.
+        let (at, remaining) = (messages.wrapping_add(done as usize), count - done);
+        // SAFETY: program arguments.
+        let op = |fd, more| unsafe {
+            // The kernel's own timeout is not used: on one lane it could wait past it.
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
-            call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
+            call::recvmmsg(fd, at, remaining, flags | more | wait_for_one, std::ptr::null_mut()) as isize
         };
-        let bytes = |got| sum_messages(messages, fill, got);
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
-        let at = messages.wrapping_add(fill as usize);
-        let into = RecvBufs::Messages { to: at, count: (count - fill) as usize };
-        let got = slow_path(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
+        // SAFETY: program arguments.
+        let got = unsafe {
+            let into = RecvBufs::messages(at, remaining as usize);
+            slow_path(fd, flags | more, into, |fd, extra| op(fd, extra | more), |got| sum_messages(at, got))
+        };
         if got < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
         done += got as c_uint;
         let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
-        // SAFETY: null, or the program's timespec, in which the kernel would write the remaining
-        // time, too.
+        // SAFETY: program arguments.
         if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
             (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as i64, left.subsec_nanos().into());
         }
@@ -258,17 +295,15 @@ pub(crate) fn recvmmsg(
 }
 
 /// True if the kernel refuses the timeout.
-fn is_invalid_timeout(timeout: *const timespec) -> bool {
-    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
-    let timeout = unsafe { timeout.as_ref() };
-    timeout.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
+fn is_invalid_timeout(time: &timespec) -> bool {
+    time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec)
 }
 
-/// Datagrams and bytes of `got` messages after the first `fill`.
-fn sum_messages(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
-    let filled = fill as usize..fill as usize + got.max(0) as usize;
-    // SAFETY: the kernel has just filled these messages of the program's array.
-    let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+/// Datagrams and bytes of the first `got` messages, which the kernel has just filled.
+unsafe fn sum_messages(messages: *const mmsghdr, got: isize) -> (u64, isize) {
+    // SAFETY: program arguments.
+    let len = |nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len });
+    let bytes: u64 = (0..got.max(0) as usize).map(len).sum();
     (got as u64, bytes as isize)
 }
 
@@ -364,7 +399,7 @@ fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
 fn slow_path(
     fd: c_int,
     flags: c_int,
-    into: RecvBufs,
+    into: RecvBufs<'_>,
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
@@ -392,7 +427,7 @@ fn slow_path(
 fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
     sock: &'static Sock,
     shared: &Shared,
-    (fd, flags, into): (c_int, c_int, RecvBufs),
+    (fd, flags, into): (c_int, c_int, RecvBufs<'_>),
     op: &Op,
     size: impl Fn(isize) -> (u64, isize),
 ) -> Option<isize> {

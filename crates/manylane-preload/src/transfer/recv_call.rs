@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::real::{self, call};
+use crate::base::pollfds::EMPTY_POLLFD;
+use crate::base::real;
 use crate::base::recv_bufs::RecvBufs;
 use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
 use crate::base::{quiesce, signals, sockopt, state};
@@ -58,7 +59,7 @@ pub(crate) struct RecvCall<'a, Op> {
     /// The program's descriptor: lane 0.
     pub(crate) fd: c_int,
     pub(crate) flags: c_int,
-    pub(crate) bufs: RecvBufs,
+    pub(crate) bufs: RecvBufs<'a>,
     pub(crate) op: Op,
     /// The result came from a prefetch, by a system call that was counted before.
     pub(crate) was_prefetched: Cell<bool>,
@@ -240,8 +241,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         fds[0].fd = self.sock.fd_of(lane, self.fd);
         let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-        let mask = self.signals.wait_mask(std::ptr::null());
-        if call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask) < 0 {
+        let mask = self.signals.wait_mask(None);
+        if real::ppoll(&mut fds[..count], slice, mask) < 0 {
             return -1;
         }
         match self.try_lane(lane) {
@@ -298,10 +299,10 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// Returns what a receive would have returned.
     fn wait_with_mask(&self, lane: usize) -> isize {
         let fd = self.sock.fd_of(lane, self.fd);
-        let mut at = pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-        let mask = self.signals.wait_mask(std::ptr::null());
-        match call::ppoll(&raw mut at, 1, &raw const slice, mask) {
+        let mask = self.signals.wait_mask(None);
+        match real::ppoll(&mut at, slice, mask) {
             ready if ready < 0 => -1,
             // A datagram that poll reports may be gone: then the result is EAGAIN.
             _ => (self.op)(fd, MSG_DONTWAIT),
@@ -350,8 +351,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let sleep = |time: timespec| {
             self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
             self.defer_signals();
-            let mask = self.signals.wait_mask(std::ptr::null());
-            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            let mask = self.signals.wait_mask(None);
+            let ended = real::ppoll_none(time, mask);
             self.member.state.store(BUSY, Ordering::Release);
             self.member.beat();
             (ended < 0 && !self.should_wait_again(until)).then_some(-1)
@@ -502,8 +503,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
         self.defer_signals();
-        let mask = self.signals.wait_mask(std::ptr::null());
-        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask);
+        let mask = self.signals.wait_mask(None);
+        let ready = real::ppoll(&mut fds[..count], slice, mask);
         self.member.beat();
         if ready < 0 {
             return (!self.should_wait_again(until)).then_some((-1, false));
@@ -536,7 +537,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             let (mut fds, count) = lane_pollfds(self.sock, self.fd, mask);
             let now = timespec { tv_sec: 0, tv_nsec: 0 };
             let frames = ready_in_memory(self.sock, self.shared, mask);
-            if real::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 || frames != 0 {
+            if real::ppoll_raw(&mut fds[..count], now, None) > 0 || frames != 0 {
                 let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
                 for (lane, _) in
                     lanes.zip(&fds).filter(|(lane, at)| at.revents != 0 || frames & 1 << lane != 0)
@@ -608,7 +609,7 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
     sock: &'static Sock,
     shared: &Shared,
     fd: c_int,
-    into: RecvBufs,
+    into: RecvBufs<'_>,
     op: Op,
 ) -> Option<isize> {
     // In a plain socket no member has a lane: any member will do.
@@ -648,8 +649,7 @@ impl Backoff {
             let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
             // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
             // has none.
-            let mut none = pollfd { fd: -1, events: 0, revents: 0 };
-            call::ppoll(&raw mut none, 1, &raw const slice, std::ptr::null());
+            real::ppoll(&mut [EMPTY_POLLFD], slice, None);
         }
         *self = Self::default();
     }

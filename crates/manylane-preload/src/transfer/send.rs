@@ -19,25 +19,25 @@ use crate::xdp::frames::TxDatagram;
 use crate::xdp::queues;
 
 #[inline]
-pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    if let Some(alone) = fast_path::find(fd) {
-        return alone.count_send(|| call::send(fd, from, len, flags));
+pub(crate) unsafe fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(alone) = fast_path::find(fd) {
+            return alone.count_send(|| call::send(fd, from, len, flags));
+        }
+        send_slow_path(fd, from, len, flags)
     }
-    send_slow_path(fd, from, len, flags)
 }
 
 /// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
-fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    let at = send_route(fd);
-    if let Some(sent) = flush_before_send(&at) {
-        return sent;
-    }
-    finish_send(&at, call::send(at.own_fd, from, len, flags))
+unsafe fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    send_plain(fd, |fd| unsafe { call::send(fd, from, len, flags) })
 }
 
 #[inline]
-pub(crate) fn sendto(
+pub(crate) unsafe fn sendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -45,15 +45,18 @@ pub(crate) fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
-    if let Some(alone) = fast_path::find(fd) {
-        return alone.count_send(|| call::sendto(fd, from, len, flags, to, tolen));
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(alone) = fast_path::find(fd) {
+            return alone.count_send(|| call::sendto(fd, from, len, flags, to, tolen));
+        }
+        sendto_slow_path(fd, from, len, flags, to, tolen)
     }
-    sendto_slow_path(fd, from, len, flags, to, tolen)
 }
 
 /// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
-fn sendto_slow_path(
+unsafe fn sendto_slow_path(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -62,114 +65,129 @@ fn sendto_slow_path(
     tolen: socklen_t,
 ) -> ssize_t {
     let at = send_route(fd);
-    if at.has_queues {
+    if at.has_queues || state::is_send_batching() {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
-        if let Some(sent) = send_frame(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags) {
+        // SAFETY: program arguments.
+        let datagram = unsafe { TxDatagram::from_iovec(&piece, to, tolen) };
+        if at.has_queues
+            && let Some(sent) = send_frame(&at, &datagram, flags)
+        {
             return finish_send(&at, sent);
         }
-    }
-    if state::is_send_batching() {
-        let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
-        if let Some(sent) = send_batched(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags)
+        if state::is_send_batching()
+            && let Some(sent) = send_batched(&at, &datagram, flags)
         {
             return sent;
         }
     }
     let (out, more) = at.fd_and_flags(to.is_null());
-    finish_send(&at, call::sendto(out, from, len, flags | more, to, tolen))
+    // SAFETY: program arguments.
+    finish_send(&at, unsafe { call::sendto(out, from, len, flags | more, to, tolen) })
 }
 
 #[inline]
-pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    if let Some(alone) = fast_path::find(fd) {
-        return alone.count_send(|| call::sendmsg(fd, message, flags));
-    }
-    sendmsg_slow_path(fd, message, flags)
-}
-
-/// The slow path, with lanes, queues or batched replies.
-#[inline(never)]
-fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let at = send_route(fd);
-    if at.member.is_none() {
-        mark_passed_fds(message);
-    }
-    if at.has_queues
-        && let Some(out) = TxDatagram::from_msghdr(message)
-        && let Some(sent) = send_frame(&at, &out, flags)
-    {
-        return finish_send(&at, sent);
-    }
-    queues::flush();
-    if state::is_send_batching()
-        && let Some(sent) = TxDatagram::from_msghdr(message)
-            .map_or_else(|| flush_before_send(&at), |out| send_batched(&at, &out, flags))
-    {
-        return sent;
-    }
-    // SAFETY: null, or the program's message, which the kernel would read here, too.
-    let (out, more) =
-        at.fd_and_flags(unsafe { message.as_ref() }.is_none_or(|message| message.msg_name.is_null()));
-    finish_send(&at, call::sendmsg(out, message, flags | more))
-}
-
-pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    let at = send_route(fd);
-    if at.member.is_none() && !messages.is_null() {
-        for nth in 0..count.min(1024) as usize {
-            // SAFETY: the program's array of `count` messages.
-            mark_passed_fds(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(alone) = fast_path::find(fd) {
+            return alone.count_send(|| call::sendmsg(fd, message, flags));
         }
+        sendmsg_slow_path(fd, message, flags)
     }
-    if let Some(sent) = flush_before_send(&at) {
-        return sent as c_int;
-    }
-    let first =
-        if at.has_queues && !messages.is_null() { send_frames(&at, messages, count, flags) } else { 0 };
-    let mut sent = first as c_int;
-    if first < count || count == 0 {
-        queues::flush();
-        let remaining = messages.wrapping_add(first as usize);
-        let more = call::sendmmsg(at.fd, remaining, count - first, flags | at.extra_flags);
-        sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
-    }
-    if let (Some(member), true) = (at.member, sent > 0) {
-        // SAFETY: the kernel has just filled the lengths of these messages of the program's array.
-        let bytes = (0..sent as usize).map(|nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len }));
-        report::record_sent(member, sent as u64, bytes.sum());
-    }
-    sent
-}
-
-#[inline]
-pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    if let Some(alone) = fast_path::find(fd) {
-        return alone.count_send(|| call::write(fd, from, len));
-    }
-    write_slow_path(fd, from, len)
 }
 
 /// The slow path, with lanes, queues or batched replies.
 #[inline(never)]
-fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+unsafe fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let at = send_route(fd);
-    if let Some(sent) = flush_before_send(&at) {
-        return sent;
+    // SAFETY: program arguments.
+    unsafe {
+        if at.member.is_none() {
+            mark_passed_fds(message);
+        }
+        if at.has_queues
+            && let Some(out) = TxDatagram::from_msghdr(message)
+            && let Some(sent) = send_frame(&at, &out, flags)
+        {
+            return finish_send(&at, sent);
+        }
+        queues::flush();
+        if state::is_send_batching()
+            && let Some(sent) = TxDatagram::from_msghdr(message)
+                .map_or_else(|| flush_before_send(&at), |out| send_batched(&at, &out, flags))
+        {
+            return sent;
+        }
+        let (out, more) = at.fd_and_flags(message.as_ref().is_none_or(|message| message.msg_name.is_null()));
+        finish_send(&at, call::sendmsg(out, message, flags | more))
     }
-    finish_send(&at, call::write(at.own_fd, from, len))
 }
 
-pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let at = send_route(fd);
+    // SAFETY: program arguments.
+    unsafe {
+        if at.member.is_none() && !messages.is_null() {
+            for nth in 0..count.min(1024) as usize {
+                mark_passed_fds(&raw const (*messages.wrapping_add(nth)).msg_hdr);
+            }
+        }
+        if let Some(sent) = flush_before_send(&at) {
+            return sent as c_int;
+        }
+        let first =
+            if at.has_queues && !messages.is_null() { send_frames(&at, messages, count, flags) } else { 0 };
+        let mut sent = first as c_int;
+        if first < count || count == 0 {
+            queues::flush();
+            let remaining = messages.wrapping_add(first as usize);
+            let more = call::sendmmsg(at.fd, remaining, count - first, flags | at.extra_flags);
+            sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
+        }
+        if let (Some(member), true) = (at.member, sent > 0) {
+            let bytes = (0..sent as usize).map(|nth| u64::from((*messages.wrapping_add(nth)).msg_len));
+            report::record_sent(member, sent as u64, bytes.sum());
+        }
+        sent
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(alone) = fast_path::find(fd) {
+            return alone.count_send(|| call::write(fd, from, len));
+        }
+        write_slow_path(fd, from, len)
+    }
+}
+
+/// The slow path, with lanes, queues or batched replies.
+#[inline(never)]
+unsafe fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: program arguments.
+    send_plain(fd, |fd| unsafe { call::write(fd, from, len) })
+}
+
+pub(crate) unsafe fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: program arguments.
+    send_plain(fd, |fd| unsafe { call::writev(fd, from, count) })
+}
+
+/// Sends with the program's `own` call, without an address.
+#[inline]
+fn send_plain(fd: c_int, own: impl FnOnce(c_int) -> isize) -> isize {
     let at = send_route(fd);
     if let Some(sent) = flush_before_send(&at) {
         return sent;
     }
-    finish_send(&at, call::writev(at.own_fd, from, count))
+    finish_send(&at, own(at.own_fd))
 }
 
 /// Queues a datagram to be sent with others, if possible; otherwise flushes those. None: the
 /// caller must send it through the kernel now.
-fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+fn send_batched(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     if !quiesce::enter() {
         return None;
     }
@@ -178,7 +196,7 @@ fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize>
     sent
 }
 
-fn send_batched_now(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     if let Some(errno) = at.reply_error {
         return flush_before_send(at).or(Some(fail_with_errno(errno) as isize));
     }
@@ -209,7 +227,7 @@ fn flush_before_send(at: &SendRoute) -> Option<isize> {
 
 /// Sends a datagram as a frame, if possible.
 #[inline]
-fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+fn send_frame(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     let (sock, member) = at.sock.zip(at.member)?;
     let shared = sock.shared()?;
     if !quiesce::enter() {
@@ -221,16 +239,15 @@ fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
 }
 
 /// Sends messages as frames, up to the first that cannot be sent so. Returns their number.
-fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
+unsafe fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
     for nth in 0..count {
         let message = messages.wrapping_add(nth as usize);
-        // SAFETY: the program's array of `count` messages.
-        let header = unsafe { &raw const (*message).msg_hdr };
-        let Some(sent) = TxDatagram::from_msghdr(header).and_then(|out| send_frame(at, &out, flags)) else {
-            return nth;
-        };
-        // SAFETY: as above; the kernel would write here.
-        unsafe { (*message).msg_len = sent as c_uint };
+        // SAFETY: program arguments.
+        unsafe {
+            let out = TxDatagram::from_msghdr(&raw const (*message).msg_hdr);
+            let Some(sent) = out.and_then(|out| send_frame(at, &out, flags)) else { return nth };
+            (*message).msg_len = sent as c_uint;
+        }
     }
     count
 }
@@ -318,13 +335,15 @@ fn finish_send(at: &SendRoute, sent: isize) -> isize {
 }
 
 /// Makes sockets of the program plain that a message passes to another process.
-fn mark_passed_fds(message: *const msghdr) {
-    registry::for_each_fd(message, |fd| {
+unsafe fn mark_passed_fds(message: *const msghdr) {
+    let mark = |fd| {
         if table::sock(fd).is_some() && quiesce::enter() {
             if let Some(sock) = entries::sock(fd) {
                 fallback::fall_back(sock, fd, Reason::Passed);
             }
             quiesce::leave();
         }
-    });
+    };
+    // SAFETY: program arguments.
+    unsafe { registry::for_each_fd(message, mark) };
 }

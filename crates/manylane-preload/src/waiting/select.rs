@@ -33,37 +33,35 @@ const SET_EVENTS: [(i16, i16); 3] = [
     (POLLPRI, POLLPRI),
 ];
 
-pub(crate) fn select(
+pub(crate) unsafe fn select(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    if detached::has_leftovers() {
-        let mut over = detached::zero_timeval();
-        let mut time = |now| if now { &raw mut over } else { timeout };
-        return detached::select(count, read, |now| call::select(count, read, write, except, time(now)));
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::select(count, read, write, except, timeout);
+        if detached::has_leftovers() {
+            let mut over = detached::zero_timeval();
+            let mut time = |now| if now { &raw mut over } else { timeout };
+            return detached::select(count, read, |now| own(time(now)));
+        }
+        let sets = FdSets::new(count, [read, write, except]);
+        let until = || Deadline::from_timespec(timeout.as_ref().map(normalize_timeval).as_ref());
+        let (answer, left) = sets.wait(until, None, || own(timeout));
+        // Linux writes the remaining time.
+        if let (Some(left), Some(timeout)) = (left, timeout.as_mut()) {
+            timeout.tv_sec = left.as_secs() as i64;
+            timeout.tv_usec = i64::from(left.subsec_micros());
+        }
+        // Wait for the remaining time.
+        answer.unwrap_or_else(|| select(count, read, write, except, timeout))
     }
-    let sets = FdSets { count, sets: [read, write, except] };
-    let native = || call::select(count, read, write, except, timeout);
-    let until = || {
-        // SAFETY: null, or the program's timeval, which the kernel would read here, too.
-        let time = unsafe { timeout.as_ref() }.map(normalize_timeval);
-        Deadline::from_timespec(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
-    };
-    let (answer, left) = sets.wait(until, std::ptr::null(), native);
-    // Linux writes the remaining time.
-    // SAFETY: as above; the library has no other reference to it.
-    if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
-        timeout.tv_sec = left.as_secs() as i64;
-        timeout.tv_usec = i64::from(left.subsec_micros());
-    }
-    // Wait for the remaining time.
-    answer.unwrap_or_else(|| select(count, read, write, except, timeout))
 }
 
-pub(crate) fn pselect(
+pub(crate) unsafe fn pselect(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -71,19 +69,21 @@ pub(crate) fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if detached::has_leftovers() {
-        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
-        let own = |now| call::pselect(count, read, write, except, time(now), mask);
-        return detached::select(count, read, own);
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::pselect(count, read, write, except, timeout, mask);
+        if detached::has_leftovers() {
+            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            return detached::select(count, read, |now| own(time(now)));
+        }
+        let sets = FdSets::new(count, [read, write, except]);
+        let until = || Deadline::from_timespec(timeout.as_ref());
+        let (answer, left) = sets.wait(until, mask.as_ref(), || own(timeout));
+        answer.unwrap_or_else(|| {
+            let left = left.map(timespec_of);
+            pselect(count, read, write, except, real::or_null(left.as_ref()), mask)
+        })
     }
-    let sets = FdSets { count, sets: [read, write, except] };
-    let native = || call::pselect(count, read, write, except, timeout, mask);
-    let (answer, left) = sets.wait(|| Deadline::from_timespec(timeout), mask, native);
-    answer.unwrap_or_else(|| {
-        let left = left.map(timespec_of);
-        let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        pselect(count, read, write, except, left, mask)
-    })
 }
 
 /// Converts; whole seconds in the microseconds count as seconds. A negative time stays negative,
@@ -96,20 +96,24 @@ fn normalize_timeval(time: &timeval) -> timespec {
     }
 }
 
-/// The sets of a call.
-#[derive(Clone, Copy)]
+/// The sets of a call of the program.
 struct FdSets {
     count: c_int,
     sets: [*mut fd_set; 3],
 }
 
 impl FdSets {
+    /// Program arguments, as long as the value is used.
+    unsafe fn new(count: c_int, sets: [*mut fd_set; 3]) -> Self {
+        Self { count, sets }
+    }
+
     /// The result, and the remaining time unless the kernel has written it. No result: the caller
     /// must make the program's own call for the remaining time.
     fn wait(
         &self,
         until: impl FnOnce() -> Option<Deadline>,
-        mask: *const sigset_t,
+        mask: Option<&sigset_t>,
         native: impl Fn() -> c_int,
     ) -> (Option<c_int>, Option<Duration>) {
         if self.has_hidden_fd() {
@@ -149,9 +153,9 @@ impl FdSets {
         if set.is_null() || left == 0 {
             return 0;
         }
-        // SAFETY: the program's set, in which the kernel would also read up to the word with the
-        // last of the `count` bits; of sets longer than FD_SETSIZE only the words of open
-        // descriptors, up to which the kernel's table reaches.
+        // SAFETY: program arguments: the kernel reads up to the word with the last of the `count`
+        // bits; of sets longer than FD_SETSIZE only words of open descriptors are read here, up to
+        // which the kernel's table reaches.
         let word = unsafe { set.add(nth).read() };
         if left < bits { word & ((1 << left) - 1) } else { word }
     }
@@ -236,7 +240,7 @@ impl FdSets {
         let mut total = 0;
         for (set, (asked, says)) in self.sets.into_iter().zip(SET_EVENTS).filter(|(set, _)| !set.is_null()) {
             for nth in 0..self.word_count() {
-                // SAFETY: the program's set; as in word(), and the kernel writes whole words, too.
+                // SAFETY: as in word(); the kernel writes whole words, too.
                 unsafe { set.cast::<c_ulong>().add(nth).write(0) };
             }
             for at in fds.iter().filter(|at| at.events & asked != 0 && at.revents & says != 0) {
@@ -250,7 +254,7 @@ impl FdSets {
 
     /// Too many entries, or no memory for them: waits as the program said.
     #[cold]
-    fn wait_unsliced(&self, mask: *const sigset_t, native: impl FnOnce() -> c_int) -> c_int {
+    fn wait_unsliced(&self, mask: Option<&sigset_t>, native: impl FnOnce() -> c_int) -> c_int {
         let mut older = [-1; pollfds::STACK_POLLFDS_MAX];
         let mut count = 0;
         for (fd, sock, shared) in self.managed_socks() {
@@ -265,8 +269,9 @@ impl FdSets {
         let mut answer = if count == 0 {
             native()
         } else {
-            let [read, write, except] = self.sets;
-            call::pselect(self.count, read, write, except, &timespec_of(Duration::ZERO), mask)
+            let ([read, write, except], now) = (self.sets, timespec_of(Duration::ZERO));
+            // SAFETY: program arguments.
+            unsafe { call::pselect(self.count, read, write, except, &raw const now, real::or_null(mask)) }
         };
         let reported = if answer < 0 { &[] } else { &older[..count] };
         for fd in reported {

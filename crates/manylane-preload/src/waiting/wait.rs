@@ -144,10 +144,9 @@ impl Deadline {
         Self { instant: end, is_exact: false }
     }
 
-    /// From a timeout of ppoll(2); null: no bound. None if the kernel refuses it.
-    pub(crate) fn from_timespec(time: *const timespec) -> Option<Self> {
-        // SAFETY: null, or the program's timespec, which the kernel would read here, too.
-        let end = match unsafe { time.as_ref() } {
+    /// From a timeout of ppoll(2); none: no bound. None if the kernel refuses it.
+    pub(crate) fn from_timespec(time: Option<&timespec>) -> Option<Self> {
+        let end = match time {
             Some(time) => {
                 let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
                 let span = Duration::new(u64::try_from(time.tv_sec).ok()?, nanos);
@@ -179,7 +178,7 @@ impl Deadline {
     /// Calls `wait` with the remaining time for ppoll(2).
     pub(crate) fn with_timespec<T>(&self, wait: impl FnOnce(*const timespec) -> T) -> T {
         let left = self.remaining().map(timespec_of);
-        wait(left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+        wait(real::or_null(left.as_ref()))
     }
 
     /// The remaining time; none without a bound.
@@ -198,11 +197,11 @@ const FAST_PATH_FDS_MAX: usize = 4;
 /// For a wait on one descriptor: the member of the calling thread, if it is the only receiver of
 /// the socket. Starts its wait.
 #[inline(always)]
-fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
+unsafe fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     if count != 1 || fds.is_null() {
         return None;
     }
-    // SAFETY: the program's array of one, which the kernel would read here, too.
+    // SAFETY: program arguments.
     let at = unsafe { &*fds };
     let place = fast_path::find(at.fd).filter(|_| at.events & READ_EVENTS != 0)?;
     place.start_wait()
@@ -210,13 +209,13 @@ fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
 
 /// Makes the program's own call if the entries are few, and the calling thread is the only
 /// receiver of all UDP sockets among them.
-fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
+unsafe fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
     if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
         return None;
     }
     let mut members = [None; FAST_PATH_FDS_MAX];
     for nth in 0..count as usize {
-        // SAFETY: the program's array of `count`, which the kernel would read here, too.
+        // SAFETY: program arguments.
         let at = unsafe { &*fds.wrapping_add(nth) };
         match fast_path::find(at.fd) {
             Some(place) if at.events & READ_EVENTS != 0 => members[nth] = place.start_wait(),
@@ -236,109 +235,121 @@ fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Opt
 }
 
 #[inline]
-pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    if let Some(member) = start_fast_path(fds, count) {
-        let answer = call::poll(fds, count, timeout);
-        fast_path::finish_wait(member);
-        return answer;
+pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(fds, count) {
+            let answer = call::poll(fds, count, timeout);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        poll_slow_path(fds, count, timeout)
     }
-    poll_slow_path(fds, count, timeout)
 }
 
 #[inline(never)]
-fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    if let Some(answer) = fast_path(fds, count, || call::poll(fds, count, timeout)) {
-        return answer;
-    }
-    if detached::has_leftovers() {
-        return detached::poll(fds, count, |now| call::poll(fds, count, if now { 0 } else { timeout }));
-    }
-    match managed_fds(fds, count) {
-        Some(slice) => {
-            let until = Deadline::from_ms(timeout);
-            let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
-            poll_sliced(slice, until, std::ptr::null(), native)
-                .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
+unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::poll(fds, count, timeout);
+        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
+            return answer;
         }
-        None => {
+        if detached::has_leftovers() {
+            return detached::poll(fds, count, |now| own(if now { 0 } else { timeout }));
+        }
+        let Some(slice) = managed_fds(fds, count) else {
             send_batch::flush();
-            call::poll(fds, count, timeout)
-        }
+            return own(timeout);
+        };
+        let until = Deadline::from_ms(timeout);
+        let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+        poll_sliced(slice, until, None, native)
+            .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
     }
 }
 
-pub(crate) fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-    if room / size_of::<pollfd>() < count as usize {
-        return call::__poll_chk(fds, count, timeout, room);
+pub(crate) unsafe fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if room / size_of::<pollfd>() < count as usize {
+            return call::__poll_chk(fds, count, timeout, room);
+        }
+        poll(fds, count, timeout)
     }
-    poll(fds, count, timeout)
 }
 
 #[inline]
-pub(crate) fn ppoll(
+pub(crate) unsafe fn ppoll(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Some(member) = start_fast_path(fds, count) {
-        let answer = call::ppoll(fds, count, timeout, mask);
-        fast_path::finish_wait(member);
-        return answer;
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(fds, count) {
+            let answer = call::ppoll(fds, count, timeout, mask);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        ppoll_slow_path(fds, count, timeout, mask)
     }
-    ppoll_slow_path(fds, count, timeout, mask)
 }
 
 #[inline(never)]
-fn ppoll_slow_path(
+unsafe fn ppoll_slow_path(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Some(answer) = fast_path(fds, count, || call::ppoll(fds, count, timeout, mask)) {
-        return answer;
-    }
-    if detached::has_leftovers() {
-        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
-        return detached::poll(fds, count, |now| call::ppoll(fds, count, time(now), mask));
-    }
-    // The kernel must refuse an invalid timeout.
-    let until = |slice| Deadline::from_timespec(timeout).map(|until| (until, slice));
-    match managed_fds(fds, count).and_then(until) {
-        Some((until, slice)) => {
-            let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
-            poll_sliced(slice, until, mask, native)
-                .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::ppoll(fds, count, timeout, mask);
+        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
+            return answer;
         }
-        None => {
+        if detached::has_leftovers() {
+            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            return detached::poll(fds, count, |now| own(time(now)));
+        }
+        // The kernel must refuse an invalid timeout.
+        let until = |slice| Deadline::from_timespec(timeout.as_ref()).map(|until| (until, slice));
+        let Some((until, slice)) = managed_fds(fds, count).and_then(until) else {
             send_batch::flush();
-            call::ppoll(fds, count, timeout, mask)
-        }
+            return own(timeout);
+        };
+        let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+        poll_sliced(slice, until, mask.as_ref(), native)
+            .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
     }
 }
 
-pub(crate) fn ppoll_chk(
+pub(crate) unsafe fn ppoll_chk(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
-    if room / size_of::<pollfd>() < count as usize {
-        return call::__ppoll_chk(fds, count, timeout, mask, room);
+    // SAFETY: program arguments.
+    unsafe {
+        if room / size_of::<pollfd>() < count as usize {
+            return call::__ppoll_chk(fds, count, timeout, mask, room);
+        }
+        ppoll(fds, count, timeout, mask)
     }
-    ppoll(fds, count, timeout, mask)
 }
 
 /// The program's array, if the library manages one of its sockets.
-fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     // The kernel refuses more entries than the limit of open files, and does not read them.
     if fds.is_null() || count == 0 || count > pollfds::POLLFDS_MAX as nfds_t && count > hidden_fds::fd_limit()
     {
         return None;
     }
-    // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
+    // SAFETY: program arguments.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     fds.iter().for_each(|at| fallback::mark_nested(at.fd));
     fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
@@ -366,7 +377,7 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
 pub(crate) fn poll_sliced(
     fds: &mut [pollfd],
     until: Deadline,
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
@@ -394,7 +405,7 @@ pub(crate) fn poll_sliced(
 fn poll_sliced_entered(
     fds: &mut [pollfd],
     until: Deadline,
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     let deferred = signals::DeferredSignals::new();
@@ -413,7 +424,7 @@ fn poll_sliced_entered(
 #[cold]
 fn wait_unsliced(
     fds: &mut [pollfd],
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
     native: impl FnOnce(&mut [pollfd]) -> c_int,
 ) -> c_int {
     let begin = |at: &pollfd| managed(at).is_some_and(|(sock, shared)| start_unsliced(sock, shared, at.fd));
@@ -421,12 +432,7 @@ fn wait_unsliced(
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
-    let answer = if older {
-        let now = timespec_of(Duration::ZERO);
-        call::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, &raw const now, mask)
-    } else {
-        native(fds)
-    };
+    let answer = if older { real::ppoll(fds, timespec_of(Duration::ZERO), mask) } else { native(fds) };
     if older && answer >= 0 {
         for at in fds.iter_mut() {
             if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
@@ -452,7 +458,7 @@ fn poll_loop(
     fds: &mut [pollfd],
     all: &mut [pollfd],
     until: Deadline,
-    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // `all` has the program's entries, and after them the queues of the lanes.
@@ -490,17 +496,13 @@ fn poll_loop(
             (false, _) if first => native(fds),
             // The sockets became plain in an earlier round, which took some of the time.
             (false, _) => return None,
-            (true, true) => {
-                real::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), deferred.wait_mask(mask))
-            }
+            (true, true) => real::ppoll_raw(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask)),
             // The C library's own call: it is a cancellation point.
             (true, false) => {
                 let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
                 paused.unwrap_or_else(|| {
-                    let all = all.as_mut_ptr();
-                    let wait = |time| {
-                        call::ppoll(all, count as nfds_t, &timespec_of(time), deferred.wait_mask(mask))
-                    };
+                    let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
+                    let wait = |time| real::ppoll_cells(all, timespec_of(time), deferred.wait_mask(mask));
                     let slice = until.slice();
                     let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
                     let found = if slice.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
@@ -548,29 +550,26 @@ fn rx_coalesce(
     fds: &[pollfd],
     copy: &mut [pollfd],
     until: Deadline,
-    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
 ) -> Option<c_int> {
     let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| rx_coalesce::can_coalesce(shared));
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
-    let count = copy.len() as nfds_t;
-    let at = copy.as_ptr().cast_mut().cast::<pollfd>();
     let poll_now = || {
-        let now = timespec_of(Duration::ZERO);
-        let answer = call::ppoll(at, count, &raw const now, deferred.wait_mask(mask));
+        let answer = real::ppoll_cells(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
         deferred.defer();
         let mask = deferred.wait_mask(mask);
         if fds.iter().all(|at| at.fd < 0 || pays(at)) {
-            let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            let answer = real::ppoll_none(time, mask);
             return (answer < 0).then_some(answer);
         }
         // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
         let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
         fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
-        let answer = call::ppoll(at, count, &raw const time, mask);
+        let answer = real::ppoll_cells(copy, time, mask);
         fds.iter()
             .zip(copy)
             .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
@@ -602,7 +601,7 @@ fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     }
     if any {
         let now = timespec_of(Duration::ZERO);
-        any = real::ppoll_raw(copy, Some(now), std::ptr::null()) > 0 || add_frames(fds, copy, true) > 0;
+        any = real::ppoll_raw(copy, now, None) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
 }

@@ -1,6 +1,7 @@
 //! Datagrams from frames, which `recv_bufs.rs` hands out, and frames from datagrams:
 //! [`TxDatagram`] is what a call sends. No system call, no memory of its own.
 
+use std::marker::PhantomData;
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
@@ -50,38 +51,36 @@ pub(crate) fn sockaddr_bytes(
     (bytes, size_of::<libc::sockaddr_in6>())
 }
 
-/// One datagram that a call of the program sends.
+/// One datagram that a call of the program sends, during which the value may be used.
 #[derive(Clone, Copy)]
-pub(crate) struct TxDatagram {
+pub(crate) struct TxDatagram<'call> {
     to: *const sockaddr,
     tolen: socklen_t,
     iovecs: *const iovec,
     count: usize,
+    call: PhantomData<&'call [u8]>,
 }
 
 /// Max iovecs that are copied; the kernel sends a message with more.
 const IOVECS_MAX: usize = 64;
 
-impl TxDatagram {
-    pub(crate) fn from_iovecs(
-        pieces: *const iovec,
-        count: usize,
-        to: *const sockaddr,
-        tolen: socklen_t,
-    ) -> Self {
-        Self { to, tolen, iovecs: pieces, count }
+/// The constructors have the contract *program arguments* (`functions.rs`).
+impl<'call> TxDatagram<'call> {
+    /// From one piece.
+    pub(crate) unsafe fn from_iovec(piece: &'call iovec, to: *const sockaddr, tolen: socklen_t) -> Self {
+        Self { to, tolen, iovecs: piece, count: 1, call: PhantomData }
     }
 
     /// From a message with an address and payload only. None if it has control messages.
-    pub(crate) fn from_msghdr(message: *const msghdr) -> Option<Self> {
-        // SAFETY: the program's message, which the kernel would read here; the kernel would refuse
-        // null.
+    pub(crate) unsafe fn from_msghdr(message: *const msghdr) -> Option<Self> {
+        // SAFETY: program arguments.
         let message = unsafe { message.as_ref() }?;
         if message.msg_controllen != 0 {
             return None;
         }
         let (to, tolen) = (message.msg_name.cast_const().cast(), message.msg_namelen);
-        Some(Self { to, tolen, iovecs: message.msg_iov, count: message.msg_iovlen })
+        let (iovecs, count) = (message.msg_iov.cast_const(), message.msg_iovlen);
+        Some(Self { to, tolen, iovecs, count, call: PhantomData })
     }
 
     /// Length of the payload; none if it has too many iovecs, or one with a null pointer.
@@ -90,7 +89,7 @@ impl TxDatagram {
             return None;
         }
         (0..self.count).try_fold(0_usize, |sum, nth| {
-            // SAFETY: the program's array of `count` iovecs.
+            // SAFETY: program arguments.
             let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let is_somewhere = piece.iov_len == 0 || !piece.iov_base.is_null();
             sum.checked_add(piece.iov_len).filter(|_| is_somewhere)
@@ -102,19 +101,19 @@ impl TxDatagram {
         if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=32).contains(&(self.tolen as usize)) {
             return None;
         }
-        // SAFETY: the program's address of that length, which the kernel would read.
+        // SAFETY: program arguments.
         Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), self.tolen as usize) })
     }
 
-    /// Copies the payload into `room`, which is as long as [`len`](Self::len) said.
+    /// Copies the payload into `room`, which is as long as [`len`](Self::len) said. The iovecs may
+    /// have changed since then.
     pub(crate) fn copy(&self, room: &mut [u8]) {
         let mut done = 0;
-        for nth in 0..self.count {
-            // SAFETY: the program's array of iovecs.
-            let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
-            let part = piece.iov_len.min(room.len() - done);
-            // SAFETY: the program's memory of that length, which the kernel would read; `room` has
-            // space for the sum.
+        for nth in 0..if self.iovecs.is_null() { 0 } else { self.count } {
+            // SAFETY: program arguments.
+            let piece = unsafe { self.iovecs.wrapping_add(nth).read() };
+            let part = if piece.iov_base.is_null() { 0 } else { piece.iov_len.min(room.len() - done) };
+            // SAFETY: program arguments; `room` has space for the part.
             unsafe {
                 ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), room[done..].as_mut_ptr(), part);
             }
@@ -128,7 +127,7 @@ impl TxDatagram {
         if self.to.is_null() || (self.tolen as usize) < wanted {
             return None;
         }
-        // SAFETY: the program's address of at least that many bytes.
+        // SAFETY: program arguments.
         let bytes = unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), wanted) };
         let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
         let port = u16::from_be_bytes([bytes[2], bytes[3]]);

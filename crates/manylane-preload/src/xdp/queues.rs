@@ -149,7 +149,7 @@ pub(crate) fn receive(
     shared: &Shared,
     lane: usize,
     flags: c_int,
-    into: &RecvBufs,
+    into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let lease = sock.lease()?;
     lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
@@ -165,7 +165,7 @@ fn recv_from(
     number: usize,
     queue: &'static LeasedQueue,
     flags: c_int,
-    into: &RecvBufs,
+    into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let mut guard = lock_queue(queue)?;
     let peeks = flags & libc::MSG_PEEK != 0;
@@ -215,7 +215,7 @@ pub(crate) fn receive_peeked(
     sock: &'static Sock,
     peeked: usize,
     flags: c_int,
-    into: &RecvBufs,
+    into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let (lane, number) = (peeked & 0xff, (peeked >> 8).checked_sub(1)?);
     let lease = sock.lease()?;
@@ -246,7 +246,12 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
 
 /// Receives a datagram left in the queues of a plain socket; none once they are empty.
 #[cold]
-pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &RecvBufs) -> Option<isize> {
+pub(crate) fn drain(
+    sock: &'static Sock,
+    shared: &Shared,
+    flags: c_int,
+    into: &RecvBufs<'_>,
+) -> Option<isize> {
     let lease = sock.lease()?;
     let found = lane_queues(sock, shared, u64::MAX)
         .find_map(|(number, queue)| recv_from(sock, lease, 0, number, queue, flags, into));
@@ -262,7 +267,7 @@ pub(crate) fn send(
     sock: &'static Sock,
     shared: &Shared,
     member: &Member,
-    out: &TxDatagram,
+    out: &TxDatagram<'_>,
     flags: c_int,
 ) -> Option<isize> {
     if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {

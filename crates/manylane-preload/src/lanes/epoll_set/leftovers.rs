@@ -24,11 +24,10 @@ pub(crate) fn has_leftovers(fd: c_int) -> bool {
 
 /// The program changed or removed an entry after the library detached: leftovers are reported as
 /// the entry now says.
-pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
+pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: Option<&epoll_event>) {
     let Some((epoll, sock)) = Epoll::of(epfd).zip(table::sock(fd)) else { return };
     let Some(item) = epoll.item(sock, fd) else { return };
-    // SAFETY: null, or the program's event, which the kernel has just read.
-    match unsafe { event.as_ref() } {
+    match event {
         Some(event) if op == EPOLL_CTL_MOD => {
             item.events.store(event.events, Ordering::Relaxed);
             item.data.store(event.u64, Ordering::Relaxed);

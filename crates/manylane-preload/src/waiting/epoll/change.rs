@@ -32,11 +32,13 @@ fn register_instance(fd: c_int) -> c_int {
     fd
 }
 
-pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let (epfd, fd) = (hidden_fds::kernel_fd(epfd), hidden_fds::kernel_fd(fd));
+    // SAFETY: program arguments.
+    let own = |watched| unsafe { call::epoll_ctl(epfd, op, watched, event) };
     let entry = table::entry(fd);
     if entry == Entry::None {
-        return call::epoll_ctl(epfd, op, fd, event);
+        return own(fd);
     }
     if let (Entry::Epoll(_), EPOLL_CTL_ADD) = (entry, op) {
         if let Some(outer) = Epoll::of(epfd) {
@@ -45,21 +47,21 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         fallback::mark_nested(fd);
     }
     let (Entry::Sock(index), true) = (entry, thread::is_own_process()) else {
-        return call::epoll_ctl(epfd, op, fd, event);
+        return own(fd);
     };
     let sock = Sock::at(index);
     if !entries::revalidate(sock, fd) {
-        return call::epoll_ctl(epfd, op, fd, event);
+        return own(fd);
     }
     let Some(epoll) = Epoll::of(epfd) else {
         // An instance from before the start: it is not known which thread waits on it.
-        let done = call::epoll_ctl(epfd, op, fd, event);
+        let done = own(fd);
         if done == 0 && op == EPOLL_CTL_ADD {
             fallback::fall_back(sock, fd, Reason::SharedEpoll);
         }
         return done;
     };
-    // SAFETY: null, or the program's event, which the kernel would read here, too.
+    // SAFETY: program arguments.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     if let (Some((events, _)), EPOLL_CTL_ADD | EPOLL_CTL_MOD) = (wanted, op) {
         // The kernel does not say whether it has fired: such an entry cannot move from lane to
@@ -84,7 +86,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     }
     sock.in_epoll.store(1, Ordering::Release);
     epoll_set::remove_placeholder(epoll, epfd);
-    let done = ctl_tracked((epoll, epfd), op, (sock, fd), (event, wanted));
+    let done = ctl_tracked(epoll, op, (sock, fd), wanted, own);
     // Another thread may have started to wait for the instance since the check above.
     if epoll.nested.load(Ordering::SeqCst) != 0 {
         if op != EPOLL_CTL_DEL {
@@ -95,17 +97,18 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     done
 }
 
-/// Makes the program's call, and records the change.
+/// Makes the program's `own` call for the descriptor that is watched, and records the change.
 fn ctl_tracked(
-    (epoll, epfd): (&Epoll, c_int),
+    epoll: &Epoll,
     op: c_int,
     (sock, fd): (&'static Sock, c_int),
-    (event, wanted): (*mut epoll_event, Option<(u32, u64)>),
+    wanted: Option<(u32, u64)>,
+    own: impl Fn(c_int) -> c_int,
 ) -> c_int {
-    let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };
+    let Some(guard) = lock(&epoll.lock, true) else { return own(fd) };
     match (op, epoll.item(sock, fd)) {
         (EPOLL_CTL_ADD, None) => {
-            let done = call::epoll_ctl(epfd, op, fd, event);
+            let done = own(fd);
             if let (0, Some(wanted)) = (done, wanted)
                 && !add_item(epoll, MAX_ITEMS, sock, fd, wanted)
             {
@@ -117,7 +120,7 @@ fn ctl_tracked(
         }
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, Some(item)) => {
             let watched = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
-            let done = call::epoll_ctl(epfd, op, watched, event);
+            let done = own(watched);
             match (done, wanted) {
                 (0, _) if op == EPOLL_CTL_DEL => epoll.remove_item(item, &guard),
                 (0, Some((events, data))) => {
@@ -134,7 +137,7 @@ fn ctl_tracked(
             real::set_errno(libc::EEXIST);
             -1
         }
-        _ => call::epoll_ctl(epfd, op, fd, event),
+        _ => own(fd),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Waiting on an instance: by the program's own call if each of its sockets has one receiver, and
 //! in slices otherwise.
 
-use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -33,129 +32,134 @@ fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
 }
 
 #[inline]
-pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    if let Some(member) = start_fast_path(epfd) {
-        let answer = call::epoll_wait(epfd, events, count, timeout);
-        fast_path::finish_wait(member);
-        return answer;
+pub(crate) unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(epfd) {
+            let answer = call::epoll_wait(epfd, events, count, timeout);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        wait_slow_path(epfd, events, count, timeout)
     }
-    wait_slow_path(epfd, events, count, timeout)
 }
 
 #[inline(never)]
-fn wait_slow_path(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    if detached::has_leftovers() {
-        let time = |now| if now { 0 } else { timeout };
-        return wait_with_leftovers(epfd, events, count, |now| {
-            call::epoll_wait(epfd, events, count, time(now))
-        });
-    }
-    match managed_epoll(epfd, events, count) {
-        Some(epoll) => {
-            let until = Deadline::from_ms(timeout);
-            wait_sliced(epoll, epfd, events, count, until, ptr::null(), || {
-                call::epoll_wait(epfd, events, count, timeout)
-            })
-            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms()))
+unsafe fn wait_slow_path(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |epfd, timeout| call::epoll_wait(epfd, events, count, timeout);
+        let out = Events::new(events, count);
+        if detached::has_leftovers() {
+            return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
         }
-        None => {
+        let Some((epoll, out)) = managed_epoll(epfd, out) else {
             send_batch::flush();
-            call::epoll_wait(hidden_fds::kernel_fd(epfd), events, count, timeout)
-        }
+            return own(hidden_fds::kernel_fd(epfd), timeout);
+        };
+        let until = Deadline::from_ms(timeout);
+        wait_sliced(epoll, epfd, out, until, None, || own(epfd, timeout))
+            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms()))
     }
 }
 
 #[inline]
-pub(crate) fn epoll_pwait(
+pub(crate) unsafe fn epoll_pwait(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Some(member) = start_fast_path(epfd) {
-        let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
-        fast_path::finish_wait(member);
-        return answer;
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(epfd) {
+            let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        pwait_slow_path(epfd, events, count, timeout, mask)
     }
-    pwait_slow_path(epfd, events, count, timeout, mask)
 }
 
 #[inline(never)]
-fn pwait_slow_path(
+unsafe fn pwait_slow_path(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if detached::has_leftovers() {
-        let time = |now| if now { 0 } else { timeout };
-        let own = |now| call::epoll_pwait(epfd, events, count, time(now), mask);
-        return wait_with_leftovers(epfd, events, count, own);
-    }
-    match managed_epoll(epfd, events, count) {
-        Some(epoll) => {
-            let until = Deadline::from_ms(timeout);
-            wait_sliced(epoll, epfd, events, count, until, mask, || {
-                call::epoll_pwait(epfd, events, count, timeout, mask)
-            })
-            .unwrap_or_else(|| pwait_slow_path(epfd, events, count, until.remaining_ms(), mask))
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |epfd, timeout| call::epoll_pwait(epfd, events, count, timeout, mask);
+        let out = Events::new(events, count);
+        if detached::has_leftovers() {
+            return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
         }
-        None => {
+        let Some((epoll, out)) = managed_epoll(epfd, out) else {
             send_batch::flush();
-            call::epoll_pwait(hidden_fds::kernel_fd(epfd), events, count, timeout, mask)
-        }
+            return own(hidden_fds::kernel_fd(epfd), timeout);
+        };
+        let until = Deadline::from_ms(timeout);
+        wait_sliced(epoll, epfd, out, until, mask.as_ref(), || own(epfd, timeout))
+            .unwrap_or_else(|| pwait_slow_path(epfd, events, count, until.remaining_ms(), mask))
     }
 }
 
-pub(crate) fn epoll_pwait2(
+pub(crate) unsafe fn epoll_pwait2(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if detached::has_leftovers() {
-        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
-        let own = |now| call::epoll_pwait2(epfd, events, count, time(now), mask);
-        return wait_with_leftovers(epfd, events, count, own);
-    }
-    // The kernel must refuse an invalid timeout.
-    let until = |epoll| Deadline::from_timespec(timeout).map(|until| (epoll, until));
-    match managed_epoll(epfd, events, count).and_then(until) {
-        Some((epoll, until)) => wait_sliced(epoll, epfd, events, count, until, mask, || {
-            call::epoll_pwait2(epfd, events, count, timeout, mask)
-        })
-        .unwrap_or_else(|| until.with_timespec(|left| epoll_pwait2(epfd, events, count, left, mask))),
-        None => {
-            send_batch::flush();
-            call::epoll_pwait2(hidden_fds::kernel_fd(epfd), events, count, timeout, mask)
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |epfd, timeout| call::epoll_pwait2(epfd, events, count, timeout, mask);
+        let out = Events::new(events, count);
+        if detached::has_leftovers() {
+            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            return wait_with_leftovers(epfd, out, |now| own(epfd, time(now)));
         }
+        // The kernel must refuse an invalid timeout.
+        let until = |managed| Deadline::from_timespec(timeout.as_ref()).map(|until| (managed, until));
+        let Some(((epoll, out), until)) = managed_epoll(epfd, out).and_then(until) else {
+            send_batch::flush();
+            return own(hidden_fds::kernel_fd(epfd), timeout);
+        };
+        wait_sliced(epoll, epfd, out, until, mask.as_ref(), || own(epfd, timeout))
+            .unwrap_or_else(|| until.with_timespec(|left| epoll_pwait2(epfd, events, count, left, mask)))
     }
 }
 
 /// The largest array that the kernel accepts.
 const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
-/// The instance behind `epfd`, if it contains UDP sockets that are not the kernel's alone.
+/// The instance behind `epfd`, if it contains UDP sockets that are not the kernel's alone, and the
+/// kernel would not refuse the array.
 #[inline]
-fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&'static Epoll> {
+fn managed_epoll(epfd: c_int, events: Option<Events>) -> Option<(&'static Epoll, Events)> {
     let epoll = Epoll::of(epfd)?;
     if epoll.has_nested.load(Ordering::Relaxed) != 0 {
         epoll_set::refresh_all();
     }
-    // The kernel must refuse an invalid array.
-    if epoll.count.load(Ordering::Acquire) == 0 || !(1..=MAX_EVENTS).contains(&count) || events.is_null() {
+    if epoll.count.load(Ordering::Acquire) == 0 {
         return None;
     }
+    let events = events?;
     epoll_set::remove_placeholder(epoll, epfd);
     if epoll.is_plain() {
         // Other sockets may be added while this thread waits.
         claim(epoll);
         return None;
     }
-    Some(epoll)
+    Some((epoll, events))
 }
 
 /// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None:
@@ -164,10 +168,9 @@ fn managed_epoll(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<
 fn wait_sliced(
     epoll: &'static Epoll,
     epfd: c_int,
-    events: *mut epoll_event,
-    count: c_int,
+    events: Events,
     until: Deadline,
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
     native: impl Fn() -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
@@ -192,15 +195,14 @@ fn wait_sliced(
     }
     claim(epoll);
     let deferred = signals::DeferredSignals::new();
-    let answer = wait_loop(epoll, epfd, events, count, until, (&deferred, mask), || {
+    let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
         // The program's own wait, once.
         deferred.release();
         quiesce::run_outside(&native)
     });
     deferred.release();
     if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
-        let out = Events { ptr: events, capacity: count, count: answer.unwrap_or(0).max(0) };
-        finish_nested(epoll, epfd, out);
+        finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
     }
     if answer.is_some() {
         quiesce::leave()
@@ -223,10 +225,9 @@ fn finish_nested(epoll: &'static Epoll, epfd: c_int, mut out: Events) {
 fn wait_loop(
     epoll: &'static Epoll,
     epfd: c_int,
-    events: *mut epoll_event,
-    count: c_int,
+    events: Events,
     until: Deadline,
-    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     mut native: impl FnMut() -> c_int,
 ) -> Option<c_int> {
     // A datagram may be there that the kernel does not report again (EPOLLET): then the next round
@@ -250,10 +251,10 @@ fn wait_loop(
         let wait = |time: Duration| {
             let mask = deferred.wait_mask(mask);
             if with_frames {
-                return wait_with_queues(epoll, epfd, events, count, time, mask);
+                return wait_with_queues(epoll, epfd, events, time, mask);
             }
             send_batch::flush();
-            wait_kernel(epfd, (events, count), time, until, mask)
+            wait_kernel(epfd, &events, time, until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
         let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
@@ -261,7 +262,7 @@ fn wait_loop(
             let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
             found.unwrap_or_else(|| wait(time))
         };
-        let mut out = Events { ptr: events, capacity: count, count: 0 };
+        let mut out = events;
         let mut answer = match any {
             true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut out, |_, _| true) => {
                 _ = epoll.truncated.compare_exchange(
@@ -318,16 +319,16 @@ fn wait_loop(
 /// Waits on the instance itself, with a timeout as exact as the program's own.
 fn wait_kernel(
     epfd: c_int,
-    (events, count): (*mut epoll_event, c_int),
+    events: &Events,
     time: Duration,
     until: Deadline,
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
 ) -> c_int {
     if until.is_exact() {
-        return call::epoll_pwait2(epfd, events, count, &timespec_of(time), mask);
+        return events.epoll_pwait2(epfd, timespec_of(time), mask);
     }
     let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
-    call::epoll_pwait(epfd, events, count, ms, mask)
+    events.epoll_pwait(epfd, ms, mask)
 }
 
 /// True if datagrams of the lane that an entry watches were prefetched.
@@ -345,10 +346,9 @@ const KERNEL_POLL_INTERVAL: u32 = 8;
 fn wait_with_queues(
     epoll: &'static Epoll,
     epfd: c_int,
-    events: *mut epoll_event,
-    count: c_int,
+    events: Events,
     slice: Duration,
-    mask: *const sigset_t,
+    mask: Option<&sigset_t>,
 ) -> c_int {
     let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
     fds[0].fd = epfd;
@@ -371,18 +371,18 @@ fn wait_with_queues(
         queues::flush();
         send_batch::flush();
         let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
-        if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
+        if real::ppoll(&mut fds[..used], time, mask) < 0 {
             return -1;
         }
     }
     if fds[0].revents != 0 || some && polls.is_multiple_of(KERNEL_POLL_INTERVAL) {
         queues::flush();
-        found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
+        found = events.epoll_pwait(epfd, 0, if some { mask } else { None });
         if found < 0 {
             return found;
         }
     }
-    let mut out = Events { ptr: events, capacity: count, count: found };
+    let mut out = Events { count: found, ..events };
     for (item, sock) in epoll.items_round_robin(polls) {
         if item.wanted() != 0 && has_frames(item, sock) {
             out.add(item);
@@ -393,16 +393,11 @@ fn wait_with_queues(
 
 /// Waits with the program's own call, which must not block (`true`) if there are leftovers.
 #[cold]
-fn wait_with_leftovers(
-    epfd: c_int,
-    events: *mut epoll_event,
-    count: c_int,
-    own: impl Fn(bool) -> c_int,
-) -> c_int {
+fn wait_with_leftovers(epfd: c_int, events: Option<Events>, own: impl Fn(bool) -> c_int) -> c_int {
     let items = epoll_set::items_with_leftovers;
-    let epoll = Epoll::of(epfd).filter(|_| count > 0 && !events.is_null());
-    let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
-    let mut out = Events { ptr: events, capacity: count, count: own(true) };
+    let epoll = Epoll::of(epfd).filter(|epoll| items(epoll).next().is_some());
+    let Some((epoll, events)) = epoll.zip(events) else { return own(false) };
+    let mut out = Events { count: own(true), ..events };
     if out.count >= 0 {
         items(epoll).for_each(|(item, _)| out.add(item));
     }
@@ -414,7 +409,7 @@ fn wait_with_leftovers(
 fn rx_coalesce(
     epoll: &Epoll,
     until: Deadline,
-    (deferred, mask): (&signals::DeferredSignals, *const sigset_t),
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     wait: impl Fn(Duration) -> c_int,
 ) -> Option<c_int> {
     let (item, sock) =
@@ -423,7 +418,7 @@ fn rx_coalesce(
     let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
     let sleep = |time: timespec| {
         deferred.defer();
-        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, deferred.wait_mask(mask));
+        let answer = real::ppoll_none(time, deferred.wait_mask(mask));
         (answer < 0).then_some(answer)
     };
     rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
@@ -474,6 +469,7 @@ fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
 }
 
 /// The program's array of events: `capacity` events, of which `count` are filled.
+#[derive(Clone, Copy)]
 struct Events {
     ptr: *mut epoll_event,
     capacity: c_int,
@@ -481,11 +477,27 @@ struct Events {
 }
 
 impl Events {
+    /// Program arguments, as long as the value is used. None if the kernel must refuse the array.
+    unsafe fn new(ptr: *mut epoll_event, capacity: c_int) -> Option<Self> {
+        let is_valid = (1..=MAX_EVENTS).contains(&capacity) && !ptr.is_null();
+        is_valid.then_some(Self { ptr, capacity, count: 0 })
+    }
+
+    fn epoll_pwait(&self, epfd: c_int, ms: c_int, mask: Option<&sigset_t>) -> c_int {
+        // SAFETY: program arguments; the mask lives through the call.
+        unsafe { call::epoll_pwait(epfd, self.ptr, self.capacity, ms, real::or_null(mask)) }
+    }
+
+    fn epoll_pwait2(&self, epfd: c_int, time: timespec, mask: Option<&sigset_t>) -> c_int {
+        // SAFETY: as above, and so does the time.
+        unsafe { call::epoll_pwait2(epfd, self.ptr, self.capacity, &raw const time, real::or_null(mask)) }
+    }
+
     /// The event of an entry.
     fn find(&mut self, item: &Item) -> Option<&mut epoll_event> {
         let data = item.data.load(Ordering::Relaxed);
-        // SAFETY: the program's array of `capacity` events, of which `count` are filled; an event
-        // may be at any address.
+        // SAFETY: program arguments; `count` of the events are filled, and an event may be at any
+        // address.
         let out = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
         out.into_iter().find(|event| { event.u64 } == data)
     }
@@ -506,7 +518,7 @@ impl Events {
             event.events |= wanted;
         } else if self.count < self.capacity {
             let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
-            // SAFETY: as above.
+            // SAFETY: program arguments.
             unsafe { self.ptr.wrapping_add(self.count as usize).write(event) };
             self.count += 1;
         }
