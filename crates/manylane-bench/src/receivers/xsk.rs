@@ -7,8 +7,10 @@ mod frame;
 
 use std::any::Any;
 use std::hint::black_box;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::XskMap;
@@ -27,6 +29,10 @@ use crate::work::SyntheticWork;
 const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(20);
 /// The same, while the TX ring had no room for all replies.
 const TX_POLL_TIMEOUT: Duration = Duration::from_millis(1);
+
+/// Maximum time for the kernel to release a queue that was closed: an RCU grace period, which is
+/// long on a busy machine.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Result of polling a queue.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,14 +66,28 @@ pub(crate) fn open_queues(
         let mut program = load_redirect(index, port)?;
         let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
         for queue in 0..device::receive_queues(name)? {
-            let socket =
-                RawXsk::open(index, queue, ring, answers).with_context(|| format!("{name} queue {queue}"))?;
+            let socket = open_released(|| RawXsk::open(index, queue, ring, answers))
+                .with_context(|| format!("{name} queue {queue}"))?;
             map.set(queue, socket.as_fd().as_raw_fd(), 0)?;
             queues.push((number, queue, socket));
         }
         programs.push((program, map));
     }
     Ok(OpenQueues { queues, programs: Box::new(programs) })
+}
+
+/// Opens a socket on a queue that the receiver before this one may have had: the kernel releases it
+/// some time after it was closed.
+fn open_released(mut open: impl FnMut() -> io::Result<RawXsk>) -> io::Result<RawXsk> {
+    let start = Instant::now();
+    loop {
+        match open() {
+            Err(err) if err.kind() == ErrorKind::ResourceBusy && start.elapsed() < RELEASE_TIMEOUT => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
