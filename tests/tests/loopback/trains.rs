@@ -37,8 +37,14 @@ on_every_variant! {
             for (seed, (segment, full, last)) in GSO_MESSAGES.into_iter().enumerate() {
                 let payload = pattern(seed, segment * full + last);
                 client.send_gso(&payload, segment as u16);
-                let due: Vec<_> = payload.chunks(segment).collect();
-                let got = hands.recv_all(due.len());
+                let mut due: Vec<_> = payload.chunks(segment).collect();
+                let mut got = hands.recv_all(due.len());
+                // With generic XDP, one in 65,535 comes later, through the companion: that whose
+                // checksum looks like the sum of a pseudo-header alone.
+                if variant.generic {
+                    due.sort_unstable();
+                    got.sort_unstable_by(|one, other| one.payload.cmp(&other.payload));
+                }
                 assert!(got.iter().map(|got| &got.payload[..]).eq(due.iter().copied()), "{segment} {full} {last}");
                 for got in &got {
                     assert_eq!((got.peer, got.local, got.truncated), (client.addr(), server, false));
