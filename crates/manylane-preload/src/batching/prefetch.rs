@@ -62,7 +62,7 @@ use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::base::settings::{MAX_LANES, PREFETCH_MAX, Settings};
 use crate::base::state;
 use crate::fds::{lane_socket, sock_fds};
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::{liveness, report, thread};
 use crate::xdp::queues;
@@ -112,7 +112,7 @@ pub(crate) struct Prefetch {
 unsafe impl Sync for Prefetch {}
 // SAFETY: zeroes are an empty prefetch with null headers; `map` sets the headers before it
 // publishes the mapping.
-unsafe impl Atomics for Prefetch {}
+unsafe impl Zeroed for Prefetch {}
 
 /// Result of a fill.
 pub(crate) enum FillResult {

@@ -44,7 +44,7 @@ use crate::batching::prefetch;
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, lane_socket, sock_fds};
 use crate::shared::lock::UNTRACKED_HOLDER;
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{liveness, report, thread};
 use crate::xdp::frames::TxDatagram;
@@ -84,7 +84,7 @@ pub(crate) struct Outbox {
 // them up before it publishes the mapping.
 unsafe impl Sync for Outbox {}
 // SAFETY: zeroes are an empty outbox.
-unsafe impl Atomics for Outbox {}
+unsafe impl Zeroed for Outbox {}
 
 /// The outbox with the calling thread's queued replies.
 struct Pending {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use libc::c_int;
 
 use crate::fds::fast_path;
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::Sock;
 
 const PAGE: usize = 4096;
@@ -17,7 +17,7 @@ const PAGES: usize = 256;
 struct Page([AtomicU32; PAGE]);
 
 // SAFETY: an array of atomics.
-unsafe impl Atomics for Page {}
+unsafe impl Zeroed for Page {}
 
 /// The largest number that has been a socket or an epoll instance.
 static TOP: AtomicI32 = AtomicI32::new(-1);

@@ -32,6 +32,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::c_int;
+use manylane_sys::tick;
 
 use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
 use crate::batching::readiness::ready_lanes;
@@ -51,7 +52,7 @@ const STALLED_POLLS_MAX: u32 = 8;
 /// A bit for each uncovered lane, except the caller's `own`.
 pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
     recovery::recover(sock, shared);
-    let now = now_ms();
+    let now = tick::coarse_ms();
     let lanes = shared.lanes.load(Ordering::Acquire) as usize;
     (0..lanes.min(MAX_LANES))
         .filter(|lane| Some(*lane) != own && !is_covered(sock, shared, *lane, now))
@@ -59,7 +60,7 @@ pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64
 }
 
 /// True if the owner of `lane` waits on it, so that the kernel wakes it for a datagram. `now` is
-/// from `now_ms`.
+/// from `tick::coarse_ms`.
 #[inline]
 fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     let Some(owner) = shared.owner_of(lane) else { return false };
@@ -114,15 +115,6 @@ fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
     queues::distribute(shared);
 }
 
-/// Milliseconds from the coarse clock of the kernel's ticks, which costs no system call.
-#[inline]
-pub(crate) fn now_ms() -> u32 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a local that the call writes; it stays zero if the clock is not available.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
-}
-
 /// True if the caller can receive a datagram from another lane than the one it watches.
 pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     recovery::recover(sock, shared);
@@ -150,7 +142,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
     let found = has & !(1 << watched) != 0;
     if let Some(member) = thread::cached_member(sock, shared) {
         member.has_stolen.store(u32::from(found), Ordering::Relaxed);
-        member.polled_at_ms.store(now_ms(), Ordering::Relaxed);
+        member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }
     found
 }

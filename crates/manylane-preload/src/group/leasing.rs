@@ -159,7 +159,7 @@ fn place_static(lease: Lease) -> Option<&'static Lease> {
 struct Word(std::sync::atomic::AtomicU64);
 
 // SAFETY: an atomic.
-unsafe impl memory::Atomics for Word {}
+unsafe impl memory::Zeroed for Word {}
 
 fn request(fd: c_int) -> io::Result<Lease> {
     let gone = || io::Error::from_raw_os_error(libc::EPIPE);

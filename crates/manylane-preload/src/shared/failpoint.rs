@@ -20,14 +20,14 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use crate::shared::memory::{self, Atomics};
+    use crate::shared::memory::{self, Zeroed};
 
     /// 1 once it has fired; shared with all forked processes.
     #[repr(C)]
     struct Fired(AtomicU32);
 
     // SAFETY: an atomic.
-    unsafe impl Atomics for Fired {}
+    unsafe impl Zeroed for Fired {}
 
     struct Failpoint {
         name: String,

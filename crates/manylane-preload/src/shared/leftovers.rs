@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use libc::{MSG_PEEK, c_int, iovec, msghdr};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 
 /// Bytes of one mapping, and max bytes of a datagram and its parts.
 const CHUNK_SIZE: usize = 1 << 20;
@@ -46,7 +46,7 @@ pub(crate) struct Leftovers {
 // one thread that fills (`fill`).
 unsafe impl Sync for Leftovers {}
 // SAFETY: zeroes are an empty one, with no next chunk.
-unsafe impl Atomics for Leftovers {}
+unsafe impl Zeroed for Leftovers {}
 
 impl Leftovers {
     /// An empty one; none if the system is out of memory.

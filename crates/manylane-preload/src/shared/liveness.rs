@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use libc::{c_int, pid_t, pthread_mutex_t, timespec};
 
 use crate::base::real::{self, call};
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 
 /// Max threads with a token at a time, in a program and all that it forks. A token has 16 bits for
 /// the slot.
@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<pthread_mutex_t>() <= size_of::<[AtomicU32; 12]>
 const _: () = assert!(align_of::<pthread_mutex_t>() <= 8);
 
 // SAFETY: atomics; zeroes are a slot whose mutex is not initialized.
-unsafe impl Atomics for Liveness {}
+unsafe impl Zeroed for Liveness {}
 
 static SLOTS: AtomicPtr<Liveness> = AtomicPtr::new(ptr::null_mut());
 

@@ -1,20 +1,20 @@
-//! Memory of the library's own: mapped, never unmapped, made of atomics only. Nothing here uses
-//! the program's heap, whose lock the thread of a signal handler may hold.
+//! Memory of the library's own: mapped, never unmapped. Nothing here uses the program's heap, whose
+//! lock the thread of a signal handler may hold.
 
 use std::mem::size_of;
 use std::ptr;
 
-/// Marks types that are made of atomics only and for which all zeroes, as in a fresh mapping, are
-/// a valid value.
+/// Marks types for which all zeroes, as in a fresh mapping, are a valid value, and which threads
+/// may share.
 ///
 /// # Safety
-/// Every field is an atomic, or an array or a struct of such, and all zeroes are a value of the
-/// type.
-pub(crate) unsafe trait Atomics: Sized + Sync {}
+/// All zeroes are a value of the type. Each field is an atomic, an array or a struct of such, or in
+/// a cell whose access the type's atomics order.
+pub(crate) unsafe trait Zeroed: Sized + Sync {}
 
 /// Maps `count` values, all zero; none if the system is out of memory. A `shared` mapping is one
 /// memory for a process and all that it forks later.
-pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]> {
+pub(crate) fn map<T: Zeroed>(count: usize, shared: bool) -> Option<&'static [T]> {
     let kind = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
     let at = unsafe {
@@ -31,6 +31,6 @@ pub(crate) fn map<T: Atomics>(count: usize, shared: bool) -> Option<&'static [T]
         return None;
     }
     // SAFETY: the mapping has room for `count` values, is page-aligned, zero, and never unmapped;
-    // Atomics says that zeroes are values and that other threads may write them at any time.
+    // Zeroed says that zeroes are values and that threads may share them.
     Some(unsafe { std::slice::from_raw_parts(at.cast::<T>(), count) })
 }

@@ -27,7 +27,7 @@ use manylane_ipc::report::Reason;
 use crate::base::settings::MAX_LANES;
 use crate::shared::lease::Lease;
 use crate::shared::leftovers::Leftovers;
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 
 /// Max threads that receive on one socket.
 pub(crate) const MAX_MEMBERS: usize = 128;
@@ -80,7 +80,7 @@ pub(crate) struct Member {
     pub(crate) is_sampled: AtomicU32,
     pub(crate) sampled_switches: AtomicU32,
     pub(crate) sampled_cpu_micros: AtomicU32,
-    /// When one of its own waits last polled other lanes, in milliseconds (`coverage::now_ms`).
+    /// When one of its own waits last polled other lanes, in milliseconds (`tick::coarse_ms`).
     pub(crate) polled_at_ms: AtomicU32,
 }
 
@@ -169,7 +169,7 @@ pub(crate) struct Shared {
 }
 
 // SAFETY: atomics, and arrays of them; zeroes are a socket in mode UNBOUND.
-unsafe impl Atomics for Shared {}
+unsafe impl Zeroed for Shared {}
 
 impl Shared {
     #[inline]
@@ -286,7 +286,7 @@ pub(crate) struct Sock {
 }
 
 // SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
-unsafe impl Atomics for Sock {}
+unsafe impl Zeroed for Sock {}
 
 /// Forks that this process has started.
 static FORKS: AtomicU32 = AtomicU32::new(0);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 use manylane_ipc::report::Reason;
+use manylane_sys::tick;
 
 use crate::base::real::{self, call};
 use crate::base::settings::WAIT_SLICE_MS;
@@ -19,7 +20,7 @@ use crate::batching::{prefetch, rx_coalesce, send_batch};
 use crate::fds::sock_fds::is_managed;
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, hidden_fds};
-use crate::group::coverage::{self, now_ms, uncovered};
+use crate::group::coverage::{self, uncovered};
 use crate::group::sampling;
 use crate::lanes::fallback;
 use crate::lanes::{entries, members};
@@ -117,7 +118,8 @@ pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: b
     let Some(member) = thread::cached_member(sock, shared) else { return false };
     // A wait is one heartbeat, and may come with a receive, which is another one.
     let skips = datagrams && member.heartbeat.load(Ordering::Relaxed) % CLOCK_CHECK_INTERVAL >= 2;
-    !skips && now_ms().wrapping_sub(member.polled_at_ms.load(Ordering::Relaxed)) >= WAIT_SLICE_MS as u32
+    !skips
+        && tick::coarse_ms().wrapping_sub(member.polled_at_ms.load(Ordering::Relaxed)) >= WAIT_SLICE_MS as u32
 }
 
 /// True if other lanes must be polled before a wait: they hold older datagrams, or had one at the

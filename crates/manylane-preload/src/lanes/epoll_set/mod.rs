@@ -20,7 +20,7 @@ use crate::fds::fast_path;
 use crate::fds::sock_fds::{self, is_managed};
 use crate::fds::table::{self, Entry};
 use crate::shared::lock::{Guard, lock};
-use crate::shared::memory::{self, Atomics};
+use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{PLAIN, Shared, Sock};
 
 pub(crate) use leftovers::{ctl_after_detach, has_leftovers, items_with_leftovers};
@@ -105,10 +105,10 @@ struct ItemBlock {
 }
 
 // SAFETY: atomics; zeroes are free items, and no further block.
-unsafe impl Atomics for ItemBlock {}
+unsafe impl Zeroed for ItemBlock {}
 
 // SAFETY: atomics; zeroes are a slot that is not in use.
-unsafe impl Atomics for Epoll {}
+unsafe impl Zeroed for Epoll {}
 
 static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(ptr::null_mut());
 
