@@ -44,6 +44,7 @@ fn prepare_fork() {
     entries::sweep(None);
     create::preopen_lanes();
     Sock::before_fork();
+    Epoll::before_fork();
     for sock in Sock::in_use() {
         if sock.shared().is_none() {
             // Not bound yet: the other process will not see how this one sets it up.

@@ -78,6 +78,8 @@ pub(crate) struct Epoll {
     pub(crate) placeholder: AtomicU32,
     /// It contains other instances.
     pub(crate) has_nested: AtomicU32,
+    /// A fork has given it to another process, whose record does not see what changes here.
+    pub(crate) forked: AtomicU32,
     /// Counts waits with queues, to poll the kernel regularly.
     pub(crate) polls: AtomicU32,
     /// A result had no room for events of other lanes: 0, [`LANES_FIRST`], [`KERNEL_FIRST`].
@@ -155,10 +157,20 @@ impl Epoll {
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.placeholder.store(0, Ordering::Relaxed);
         epoll.has_nested.store(0, Ordering::Relaxed);
+        epoll.forked.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.truncated.store(0, Ordering::Relaxed);
         epoll.slots(usize::MAX).for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
+    }
+
+    /// A fork begins. Under the locks: a move of an entry is either in both processes' records, or
+    /// sees that it must not be made.
+    pub(crate) fn before_fork() {
+        for epoll in Self::all().iter().filter(|at| at.used.load(Ordering::Acquire) == 1) {
+            let _guard = lock(&epoll.lock, true);
+            epoll.forked.store(1, Ordering::Relaxed);
+        }
     }
 
     /// In the child of a fork: locks held by the parent's threads are copies that no thread will
@@ -320,25 +332,31 @@ pub(crate) fn remove_sock(sock: &Sock) {
     }
 }
 
-/// Moves an entry to another lane. Level or edge, the kernel reports datagrams already there.
-pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
-    let Some(_guard) = lock(&epoll.lock, true) else { return };
+/// Moves an entry to another lane. Level or edge, the kernel reports datagrams already there. False
+/// if another process has the instance: it would not find the entry. Only entries of plain sockets
+/// move then, to the socket itself.
+pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) -> bool {
+    let Some(_guard) = lock(&epoll.lock, true) else { return true };
     let before = item.lane.load(Ordering::Relaxed) as usize;
     // Another thread that waits on the instance may have moved or removed the entry.
     if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
-        return;
+        return true;
+    }
+    let is_plain = sock.shared().is_none_or(|shared| shared.mode() == PLAIN);
+    if epoll.forked.load(Ordering::Relaxed) != 0 && !is_plain {
+        return false;
     }
     // Another thread may close a descriptor of the instance or the socket, and its number may get
     // another meaning. It has to wait for this lock, or has done so before.
-    let Some(_numbers) = lock(&sock.fd_lock, true) else { return };
+    let Some(_numbers) = lock(&sock.fd_lock, true) else { return true };
     if table::entry(epfd) != Entry::Epoll(epoll.index()) {
-        return;
+        return true;
     }
     let added = item.fd.load(Ordering::Relaxed);
     // The program may have closed the descriptor that it added, and use another one for the same
     // socket.
     let is_open = table::entry(added) == Entry::Sock(sock.index());
-    let Some(fd) = (if is_open { Some(added) } else { sock_fds::any_fd(sock) }) else { return };
+    let Some(fd) = (if is_open { Some(added) } else { sock_fds::any_fd(sock) }) else { return true };
     let from = sock.fd_of(before, fd);
     let to = sock.fd_of(lane, fd);
     let mut event =
@@ -348,6 +366,7 @@ pub(crate) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int,
         real::epoll_ctl(epfd, EPOLL_CTL_DEL, from, Some(&mut event));
         item.lane.store(lane as u32, Ordering::Release);
     }
+    true
 }
 
 /// A socket has become plain: entries that watch its lanes move to the socket itself, also while

@@ -120,7 +120,13 @@ fn ctl_tracked(
         }
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, Some(item)) => {
             let watched = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
-            let done = own(watched);
+            let mut done = own(watched);
+            // Another process that has the instance may have made the socket plain, and moved the
+            // entry.
+            if done < 0 && watched != fd && real::errno() == libc::ENOENT {
+                done = own(fd);
+                item.lane.store(0, Ordering::Release);
+            }
             match (done, wanted) {
                 (0, _) if op == EPOLL_CTL_DEL => epoll.remove_item(item, &guard),
                 (0, Some((events, data))) => {

@@ -7,10 +7,11 @@
 //! once, also under a thread that sleeps. Datagrams in other lanes that are not covered are
 //! reported after a slice, as by poll.
 //!
-//! A socket becomes plain if an instance with it is waited on by several threads or processes, or
-//! is itself waited for as a descriptor (by another instance, poll or select); if two descriptors
-//! of it are in one instance; and with EPOLLONESHOT, because the kernel does not say whether the
-//! entry has fired.
+//! A socket becomes plain if an instance with it is waited on by several threads or processes; if
+//! its entry would move after a fork shared the instance, because the other process would not find
+//! it; if the instance is itself waited for as a descriptor (by another instance, poll or select);
+//! if two descriptors of it are in one instance; and with EPOLLONESHOT, because the kernel does not
+//! say whether the entry has fired.
 //!
 //! | file | what it does |
 //! |---|---|

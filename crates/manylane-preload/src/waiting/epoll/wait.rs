@@ -443,7 +443,7 @@ fn claim(epoll: &'static Epoll) {
 
 /// Starts the calling thread's wait for each socket, and moves entries to the thread's lanes. True
 /// if the wait needs a bound.
-fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
+fn start_wait(epoll: &'static Epoll, epfd: c_int) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
@@ -461,8 +461,9 @@ fn start_wait(epoll: &Epoll, epfd: c_int) -> bool {
                 lane
             }
         };
-        if item.lane.load(Ordering::Relaxed) as usize != lane {
-            move_to_lane(epoll, item, sock, epfd, lane);
+        if item.lane.load(Ordering::Relaxed) as usize != lane && !move_to_lane(epoll, item, sock, epfd, lane)
+        {
+            fallback::fall_back(sock, fd, Reason::SharedEpoll);
         }
     }
     any
