@@ -116,6 +116,7 @@ def measure(args, kind, variants, rate, notes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manylane", default="target/release/manylane", help="the program")
+    parser.add_argument("--before", metavar="PROGRAM", help="an earlier build of it, which each --how is measured with, too")
     parser.add_argument(
         "--server", action="append", metavar="NAME[=RATE]",
         help=f"what to measure, at so many requests per second; can be given several times; all: each of {', '.join(SERVERS)} [memcached]",
@@ -140,6 +141,9 @@ def main():
     parser.add_argument("--sender-cpus", default=str(ours[-1]), metavar="LIST")
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)
+    programs = {"run": args.manylane}
+    if args.before:
+        programs["before"] = os.path.abspath(args.before)
     # What this script does itself is not to be in the server's way.
     os.sched_setaffinity(0, {int(cpu) for cpu in args.sender_cpus.split(",")})
     chosen = {}
@@ -151,12 +155,13 @@ def main():
             chosen[kind] = float(rate or 0) or args.rate
     variants = [("alone", None)]
     variants += [(f"alone, {count} threads", ["--threads", count]) for count in args.alone]
-    variants += [("run " + how, how.split()) for how in args.how or ["--engine mmsg"]]
+    for how in args.how or ["--engine mmsg"]:
+        variants += [(f"{name} {how}", [program, *how.split()]) for name, program in programs.items()]
 
     notes, rows = [], []
     for kind, rate in chosen.items():
         rows += measure(args, kind, variants, rate, notes)
-    settings = {key: value for key, value in vars(args).items() if key != "manylane"}
+    settings = {key: value for key, value in vars(args).items() if key not in ("manylane", "before")}
     settings |= {"command": " ".join(["bench-run.py", *sys.argv[1:]]), "notes": notes}
     document = {"schema": "manylane.bench.run.v1", "machine": loads.machine(args), "settings": settings, "rows": rows}
     json.dump(document, sys.stdout, indent=2)

@@ -74,7 +74,8 @@ class Running:
         self.report, self.how = os.path.join(folder, "run.json"), how
         command = self.server.command()
         if how is not None:
-            command = [args.manylane, "run", "--quiet", "--json", self.report, *how, "--", *command]
+            program, *options = how
+            command = [program, "run", "--quiet", "--json", self.report, *options, "--", *command]
         self.log = os.path.join(folder, "log")
         with open(self.log, "w") as log:
             self.child = subprocess.Popen(
