@@ -153,13 +153,13 @@ impl<'call> TxDatagram<'call> {
         room: &mut [u8],
         len: usize,
         peer: SocketAddr,
-        hop: &NextHop,
+        (source, next): &(IpAddr, NextHop),
         lease: &Lease,
         id: u16,
     ) -> Option<usize> {
-        let source = SocketAddr::new(hop.source, lease.port);
+        let source = SocketAddr::new(*source, lease.port);
         let plan =
-            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(next.source_mac), Mac(next.mac), source, peer) };
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         self.copy(payload);

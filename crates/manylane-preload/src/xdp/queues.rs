@@ -24,14 +24,14 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
-use manylane_ipc::next_hops::{AddrPair, NextHop};
+use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
@@ -279,15 +279,14 @@ pub(crate) fn send(
         // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
-        let pair = AddrPair::new(local, peer.ip())?;
-        let hop = next_hop(lease, &pair)?;
+        let hop = next_hop(lease, &RouteKey::new(local, peer.ip())?)?;
         let head = if peer.is_ipv4() { 28 } else { 48 };
-        if len + head > hop.mtu as usize {
+        if len + head > hop.1.mtu as usize {
             return None;
         }
         let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
         let all = lane_queues(sock, shared, 1 << lane).chain(lane_queues(sock, shared, u64::MAX));
-        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
+        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.1.ifindex)?;
         let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, lease, id));
         sent.then_some((len, number))
     });
@@ -310,7 +309,8 @@ fn flush_for_kernel() -> Option<isize> {
     None
 }
 
-fn next_hop(lease: &Lease, pair: &AddrPair) -> Option<NextHop> {
+/// The source address and the next hop; requested if unknown.
+fn next_hop(lease: &Lease, pair: &RouteKey) -> Option<(IpAddr, NextHop)> {
     if !lease.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
         return None;
     }

@@ -15,12 +15,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use manylane_ipc::next_hops::NextHop;
 use manylane_sys::xsk::{Sender, TxFrame};
 use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
 
-use super::route::{NextHop, Reader};
+use super::route::Reader;
 use crate::capture::tap::Tap;
 use crate::io::batch::{self, DatagramMeta};
 use crate::io::frames::Meta;
