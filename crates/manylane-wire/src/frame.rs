@@ -119,6 +119,13 @@ impl<'a> Transport<'a> {
     }
 }
 
+/// Length of the IP and UDP headers without options.
+#[must_use]
+#[inline]
+pub const fn ip_udp_len(is_ipv6: bool) -> usize {
+    udp::HEADER_LEN + if is_ipv6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN }
+}
+
 /// A frame with a UDP datagram, for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpFrame<'a> {
@@ -165,8 +172,8 @@ impl UdpFrame<'_> {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        let ip = if self.destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count() + ip + udp::HEADER_LEN + self.payload.len()
+        let tags = TAG_LEN * self.vlans.iter().flatten().count();
+        HEADER_LEN + tags + ip_udp_len(self.destination.is_ipv6()) + self.payload.len()
     }
 
     /// Writes the frame with valid checksums, and returns its length.

@@ -10,7 +10,8 @@
 use crate::datagram::{Checksum, Datagram, chunk};
 use crate::error::Result;
 use crate::ethernet::{self, Mac};
-use crate::{ipv4, ipv6, udp};
+use crate::frame::ip_udp_len;
+use crate::udp;
 
 /// The frame has a hint: IP without tags or options, all lengths and the IPv4 checksum valid.
 pub const HINT: u8 = 1;
@@ -26,9 +27,9 @@ pub const UDP_LEN_MAX: u16 = 72;
 pub const HINT_LEN: usize = 4;
 
 /// Bytes before the payload in a frame with a hint, for IPv4.
-pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
+pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ip_udp_len(false);
 /// As [`HEADERS_LEN_V4`], for IPv6.
-pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
+pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ip_udp_len(true);
 const _: () = assert!(
     (HEADERS_LEN_V4 | HEADERS_LEN_V6) & !(HEADERS_LEN_MASK as usize) == 0
         && HEADERS_LEN_MASK & (HINT | PARTIAL) == 0

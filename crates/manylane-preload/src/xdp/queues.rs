@@ -33,6 +33,7 @@ use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
+use manylane_wire::frame::ip_udp_len;
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::base::settings::MAX_LANES;
@@ -280,8 +281,7 @@ pub(crate) fn send(
         let any = lease.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
         let hop = next_hop(lease, &RouteKey::new(local, peer.ip())?)?;
-        let head = if peer.is_ipv4() { 28 } else { 48 };
-        if len + head > hop.1.mtu as usize {
+        if len + ip_udp_len(peer.is_ipv6()) > hop.1.mtu as usize {
             return None;
         }
         let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
