@@ -143,12 +143,14 @@ pub struct UdpFrame<'a> {
     pub traffic_class: u8,
     /// Time to live, or hop limit.
     pub ttl: u8,
+    /// IP identification, if routers may fragment the packet; only for IPv4.
+    pub fragment_id: Option<u16>,
     /// The payload.
     pub payload: &'a [u8],
 }
 
 impl UdpFrame<'_> {
-    /// An empty datagram, untagged, with a TTL of 64.
+    /// An empty datagram, untagged, with a TTL of 64, that routers may not fragment.
     #[must_use]
     pub fn new(
         source_mac: Mac,
@@ -164,6 +166,7 @@ impl UdpFrame<'_> {
             destination,
             traffic_class: 0,
             ttl: 64,
+            fragment_id: None,
             payload: &[],
         }
     }
@@ -241,8 +244,8 @@ impl UdpFrame<'_> {
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
                 traffic_class: self.traffic_class,
-                id: 0,
-                dont_fragment: true,
+                id: self.fragment_id.unwrap_or(0),
+                dont_fragment: self.fragment_id.is_none(),
                 ttl: self.ttl,
                 protocol: udp::PROTOCOL,
                 source,

@@ -7,13 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
-use manylane_ipc::next_hops::NextHop;
-use manylane_wire::checksum::checksum;
 use manylane_wire::datagram::{Checksum, Datagram};
-use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
-
-use crate::shared::lease::Lease;
 
 /// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
 /// would have dropped it.
@@ -146,40 +141,13 @@ impl<'call> TxDatagram<'call> {
         one.then(|| SocketAddr::new(ip, port))
     }
 
-    /// Writes the frame of a datagram of `len` bytes. Returns its length, or none if it does not
-    /// fit.
-    pub(crate) fn write_frame(
-        &self,
-        room: &mut [u8],
-        len: usize,
-        peer: SocketAddr,
-        (source, next): &(IpAddr, NextHop),
-        lease: &Lease,
-        id: u16,
-    ) -> Option<usize> {
-        let source = SocketAddr::new(*source, lease.port);
-        let plan =
-            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(next.source_mac), Mac(next.mac), source, peer) };
+    /// Writes the frame of a datagram of `len` bytes, with the headers of `plan`. Returns its
+    /// length, or none if it does not fit.
+    pub(crate) fn write_frame(&self, room: &mut [u8], len: usize, plan: &UdpFrame<'_>) -> Option<usize> {
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         self.copy(payload);
-        UdpFrame { payload: &*payload, ..plan }.write_headers(head).ok()?;
-        if lease.allow_fragments && peer.is_ipv4() {
-            allow_fragments(head, id);
-        }
+        UdpFrame { payload: &*payload, ..*plan }.write_headers(head).ok()?;
         Some(head.len() + len)
-    }
-}
-
-/// Lets routers fragment the packet, as the socket's `IP_MTU_DISCOVER` says. It then needs an IP
-/// identification.
-fn allow_fragments(head: &mut [u8], id: u16) {
-    const IP_OFFSET: usize = 14;
-    if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {
-        ip[4..6].copy_from_slice(&id.max(1).to_be_bytes());
-        ip[6] &= !0x40;
-        ip[10..12].fill(0);
-        let sum = checksum(ip);
-        ip[10..12].copy_from_slice(&sum.to_be_bytes());
     }
 }

@@ -24,7 +24,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,8 @@ use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
-use manylane_wire::frame::ip_udp_len;
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::base::settings::MAX_LANES;
@@ -55,7 +56,7 @@ struct Pending {
     mask: Cell<u32>,
     count: Cell<u32>,
     lease: Cell<*const Lease>,
-    /// IP identification of the next packet that routers may fragment.
+    /// IP identification of the last packet that routers may fragment.
     ip_id: Cell<u16>,
 }
 
@@ -280,14 +281,18 @@ pub(crate) fn send(
         // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
-        let hop = next_hop(lease, &RouteKey::new(local, peer.ip())?)?;
-        if len + ip_udp_len(peer.is_ipv6()) > hop.1.mtu as usize {
+        let (source, next) = next_hop(lease, &RouteKey::new(local, peer.ip())?)?;
+        if len + ip_udp_len(peer.is_ipv6()) > next.mtu as usize {
             return None;
         }
-        let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
         let all = lane_queues(sock, shared, 1 << lane).chain(lane_queues(sock, shared, u64::MAX));
-        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.1.ifindex)?;
-        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, lease, id));
+        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == next.ifindex)?;
+        let plan = UdpFrame {
+            ttl: lease.ttl,
+            fragment_id: lease.allow_fragments.then(next_ip_id),
+            ..UdpFrame::new(Mac(next.source_mac), Mac(next.mac), SocketAddr::new(source, lease.port), peer)
+        };
+        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, &plan));
         sent.then_some((len, number))
     });
     let Some((len, number)) = sent else { return flush_for_kernel() };
@@ -307,6 +312,14 @@ pub(crate) fn send(
 fn flush_for_kernel() -> Option<isize> {
     flush();
     None
+}
+
+/// The IP identification of the next packet that routers may fragment.
+fn next_ip_id() -> u16 {
+    PENDING.with(|pending| {
+        pending.ip_id.set(pending.ip_id.get().wrapping_add(1).max(1));
+        pending.ip_id.get()
+    })
 }
 
 /// The source address and the next hop; requested if unknown.
