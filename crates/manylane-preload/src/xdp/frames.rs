@@ -7,23 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
-use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::datagram::Datagram;
 use manylane_wire::frame::UdpFrame;
 
 /// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
 /// would have dropped it.
 #[inline]
-pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
+pub(crate) fn verify(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, &[u8])> {
     let mut datagram = Datagram::default();
     datagram.read_hinted(frame).ok()?;
-    let believed = match datagram.checksum {
-        Checksum::Valid => true,
-        Checksum::Partial => is_virtual_pair,
-        Checksum::Invalid => false,
-    };
     let at = usize::from(datagram.payload_offset);
     let payload = frame.get(at..at + usize::from(datagram.len))?;
-    believed.then(|| (datagram.source(), payload))
+    datagram.checksum.is_accepted(from_veth).then(|| (datagram.source(), payload))
 }
 
 /// An address as the kernel writes it for a socket of that family, and its length.
