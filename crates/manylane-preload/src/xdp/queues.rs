@@ -88,9 +88,9 @@ fn lane_queues<'a>(
     let live = matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING);
     let lease = if live { sock.lease() } else { None };
     let all = lease.map_or(&[][..], |lease| &lease.queues);
-    all.iter().enumerate().filter_map(move |(number, queue)| {
-        let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES;
-        queue.as_ref().filter(|_| mask & 1 << lane != 0).map(|queue| (number, queue))
+    all.iter().map_while(Option::as_ref).enumerate().filter(move |(number, _)| {
+        let lane = shared.queue_lane[*number].load(Ordering::Relaxed) as usize % MAX_LANES;
+        mask & 1 << lane != 0
     })
 }
 
