@@ -186,7 +186,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return self.try_kernel(lane);
         }
         // Check the companion now and then, in case the queues are never empty.
-        if self.member.heartbeat.load(Ordering::Relaxed).is_multiple_of(queues::KERNEL_RECV_INTERVAL)
+        if self.member.heartbeat.load(Ordering::Relaxed) % queues::KERNEL_CHECK_INTERVAL < 2
             && let TryRecv::Done(answer) = self.try_kernel(lane)
         {
             return TryRecv::Done(answer);

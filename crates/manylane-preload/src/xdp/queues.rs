@@ -11,7 +11,7 @@
 //!
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
-//! | a frame in the RX ring | any receive on the lane: queues first; the companion every [`KERNEL_RECV_INTERVAL`]th time, and when they are empty | ring full: the kernel counts it |
+//! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
 //! | checked (`frames::verify`) | the receive | invalid ones are skipped, as the kernel drops them |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
@@ -44,8 +44,9 @@ use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{failpoint, liveness, report, thread};
 use crate::xdp::frames::{self, TxDatagram};
 
-/// Receives after which the companion is checked once, in case the queues are never empty.
-pub(crate) const KERNEL_RECV_INTERVAL: u32 = 16;
+/// Heartbeats after which the companion is checked twice, in case the queues are never empty.
+/// Twice, because a thread that waits before each receive has two heartbeats for each.
+pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
 /// A launcher without a heartbeat for this time, in milliseconds, no longer updates next hops.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 /// Max invalid frames that one receive skips.
