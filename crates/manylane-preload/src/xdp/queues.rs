@@ -145,17 +145,23 @@ fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
 }
 
 /// Receives from the queues of a lane for a call of the program. Returns the call's result; none
-/// if the queues are empty.
+/// if the queues are empty. `turn` selects the queue to begin with: if that were always the same
+/// one, a busy queue would make the others wait for ever.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
     shared: &Shared,
     lane: usize,
+    turn: u32,
     flags: c_int,
     into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let lease = sock.lease()?;
-    lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
+    let first = (turn % shared.queue_count.load(Ordering::Relaxed).max(1)) as usize;
+    let all = || lane_queues(sock, shared, 1 << lane);
+    let (from, before) =
+        (all().filter(|(number, _)| *number >= first), all().filter(|(number, _)| *number < first));
+    from.chain(before).find_map(|(number, queue)| {
         if queue.has_received() { recv_from(sock, lease, lane, number, queue, flags, into) } else { None }
     })
 }
