@@ -119,6 +119,13 @@ impl<'a> Transport<'a> {
     }
 }
 
+/// Length of the IP and UDP headers without options.
+#[must_use]
+#[inline]
+pub const fn ip_udp_len(is_ipv6: bool) -> usize {
+    udp::HEADER_LEN + if is_ipv6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN }
+}
+
 /// A frame with a UDP datagram, for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpFrame<'a> {
@@ -136,12 +143,14 @@ pub struct UdpFrame<'a> {
     pub traffic_class: u8,
     /// Time to live, or hop limit.
     pub ttl: u8,
+    /// IP identification, if routers may fragment the packet; only for IPv4.
+    pub fragment_id: Option<u16>,
     /// The payload.
     pub payload: &'a [u8],
 }
 
 impl UdpFrame<'_> {
-    /// An empty datagram, untagged, with a TTL of 64.
+    /// An empty datagram, untagged, with a TTL of 64, that routers may not fragment.
     #[must_use]
     pub fn new(
         source_mac: Mac,
@@ -157,6 +166,7 @@ impl UdpFrame<'_> {
             destination,
             traffic_class: 0,
             ttl: 64,
+            fragment_id: None,
             payload: &[],
         }
     }
@@ -165,8 +175,8 @@ impl UdpFrame<'_> {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        let ip = if self.destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
-        HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count() + ip + udp::HEADER_LEN + self.payload.len()
+        let tags = TAG_LEN * self.vlans.iter().flatten().count();
+        HEADER_LEN + tags + ip_udp_len(self.destination.is_ipv6()) + self.payload.len()
     }
 
     /// Writes the frame with valid checksums, and returns its length.
@@ -234,8 +244,8 @@ impl UdpFrame<'_> {
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
                 traffic_class: self.traffic_class,
-                id: 0,
-                dont_fragment: true,
+                id: self.fragment_id.unwrap_or(0),
+                dont_fragment: self.fragment_id.is_none(),
                 ttl: self.ttl,
                 protocol: udp::PROTOCOL,
                 source,

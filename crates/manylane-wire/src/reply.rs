@@ -10,6 +10,7 @@
 use crate::checksum::Sum;
 use crate::datagram::{Checksum, Datagram, chunk, ne32, ne64};
 use crate::ethernet::Mac;
+use crate::frame::ip_udp_len;
 use crate::{ipv4, ipv6, udp};
 
 /// Time to live of our datagrams.
@@ -18,8 +19,8 @@ const TTL: u8 = 64;
 const DONT_FRAGMENT: u8 = 0x40;
 
 /// Length of the IP and UDP headers.
-const IP_UDP_LEN_V4: usize = ipv4::HEADER_LEN + udp::HEADER_LEN;
-const IP_UDP_LEN_V6: usize = ipv6::HEADER_LEN + udp::HEADER_LEN;
+const IP_UDP_LEN_V4: usize = ip_udp_len(false);
+const IP_UDP_LEN_V6: usize = ip_udp_len(true);
 
 impl Datagram {
     /// True if a reply with the whole payload of this request has the same checksum: the summed
@@ -45,7 +46,7 @@ impl Datagram {
         payload: &[u8],
         is_whole: bool,
     ) -> bool {
-        let over = if self.addr_pair.is_v6 { IP_UDP_LEN_V6 } else { IP_UDP_LEN_V4 };
+        let over = ip_udp_len(self.addr_pair.is_v6);
         if self.ip_offset == 0 || head.len() != usize::from(self.ip_offset) + over {
             return false;
         }

@@ -10,7 +10,8 @@
 use crate::datagram::{Checksum, Datagram, chunk};
 use crate::error::Result;
 use crate::ethernet::{self, Mac};
-use crate::{ipv4, ipv6, udp};
+use crate::frame::ip_udp_len;
+use crate::udp;
 
 /// The frame has a hint: IP without tags or options, all lengths and the IPv4 checksum valid.
 pub const HINT: u8 = 1;
@@ -26,9 +27,9 @@ pub const UDP_LEN_MAX: u16 = 72;
 pub const HINT_LEN: usize = 4;
 
 /// Bytes before the payload in a frame with a hint, for IPv4.
-pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
+pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ip_udp_len(false);
 /// As [`HEADERS_LEN_V4`], for IPv6.
-pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
+pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ip_udp_len(true);
 const _: () = assert!(
     (HEADERS_LEN_V4 | HEADERS_LEN_V6) & !(HEADERS_LEN_MASK as usize) == 0
         && HEADERS_LEN_MASK & (HINT | PARTIAL) == 0
@@ -63,26 +64,16 @@ pub struct RxHint {
 }
 
 /// Parses the hint of a frame that came through the XDP program. None if there is no hint, if the
-/// frame is shorter than it says, or if the checksum is unfinished and `taken` rejects that. Then
-/// [`Datagram::read`] has to parse the frame.
+/// frame is shorter than it says, or if the checksum is unfinished and the frame is not from a veth
+/// ([`Checksum::is_accepted`]). Then [`Datagram::read`] has to parse the frame.
 #[must_use]
 #[inline]
-pub fn parse(frame: &[u8], taken: PartialChecksum) -> Option<RxHint> {
+pub fn parse(frame: &[u8], from_veth: bool) -> Option<RxHint> {
     let &[kind, _, low, high] = frame.first_chunk()?;
     let (at, len) = (u16::from(kind & HEADERS_LEN_MASK), u16::from_ne_bytes([low, high]));
-    let is_taken = kind & (HINT | PARTIAL & !(taken as u8)) == HINT;
+    let is_taken = kind & (HINT | if from_veth { 0 } else { PARTIAL }) == HINT;
     (is_taken && usize::from(at) + usize::from(len) <= frame.len())
         .then_some(RxHint { payload_offset: at, len })
-}
-
-/// Whether unfinished checksums are accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PartialChecksum {
-    /// They are invalid.
-    Rejected = 0,
-    /// They are valid: the frame has not been on a wire.
-    Accepted = PARTIAL,
 }
 
 impl Datagram {
@@ -93,12 +84,11 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read_hinted(&mut self, frame: &[u8]) -> Result<()> {
-        let noted =
-            parse(frame, PartialChecksum::Accepted).and_then(|noted| match noted.payload_offset.into() {
-                HEADERS_LEN_V4 => frame.first_chunk().and_then(Self::from_hint_v4),
-                HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
-                _ => None,
-            });
+        let noted = parse(frame, true).and_then(|noted| match noted.payload_offset.into() {
+            HEADERS_LEN_V4 => frame.first_chunk().and_then(Self::from_hint_v4),
+            HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
+            _ => None,
+        });
         match noted {
             Some(noted) => *self = noted,
             None => return self.read(frame),
@@ -236,7 +226,7 @@ mod tests {
             // A bit without a meaning.
             as_if_none(&|noted| noted[0] |= 0x80);
             for cut in 0..noted.len() {
-                assert_eq!(parse(&noted[..cut], PartialChecksum::Accepted), None);
+                assert_eq!(parse(&noted[..cut], true), None);
                 assert!(Datagram::default().read_hinted(&noted[..cut]).is_err(), "{cut}, v6 {v6}");
             }
         }
@@ -250,15 +240,9 @@ mod tests {
                 [(HINT, Some(RxHint { payload_offset: at, len: 7 })), (HINT | PARTIAL, None)]
             {
                 let (frame, noted) = pair(b"payload", v6, kind);
-                assert_eq!(
-                    parse(&noted, PartialChecksum::Accepted),
-                    Some(RxHint { payload_offset: at, len: 7 })
-                );
-                assert_eq!(parse(&noted, PartialChecksum::Rejected), refused);
-                assert_eq!(
-                    (parse(&frame, PartialChecksum::Accepted), parse(&frame, PartialChecksum::Rejected)),
-                    (None, None)
-                );
+                assert_eq!(parse(&noted, true), Some(RxHint { payload_offset: at, len: 7 }));
+                assert_eq!(parse(&noted, false), refused);
+                assert_eq!((parse(&frame, true), parse(&frame, false)), (None, None));
             }
         }
     }

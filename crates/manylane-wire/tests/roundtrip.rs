@@ -35,9 +35,10 @@ prop_compose! {
         ends in endpoints(),
         traffic_class: u8,
         ttl: u8,
+        fragment_id: Option<u16>,
     ) -> UdpFrame<'static> {
         let plain = UdpFrame::new(macs.0, macs.1, ends.0, ends.1);
-        UdpFrame { vlans: [vlan, None], traffic_class, ttl, ..plain }
+        UdpFrame { vlans: [vlan, None], traffic_class, ttl, fragment_id, ..plain }
     }
 }
 
@@ -78,7 +79,10 @@ proptest! {
         prop_assert_eq!(frame.ethernet.destination, plan.destination_mac);
         prop_assert_eq!(frame.ethernet.vlans, plan.vlans);
         let (class, ttl) = match frame.network {
-            Network::Ipv4(ip, _) => (ip.traffic_class, ip.ttl),
+            Network::Ipv4(ip, _) => {
+                prop_assert_eq!((!ip.dont_fragment).then_some(ip.id), plan.fragment_id);
+                (ip.traffic_class, ip.ttl)
+            }
             Network::Ipv6(ip, _) => (ip.traffic_class, ip.hop_limit),
             _ => panic!("not IP"),
         };

@@ -186,12 +186,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return self.try_kernel(lane);
         }
         // Check the companion now and then, in case the queues are never empty.
-        if self.member.heartbeat.load(Ordering::Relaxed).is_multiple_of(queues::KERNEL_RECV_INTERVAL)
+        let heartbeat = self.member.heartbeat.load(Ordering::Relaxed);
+        if heartbeat % queues::KERNEL_CHECK_INTERVAL < 2
             && let TryRecv::Done(answer) = self.try_kernel(lane)
         {
             return TryRecv::Done(answer);
         }
-        if let Some(answer) = queues::receive(self.sock, self.shared, lane, self.flags, &self.bufs) {
+        // A receive is one heartbeat, or two.
+        let turn = heartbeat / 2;
+        if let Some(answer) = queues::receive(self.sock, self.shared, lane, turn, self.flags, &self.bufs) {
             return TryRecv::Done(answer);
         }
         queues::flush();

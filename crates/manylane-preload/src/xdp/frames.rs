@@ -7,28 +7,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
-use manylane_ipc::next_hops::NextHop;
-use manylane_wire::checksum::checksum;
-use manylane_wire::datagram::{Checksum, Datagram};
-use manylane_wire::ethernet::Mac;
+use manylane_wire::datagram::Datagram;
 use manylane_wire::frame::UdpFrame;
-
-use crate::shared::lease::Lease;
 
 /// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
 /// would have dropped it.
 #[inline]
-pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
+pub(crate) fn verify(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, &[u8])> {
     let mut datagram = Datagram::default();
     datagram.read_hinted(frame).ok()?;
-    let believed = match datagram.checksum {
-        Checksum::Valid => true,
-        Checksum::Partial => is_virtual_pair,
-        Checksum::Invalid => false,
-    };
     let at = usize::from(datagram.payload_offset);
     let payload = frame.get(at..at + usize::from(datagram.len))?;
-    believed.then(|| (datagram.source(), payload))
+    datagram.checksum.is_accepted(from_veth).then(|| (datagram.source(), payload))
 }
 
 /// An address as the kernel writes it for a socket of that family, and its length.
@@ -146,40 +136,13 @@ impl<'call> TxDatagram<'call> {
         one.then(|| SocketAddr::new(ip, port))
     }
 
-    /// Writes the frame of a datagram of `len` bytes. Returns its length, or none if it does not
-    /// fit.
-    pub(crate) fn write_frame(
-        &self,
-        room: &mut [u8],
-        len: usize,
-        peer: SocketAddr,
-        hop: &NextHop,
-        lease: &Lease,
-        id: u16,
-    ) -> Option<usize> {
-        let source = SocketAddr::new(hop.source, lease.port);
-        let plan =
-            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+    /// Writes the frame of a datagram of `len` bytes, with the headers of `plan`. Returns its
+    /// length, or none if it does not fit.
+    pub(crate) fn write_frame(&self, room: &mut [u8], len: usize, plan: &UdpFrame<'_>) -> Option<usize> {
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         self.copy(payload);
-        UdpFrame { payload: &*payload, ..plan }.write_headers(head).ok()?;
-        if lease.allow_fragments && peer.is_ipv4() {
-            allow_fragments(head, id);
-        }
+        UdpFrame { payload: &*payload, ..*plan }.write_headers(head).ok()?;
         Some(head.len() + len)
-    }
-}
-
-/// Lets routers fragment the packet, as the socket's `IP_MTU_DISCOVER` says. It then needs an IP
-/// identification.
-fn allow_fragments(head: &mut [u8], id: u16) {
-    const IP_OFFSET: usize = 14;
-    if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {
-        ip[4..6].copy_from_slice(&id.max(1).to_be_bytes());
-        ip[6] &= !0x40;
-        ip[10..12].fill(0);
-        let sum = checksum(ip);
-        ip[10..12].copy_from_slice(&sum.to_be_bytes());
     }
 }

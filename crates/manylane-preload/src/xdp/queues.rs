@@ -11,7 +11,7 @@
 //!
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
-//! | a frame in the RX ring | any receive on the lane: queues first; the companion every [`KERNEL_RECV_INTERVAL`]th time, and when they are empty | ring full: the kernel counts it |
+//! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
 //! | checked (`frames::verify`) | the receive | invalid ones are skipped, as the kernel drops them |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
@@ -24,15 +24,17 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
-use manylane_ipc::next_hops::{AddrPair, NextHop};
+use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::base::settings::MAX_LANES;
@@ -42,8 +44,9 @@ use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{failpoint, liveness, report, thread};
 use crate::xdp::frames::{self, TxDatagram};
 
-/// Receives after which the companion is checked once, in case the queues are never empty.
-pub(crate) const KERNEL_RECV_INTERVAL: u32 = 16;
+/// Heartbeats after which the companion is checked twice, in case the queues are never empty.
+/// Twice, because a thread that waits before each receive has two heartbeats for each.
+pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
 /// A launcher without a heartbeat for this time, in milliseconds, no longer updates next hops.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 /// Max invalid frames that one receive skips.
@@ -54,7 +57,7 @@ struct Pending {
     mask: Cell<u32>,
     count: Cell<u32>,
     lease: Cell<*const Lease>,
-    /// IP identification of the next packet that routers may fragment.
+    /// IP identification of the last packet that routers may fragment.
     ip_id: Cell<u16>,
 }
 
@@ -86,9 +89,9 @@ fn lane_queues<'a>(
     let live = matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING);
     let lease = if live { sock.lease() } else { None };
     let all = lease.map_or(&[][..], |lease| &lease.queues);
-    all.iter().enumerate().filter_map(move |(number, queue)| {
-        let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES;
-        queue.as_ref().filter(|_| mask & 1 << lane != 0).map(|queue| (number, queue))
+    all.iter().map_while(Option::as_ref).enumerate().filter(move |(number, _)| {
+        let lane = shared.queue_lane[*number].load(Ordering::Relaxed) as usize % MAX_LANES;
+        mask & 1 << lane != 0
     })
 }
 
@@ -142,17 +145,23 @@ fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
 }
 
 /// Receives from the queues of a lane for a call of the program. Returns the call's result; none
-/// if the queues are empty.
+/// if the queues are empty. `turn` selects the queue to begin with: if that were always the same
+/// one, a busy queue would make the others wait for ever.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
     shared: &Shared,
     lane: usize,
+    turn: u32,
     flags: c_int,
     into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let lease = sock.lease()?;
-    lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
+    let first = (turn % shared.queue_count.load(Ordering::Relaxed).max(1)) as usize;
+    let all = || lane_queues(sock, shared, 1 << lane);
+    let (from, before) =
+        (all().filter(|(number, _)| *number >= first), all().filter(|(number, _)| *number < first));
+    from.chain(before).find_map(|(number, queue)| {
         if queue.has_received() { recv_from(sock, lease, lane, number, queue, flags, into) } else { None }
     })
 }
@@ -279,16 +288,18 @@ pub(crate) fn send(
         // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
-        let pair = AddrPair::new(local, peer.ip())?;
-        let hop = next_hop(lease, &pair)?;
-        let head = if peer.is_ipv4() { 28 } else { 48 };
-        if len + head > hop.mtu as usize {
+        let (source, next) = next_hop(lease, &RouteKey::new(local, peer.ip())?)?;
+        if len + ip_udp_len(peer.is_ipv6()) > next.mtu as usize {
             return None;
         }
-        let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
         let all = lane_queues(sock, shared, 1 << lane).chain(lane_queues(sock, shared, u64::MAX));
-        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
-        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, lease, id));
+        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == next.ifindex)?;
+        let plan = UdpFrame {
+            ttl: lease.ttl,
+            fragment_id: lease.allow_fragments.then(next_ip_id),
+            ..UdpFrame::new(Mac(next.source_mac), Mac(next.mac), SocketAddr::new(source, lease.port), peer)
+        };
+        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, &plan));
         sent.then_some((len, number))
     });
     let Some((len, number)) = sent else { return flush_for_kernel() };
@@ -310,7 +321,16 @@ fn flush_for_kernel() -> Option<isize> {
     None
 }
 
-fn next_hop(lease: &Lease, pair: &AddrPair) -> Option<NextHop> {
+/// The IP identification of the next packet that routers may fragment.
+fn next_ip_id() -> u16 {
+    PENDING.with(|pending| {
+        pending.ip_id.set(pending.ip_id.get().wrapping_add(1).max(1));
+        pending.ip_id.get()
+    })
+}
+
+/// The source address and the next hop; requested if unknown.
+fn next_hop(lease: &Lease, pair: &RouteKey) -> Option<(IpAddr, NextHop)> {
     if !lease.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
         return None;
     }

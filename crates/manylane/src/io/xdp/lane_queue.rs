@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use manylane_sys::xsk::Queue;
-use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::Mac;
-use manylane_wire::rx_hint::{self, PartialChecksum, RxHint};
+use manylane_wire::rx_hint::{self, RxHint};
 
 use super::device::Device;
 use crate::capture::tap::Tap;
@@ -83,13 +83,12 @@ impl LaneQueue {
     fn validate(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> RecvSummary {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
-        let unfinished =
-            if self.device.is_veth { PartialChecksum::Accepted } else { PartialChecksum::Rejected };
+        let from_veth = self.device.is_veth;
         let packets = places.len();
         self.xsk.find_payloads(|index, packet| {
-            let RxHint { payload_offset: at, len } = match rx_hint::parse(packet, unfinished) {
+            let RxHint { payload_offset: at, len } = match rx_hint::parse(packet, from_veth) {
                 Some(noted) => noted,
-                None => match parse_packet(places.get_mut(index)?, packet, unfinished) {
+                None => match parse_packet(places.get_mut(index)?, packet, from_veth) {
                     Ok(found) => found,
                     Err(PacketError::Malformed) => {
                         malformed += 1;
@@ -129,15 +128,8 @@ enum PacketError {
 /// Parses all headers of a packet. Not inlined: the loop over packets with a hint needs its
 /// registers.
 #[inline(never)]
-fn parse_packet(
-    place: &mut Datagram,
-    packet: &[u8],
-    unfinished: PartialChecksum,
-) -> Result<RxHint, PacketError> {
+fn parse_packet(place: &mut Datagram, packet: &[u8], from_veth: bool) -> Result<RxHint, PacketError> {
     place.read(packet).map_err(|_| PacketError::Malformed)?;
-    match place.checksum {
-        Checksum::Invalid => Err(PacketError::Checksum),
-        Checksum::Partial if unfinished == PartialChecksum::Rejected => Err(PacketError::Checksum),
-        _ => Ok(RxHint { payload_offset: place.payload_offset, len: place.len }),
-    }
+    let found = RxHint { payload_offset: place.payload_offset, len: place.len };
+    if place.checksum.is_accepted(from_veth) { Ok(found) } else { Err(PacketError::Checksum) }
 }

@@ -15,19 +15,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use manylane_ipc::next_hops::NextHop;
 use manylane_sys::xsk::{Sender, TxFrame};
 use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
-use manylane_wire::frame::UdpFrame;
+use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
-use super::route::{NextHop, Reader};
+use super::route::Reader;
 use crate::capture::tap::Tap;
 use crate::io::batch::{self, DatagramMeta};
 use crate::io::frames::Meta;
 
-/// Length of the IP and UDP headers.
-const HEADERS_LEN_V4: usize = 28;
-const HEADERS_LEN_V6: usize = 48;
 /// Length of an Ethernet header with two tags: no longer than the headers of any datagram.
 const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
 /// Minimum payload for checksum offload, if the device supports it: for shorter ones it does not
@@ -169,13 +167,12 @@ impl<'a> XdpSender<'a> {
     #[inline]
     fn cached_next_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
         let (peer, port) = request.ports();
-        let over = if request.addr_pair().is_ipv6() { HEADERS_LEN_V6 } else { HEADERS_LEN_V4 };
         let next = self.reader.cached_next_hop(request)?;
         let is_usual = self.diverted_peers == 0
             && peer != 0
             && port == self.bound_addr.port()
             && next.ifindex == self.device
-            && len + over <= next.mtu as usize
+            && len + ip_udp_len(request.addr_pair().is_ipv6()) <= next.mtu as usize
             && !(sums && self.is_checksum_offloaded(len));
         is_usual.then_some(*next)
     }
@@ -313,8 +310,7 @@ impl<'a> XdpSender<'a> {
             None => self.reader.next_hop(from, to),
         };
         let NextHop { ifindex, source_mac, mac, mtu } = next?;
-        let over = if to.is_ipv4() { HEADERS_LEN_V4 } else { HEADERS_LEN_V6 };
-        if ifindex != self.device || payload.len() + over > mtu as usize {
+        if ifindex != self.device || payload.len() + ip_udp_len(to.is_ipv6()) > mtu as usize {
             return None;
         }
         let (source, destination) =
@@ -341,7 +337,7 @@ impl<'a> XdpSender<'a> {
 
 /// Length of the headers of a frame without tags and options.
 fn plain_header_len(datagram: &Datagram) -> usize {
-    ethernet::HEADER_LEN + if datagram.source().is_ipv4() { HEADERS_LEN_V4 } else { HEADERS_LEN_V6 }
+    ethernet::HEADER_LEN + ip_udp_len(datagram.addr_pair().is_ipv6())
 }
 
 /// One of 64 bits for a peer.

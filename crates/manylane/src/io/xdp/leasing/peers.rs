@@ -12,7 +12,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use manylane_ipc::next_hops::{self, AddrPair, NextHop, NextHops};
+use manylane_ipc::next_hops::{self, NextHop, NextHops, RouteKey};
 use manylane_sys::shared::{self, Shared};
 
 use crate::io::xdp::route::Reader;
@@ -37,16 +37,16 @@ pub(super) struct LeaseNextHops {
 /// The peers that lanes send to.
 #[derive(Default)]
 struct Peers {
-    all: HashMap<[IpAddr; 2], Peer>,
+    all: HashMap<RouteKey, Peer>,
     /// The order in which they are checked.
-    schedule: VecDeque<[IpAddr; 2]>,
+    schedule: VecDeque<RouteKey>,
     /// Counts insertions, to select an entry to replace.
     inserts: usize,
 }
 
 struct Peer {
-    pair: AddrPair,
-    next_hop: Option<NextHop>,
+    /// What is entered in the table, with the source address.
+    next_hop: Option<(IpAddr, NextHop)>,
     last_used: Instant,
     /// The kernel's source address, if it has one, and when it was queried.
     source: Option<IpAddr>,
@@ -70,11 +70,8 @@ impl LeaseNextHops {
     pub(super) fn update(&mut self, reader: &mut Reader) {
         let Self { table: next_hops, peers, .. } = self;
         next_hops.heartbeat();
-        peers.tick(next_hops, Instant::now(), kernel_source, |source, remote| {
-            let next = reader.next_hop(source, remote)?;
-            let (source_mac, mac) = (next.source_mac, next.mac);
-            Some(NextHop { source, ifindex: next.ifindex, mtu: next.mtu, source_mac, mac })
-        });
+        peers
+            .tick(next_hops, Instant::now(), kernel_source, |source, remote| reader.next_hop(source, remote));
     }
 }
 
@@ -97,47 +94,40 @@ impl Peers {
     ) {
         let Self { all, schedule, inserts: entered } = self;
         next_hops.drain_requests(|pair| {
-            let ends = [pair.local(), pair.peer()];
             let is_full = all.len() >= next_hops::ENTRIES;
-            match all.entry(ends) {
+            match all.entry(pair) {
                 Entry::Occupied(mut peer) => peer.get_mut().last_used = now,
                 Entry::Vacant(place) if !is_full => {
-                    place.insert(Peer {
-                        pair,
-                        next_hop: None,
-                        last_used: now,
-                        source: None,
-                        last_query: None,
-                    });
-                    schedule.push_front(ends);
+                    place.insert(Peer { next_hop: None, last_used: now, source: None, last_query: None });
+                    schedule.push_front(pair);
                 }
                 Entry::Vacant(_) => {}
             }
         });
         let mut questions = QUERIES_PER_TICK_MAX;
         for _ in 0..schedule.len().min(PEERS_PER_TICK_MAX) {
-            let Some(ends) = schedule.pop_front() else { break };
-            let Some(peer) = all.get_mut(&ends) else { continue };
-            if next_hops.test_and_clear_used(&peer.pair) {
+            let Some(pair) = schedule.pop_front() else { break };
+            let Some(peer) = all.get_mut(&pair) else { continue };
+            if next_hops.test_and_clear_used(&pair) {
                 peer.last_used = now;
             }
             let is_kept = now.duration_since(peer.last_used) <= IDLE_TIMEOUT;
-            let source = if is_kept { peer.source(ends, now, &mut questions, &mut choose) } else { None };
-            let hop = source.and_then(|source| find(source, ends[1]));
+            let source = if is_kept { peer.source(&pair, now, &mut questions, &mut choose) } else { None };
+            let hop = source.and_then(|source| Some((source, find(source, pair.peer())?)));
             match (&hop, &peer.next_hop) {
                 (Some(found), known) if known.as_ref() != Some(found) => {
                     *entered = entered.wrapping_add(1);
                     // A replaced entry is requested again by its next datagram.
-                    _ = next_hops.insert(&peer.pair, found, *entered);
+                    _ = next_hops.insert(&pair, found.0, &found.1, *entered);
                 }
-                (None, Some(_)) => next_hops.remove(&peer.pair),
+                (None, Some(_)) => next_hops.remove(&pair),
                 _ => {}
             }
             peer.next_hop = hop;
             if is_kept {
-                schedule.push_back(ends);
+                schedule.push_back(pair);
             } else {
-                all.remove(&ends);
+                all.remove(&pair);
             }
         }
     }
@@ -147,18 +137,19 @@ impl Peer {
     /// The source address: the socket's own, or the kernel's choice.
     fn source(
         &mut self,
-        [local, remote]: [IpAddr; 2],
+        pair: &RouteKey,
         now: Instant,
         questions: &mut usize,
         choose: &mut impl FnMut(IpAddr, IpAddr) -> Option<IpAddr>,
     ) -> Option<IpAddr> {
+        let local = pair.local();
         if !local.is_unspecified() {
             return Some(local);
         }
         let is_due = self.last_query.is_none_or(|at| now.duration_since(at) >= SOURCE_REFRESH_INTERVAL);
         if is_due && *questions > 0 {
             *questions -= 1;
-            self.source = choose(local, remote);
+            self.source = choose(local, pair.peer());
             self.last_query = Some(now);
         }
         self.source
@@ -183,13 +174,11 @@ mod tests {
     const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     const TICK: Duration = Duration::from_millis(5);
 
-    fn pair(n: u32) -> AddrPair {
-        AddrPair::new(ANY, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap()
+    fn pair(n: u32) -> RouteKey {
+        RouteKey::new(ANY, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap()
     }
 
-    fn next_hop(source: IpAddr) -> NextHop {
-        NextHop { source, ifindex: 7, mtu: 1500, source_mac: [2; 6], mac: [3; 6] }
-    }
+    const NEXT_HOP: NextHop = NextHop { ifindex: 7, mtu: 1500, source_mac: [2; 6], mac: [3; 6] };
 
     #[test]
     fn a_tick_asks_the_kernel_a_few_questions_however_many_peers_there_are() {
@@ -242,9 +231,9 @@ mod tests {
         let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         let mut peers = Peers::default();
         let start = Instant::now();
-        let found = |source| Some(next_hop(source));
-        let tick =
-            |peers: &mut Peers, now, source| peers.tick(&next_hops, now, |_, _| source, |at, _| found(at));
+        let tick = |peers: &mut Peers, now, source| {
+            peers.tick(&next_hops, now, |_, _| source, |_, _| Some(NEXT_HOP));
+        };
         next_hops.request(&pair(1));
         tick(&mut peers, start, None);
         assert_eq!(next_hops.find(&pair(1)), None);
@@ -252,7 +241,7 @@ mod tests {
         tick(&mut peers, start + SOURCE_REFRESH_INTERVAL - TICK, Some(OURS));
         assert_eq!(next_hops.find(&pair(1)), None);
         tick(&mut peers, start + SOURCE_REFRESH_INTERVAL, Some(OURS));
-        assert_eq!(next_hops.find(&pair(1)), Some(next_hop(OURS)));
+        assert_eq!(next_hops.find(&pair(1)), Some((OURS, NEXT_HOP)));
         // That counts as a use; after it there is none.
         tick(&mut peers, start + IDLE_TIMEOUT, Some(OURS));
         tick(&mut peers, start + IDLE_TIMEOUT + IDLE_TIMEOUT, Some(OURS));

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use manylane_ipc::next_hops::{NextHop, RouteKey};
+
 use super::netlink::RouteQuery;
 use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
-use super::table::{Entry, NeighbourKey, RouteKey, Writer};
-use super::{Change, LocalState, NextHop};
+use super::table::{Entry, NeighbourKey, Writer};
+use super::{Change, LocalState};
 
 /// Maximum number of neighbours. The kernel keeps 1,024 by default (`gc_thresh3`), not counting
 /// permanent ones.

@@ -37,28 +37,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+use manylane_ipc::next_hops::{NextHop, RouteKey};
 use manylane_wire::datagram::{AddrPair, Datagram};
 
 use self::queries::{QueryQueue, RecentQueries};
-use self::table::{RouteKey, Table, Writer};
+use self::table::{Table, Writer};
 use self::worker::{REFRESH_INTERVAL, Worker};
 use crate::error::{EAFNOSUPPORT, Error, ErrorKind, Result};
 
 /// Time limit for the end of the thread. It ends at once unless a watcher blocks it.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The way of a frame to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NextHop {
-    /// The outgoing device.
-    pub(crate) ifindex: u32,
-    /// MAC of that device.
-    pub(crate) source_mac: [u8; 6],
-    /// MAC of the peer, or of the gateway to it.
-    pub(crate) mac: [u8; 6],
-    /// Largest IP packet on the path, as far as the kernel knows.
-    pub(crate) mtu: u32,
-}
 
 /// A change in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

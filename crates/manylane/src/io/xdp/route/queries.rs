@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::table::RouteKey;
+use manylane_ipc::next_hops::RouteKey;
 
 /// Length of a lane's query queue.
 pub(super) const QUEUE_LEN: usize = 64;

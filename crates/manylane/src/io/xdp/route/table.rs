@@ -6,11 +6,11 @@
 //! made. Nothing is published separately, and nothing is allocated however many peers there are.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::NextHop;
+use manylane_ipc::next_hops::{NextHop, RouteKey, Slot, addr_bits};
 
 const WAYS: usize = 16;
 const SETS: usize = 1024;
@@ -19,47 +19,6 @@ pub(super) const ENTRIES_MAX: usize = WAYS * SETS;
 
 /// Epochs after which an entry that no lane queries is removed.
 const ENTRY_EPOCHS_MAX: u16 = 4;
-
-/// A local address and a peer, as four words. IPv4 is stored as an IPv6-mapped address
-/// (`::ffff:1.2.3.4`), so both spellings of an IPv4 address are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RouteKey(pub(super) [u64; 4]);
-
-impl RouteKey {
-    /// None if the two are of different families, which cannot reach each other.
-    #[inline]
-    pub(super) fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
-        let (local, peer) = (bits(local), bits(peer));
-        let pair = Self([(local >> 64) as u64, local as u64, (peer >> 64) as u64, peer as u64]);
-        (is_v4(local) == is_v4(peer)).then_some(pair)
-    }
-
-    pub(super) fn local(&self) -> IpAddr {
-        address(self.0[0], self.0[1])
-    }
-
-    pub(super) fn peer(&self) -> IpAddr {
-        address(self.0[2], self.0[3])
-    }
-}
-
-#[inline]
-fn bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => 0xffff_0000_0000 | u128::from(u32::from(ip)),
-        IpAddr::V6(ip) => ip.into(),
-    }
-}
-
-#[inline]
-fn is_v4(bits: u128) -> bool {
-    bits >> 32 == 0xffff
-}
-
-fn address(high: u64, low: u64) -> IpAddr {
-    let bits = u128::from(high) << 64 | u128::from(low);
-    if is_v4(bits) { Ipv4Addr::from(bits as u32).into() } else { Ipv6Addr::from(bits).into() }
-}
 
 /// A prefix of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +30,7 @@ pub(super) struct Prefix {
 impl Prefix {
     pub(super) fn new(ip: IpAddr, length: u8) -> Self {
         let (most, before) = if ip.is_ipv4() { (32, 96) } else { (128, 0) };
-        Self { bits: bits(ip), length: before + u32::from(length).min(most) }
+        Self { bits: addr_bits(ip), length: before + u32::from(length).min(most) }
     }
 
     fn contains(&self, ip: u128) -> bool {
@@ -96,87 +55,17 @@ pub(super) struct Entry {
     pub(super) stale: bool,
 }
 
-/// One entry: words whose consistency a reader can check.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Slot([AtomicU64; 8]);
-
-/// Odd while the slot is being written; incremented to the next even number after it.
-const SEQ: usize = 0;
-const PAIR: usize = 1;
-/// Device in the upper half, MTU in the lower.
-const DEVICE: usize = 5;
-/// MAC of the neighbour, with the stale flag above it.
-const MAC: usize = 6;
-/// MAC of the device, with the epoch above it.
-const SOURCE: usize = 7;
-const STALE: u64 = 1 << 63;
-
-impl Slot {
-    fn load(&self, word: usize) -> u64 {
-        self.0[word].load(Ordering::Relaxed)
-    }
-
+impl Entry {
     /// The entry of `pair`, unless the slot has another one or is being written.
     #[inline]
-    fn read(&self, pair: &RouteKey) -> Option<Entry> {
-        // Acquire: if this is the number of a completed write, its words are visible below.
-        let before = self.0[SEQ].load(Ordering::Acquire);
-        let other = (self.load(PAIR) ^ pair.0[0])
-            | (self.load(PAIR + 1) ^ pair.0[1])
-            | (self.load(PAIR + 2) ^ pair.0[2])
-            | (self.load(PAIR + 3) ^ pair.0[3]);
-        if before & 1 == 1 || other != 0 {
-            return None;
-        }
-        let (device, mac, source) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE));
-        // If one of these words is from a later write, then the fence after its odd number (in
-        // `write`) pairs with this one, and the load below sees that number or a later one: the
-        // comparison fails.
-        fence(Ordering::Acquire);
-        if self.load(SEQ) != before {
-            return None;
-        }
-        let next = NextHop {
-            ifindex: (device >> 32) as u32,
-            source_mac: mac_of(source),
-            mac: mac_of(mac),
-            mtu: device as u32,
-        };
-        Some(Entry { next, epoch: (source >> 48) as u16, stale: mac & STALE != 0 })
+    fn read(slot: &Slot, pair: &RouteKey) -> Option<Self> {
+        let (next, [stale, epoch], ()) = slot.read(pair, || ())?;
+        Some(Self { next, epoch, stale: stale != 0 })
     }
 
-    /// Only the writer calls this, so the sequence number cannot change meanwhile.
-    fn write(&self, pair: &RouteKey, found: &Entry) {
-        let next = &found.next;
-        let sequence = self.load(SEQ);
-        self.0[SEQ].store(sequence.wrapping_add(1), Ordering::Relaxed);
-        // A reader that sees one of the words below also sees the odd number.
-        fence(Ordering::Release);
-        for (word, value) in pair.0.iter().enumerate() {
-            self.0[PAIR + word].store(*value, Ordering::Relaxed);
-        }
-        let device = u64::from(next.ifindex) << 32 | u64::from(next.mtu);
-        self.0[DEVICE].store(device, Ordering::Relaxed);
-        self.0[MAC].store(mac_word(next.mac) | if found.stale { STALE } else { 0 }, Ordering::Relaxed);
-        let source = mac_word(next.source_mac) | u64::from(found.epoch) << 48;
-        self.0[SOURCE].store(source, Ordering::Relaxed);
-        // Release: a reader that sees this number sees the words.
-        self.0[SEQ].store(sequence.wrapping_add(2), Ordering::Release);
+    fn write(&self, slot: &Slot, pair: &RouteKey) {
+        slot.write(pair, &self.next, [self.stale.into(), self.epoch], || ());
     }
-
-    fn pair(&self) -> RouteKey {
-        RouteKey(std::array::from_fn(|word| self.load(PAIR + word)))
-    }
-}
-
-fn mac_of(word: u64) -> [u8; 6] {
-    let [a, b, c, d, e, f, _, _] = word.to_le_bytes();
-    [a, b, c, d, e, f]
-}
-
-fn mac_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
-    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
 /// The part of the table that lanes read.
@@ -221,13 +110,7 @@ impl Table {
 
     #[inline]
     pub(super) fn hash(&self, pair: &RouteKey) -> u64 {
-        // An odd constant, so that a local address and a peer do not cancel each other out.
-        const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c55;
-        let [local_high, local_low, peer_high, peer_low] = pair.0;
-        let high = local_high.wrapping_mul(HASH_MULTIPLIER) ^ peer_high ^ self.seeds[0];
-        let low = local_low.wrapping_mul(HASH_MULTIPLIER) ^ peer_low ^ self.seeds[1];
-        // One round is not enough: with some seeds, consecutive peers would map to few sets only.
-        fold(fold(high, low) ^ self.seeds[0], HASH_MULTIPLIER)
+        pair.seeded_hash(self.seeds)
     }
 
     /// The entry of a pair.
@@ -238,7 +121,7 @@ impl Table {
             let mut same = equal_bytes(tags.load(Ordering::Acquire), tag_of(hash));
             while same != 0 {
                 let way = eight * 8 + same.trailing_zeros() as usize / 8;
-                if let Some(found) = self.slots[set * WAYS + way].read(pair) {
+                if let Some(found) = Entry::read(&self.slots[set * WAYS + way], pair) {
                     return Some(found);
                 }
                 same &= same - 1;
@@ -260,12 +143,6 @@ impl Table {
         // Release: a reader that sees the tag sees the slot that was written before it.
         word.store(others | u64::from(tag) << shift, Ordering::Release);
     }
-}
-
-/// Combines both halves of a product; each depends on every bit of the factors.
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product >> 64) as u64 ^ product as u64
 }
 
 fn set_of(hash: u64) -> usize {
@@ -323,14 +200,14 @@ impl Writer {
     pub(super) fn insert(&mut self, pair: &RouteKey, hop: NeighbourKey, found: &Entry) {
         let hash = self.table.hash(pair);
         let set = set_of(hash) * WAYS..(set_of(hash) + 1) * WAYS;
-        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
+        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].key() == *pair;
         // An empty slot sorts before all others.
         let oldest = |slot: &usize| self.slot_meta[*slot].map(|note| note.order);
         let Some(slot) = set.clone().find(same).or_else(|| set.min_by_key(oldest)) else { return };
         self.order += 1;
         let note = SlotMeta { neighbour: hop, epoch: found.epoch, order: self.order };
         let before = self.slot_meta[slot].replace(note);
-        self.table.slots[slot].write(pair, found);
+        found.write(&self.table.slots[slot], pair);
         self.table.set_tag(slot, tag_of(hash));
         match before {
             None => self.used += 1,
@@ -341,7 +218,7 @@ impl Writer {
     /// Removes a pair.
     pub(super) fn remove_pair(&mut self, pair: &RouteKey) {
         let set = set_of(self.table.hash(pair)) * WAYS;
-        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
+        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].key() == *pair;
         if let Some(slot) = (set..set + WAYS).find(same) {
             self.remove(slot);
         }
@@ -354,10 +231,10 @@ impl Writer {
                 continue;
             }
             let entry = &self.table.slots[slot];
-            let pair = entry.pair();
-            match (mac, entry.read(&pair)) {
+            let pair = entry.key();
+            match (mac, Entry::read(entry, &pair)) {
                 (Some(mac), Some(found)) => {
-                    entry.write(&pair, &Entry { next: NextHop { mac, ..found.next }, ..found });
+                    Entry { next: NextHop { mac, ..found.next }, ..found }.write(entry, &pair);
                     self.table.bump_version();
                 }
                 _ => self.remove(slot),
@@ -388,8 +265,7 @@ impl Writer {
             return;
         }
         for slot in 0..ENTRIES_MAX {
-            if self.slot_meta[slot].is_some_and(|note| goes(&note.neighbour, &self.table.slots[slot].pair()))
-            {
+            if self.slot_meta[slot].is_some_and(|note| goes(&note.neighbour, &self.table.slots[slot].key())) {
                 self.remove(slot);
             }
         }

@@ -6,12 +6,13 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use manylane_ipc::next_hops::RouteKey;
 use manylane_sys::measure::Epoll;
 
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
 use super::queries::QueryQueue;
-use super::table::{RouteKey, Writer};
+use super::table::Writer;
 use super::{Change, Shared, epoch_of, lock, stamp_of};
 use crate::error::ENOBUFS;
 
