@@ -27,7 +27,7 @@ pub(crate) use super::checks::AttachMode;
 use super::filter_maps::FilterMaps;
 use super::route::{self, LocalState};
 use super::{SocketIndex, checks};
-use crate::error::{EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
+use crate::error::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
 use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
@@ -281,11 +281,11 @@ impl Device {
     /// Reads what changes without an event: the number of its queues, its MAC address. False if it
     /// is gone.
     pub(crate) fn refresh(&self) -> bool {
-        let there = !self.is_gone() && self.try_refresh().is_ok();
-        if !there {
+        // Other errors, such as a lack of descriptors, are transient.
+        if self.try_refresh().is_err_and(|err| err.raw_os_error() == Some(ENXIO)) {
             self.set_gone();
         }
-        there
+        !self.is_gone()
     }
 
     fn try_refresh(&self) -> io::Result<()> {
