@@ -67,8 +67,8 @@ pub(crate) struct Device {
 }
 
 struct Maps {
-    /// Owns the program and, with it, the link.
-    _program: Ebpf,
+    /// Owns the program and, with it, the link; none once it is detached.
+    program: Option<Ebpf>,
     device: Array<MapData, abi::DeviceBytes>,
     words: abi::DeviceBytes,
     xsks: XskMap<MapData>,
@@ -171,7 +171,7 @@ impl Device {
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
         let mut maps = Maps {
-            _program: program,
+            program: Some(program),
             device: about,
             words,
             xsks,
@@ -268,6 +268,13 @@ impl Device {
     /// Records that it has left the namespace.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Leaves the device: every frame goes to the kernel. Frames in the rings of its queues stay
+    /// there.
+    pub(crate) fn detach(&self) {
+        self.set_gone();
+        self.maps().program = None;
     }
 
     pub(crate) fn was_open_before(&self) -> bool {
