@@ -54,7 +54,7 @@ fn send(args: &SendArgs) -> Result<Row> {
 fn resolve(addr: &str) -> Result<SocketAddr> {
     let mut found =
         addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
-    found.next().with_context(|| format!("{addr} has no address"))
+    found.next().with_context(|| format!("{addr} resolves to no address (give HOST:PORT)"))
 }
 
 /// The given duration, or the default; none if a count is given.

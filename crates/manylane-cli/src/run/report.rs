@@ -23,8 +23,10 @@ impl SharedReport {
     /// # Errors
     /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
-        let (file, fd) = ReportFile::create().context("no memory for the report")?;
-        let inherited = fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report")?;
+        let (file, fd) =
+            ReportFile::create().context("cannot make the report (ulimit -n, ulimit -v, memory cgroup)")?;
+        let inherited =
+            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (ulimit -n)")?;
         Ok(Self { file, inherited })
     }
 
