@@ -113,7 +113,7 @@ struct mls_receiver {
 	__u64 rx_frames; /* of rx_datagrams: by engine xdp */
 	__u64 tx_frames;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
-	__u64 pad;
+	__u64 rx_bad_frames; /* dropped: malformed, or a wrong checksum */
 };
 
 struct mls_reason {
@@ -143,6 +143,7 @@ MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_stolen) == 88);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
 MLS_ASSERT(offsetof(struct mls_receiver, inode) == 112);
+MLS_ASSERT(offsetof(struct mls_receiver, rx_bad_frames) == 120);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 
 #endif /* MANYLANE_REPORT_H */

@@ -86,7 +86,10 @@ pub(crate) fn library() -> Result<PathBuf> {
     let found = match env::var_os(LIBRARY_OVERRIDE).filter(|path| !path.is_empty()) {
         Some(path) if Path::new(&path).is_file() => fs::canonicalize(&path)?,
         Some(path) => {
-            bail!("{LIBRARY_OVERRIDE} names {}, and there is no such file", Path::new(&path).display())
+            bail!(
+                "{LIBRARY_OVERRIDE} names {}, and there is no such file: unset it, or name the library",
+                Path::new(&path).display()
+            )
         }
         None => find_library(&env::current_exe()?)?,
     };

@@ -49,13 +49,18 @@ impl NotLoadable {
     /// One line about it.
     pub(crate) fn message(&self) -> String {
         let why = match &self.reason {
-            Reason::Static => "is statically linked: no library can be loaded into it".into(),
-            Reason::Go => "is a Go program: it makes its system calls itself, past every library".into(),
+            Reason::Static => {
+                "is statically linked: no library can be loaded into it (use a dynamically linked build)".into()
+            }
+            Reason::Go => {
+                "is a Go program: it makes its system calls itself, past every library (let it open a socket per core, with SO_REUSEPORT)".into()
+            }
             Reason::OtherLibc(loader) => {
-                format!("is linked with another C library ({loader}): the library is for glibc")
+                format!("is linked with another C library, of {loader}: the library is for glibc (use a build for glibc)")
             }
             Reason::OtherMachine(machine) => {
-                format!("is a program for {machine}: the library is for {}", std::env::consts::ARCH)
+                let ours = std::env::consts::ARCH;
+                format!("is a program for {machine}: the library is for {ours} (use a build for {ours})")
             }
             Reason::SetId(what) => format!(
                 "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (start it as the user whom it becomes, without that bit)"
@@ -63,11 +68,16 @@ impl NotLoadable {
             Reason::Capabilities => {
                 "has file capabilities: it starts in secure-execution mode, in which LD_PRELOAD does not count (give it ambient ones instead, as AmbientCapabilities= of systemd does)".into()
             }
-            Reason::Unreadable => "cannot be read: whether the library can be loaded into it is not known".into(),
-            Reason::NotElf => "is no program that the kernel starts by itself (no ELF file, no script)".into(),
-            Reason::NoInterpreter(name) => {
-                format!("is a script for {}, which is not there", Path::new(name).display())
+            Reason::Unreadable => {
+                "cannot be read: whether the library can be loaded into it is not known (let this user read it)".into()
             }
+            Reason::NotElf => {
+                "is no ELF file and no script: the kernel does not start it by itself (name its interpreter before it)".into()
+            }
+            Reason::NoInterpreter(name) => format!(
+                "is a script for {}, which does not exist (install it, or change the first line of the script)",
+                Path::new(name).display()
+            ),
         };
         format!("{} {why}", self.file.display())
     }
@@ -305,6 +315,7 @@ mod tests {
         ] {
             let line = judge(&bytes).unwrap_err();
             assert!(line.contains(hint), "{line} does not hint at {hint}");
+            assert!(line.ends_with(')') && line.contains(" ("), "{line} has no remedy");
         }
         assert_eq!(judge(b"#!/bin/sh\nexit\n"), Ok(()));
         assert_eq!(judge(b"exit 3\n"), Ok(()));

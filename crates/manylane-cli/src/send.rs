@@ -29,7 +29,14 @@ const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 pub(crate) fn run(args: &SendArgs) -> Result<()> {
     let settings = Settings::new(args);
     let document = Document::new(SCHEMA, settings, vec![send(args)?]);
-    if args.json { output::print_json(&document) } else { output::print(&document.rows[0].text()) }
+    let row = &document.rows[0];
+    if args.json { output::print_json(&document) } else { output::print(&row.text()) }?;
+    ensure!(
+        !row.is_port_closed(),
+        "no socket listens on {} (ECONNREFUSED), and no reply came: start the server, or check ADDR",
+        args.addr.as_deref().unwrap_or_default()
+    );
+    Ok(())
 }
 
 fn send(args: &SendArgs) -> Result<Row> {
@@ -47,7 +54,7 @@ fn send(args: &SendArgs) -> Result<Row> {
 fn resolve(addr: &str) -> Result<SocketAddr> {
     let mut found =
         addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
-    found.next().with_context(|| format!("{addr} has no address"))
+    found.next().with_context(|| format!("{addr} resolves to no address (give HOST:PORT)"))
 }
 
 /// The given duration, or the default; none if a count is given.
@@ -248,6 +255,12 @@ impl Row {
         }
     }
 
+    /// True if requests were refused, and no reply of any kind came.
+    fn is_port_closed(&self) -> bool {
+        let is_silent = |replies: RequestCounts| replies.lost == replies.asked && replies.unexpected == 0;
+        self.refused > 0 && self.replies.is_some_and(is_silent)
+    }
+
     fn text(&self) -> String {
         let mut lines = vec![format!(
             "{} sent in {:.2} s, {}/s{}",
@@ -278,7 +291,7 @@ impl Row {
             lines.push(format!("loss     {:.4} %", loss * 100.0));
         }
         if self.refused > 0 {
-            lines.push(format!("nobody listens there: the kernel said so {} times", self.refused));
+            lines.push(format!("refused  {} times (ECONNREFUSED): no socket listened there", self.refused));
         }
         if let Some(latency) = self.latency_ns.filter(|latency| latency.count > 0) {
             lines.push(format!("latency  {}", latency.text()));

@@ -102,7 +102,13 @@ impl Builder {
     pub fn new(addr: impl ToSocketAddrs) -> Result<Self> {
         let addr = addr
             .to_socket_addrs()
-            .map_err(|err| Error::with(ErrorKind::Address, "the address does not parse or resolve", err))?
+            .map_err(|err| {
+                Error::with(
+                    ErrorKind::Address,
+                    "the address does not parse or resolve: expected IP:PORT or NAME:PORT",
+                    err,
+                )
+            })?
             .next()
             .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))?;
         Ok(Self { config: Config::new(addr), lanes: None, gro: None, limits: Vec::new(), rules: Vec::new() })

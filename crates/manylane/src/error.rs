@@ -142,6 +142,7 @@ pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
 pub(crate) const EPERM: i32 = 1;
 pub(crate) const EINTR: i32 = 4;
 pub(crate) const EIO: i32 = 5;
+pub(crate) const ENXIO: i32 = 6;
 pub(crate) const EAGAIN: i32 = 11;
 pub(crate) const ENOMEM: i32 = 12;
 pub(crate) const EACCES: i32 = 13;

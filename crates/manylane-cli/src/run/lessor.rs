@@ -84,7 +84,10 @@ impl OpenDevices {
                 output::eprint_line(&format!("manylane: no queues are leased any more: {err}"));
             }
         };
-        thread::Builder::new().name("manylane-lessor".into()).spawn(run).context("engine xdp")?;
+        thread::Builder::new()
+            .name("manylane-lessor".into())
+            .spawn(run)
+            .context("engine xdp: no thread (ulimit -u)")?;
         Ok(())
     }
 }

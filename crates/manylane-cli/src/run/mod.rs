@@ -80,7 +80,8 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let library = find::library()?;
     let beyond = loadable::check(file).err();
     if let Some(beyond) = &beyond {
-        output::eprint_line(&format!("manylane: {}; it runs without lanes", beyond.message()));
+        let outcome = if args.strict { "is not started (--strict)" } else { "runs without lanes" };
+        output::eprint_line(&format!("manylane: {}; it {outcome}", beyond.message()));
         if args.strict {
             return Ok(ExitCode::from(EXIT_LAUNCH_FAILED));
         }

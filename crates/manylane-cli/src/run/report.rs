@@ -23,8 +23,10 @@ impl SharedReport {
     /// # Errors
     /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
-        let (file, fd) = ReportFile::create().context("no memory for the report")?;
-        let inherited = fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report")?;
+        let (file, fd) =
+            ReportFile::create().context("cannot make the report (ulimit -n, ulimit -v, memory cgroup)")?;
+        let inherited =
+            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (ulimit -n)")?;
         Ok(Self { file, inherited })
     }
 
@@ -112,6 +114,8 @@ pub(super) struct Receiver {
     pub(super) stolen: u64,
     /// Received datagrams that passed the kernel's stack by (engine xdp).
     pub(super) received_by_xdp: u64,
+    /// Frames that were dropped as malformed or for a wrong checksum (engine xdp).
+    pub(super) bad_frames: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
@@ -138,6 +142,7 @@ impl Receiver {
             receive_calls: slot.rx_batches.load(Relaxed),
             stolen: slot.rx_stolen.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
+            bad_frames: slot.rx_bad_frames.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),
@@ -211,19 +216,22 @@ mod tests {
             slot.lane.store(lane, Relaxed);
             slot.pid.store(7, Relaxed);
             slot.rx_datagrams.store(100, Relaxed);
+            slot.rx_bad_frames.store(at as u64, Relaxed);
             slot.inode.store(40 + at as u64, Relaxed);
             slot.state.store(state, Relaxed);
         }
         theirs.reasons[report::Reason::Passed as usize].count.store(2, Relaxed);
         let report = shared.read();
         assert_eq!((report.lanes(), report.receivers.len(), report.total()), (2, 3, (300, 0)));
-        assert_eq!(report.receivers[1].lane, Some(1));
+        assert_eq!((report.receivers[1].lane, report.receivers[1].bad_frames), (Some(1), 1));
         assert_eq!((report.receivers[0].open, report.receivers[1].open), (true, false));
         assert_eq!((report.receivers[2].lane, report.receivers[2].inode), (None, 42));
         assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
         assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
         // The program may write invalid values.
         theirs.receivers[0].rx_datagrams.store(u64::MAX, Relaxed);
-        assert_eq!(shared.read().total(), (u64::MAX, 0));
+        theirs.receivers[0].rx_bad_frames.store(u64::MAX, Relaxed);
+        let report = shared.read();
+        assert_eq!((report.total(), report.sum(|one| one.bad_frames)), ((u64::MAX, 0), u64::MAX));
     }
 }

@@ -266,6 +266,10 @@ fn text(report: &Report) -> String {
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }
+    let bad = report.sum(|one| one.bad_frames);
+    if bad > 0 {
+        _ = write!(text, "\ndropped by lanes: {bad} frames that were malformed or had a wrong checksum");
+    }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
@@ -346,6 +350,7 @@ mod tests {
             received: received[at],
             sent: received[at],
             receive_calls: 10,
+            bad_frames: at as u64 * 5,
             ..Receiver::default()
         };
         let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
@@ -370,6 +375,7 @@ mod tests {
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
             "one by one (--batch): edges (a socket, process 7)",
+            "dropped by lanes: 5 frames",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
@@ -391,6 +397,7 @@ mod tests {
             "manylane_run_lanes 2",
             "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
             "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
+            "manylane_run_bad_frames_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 5",
             "manylane_run_queued_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 500",
             "manylane_run_queue_limit_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 2000",
             "manylane_run_kernel_dropped_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 3",

@@ -28,6 +28,8 @@ use crate::output::{self, UsageError};
 /// Name of the document.
 const SCHEMA: &str = "manylane.top.v1";
 
+const NO_TERMINAL: &str = "cannot use the terminal (--once prints a table without it)";
+
 /// Rates over less time mean nothing.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
@@ -43,7 +45,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
         );
     }
     let first = Snapshot::collect(args.pid)?;
-    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
+    let mut terminal = ratatui::try_init().context(NO_TERMINAL)?;
     let outcome = run_live(&mut terminal, args, interval, first);
     ratatui::restore();
     outcome
@@ -80,7 +82,7 @@ fn run_live(
     interval: Duration,
     mut last: Snapshot,
 ) -> Result<()> {
-    let broken = "cannot use the terminal";
+    let broken = NO_TERMINAL;
     let (mut screen, mut view) = (Screen::default(), View::from_snapshots(&last, &last, 1.0));
     let mut due = Instant::now() + INTERVAL_MIN;
     loop {

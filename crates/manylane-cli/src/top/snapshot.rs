@@ -186,7 +186,7 @@ impl Snapshot {
             "sent_total" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
-            "kernel_dropped_total" if sample.value > 0 => {
+            "kernel_dropped_total" | "bad_frames_total" if sample.value > 0 => {
                 seen.lost.insert(name.trim_end_matches("_total").into(), sample.value);
             }
             _ => {}
@@ -246,6 +246,7 @@ mod tests {
             "manylane",
             "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
              manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+             manylane_run_bad_frames_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 2\n\
              manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
              manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
              manylane_run_kernel_dropped_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 4\n\
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
         let run = snapshot.lanes.values().last().unwrap();
         assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
-        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4)]));
+        assert_eq!(run.lost, BTreeMap::from([("bad_frames".into(), 2), ("kernel_dropped".into(), 4)]));
         let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
         assert_eq!(snapshot.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
         assert_eq!(snapshot.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);

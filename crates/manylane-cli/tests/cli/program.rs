@@ -161,6 +161,25 @@ fn loopback_fixed_replies_and_their_absence() {
 }
 
 #[test]
+fn loopback_a_port_where_nothing_listens_is_a_failure_with_a_result() {
+    // It keeps the port, and accepts datagrams of its peer only.
+    let keeper = UdpSocket::bind("127.0.0.1:0").unwrap();
+    keeper.connect(keeper.local_addr().unwrap()).unwrap();
+    let addr = keeper.local_addr().unwrap().to_string();
+    let words = ["send", &addr, "--count", "20", "--timeout", "100ms", "--json", "--expect"];
+    let output = run(&[&words[..], &["echo"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    for hint in [&addr, "ECONNREFUSED", "start the server"] {
+        assert!(stderr(&output).contains(hint), "{hint} is not in {}", stderr(&output));
+    }
+    let row = &document(&stdout(&output))["rows"][0];
+    assert_eq!(row["answered"], 0);
+    assert!(row["refused"].as_u64().unwrap() > 0, "{row}");
+    // Without replies to expect, the port does not matter.
+    assert_eq!(run(&[&words[..], &["none"]].concat()).status.code(), Some(0));
+}
+
+#[test]
 fn loopback_the_generator_sends_exactly_what_was_asked_for() {
     let echo = Echo::start(&["--lanes", "1", "--recv-buffer", "4M"]);
     for gso in [&[][..], &["--gso"]] {

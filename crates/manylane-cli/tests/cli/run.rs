@@ -466,6 +466,8 @@ fn programs_beyond_reach_are_told_and_run_without_lanes() {
         assert!(matches!(lines[..], [line] if line.contains(hint)), "{program:?}: {said}");
         let output = run(&["--strict", "--", program.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(125), "{program:?}: {}", stderr(&output));
+        let said = stderr(&output);
+        assert!(said.contains(hint) && said.contains("it is not started (--strict)"), "{program:?}: {said}");
     }
 }
 

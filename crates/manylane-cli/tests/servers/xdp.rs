@@ -316,9 +316,13 @@ impl Report {
 
     /// Frames that were received at a port.
     fn by_xdp(&self, port: u16) -> u64 {
+        self.sum_of_port(port, "received_by_xdp")
+    }
+
+    fn sum_of_port(&self, port: u16, name: &str) -> u64 {
         let rows = self.0["rows"].as_array().unwrap().iter();
         let of_port = rows.filter(|row| row["socket"].as_str().unwrap().ends_with(&format!(":{port}")));
-        of_port.map(|row| row["received_by_xdp"].as_u64().unwrap()).sum()
+        of_port.map(|row| row[name].as_u64().unwrap()).sum()
     }
 }
 
@@ -383,7 +387,9 @@ fn calls_with(
 #[test]
 fn netns_xdp_calls_that_receive() {
     let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
-    calls("netns_xdp_calls_that_receive", "calls", &[], &frames);
+    let Some(report) = calls("netns_xdp_calls_that_receive", "calls", &[], &frames) else { return };
+    // One with a wrong checksum and one that is too long, a hundred among others, one at the end.
+    assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
 }
 
 #[test]

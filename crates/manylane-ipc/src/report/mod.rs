@@ -108,7 +108,8 @@ atomics! {
         /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is
         /// not known.
         pub inode: AtomicU64,
-        pad: AtomicU64,
+        /// Frames that were dropped: malformed, or with a wrong checksum.
+        pub rx_bad_frames: AtomicU64,
     }
 
     /// Count of a reason for which sockets became plain ones (`struct mls_reason`).
@@ -145,6 +146,7 @@ const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
 const _: () = assert!(offset_of!(Receiver, rx_stolen) == 88);
 const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
+const _: () = assert!(offset_of!(Receiver, rx_bad_frames) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 

@@ -85,14 +85,10 @@ const IGNORED: [(c_int, c_int); 5] = [
 
 /// Why a socket with this option must be plain; none if lanes can have it, too.
 pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
-    let mirrored = REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name));
-    if mirrored || IGNORED.contains(&(level, name)) {
+    if replicated(level, name).is_some() || IGNORED.contains(&(level, name)) {
         return None;
     }
     match (level, name) {
-        // Set on the program's socket only. Lanes that are opened later copy the sizes, which the
-        // kernel reports as SO_RCVBUF and SO_SNDBUF.
-        (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) => None,
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(Reason::Reuseport),
         (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR) => Some(Reason::ErrorQueue),
         (
@@ -110,9 +106,16 @@ pub(crate) fn plain_reason(level: c_int, name: c_int) -> Option<Reason> {
     }
 }
 
-/// True if `(level, name)` must be set on every lane when the program sets it.
-pub(crate) fn is_replicated(level: c_int, name: c_int) -> bool {
-    REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name))
+/// The option of `level` to set on every lane when the program sets `name`; none if lanes do not
+/// have it.
+pub(crate) fn replicated(level: c_int, name: c_int) -> Option<c_int> {
+    // The kernel reports a forced size as that of the plain option.
+    let name = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => libc::SO_RCVBUF,
+        (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => libc::SO_SNDBUF,
+        _ => name,
+    };
+    REPLICATED.iter().any(|(of, at, _)| (*of, *at) == (level, name)).then_some(name)
 }
 
 /// Sets the options of the program's socket `from` on `lane`, where they differ. Skips options

@@ -78,7 +78,9 @@ pub(crate) unsafe fn setsockopt(
         return 0;
     }
     let done = own(fd);
-    if done == 0 && sockopt::is_replicated(level, name) {
+    if done == 0
+        && let Some(name) = sockopt::replicated(level, name)
+    {
         let errno = real::errno();
         for (_, lane) in sock.lane_fds() {
             sockopt::replicate_one(fd, lane, level, name);

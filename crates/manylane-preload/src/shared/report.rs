@@ -90,7 +90,7 @@ pub(crate) fn claim_slot(thread_id: u64, addr: Option<SocketAddr>, inode: u64) -
             for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
                 count.store(0, Ordering::Relaxed);
             }
-            for count in [&slot.rx_frames, &slot.tx_frames] {
+            for count in [&slot.rx_frames, &slot.rx_bad_frames, &slot.tx_frames] {
                 count.store(0, Ordering::Relaxed);
             }
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
@@ -137,12 +137,20 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     }
 }
 
-/// Counts datagrams received and sent as frames.
+/// Counts datagrams received as frames, and invalid frames.
 #[inline]
-pub(crate) fn record_frames(member: &Member, received: u64, sent: u64) {
+pub(crate) fn record_received_frames(member: &Member, datagrams: u64, bad: u64) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.rx_frames, received);
-    add(&slot.tx_frames, sent);
+    add(&slot.rx_frames, datagrams);
+    add(&slot.rx_bad_frames, bad);
+}
+
+/// Counts a datagram sent as a frame.
+#[inline]
+pub(crate) fn record_sent_frame(member: &Member) {
+    if let Some(slot) = slot_of(member) {
+        add(&slot.tx_frames, 1);
+    }
 }
 
 /// Counts datagrams that a call of the program sent.

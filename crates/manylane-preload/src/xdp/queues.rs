@@ -179,9 +179,8 @@ fn recv_from(
     let mut guard = lock_queue(queue)?;
     let peeks = flags & libc::MSG_PEEK != 0;
     let most = if peeks { 1 } else { into.capacity() };
-    let (mut done, mut broken) = (0, 0);
-    let mut answer = 0;
-    while done < most && broken < BAD_FRAMES_MAX && (done == 0 || !into.is_invalid(done, flags)) {
+    let (mut done, mut answer) = (0, 0);
+    while done < most && guard.refused() < BAD_FRAMES_MAX && (done == 0 || !into.is_invalid(done, flags)) {
         let Some(frame) = guard.peek() else { break };
         match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
@@ -199,24 +198,33 @@ fn recv_from(
                 }
                 done += 1;
             }
-            None => {
-                broken += 1;
-                guard.refuse();
-            }
+            None => guard.refuse(),
         }
     }
+    let bad = guard.refused();
     drop(guard);
-    if done == 0 || peeks && answer < 0 {
-        return (answer < 0).then_some(answer);
-    }
-    if peeks {
+    if done == 0 || peeks {
+        if bad > 0 {
+            record_received(sock, 0, bad);
+        }
+        if done == 0 || answer < 0 {
+            return (answer < 0).then_some(answer);
+        }
         thread::set_peeked(sock, lane | (number + 1) << 8);
-    } else if let Some(shared) = sock.shared()
-        && let Some(member) = thread::cached_member(sock, shared)
-    {
-        report::record_frames(member, done as u64, 0);
+    } else {
+        record_received(sock, done as u64, bad);
     }
     Some(if into.is_mmsg() { done as isize } else { answer })
+}
+
+/// Counts datagrams that the calling thread received as frames, and frames that it dropped.
+#[inline]
+fn record_received(sock: &Sock, datagrams: u64, bad: u32) {
+    if let Some(shared) = sock.shared()
+        && let Some(member) = thread::cached_member(sock, shared)
+    {
+        report::record_received_frames(member, datagrams, bad.into());
+    }
 }
 
 /// Receives the datagram that the calling thread peeked at, from the same queue.
@@ -240,16 +248,23 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
     }
     lane_queues(sock, shared, mask).find_map(|(number, queue)| {
         let mut guard = lock_queue(queue)?;
-        for _ in 0..BAD_FRAMES_MAX {
-            let len = frames::verify(guard.peek()?, queue.terms().is_veth).map(|(_, at)| at.len());
-            if let Some(len) = len {
-                let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
-                thread::set_peeked(sock, lane | (number + 1) << 8);
-                return Some(len);
+        let mut len = None;
+        while guard.refused() < BAD_FRAMES_MAX
+            && let Some(frame) = guard.peek()
+        {
+            len = frames::verify(frame, queue.terms().is_veth).map(|(_, payload)| payload.len());
+            if len.is_some() {
+                break;
             }
             guard.refuse();
         }
-        None
+        let bad = guard.refused();
+        drop(guard);
+        if bad > 0 {
+            record_received(sock, 0, bad);
+        }
+        let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
+        len.inspect(|_| thread::set_peeked(sock, lane | (number + 1) << 8))
     })
 }
 
@@ -303,7 +318,7 @@ pub(crate) fn send(
         sent.then_some((len, number))
     });
     let Some((len, number)) = sent else { return flush_for_kernel() };
-    report::record_frames(member, 0, 1);
+    report::record_sent_frame(member);
     mark_pending(lease, number);
     // While more frames wait, the program comes back for them, and its replies leave together.
     let waits = lane_queues(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());

@@ -28,6 +28,8 @@
 
 #define FLOWS 16
 #define WORKERS 3
+/* Datagrams of a flow that no receive buffer of the default size can hold. */
+#define EACH 600
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
@@ -338,6 +340,23 @@ static int replies(void)
 	return count;
 }
 
+/* A size past the system's limit, which needs a privilege, has room in every lane. */
+static void buffers(void)
+{
+	int room = 16 << 20, i;
+
+	if (setsockopt(server, SOL_SOCKET, SO_RCVBUFFORCE, &room,
+		       sizeof(room))) {
+		CHECK(errno == EPERM);
+		return;
+	}
+	for (i = 0; i < EACH * FLOWS; i++)
+		if (send(clients[i % FLOWS], "f", 1, 0) != 1)
+			perror("send");
+	settle();
+	CHECK(drain() == EACH * FLOWS);
+}
+
 static void numbers(void)
 {
 	struct rlimit limit;
@@ -433,6 +452,7 @@ int main(void)
 	CHECK(replies() == 0);
 	controls();
 	CHECK(replies() == FLOWS);
+	buffers();
 	numbers();
 	/* Errors are asked for: from here on the socket is plain. */
 	burst('e', 9);

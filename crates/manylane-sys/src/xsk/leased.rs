@@ -88,8 +88,6 @@ crate::atomics! {
     pub(super) struct Control {
         /// The [`Holder`] of the queue; 0 if none.
         lock: AtomicU64,
-        /// Invalid packets, which were not delivered.
-        refused: AtomicU64,
         /// Number of entries of `free`.
         free_count: AtomicU32,
         /// Free frames, by number.
@@ -290,12 +288,20 @@ impl AsFd for LeasedQueue {
 pub struct QueueGuard<'a> {
     queue: &'a LeasedQueue,
     rx: Consumer<xdp_desc>,
+    refused: u32,
 }
 
 impl<'a> QueueGuard<'a> {
     #[inline]
     fn new(queue: &'a LeasedQueue) -> Self {
-        Self { queue, rx: Consumer::resume(queue.rings.rx) }
+        Self { queue, rx: Consumer::resume(queue.rings.rx), refused: 0 }
+    }
+
+    /// Invalid packets that were removed since the lock was taken.
+    #[must_use]
+    #[inline]
+    pub fn refused(&self) -> u32 {
+        self.refused
     }
 
     /// The oldest pending packet, which stays in the ring.
@@ -319,7 +325,7 @@ impl<'a> QueueGuard<'a> {
             }
             // No frame of ours, or one of several fragments, which were not requested.
             self.rx.release();
-            self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
+            self.refused = self.refused.saturating_add(1);
             if addr < frames {
                 self.return_frame(addr);
             }
@@ -336,7 +342,7 @@ impl<'a> QueueGuard<'a> {
 
     /// As [`pop`](Self::pop), for an invalid packet, which is counted.
     pub fn refuse(&mut self) {
-        self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
+        self.refused = self.refused.saturating_add(1);
         self.pop();
     }
 

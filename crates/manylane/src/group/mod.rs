@@ -78,19 +78,14 @@ struct Control {
 impl Control {
     /// A slot for a lane with a new socket.
     fn free_slot(&self) -> Result<Slot> {
-        let parked = self.parked.len();
-        if self.lanes.len() + parked >= abi::MAX_LANES {
-            return Err(Error::new(
-                ErrorKind::Limit,
-                format!("a socket has at most {} lanes", abi::MAX_LANES),
-            ));
-        }
         let taken = |slot: &Slot| {
             self.lanes.iter().any(|lane| lane.slot == *slot)
                 || self.parked.iter().any(|(other, _)| other == slot)
         };
         let free = (0..abi::MAX_LANES as Slot).find(|slot| !taken(slot));
-        free.ok_or_else(|| Error::new(ErrorKind::Limit, "no slot is free"))
+        free.ok_or_else(|| {
+            Error::new(ErrorKind::Limit, format!("a socket has at most {} lanes", abi::MAX_LANES))
+        })
     }
 }
 

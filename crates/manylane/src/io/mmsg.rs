@@ -52,8 +52,6 @@ pub(crate) struct MmsgIo {
     pub(super) queue: SocketQueue,
     recv: MmsgRecv,
     send: SendRing,
-    /// The current receive timeout of the socket.
-    timeout: Option<Duration>,
 }
 
 /// Headers and buffers for `recvmmsg`.
@@ -62,12 +60,34 @@ struct MmsgRecv {
     /// Ancillary data of each message of the last batch; stale for messages without control
     /// messages.
     ancillary: Box<[Ancillary]>,
+    /// The current receive timeout of the socket.
+    timeout: Option<Duration>,
+}
+
+impl MmsgRecv {
+    /// Makes a receive wait for at most `timeout`, and for at least three quarters of it:
+    /// `SO_RCVTIMEO` is kept while it is in between, to save the system call.
+    fn set_timeout(&mut self, socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
+        if self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
+            return Ok(());
+        }
+        // Zero, which is what less than 1 µs rounds to, would block for ever.
+        sock::set_recv_timeout(socket, timeout.max(Duration::from_micros(1)))?;
+        self.timeout = Some(timeout);
+        Ok(())
+    }
 }
 
 impl TakeMessages for MmsgRecv {
     #[inline]
     fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
-        let wait = if wait.is_some() { Wait::First } else { Wait::Never };
+        let wait = match wait {
+            Some(timeout) => {
+                self.set_timeout(lane.fd.as_fd(), timeout)?;
+                Wait::First
+            }
+            None => Wait::Never,
+        };
         let messages = self.ring.recv(lane.fd.as_fd(), wait)?;
         Ok(Messages::Mmsg(&self.ring).parse_ancillary(messages, &mut self.ancillary))
     }
@@ -89,7 +109,7 @@ impl MmsgIo {
         let ring = RecvRing::new(options).map_err(memory)?;
         let ancillary = vec![Ancillary::default(); if control { can.batch } else { 0 }].into();
         let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
-        Ok(Self { queue, recv: MmsgRecv { ring, ancillary }, send, timeout: None })
+        Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send })
     }
 
     /// Receives a batch of queued datagrams.
@@ -98,18 +118,9 @@ impl MmsgIo {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
     }
 
-    /// Blocks in the receive for at most `timeout`. May return up to a quarter early:
-    /// `SO_RCVTIMEO` is kept while it is within a quarter of the wanted value, to save the system
-    /// call.
+    /// Blocks in the receive for at most `timeout`. May return up to a quarter early.
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
-        if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
-            // Zero, which is what less than 1 µs rounds to, would block for ever.
-            let bound = timeout.max(Duration::from_micros(1));
-            sock::set_recv_timeout(self.readiness(), bound)
-                .map_err(|err| Error::system("receive timeout", err))?;
-            self.timeout = Some(timeout);
-        }
         self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
     }
 
@@ -152,6 +163,42 @@ impl MmsgIo {
                 }
                 _ => return,
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::atomic::{AtomicI32, AtomicU8};
+
+    use super::*;
+    use crate::counters::{Cells, LaneId};
+    use crate::lane_shared::OPEN;
+
+    #[test]
+    fn loopback_a_receive_bounds_its_wait_and_saves_calls() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let lane = LaneShared {
+            id: LaneId(0),
+            slot: 0,
+            fd: Arc::new(socket.try_clone().unwrap().into()),
+            cpu: None,
+            cells: Cells::new(),
+            state: AtomicU8::new(OPEN),
+            tid: AtomicI32::new(0),
+            drops_before: 0,
+            steered_before: 0,
+        };
+        let ring = RecvRing::new(RecvOptions { batch: 1, buffer: 64, control: false }).unwrap();
+        let mut recv = MmsgRecv { ring, ancillary: Box::default(), timeout: None };
+        // Whole ticks of every kernel's clock.
+        for (wait, set) in [(Some(400), 400), (None, 400), (Some(500), 400), (Some(300), 300)] {
+            // It is there already: nothing waits.
+            socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+            let taken = recv.take(&lane, wait.map(Duration::from_millis)).unwrap();
+            assert_eq!(taken.messages, 1, "{wait:?}");
+            assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_millis(set)), "{wait:?}");
         }
     }
 }

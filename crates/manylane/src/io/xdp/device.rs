@@ -27,7 +27,7 @@ pub(crate) use super::checks::AttachMode;
 use super::filter_maps::FilterMaps;
 use super::route::{self, LocalState};
 use super::{SocketIndex, checks};
-use crate::error::{EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
+use crate::error::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
 use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
@@ -67,8 +67,8 @@ pub(crate) struct Device {
 }
 
 struct Maps {
-    /// Owns the program and, with it, the link.
-    _program: Ebpf,
+    /// Owns the program and, with it, the link; none once it is detached.
+    program: Option<Ebpf>,
     device: Array<MapData, abi::DeviceBytes>,
     words: abi::DeviceBytes,
     xsks: XskMap<MapData>,
@@ -171,7 +171,7 @@ impl Device {
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
         let mut maps = Maps {
-            _program: program,
+            program: Some(program),
             device: about,
             words,
             xsks,
@@ -270,6 +270,13 @@ impl Device {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
+    /// Leaves the device: every frame goes to the kernel. Frames in the rings of its queues stay
+    /// there.
+    pub(crate) fn detach(&self) {
+        self.set_gone();
+        self.maps().program = None;
+    }
+
     pub(crate) fn was_open_before(&self) -> bool {
         self.was_open_before
     }
@@ -281,11 +288,11 @@ impl Device {
     /// Reads what changes without an event: the number of its queues, its MAC address. False if it
     /// is gone.
     pub(crate) fn refresh(&self) -> bool {
-        let there = !self.is_gone() && self.try_refresh().is_ok();
-        if !there {
+        // Other errors, such as a lack of descriptors, are transient.
+        if self.try_refresh().is_err_and(|err| err.raw_os_error() == Some(ENXIO)) {
             self.set_gone();
         }
-        there
+        !self.is_gone()
     }
 
     fn try_refresh(&self) -> io::Result<()> {

@@ -80,7 +80,8 @@ impl Lessor {
         let wanted = addr.ip().to_canonical();
         let (mut is_reached, mut is_late) = (false, false);
         let mut queues = Vec::new();
-        for (place, leased) in self.devices.iter_mut().enumerate() {
+        let in_use = |(_, leased): &(usize, &mut LeasedDevice)| !leased.device.is_gone();
+        for (place, leased) in self.devices.iter_mut().enumerate().filter(in_use) {
             // Each device may receive for a wildcard, but for an address only those that have it.
             let index = leased.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {

@@ -9,6 +9,7 @@
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
+//! | a device is removed, becomes part of another one, or gets parts | the program is detached, and lanes send by their kernel sockets | it is left until the next start |
 //! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_ipc::next_hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it or was killed, its socket was closed, or it sent an invalid message | the port is removed first, then the rings are reclaimed |
 //!
@@ -152,7 +153,8 @@ impl Lessor {
     /// Names of the devices in use.
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
-        self.devices.iter().map(|leased| leased.device.name.as_str()).collect()
+        let in_use = self.devices.iter().filter(|leased| !leased.device.is_gone());
+        in_use.map(|leased| leased.device.name.as_str()).collect()
     }
 
     /// The filter of all sockets that have queues or will have; usable before and during
@@ -198,8 +200,11 @@ impl Lessor {
             }
             self.sample_rings();
             self.reader.refresh();
-            for lease in &mut self.leases {
-                lease.next_hops.update(&mut self.reader);
+            let Self { leases, reader, devices, .. } = &mut self;
+            let is_gone =
+                |index| devices.iter().any(|leased| leased.device.index == index && leased.device.is_gone());
+            for lease in leases {
+                lease.next_hops.update(reader, is_gone);
             }
             self.reclaim();
             if last_check.elapsed() >= SOCKET_CHECK_INTERVAL {
@@ -229,10 +234,21 @@ impl Lessor {
         any
     }
 
-    /// Applies changes of the machine.
+    /// Applies changes of the machine. A device that may no longer be used is left for good;
+    /// programs drain its queues.
     fn resync(&mut self) {
-        for leased in &self.devices {
-            _ = leased.device.refresh();
+        let locals = self.routes.local_state();
+        for LeasedDevice { device, .. } in &self.devices {
+            if device.is_gone() {
+                continue;
+            }
+            let why = match device.check(&locals) {
+                Err(err) => err.to_string(),
+                Ok(()) if !device.refresh() => "it was removed".into(),
+                Ok(()) => continue,
+            };
+            log::warn!("engine xdp: {} is left to the kernel until the next start: {why}", device.name);
+            device.detach();
         }
         self.rebind_all();
     }

@@ -66,12 +66,14 @@ impl LeaseNextHops {
         self.file.as_fd()
     }
 
-    /// Enters requested next hops, and updates changed ones.
-    pub(super) fn update(&mut self, reader: &mut Reader) {
+    /// Enters requested next hops, and updates changed ones. Those by a device that `is_gone` are
+    /// removed.
+    pub(super) fn update(&mut self, reader: &mut Reader, is_gone: impl Fn(u32) -> bool) {
         let Self { table: next_hops, peers, .. } = self;
         next_hops.heartbeat();
-        peers
-            .tick(next_hops, Instant::now(), kernel_source, |source, remote| reader.next_hop(source, remote));
+        peers.tick(next_hops, Instant::now(), kernel_source, |source, remote| {
+            reader.next_hop(source, remote).filter(|next| !is_gone(next.ifindex))
+        });
     }
 }
 

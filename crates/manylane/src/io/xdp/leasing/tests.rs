@@ -10,7 +10,9 @@ use manylane_sys::netns::NetNs;
 use manylane_sys::unix_socket;
 
 use super::Lessor;
-use crate::io::xdp::route::tests::{can_make_namespaces, run, try_ip, wait_until};
+use super::lease::ENODEV;
+use crate::io::xdp::route::tests::{can_make_namespaces, run, skip, try_ip, wait_until};
+use crate::io::xdp::route::xdp_program_id;
 use crate::vlan::Vlan;
 
 /// A namespace with the device `near`.
@@ -22,9 +24,9 @@ fn create_device() -> NetNs {
     ours
 }
 
-/// Requests queues for a socket bound to this port; returns the client's end of the lease, and the
-/// socket.
-fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
+/// Requests queues for a socket bound to this port; returns the client's end of the lease, the
+/// socket, and the answer.
+fn request(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket, Option<Message>) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     let end = unix_socket::socket().unwrap();
     lessor.lease_token.connect(end.as_fd(), Duration::from_secs(20)).unwrap();
@@ -36,9 +38,15 @@ fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
         lessor.find_pending(lessor.last_token).is_some()
     });
     lessor.grant_pending();
-    let Some(Message::Ack(queues)) = Message::receive(end.as_fd(), &mut Fds::default()).unwrap() else {
-        panic!("refused");
-    };
+    let answer = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
+    (end, socket, answer)
+}
+
+/// Leases queues to a socket bound to this port; returns the client's end of the lease, and the
+/// socket.
+fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
+    let (end, socket, answer) = request(lessor, port);
+    let Some(Message::Ack(queues)) = answer else { panic!("{answer:?}") };
     for _ in 0..queues {
         let message = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
         assert!(matches!(message, Some(Message::Queue(_))), "{message:?}");
@@ -105,6 +113,41 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
         let (third, _third) = request_lease(&mut lessor, 7003);
         assert!(!send_command(&mut lessor, 1, &third, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, 0));
+    });
+}
+
+/// The upper device decides about its frames from then on.
+#[test]
+fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
+    const TEST: &str = "netns_a_device_that_becomes_a_part_is_left_to_the_kernel";
+    if !can_make_namespaces(TEST) {
+        return;
+    }
+    let ours = create_device();
+    let kinds = ["bridge", "vrf table 9", "bond"];
+    if !kinds.iter().any(|kind| try_ip(&ours, &format!("link add name upper type {kind}\n"))) {
+        return skip(TEST, "this kernel has no bridges, VRFs and bonds (CONFIG_BRIDGE)");
+    }
+    run(&ours, || {
+        let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let device = std::sync::Arc::clone(&lessor.devices[0].device);
+        let (end, _socket) = request_lease(&mut lessor, 7001);
+        assert!(send_command(&mut lessor, 0, &end, Message::Open));
+        assert!(bound_count(&lessor, 0) > 0 && xdp_program_id(device.index).is_some());
+        lessor.resync();
+        assert_eq!(lessor.devices(), ["near"]);
+        // A bond takes only devices that are down.
+        assert!(try_ip(&ours, "link set near down\nlink set near master upper\nlink set near up\n"));
+        wait_until(|| {
+            lessor.resync();
+            device.is_gone()
+        });
+        wait_until(|| xdp_program_id(device.index).is_none());
+        assert!(lessor.devices().is_empty());
+        // The program may drain its queues and close them as ever, and nobody gets new ones.
+        assert!(send_command(&mut lessor, 0, &end, Message::Close));
+        let (_end, _other, answer) = request(&mut lessor, 7002);
+        assert!(matches!(answer, Some(Message::Refused(ENODEV))), "{answer:?}");
     });
 }
 
