@@ -125,15 +125,15 @@ impl FrameAllocator {
             quota: (0, 0),
         };
         let (maps, anchor) = kernel.unzip();
-        let pool = Self {
+        let allocator = Self {
             inner: CachePadded(Mutex::new(inner)),
             _maps: maps,
             umem_socket: anchor,
             multi_buffer: false,
             frames,
         };
-        pool.lock().refill();
-        pool
+        allocator.lock().refill();
+        allocator
     }
 
     /// Takes the lock for all operations that need it.
@@ -197,17 +197,17 @@ impl AllocatorGuard<'_> {
     /// take them.
     pub(super) fn leave(
         &mut self,
-        me: MemberId,
+        member: MemberId,
         rx: &mut Consumer<xdp_desc>,
         tx: &mut Producer<xdp_desc>,
         asked: bool,
     ) {
         let frames = self.frames;
         for kind in [FrameState::Cached, FrameState::Held, FrameState::HeldSent, FrameState::Allocated] {
-            frames.in_state(kind, Some(me)).for_each(|frame| self.release(frame));
+            frames.in_state(kind, Some(member)).for_each(|frame| self.release(frame));
         }
-        for frame in frames.in_state(FrameState::HeldSending, Some(me)) {
-            frames.set_state(frame, StateWord::new(FrameState::Sending, me));
+        for frame in frames.in_state(FrameState::HeldSending, Some(member)) {
+            frames.set_state(frame, StateWord::new(FrameState::Sending, member));
         }
         // Reclaim first: the kernel may have dropped a packet, which completes it, without
         // advancing in the ring.
@@ -215,7 +215,7 @@ impl AllocatorGuard<'_> {
         for desc in tx.unconsumed(asked) {
             let frame = self.frames.frame_of(desc.addr);
             if let Some(frame) =
-                frame.filter(|&frame| self.frames.state(frame) == StateWord::new(FrameState::Sending, me))
+                frame.filter(|&frame| self.frames.state(frame) == StateWord::new(FrameState::Sending, member))
             {
                 self.release(frame);
             }
@@ -227,8 +227,8 @@ impl AllocatorGuard<'_> {
             }
         }
         rx.release();
-        let still = self.frames.in_state(FrameState::Sending, Some(me)).count() as u32;
-        if let Some(account) = self.inner.slots.get_mut(usize::from(me)) {
+        let still = self.frames.in_state(FrameState::Sending, Some(member)).count() as u32;
+        if let Some(account) = self.inner.slots.get_mut(usize::from(member)) {
             let before = account.granted;
             *account = MemberSlot { is_open: false, granted: still, ring: 0 };
             self.inner.granted = (self.inner.granted + still).saturating_sub(before);
@@ -282,14 +282,14 @@ impl AllocatorGuard<'_> {
     /// Filling to held, for one received packet in one frame. None, and counted, if it is invalid;
     /// the frame is freed if it was the kernel's.
     #[inline]
-    pub(super) fn hold(&mut self, me: MemberId, desc: &xdp_desc) -> Option<Packet> {
+    pub(super) fn hold(&mut self, member: MemberId, desc: &xdp_desc) -> Option<Packet> {
         let frame = self.accept_desc(desc)?;
         let Some(packet) = self.frames.packet(frame, desc) else {
             self.inner.invalid += 1;
             self.release(frame);
             return None;
         };
-        self.frames.set_state(frame, StateWord::new(FrameState::Held, me));
+        self.frames.set_state(frame, StateWord::new(FrameState::Held, member));
         Some(packet)
     }
 
@@ -308,7 +308,7 @@ impl AllocatorGuard<'_> {
     /// Held to free (to filling at once, if the kernel lacks frames), or to sending if it is still
     /// being sent.
     #[inline]
-    pub(super) fn release_held(&mut self, me: MemberId, frame: u32) {
+    pub(super) fn release_held(&mut self, member: MemberId, frame: u32) {
         match self.frames.state(frame).state() {
             FrameState::Held | FrameState::HeldSent => {
                 let inner = &mut *self.inner;
@@ -320,7 +320,9 @@ impl AllocatorGuard<'_> {
                 }
             }
             // Its credit has been in use since it was put into the ring.
-            FrameState::HeldSending => self.frames.set_state(frame, StateWord::new(FrameState::Sending, me)),
+            FrameState::HeldSending => {
+                self.frames.set_state(frame, StateWord::new(FrameState::Sending, member))
+            }
             FrameState::Free
             | FrameState::Filling
             | FrameState::Cached
@@ -331,10 +333,10 @@ impl AllocatorGuard<'_> {
 
     /// Grants up to `wanted` credits.
     #[inline]
-    fn grant(&mut self, me: MemberId, wanted: u32) -> u32 {
+    fn grant(&mut self, member: MemberId, wanted: u32) -> u32 {
         let (outgoing, quota) = self.inner.quota;
         let inner = &mut *self.inner;
-        let Some(account) = inner.slots.get_mut(usize::from(me)) else { return 0 };
+        let Some(account) = inner.slots.get_mut(usize::from(member)) else { return 0 };
         let own = quota.saturating_sub(account.granted);
         let granted = wanted.min(own).min(outgoing.saturating_sub(inner.granted));
         account.granted += granted;
@@ -345,8 +347,8 @@ impl AllocatorGuard<'_> {
     /// True if there is nothing to do for a member: the kernel has all frames that it should have,
     /// and all the member's credits are in its cache, so none will return.
     #[inline]
-    pub(super) fn is_idle(&self, me: MemberId, cache: &FrameCache) -> bool {
-        let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
+    pub(super) fn is_idle(&self, member: MemberId, cache: &FrameCache) -> bool {
+        let granted = self.inner.slots.get(usize::from(member)).map_or(0, |account| account.granted);
         self.inner.filling >= self.inner.fill_target
             && granted as usize == cache.credits as usize + cache.frames.len()
     }
@@ -363,42 +365,42 @@ impl AllocatorGuard<'_> {
     /// Provides what the batch that begins will need, assuming that it is like the previous one: a
     /// batch of up to `batch` packets.
     #[inline]
-    pub(super) fn refill_cache(&mut self, me: MemberId, cache: &mut FrameCache, batch: usize) {
+    pub(super) fn refill_cache(&mut self, member: MemberId, cache: &mut FrameCache, batch: usize) {
         let frames = cache.allocated.min(cache.frames.capacity() as u32);
-        self.fill_cache(me, cache, batch as u32, frames);
+        self.fill_cache(member, cache, batch as u32, frames);
         (cache.allocated, cache.is_exhausted) = (0, false);
     }
 
     /// Fills a cache up to this many credits and frames. A cache with more keeps them, unless the
     /// share of each member has shrunk: then it returns the excess.
     #[inline]
-    pub(super) fn fill_cache(&mut self, me: MemberId, cache: &mut FrameCache, credits: u32, frames: u32) {
+    pub(super) fn fill_cache(&mut self, member: MemberId, cache: &mut FrameCache, credits: u32, frames: u32) {
         if cache.credits < credits {
-            cache.credits += self.grant(me, credits - cache.credits);
+            cache.credits += self.grant(member, credits - cache.credits);
         }
         for _ in cache.frames.len()..frames as usize {
-            if self.inner.free.is_empty() || (cache.credits == 0 && self.grant(me, 1) == 0) {
+            if self.inner.free.is_empty() || (cache.credits == 0 && self.grant(member, 1) == 0) {
                 break;
             }
             cache.credits = cache.credits.saturating_sub(1);
             let Some(frame) = self.inner.free.pop() else { break };
-            self.frames.set_state(frame, StateWord::new(FrameState::Cached, me));
+            self.frames.set_state(frame, StateWord::new(FrameState::Cached, member));
             cache.frames.push(frame);
         }
         let (_, quota) = self.inner.quota;
-        let granted = self.inner.slots.get(usize::from(me)).map_or(0, |account| account.granted);
+        let granted = self.inner.slots.get(usize::from(member)).map_or(0, |account| account.granted);
         if granted > quota {
-            self.trim_cache(me, cache, granted - quota);
+            self.trim_cache(member, cache, granted - quota);
         }
     }
 
     /// Returns `count` credits or frames of a cache, as far as it has them.
-    fn trim_cache(&mut self, me: MemberId, cache: &mut FrameCache, count: u32) {
+    fn trim_cache(&mut self, member: MemberId, cache: &mut FrameCache, count: u32) {
         let credits = count.min(cache.credits);
         cache.credits -= credits;
         let frames = (count - credits).min(cache.frames.len() as u32);
         self.release_cached(cache, frames);
-        self.return_credits(me, credits + frames);
+        self.return_credits(member, credits + frames);
     }
 
     /// Frees the newest `count` cached frames; the caller keeps their credits.

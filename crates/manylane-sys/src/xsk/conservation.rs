@@ -175,7 +175,7 @@ impl World<'_> {
     }
 
     /// Executes an action in the batch of `me`, which sends through `sender`.
-    fn act(&mut self, act: &Act, me: &mut MemberView<'_>, sender: &mut Sender<'_>) {
+    fn act(&mut self, act: &Act, view: &mut MemberView<'_>, sender: &mut Sender<'_>) {
         match *act {
             Act::Arrive { member, .. }
             | Act::ArriveInvalid { member, .. }
@@ -184,17 +184,17 @@ impl World<'_> {
                 let at = member % (self.members.len() + 1);
                 let (number, assembles, mut arrived) = match self.members.get_mut(at) {
                     Some(other) => (other.number, other.linearizes, std::mem::take(&mut other.arrived)),
-                    None => (me.number, me.linearizes, std::mem::take(me.arrived)),
+                    None => (view.number, view.linearizes, std::mem::take(view.arrived)),
                 };
                 self.inject(act, number, assembles, &mut arrived);
                 match self.members.get_mut(at) {
                     Some(other) => other.arrived = arrived,
-                    None => *me.arrived = arrived,
+                    None => *view.arrived = arrived,
                 }
             }
-            Act::SendInPlace { packet, payload } if !me.batch.is_empty() => {
-                let i = packet % me.batch.len();
-                let (bytes, at) = &me.batch[i];
+            Act::SendInPlace { packet, payload } if !view.batch.is_empty() => {
+                let i = packet % view.batch.len();
+                let (bytes, at) = &view.batch[i];
                 let was_sent = sender.is_sent(i);
                 let header = self.pattern(*at);
                 let can_be_sent = !was_sent && !sender.is_multi_buffer(i);
@@ -206,28 +206,28 @@ impl World<'_> {
                 let len = payload % (bytes.len() - at + 1);
                 if sender.send_in_place(i, len) {
                     assert!(!was_sent && sender.is_sent(i) && !sender.is_multi_buffer(i));
-                    me.sent.push([&header[..], &bytes[*at..at + len]].concat());
+                    view.sent.push([&header[..], &bytes[*at..at + len]].concat());
                 } else {
                     assert_eq!(sender.is_sent(i), was_sent);
                 }
             }
-            Act::Alloc => me.tx_frames.extend(sender.alloc()),
-            Act::SendFrame { which, len } if !me.tx_frames.is_empty() => {
-                let mut fresh = me.tx_frames.swap_remove(which % me.tx_frames.len());
+            Act::Alloc => view.tx_frames.extend(sender.alloc()),
+            Act::SendFrame { which, len } if !view.tx_frames.is_empty() => {
+                let mut fresh = view.tx_frames.swap_remove(which % view.tx_frames.len());
                 let bytes = self.pattern(len);
                 sender.frame_mut(&mut fresh)[..len].copy_from_slice(&bytes);
                 match sender.send_frame(fresh, len) {
-                    Ok(()) => me.sent.push(bytes),
-                    Err(fresh) => me.tx_frames.push(fresh),
+                    Ok(()) => view.sent.push(bytes),
+                    Err(fresh) => view.tx_frames.push(fresh),
                 }
             }
-            Act::Free { which } if !me.tx_frames.is_empty() => {
-                sender.free(me.tx_frames.swap_remove(which % me.tx_frames.len()));
+            Act::Free { which } if !view.tx_frames.is_empty() => {
+                sender.free(view.tx_frames.swap_remove(which % view.tx_frames.len()));
             }
             Act::Flush { budget } => {
                 self.mock.budget.set(budget);
                 let left = sender.flush().unwrap();
-                assert_eq!(self.sent_by(me.number).len() + left, me.sent.len());
+                assert_eq!(self.sent_by(view.number).len() + left, view.sent.len());
             }
             Act::Complete { which } => self.mock.kernel.borrow_mut().complete(which),
             Act::SendInPlace { .. } | Act::SendFrame { .. } | Act::Free { .. } => {}
@@ -263,40 +263,40 @@ impl World<'_> {
 
     /// One batch of a member, from its beginning until the next one may begin.
     fn round(&mut self, member: usize, arrive: &[usize], most: usize, acts: &[Act]) {
-        let mut me = self.members.remove(member % self.members.len());
+        let mut view = self.members.remove(member % self.members.len());
         for &len in arrive {
-            self.arrive(me.number, me.linearizes, len, &mut me.arrived);
+            self.arrive(view.number, view.linearizes, len, &mut view.arrived);
         }
-        let wanted = most.min(me.member.batch_max());
-        let looked = wanted.min(me.arrived.len());
-        let came: Vec<_> = me.arrived.drain(..looked).collect();
+        let wanted = most.min(view.member.batch_max());
+        let looked = wanted.min(view.arrived.len());
+        let came: Vec<_> = view.arrived.drain(..looked).collect();
         let came: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
         self.invalid += (looked - came.len()) as u64;
-        assert_eq!(me.member.receive(most), came.len());
+        assert_eq!(view.member.receive(most), came.len());
         let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
-        me.batch =
+        view.batch =
             came.into_iter().map(|packet| (at(&packet), packet)).map(|(at, packet)| (packet, at)).collect();
-        for (i, (packet, at)) in me.batch.iter().enumerate() {
-            assert_eq!(me.member.packet(i), packet);
-            me.member.set_payload(i, *at, packet.len() - at);
+        for (i, (packet, at)) in view.batch.iter().enumerate() {
+            assert_eq!(view.member.packet(i), packet);
+            view.member.set_payload(i, *at, packet.len() - at);
         }
-        let (payloads, mut sender) = me.member.split();
-        let borrowed: Vec<&[u8]> = (0..me.batch.len()).map(|i| payloads.payload(i)).collect();
+        let (payloads, mut sender) = view.member.split();
+        let borrowed: Vec<&[u8]> = (0..view.batch.len()).map(|i| payloads.payload(i)).collect();
         let mut parts = MemberView {
-            number: me.number,
-            linearizes: me.linearizes,
-            arrived: &mut me.arrived,
-            batch: &me.batch,
-            tx_frames: &mut me.tx_frames,
-            sent: &mut me.sent,
+            number: view.number,
+            linearizes: view.linearizes,
+            arrived: &mut view.arrived,
+            batch: &view.batch,
+            tx_frames: &mut view.tx_frames,
+            sent: &mut view.sent,
         };
         for act in acts {
             self.act(act, &mut parts, &mut sender);
-            for (i, (packet, at)) in me.batch.iter().enumerate() {
+            for (i, (packet, at)) in view.batch.iter().enumerate() {
                 assert_eq!(borrowed[i], &packet[*at..], "payload {i} changed");
             }
         }
-        self.members.push(me);
+        self.members.push(view);
         self.audit();
     }
 
@@ -319,8 +319,8 @@ impl World<'_> {
     /// Checks that every frame is in the expected state, and that batches have not changed.
     fn audit(&self) {
         let frames = &self.mock.allocator.frames;
-        let purses: Vec<_> = self.members.iter().map(|member| member.member.cache()).collect();
-        self.mock.allocator.lock().audit(&purses);
+        let caches: Vec<_> = self.members.iter().map(|member| member.member.cache()).collect();
+        self.mock.allocator.lock().audit(&caches);
         let of = |kind| frames.in_state(kind, None).collect::<Vec<u32>>();
         let mut queued = 0;
         for member in &self.members {

@@ -86,7 +86,7 @@ impl Linearizer {
     #[cold]
     pub(super) fn linearize(
         &mut self,
-        me: MemberId,
+        member: MemberId,
         first: xdp_desc,
         rx: &mut Consumer<xdp_desc>,
         locked: &mut AllocatorGuard<'_>,
@@ -127,14 +127,14 @@ impl Linearizer {
         let (before, mut to) = (self.copies.len(), start);
         for piece in pieces {
             // `hold` counts invalid fragments.
-            if let Some(from) = locked.hold(me, piece) {
+            if let Some(from) = locked.hold(member, piece) {
                 self.copies.push(PendingCopy { src: from, dst: to });
                 to = to.wrapping_add(from.len as usize);
             }
         }
         if self.copies.len() - before < count {
             for part in self.copies.drain(before..) {
-                locked.release_held(me, part.src.frame);
+                locked.release_held(member, part.src.frame);
             }
             locked.refill();
             return Linearized::Discarded;
@@ -161,7 +161,7 @@ impl Linearizer {
 
     /// Copies the fragments of the batch, and frees their frames.
     #[cold]
-    pub(super) fn finish(&mut self, me: MemberId, pool: &FrameAllocator) {
+    pub(super) fn finish(&mut self, member: MemberId, allocator: &FrameAllocator) {
         for PendingCopy { src: from, dst: to } in &self.copies {
             // SAFETY: a fragment is initialised memory of a frame that this batch holds (see
             // `Packet`), and `to` is in the buffer, where `linearize` has reserved room for all
@@ -169,9 +169,9 @@ impl Linearizer {
             // borrowed mutably, and frames and buffer are two mappings.
             unsafe { to.copy_from_nonoverlapping(from.start.cast_const(), from.len as usize) };
         }
-        let mut locked = pool.lock();
+        let mut locked = allocator.lock();
         for part in self.copies.drain(..) {
-            locked.release_held(me, part.src.frame);
+            locked.release_held(member, part.src.frame);
         }
         locked.refill();
     }

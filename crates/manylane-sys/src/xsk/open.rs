@@ -134,11 +134,11 @@ impl Queue {
         let frames = Frames::new(memory, options.frames, options.frame_size, room);
         // Filled before it is bound: with zero copy the device takes frames at once.
         let anchor = UmemSocket { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
-        let mut pool = FrameAllocator::new(rings, Some((maps, anchor)), frames, options.ring);
-        if let Some(anchor) = &pool.umem_socket {
-            pool.multi_buffer = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
+        let mut allocator = FrameAllocator::new(rings, Some((maps, anchor)), frames, options.ring);
+        if let Some(anchor) = &allocator.umem_socket {
+            allocator.multi_buffer = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
         }
-        Self::add_member(Arc::new(pool), options, socket, member)
+        Self::add_member(Arc::new(allocator), options, socket, member)
     }
 
     /// Joins a queue that others of this process have open: one more socket for the same queue of
@@ -161,10 +161,10 @@ impl Queue {
     pub fn join(share: &WeakQueue, options: &QueueOptions) -> Result<Self, OpenError> {
         check_options(options).map_err(Step::Options.failed())?;
         let gone = "no socket has the queue any more: open it anew";
-        let pool =
+        let allocator =
             share.allocator.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
         let (socket, member) = Self::open_socket(options)?;
-        Self::add_member(pool, options, socket, member)
+        Self::add_member(allocator, options, socket, member)
     }
 
     /// An unbound socket, and its rings.
@@ -177,24 +177,28 @@ impl Queue {
 
     /// Makes a socket a member.
     fn add_member(
-        pool: Arc<FrameAllocator>,
+        allocator: Arc<FrameAllocator>,
         options: &QueueOptions,
         mut socket: Socket,
         rings: MemberRings,
     ) -> Result<Self, OpenError> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
         let same = |anchor: &&UmemSocket| (anchor.ifindex, anchor.queue) == (options.ifindex, options.queue);
-        let anchor =
-            pool.umem_socket.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
+        let anchor = allocator
+            .umem_socket
+            .as_ref()
+            .filter(same)
+            .ok_or_else(invalid)
+            .map_err(Step::Options.failed())?;
         socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
         let full = || io::Error::other("the queue has as many members as there are numbers for");
         let assembly =
-            if pool.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
+            if allocator.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
         let assembly = assembly.map_err(Step::Memory.failed())?;
         // With zero copy the driver would have to report whether it supports checksums; in copy
         // mode, the kernel computes those that the device does not.
-        let checksums = pool.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
-        Self::new(Arc::clone(&pool), rings, socket, options, assembly, checksums)
+        let checksums = allocator.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
+        Self::new(Arc::clone(&allocator), rings, socket, options, assembly, checksums)
             .ok_or_else(full)
             .map_err(Step::Join.failed())
     }

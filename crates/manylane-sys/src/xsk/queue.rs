@@ -63,7 +63,7 @@ const _: () = assert!(std::mem::offset_of!(Queue, has_payloads) < 64);
 impl<W: RingWakeup> Queue<W> {
     /// A new member of an allocator; the options were checked. None if it has too many.
     pub(super) fn new(
-        pool: Arc<FrameAllocator>,
+        allocator: Arc<FrameAllocator>,
         rings: MemberRings,
         wakeup: W,
         options: &QueueOptions,
@@ -71,7 +71,7 @@ impl<W: RingWakeup> Queue<W> {
         checksums: bool,
     ) -> Option<Self> {
         let MemberRings { rx, tx, maps } = rings;
-        let me = pool.lock().join(rx.entries())?;
+        let member = allocator.lock().join(rx.entries())?;
         Some(Self {
             rx,
             idle_skips: 0,
@@ -82,7 +82,7 @@ impl<W: RingWakeup> Queue<W> {
             linearizer,
             wakeup,
             _maps: maps,
-            tx_queue: TxQueue::new(pool, me, tx, options.batch, checksums),
+            tx_queue: TxQueue::new(allocator, member, tx, options.batch, checksums),
         })
     }
 
@@ -99,29 +99,29 @@ impl<W: RingWakeup> Queue<W> {
         // Not read before the next `split`, which finds payloads first.
         self.has_payloads = false;
         self.headers_written.set(0);
-        let bell = &self.wakeup;
-        let TxQueue { allocator: pool, member: me, cache: purse, .. } = &mut self.tx_queue;
-        let (pool, me) = (Arc::as_ref(pool), *me);
-        let mut locked = pool.lock();
+        let wakeup = &self.wakeup;
+        let TxQueue { allocator, member, cache, .. } = &mut self.tx_queue;
+        let (allocator, member) = (Arc::as_ref(allocator), *member);
+        let mut locked = allocator.lock();
         // Reclaim first: most of the sent frames belong to this batch, and return to the kernel
         // with the others.
         locked.reap();
-        locked.end_batch(me, &self.batch[..self.len]);
+        locked.end_batch(member, &self.batch[..self.len]);
         self.len = 0;
         self.linearizer.clear();
         locked.refill();
-        let wake = bell.is_zero_copy() && locked.needs_wakeup() == Some(true)
-            || bell.is_busy_polling() && self.rx.is_empty();
+        let wake = wakeup.is_zero_copy() && locked.needs_wakeup() == Some(true)
+            || wakeup.is_busy_polling() && self.rx.is_empty();
         if wake {
             drop(locked);
-            bell.receive();
-            locked = pool.lock();
+            wakeup.receive();
+            locked = allocator.lock();
         }
         let mut budget = most.min(self.batch.len());
         while budget > 0 {
             if !self.linearizer.is_skipping() {
                 let room = &mut self.batch[self.len..self.len + budget];
-                let held = locked.hold_batch(me, &mut self.rx, room);
+                let held = locked.hold_batch(member, &mut self.rx, room);
                 self.len += held;
                 budget -= held;
                 if budget == 0 {
@@ -131,9 +131,9 @@ impl<W: RingWakeup> Queue<W> {
             budget -= 1;
             let Some(desc) = self.rx.pop() else { break };
             let packet = if desc.options == 0 && !self.linearizer.is_skipping() {
-                locked.hold(me, &desc)
+                locked.hold(member, &desc)
             } else {
-                match self.linearizer.linearize(me, desc, &mut self.rx, &mut locked) {
+                match self.linearizer.linearize(member, desc, &mut self.rx, &mut locked) {
                     Linearized::Packet(packet) => Some(packet),
                     Linearized::Discarded => None,
                     Linearized::Deferred => break,
@@ -145,14 +145,14 @@ impl<W: RingWakeup> Queue<W> {
             }
         }
         self.rx.release();
-        locked.refill_cache(me, purse, self.batch.len());
+        locked.refill_cache(member, cache, self.batch.len());
         // A kernel that works only when notified is notified each time.
-        let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
-        let is_quiet = self.len == 0 && !is_asked && locked.is_idle(me, purse);
+        let is_asked = wakeup.is_zero_copy() || wakeup.is_busy_polling();
+        let is_quiet = self.len == 0 && !is_asked && locked.is_idle(member, cache);
         drop(locked);
         self.idle_skips = if is_quiet { IDLE_SKIPS_MAX } else { 0 };
         if self.linearizer.has_copies() {
-            self.linearizer.finish(me, pool);
+            self.linearizer.finish(member, allocator);
         }
         self.len
     }
@@ -307,8 +307,8 @@ impl<W: RingWakeup> Drop for Queue<W> {
     fn drop(&mut self) {
         // Queued packets are sent if possible; the others are reclaimed.
         let _ = self.tx_queue.flush(&self.wakeup);
-        let TxQueue { allocator: pool, member: me, tx, .. } = &mut self.tx_queue;
-        pool.lock().leave(*me, &mut self.rx, tx, !self.wakeup.is_zero_copy());
+        let TxQueue { allocator, member, tx, .. } = &mut self.tx_queue;
+        allocator.lock().leave(*member, &mut self.rx, tx, !self.wakeup.is_zero_copy());
     }
 }
 

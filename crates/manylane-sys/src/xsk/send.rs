@@ -111,8 +111,8 @@ pub struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    pub(super) fn new(payloads: Payloads<'a>, out: &'a mut TxQueue, bell: &'a dyn RingWakeup) -> Self {
-        Self { payloads, tx_queue: out, wakeup: bell }
+    pub(super) fn new(payloads: Payloads<'a>, out: &'a mut TxQueue, wakeup: &'a dyn RingWakeup) -> Self {
+        Self { payloads, tx_queue: out, wakeup }
     }
 
     /// The header of packet `i` if the packet can be sent in place

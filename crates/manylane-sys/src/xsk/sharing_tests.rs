@@ -283,7 +283,7 @@ fn members_on_several_threads_share_the_frames() {
     let options = QueueOptions { ..options(64, 16, 16, batch) };
     let mock = mock::kernel(options, 0);
     let [first, second] = [(); 2].map(|()| mock.join_with(Silent, &options, Linearizer::disabled()));
-    let pool = std::sync::Arc::clone(&mock.allocator);
+    let allocator = std::sync::Arc::clone(&mock.allocator);
     // The mock, on this thread, keeps the memory of the rings; the members' ends move to other
     // threads.
     let kernel = &mut *mock.kernel.borrow_mut();
@@ -353,15 +353,15 @@ fn members_on_several_threads_share_the_frames() {
         threads.map(|thread| thread.join().unwrap())
     });
     // Drain everything.
-    while pool.frame_counts().sending > 0 {
+    while allocator.frame_counts().sending > 0 {
         for (number, core) in cores.iter_mut().enumerate() {
             kernel.send(number, usize::MAX);
             (0..64).for_each(|at| kernel.complete(at));
             core.receive(batch);
         }
     }
-    let census = pool.frame_counts();
+    let census = allocator.frame_counts();
     assert_eq!((census.total(), census.held, census.allocated, census.invalid), (64, 0, 0, 0));
-    let purses: Vec<_> = cores.iter().map(Queue::cache).collect();
-    pool.lock().audit(&purses);
+    let caches: Vec<_> = cores.iter().map(Queue::cache).collect();
+    allocator.lock().audit(&caches);
 }

@@ -37,16 +37,16 @@ impl TxQueue {
     /// For a member with batches of this many packets. `checksums` only if frames have room for
     /// metadata.
     pub(super) fn new(
-        pool: Arc<FrameAllocator>,
-        me: MemberId,
+        allocator: Arc<FrameAllocator>,
+        member: MemberId,
         tx: Producer<xdp_desc>,
         batch: usize,
         checksums: bool,
     ) -> Self {
         let supply = Vec::with_capacity(batch.max(CREDIT_BATCH as usize));
-        let purse = FrameCache { frames: supply, ..FrameCache::default() };
-        let checksums = checksums && pool.frames.tx_metadata_len() == METADATA_LEN;
-        Self { allocator: pool, member: me, tx, cache: purse, has_csum_offload: checksums }
+        let cache = FrameCache { frames: supply, ..FrameCache::default() };
+        let checksums = checksums && allocator.frames.tx_metadata_len() == METADATA_LEN;
+        Self { allocator, member, tx, cache, has_csum_offload: checksums }
     }
 
     /// Requests credits, or frames with their credits, from the allocator.
@@ -214,16 +214,16 @@ impl TxQueue {
     }
 
     /// See [`Sender::flush`](super::Sender::flush).
-    pub(super) fn flush(&mut self, bell: &dyn RingWakeup) -> io::Result<usize> {
+    pub(super) fn flush(&mut self, wakeup: &dyn RingWakeup) -> io::Result<usize> {
         self.cache.is_exhausted = false;
         self.tx.publish();
         let mut left = self.tx.pending();
         if left == 0 {
             return Ok(0);
         }
-        if bell.is_zero_copy() {
-            if bell.is_busy_polling() || self.tx.needs_wakeup().unwrap_or(true) {
-                bell.send()?;
+        if wakeup.is_zero_copy() {
+            if wakeup.is_busy_polling() || self.tx.needs_wakeup().unwrap_or(true) {
+                wakeup.send()?;
             }
             return Ok(self.tx.pending() as usize);
         }
@@ -231,7 +231,7 @@ impl TxQueue {
         // bounded.
         let mut idle = 0;
         for _ in 0..left + IDLE_KICKS_MAX {
-            let kick = bell.send()?;
+            let kick = wakeup.send()?;
             let before = std::mem::replace(&mut left, self.tx.pending());
             match kick {
                 KickOutcome::Accepted if left == before => {

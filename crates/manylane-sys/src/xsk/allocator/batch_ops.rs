@@ -87,10 +87,10 @@ impl AllocatorGuard<'_> {
     /// those that were not sent, and those that were sent and reclaimed. The remaining ones, from
     /// the first other frame on, go through [`release_held`](Self::release_held).
     #[inline]
-    pub(in crate::xsk) fn end_batch(&mut self, me: MemberId, batch: &[Packet]) {
+    pub(in crate::xsk) fn end_batch(&mut self, member: MemberId, batch: &[Packet]) {
         let (frames, inner) = (self.frames, &mut *self.inner);
         let lacking = inner.fill_target.saturating_sub(inner.filling) as usize;
-        let (frames, held) = (frames.batch_frames(), StateWord::new(FrameState::Held, me));
+        let (frames, held) = (frames.batch_frames(), StateWord::new(FrameState::Held, member));
         let usual = &batch[..batch.len().min(lacking)];
         // Each frame that the kernel has to receive into was in the ring once. Each frame in an RX
         // ring was taken out of it before the kernel reported the packet.
@@ -98,7 +98,7 @@ impl AllocatorGuard<'_> {
         let back = inner.fill.push_from(usual, |packet| frames.refill(packet.frame, held));
         inner.filling += back;
         for packet in &batch[back as usize..] {
-            self.release_held(me, packet.frame);
+            self.release_held(member, packet.frame);
         }
     }
 
@@ -107,12 +107,12 @@ impl AllocatorGuard<'_> {
     #[inline]
     pub(in crate::xsk) fn hold_batch(
         &mut self,
-        me: MemberId,
+        member: MemberId,
         rx: &mut Consumer<xdp_desc>,
         batch: &mut [Packet],
     ) -> usize {
         let frames = self.frames.batch_frames();
-        let held = StateWord::new(FrameState::Held, me);
+        let held = StateWord::new(FrameState::Held, member);
         let taken = rx.pop_into(batch, |desc, packet| {
             let is_taken = desc.options == 0 && frames.accept_desc(&desc, held, packet);
             if is_taken {
