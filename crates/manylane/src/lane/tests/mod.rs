@@ -31,7 +31,7 @@ fn lane_with(sim: &Arc<Sim>, change: impl FnOnce(&mut Builder)) -> Lane {
     let steer = Steer::new(Steering::Flow, SteeringBackend::Kernel, false).unwrap();
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer, sim.clone()));
     let no_socket = File::open("/dev/null").unwrap().into();
-    let (LaneParts { lane_shared, io }, admitted) = shared.add_first(no_socket).unwrap();
+    let (LaneParts { lane_shared, io }, admitted) = shared.add_open(no_socket).unwrap();
     admitted.unwrap();
     Lane::new(shared, lane_shared, io)
 }
