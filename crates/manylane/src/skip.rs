@@ -3,6 +3,15 @@
 use std::fs::OpenOptions;
 use std::io::Write as _;
 
+use crate::io::uring;
+
+/// True if io_uring is available. Reports the skip of test `name` if not.
+pub(crate) fn need_uring(name: &str) -> bool {
+    let Err(err) = uring::probe() else { return true };
+    write(&format!("SKIP {name}: no io_uring: {err} (forced by this kernel)\n"));
+    false
+}
+
 /// Reports the skip of test `name`, which any machine can be set up for.
 pub(crate) fn report(name: &str, why: &str) {
     write(&format!("SKIP {name}: {why}\n"));
