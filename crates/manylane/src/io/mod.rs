@@ -241,6 +241,8 @@ impl Io {
         match self {
             Self::Xdp(xdp) => xdp.is_within_round(),
             #[cfg(test)]
+            Self::Sim(sim) => sim.is_within_round(),
+            #[cfg(test)]
             Self::Faulty(faulty) => faulty.engine.is_within_round(),
             _ => false,
         }

@@ -181,6 +181,13 @@ impl SimIo {
         network.advance(period - Duration::from_nanos(into as u64));
     }
 
+    pub(super) fn is_within_round(&mut self) -> bool {
+        let mut network = self.network();
+        let is_within = network.round > 0;
+        network.round = network.round.saturating_sub(1);
+        is_within
+    }
+
     pub(super) fn now(&self) -> Instant {
         self.network().clock()
     }

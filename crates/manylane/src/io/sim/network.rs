@@ -41,6 +41,8 @@ pub(crate) struct Network {
     /// Datagrams that the lane has refused, and those that found the queue full.
     pub(crate) lost: u64,
     pub(crate) dropped: u64,
+    /// Queues that the lane would still have to serve in its round, if it had more than one.
+    pub(crate) round: usize,
     /// The lane takes no more packets.
     has_left: bool,
     /// What the lane has sent.
@@ -57,6 +59,7 @@ impl Network {
             queue_max: usize::MAX,
             lost: 0,
             dropped: 0,
+            round: 0,
             has_left: false,
             sent: Vec::new(),
         }

@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd as _;
 
 use super::*;
+use crate::DropPolicy;
 
 #[test]
 fn each_datagram_is_delivered_or_counted_and_order_is_kept() {
@@ -173,6 +174,30 @@ fn delays_make_batches_larger() {
 }
 
 #[test]
+fn a_delay_waits_for_the_end_of_a_round_of_queues() {
+    let sim = Sim::new(1);
+    let delay = 100 * MICROS;
+    let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
+    let mut pauses = lane.pauses();
+    let serve = |lane: &mut Lane, pauses: &mut Pauses, batches| {
+        for _ in 0..batches {
+            send(&sim, 0..1, Duration::ZERO);
+            let taken = lane.recv_serving(pauses, HOUR).unwrap();
+            lane.pause_after(pauses, taken.messages);
+        }
+        now(&sim)
+    };
+    assert_eq!(serve(&mut lane, &mut pauses, 15), Duration::ZERO);
+    // A delay is due after the sixteenth batch, but two other queues have frames.
+    sim.network().round = 2;
+    assert_eq!(serve(&mut lane, &mut pauses, 2), Duration::ZERO);
+    // While it is owed, the lane does not sleep.
+    assert_eq!(lane.recv_serving(&pauses, HOUR).unwrap().messages, 0);
+    assert_eq!((now(&sim), counters(&lane).sleeps), (Duration::ZERO, 16));
+    assert_eq!(serve(&mut lane, &mut pauses, 1), delay);
+}
+
+#[test]
 fn gro_messages_are_split_and_long_datagrams_are_flagged() {
     let sim = Sim::new(1);
     let mut lane = lane_with(&sim, |builder| _ = builder.ecn(true));
@@ -228,4 +253,34 @@ fn a_failed_receive_loses_nothing() {
     assert!(lane.recv().is_err());
     assert_eq!(lane.recv().unwrap().batch.len(), 3);
     assert_eq!((counters(&lane).recv_errors, counters(&lane).delivered), (1, 3));
+}
+
+#[test]
+fn a_queue_that_is_more_than_half_full_is_dropped_but_for_its_end() {
+    let sim = Sim::new(1);
+    sim.network().queue_max = 40;
+    let mut lane = lane_with(&sim, |builder| _ = builder.drop_policy(DropPolicy::Head));
+    // Twenty are left behind the first batch, then 22.
+    send(&sim, 0..28, Duration::ZERO);
+    assert_eq!(echo_all(&mut lane, MILLIS), (0..28).collect::<Vec<_>>());
+    send(&sim, 0..30, Duration::ZERO);
+    assert_eq!(echo_all(&mut lane, MILLIS), (24..30).collect::<Vec<_>>());
+    let total = close(lane);
+    assert_eq!((total.delivered, total.dropped_stale, total.arrived()), (34, 24, 58));
+}
+
+#[test]
+fn a_lane_that_is_taken_out_refuses_what_comes_later() {
+    let sim = Sim::new(2);
+    let [mut first, second]: [Lane; 2] = lanes_with(&sim, 2, |_| ()).try_into().ok().unwrap();
+    send(&sim, 0..2, Duration::ZERO);
+    send(&sim, 2..5, MILLIS);
+    first.retire().unwrap();
+    assert_eq!(echo_all(&mut first, 10 * MILLIS), [0, 1, 2]);
+    assert_eq!(losses(&sim), (2, 0));
+    let shared = first.shared();
+    drop(first);
+    assert_eq!((shared.counters().lanes.len(), shared.counters().closed.delivered), (1, 3));
+    drop(second);
+    assert_eq!(shared.counters().closed.arrived(), 3);
 }

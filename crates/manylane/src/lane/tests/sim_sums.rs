@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd as _;
 use proptest::prelude::*;
 
 use super::*;
+use crate::DropPolicy;
 
 /// Longest time that the flushes of one batch wait for room in the send buffer.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
@@ -43,11 +44,15 @@ fn policy() -> impl Strategy<Value = WaitPolicy> {
     prop::sample::select(vec![WaitPolicy::Sleep, WaitPolicy::Spin(20 * MICROS), WaitPolicy::Adaptive])
 }
 
+fn drop_policy() -> impl Strategy<Value = DropPolicy> {
+    prop::sample::select(vec![DropPolicy::Tail, DropPolicy::Head])
+}
+
 proptest! {
     #[test]
     fn the_sums_close_whatever_happens(
         (seed, loss, reordering) in (any::<u64>(), 0..500_u64, prop::sample::select(vec![0, 300_u64])),
-        (queue_max, policy) in (1..40_usize, policy()),
+        (queue_max, policy, drops) in (1..40_usize, policy(), drop_policy()),
         steps in prop::collection::vec(step(), 0..60),
     ) {
         let (sim, injector) = sim_with_faults(seed);
@@ -56,7 +61,7 @@ proptest! {
             (rx.loss, rx.reordering, tx.loss, tx.reordering) = (loss, reordering, loss, reordering);
         }
         sim.network().queue_max = queue_max;
-        let mut lane = lane_with(&injector, |builder| _ = builder.wait(policy));
+        let mut lane = lane_with(&injector, |builder| _ = builder.wait(policy).drop_policy(drops));
         let descriptor = lane.as_fd().as_raw_fd();
         let (mut offered, mut next, mut last) = (0_u64, 0_u16, Duration::ZERO);
         let (mut received, mut failed) = (Vec::new(), 0);
