@@ -28,13 +28,20 @@ pub(crate) struct Sent {
     pub(crate) datagrams: u64,
 }
 
+/// A scheduled event.
+enum Event {
+    Arrival(Packet),
+    /// Wakes the lane, as a stop of the socket does.
+    Call(Box<dyn FnOnce() + Send>),
+}
+
 /// The network of one lane, and its clock.
 pub(crate) struct Network {
     start: Instant,
     /// Time since the start.
     pub(crate) now: Duration,
-    /// Packets by the time of their arrival.
-    in_flight: Vec<(Duration, Packet)>,
+    /// Events by their time.
+    events: Vec<(Duration, Event)>,
     pub(super) queue: VecDeque<Packet>,
     /// Packets that the queue holds.
     pub(crate) queue_max: usize,
@@ -54,7 +61,7 @@ impl Network {
         Self {
             start,
             now: Duration::ZERO,
-            in_flight: Vec::new(),
+            events: Vec::new(),
             queue: VecDeque::new(),
             queue_max: usize::MAX,
             lost: 0,
@@ -72,24 +79,32 @@ impl Network {
 
     /// Sends a packet to the lane; it arrives after `delay`.
     pub(crate) fn send(&mut self, packet: Packet, delay: Duration) {
+        self.schedule(Event::Arrival(packet), delay);
+    }
+
+    /// Calls `call` after `delay`, and wakes the lane. It must not use this network.
+    pub(crate) fn call(&mut self, delay: Duration, call: impl FnOnce() + Send + 'static) {
+        self.schedule(Event::Call(Box::new(call)), delay);
+    }
+
+    fn schedule(&mut self, event: Event, delay: Duration) {
         let at = self.now + delay;
-        // Behind all that arrive at the same time, so that order is kept.
-        let place = self.in_flight.partition_point(|(other, _)| *other <= at);
-        self.in_flight.insert(place, (at, packet));
+        // Behind all at the same time, so that order is kept.
+        let place = self.events.partition_point(|(other, _)| *other <= at);
+        self.events.insert(place, (at, event));
         self.advance(Duration::ZERO);
     }
 
-    /// Advances the clock; packets that are due arrive.
+    /// Advances the clock, and runs the events that are due.
     pub(crate) fn advance(&mut self, by: Duration) {
         self.now += by;
-        let due = self.in_flight.partition_point(|(at, _)| *at <= self.now);
-        for (_, packet) in self.in_flight.drain(..due) {
-            if self.has_left {
-                self.lost += packet.datagrams();
-            } else if self.queue.len() < self.queue_max {
-                self.queue.push_back(packet);
-            } else {
-                self.dropped += packet.datagrams();
+        let due = self.events.partition_point(|(at, _)| *at <= self.now);
+        for (_, event) in self.events.drain(..due) {
+            match event {
+                Event::Arrival(packet) if self.has_left => self.lost += packet.datagrams(),
+                Event::Arrival(packet) if self.queue.len() < self.queue_max => self.queue.push_back(packet),
+                Event::Arrival(packet) => self.dropped += packet.datagrams(),
+                Event::Call(call) => call(),
             }
         }
     }
@@ -98,12 +113,16 @@ impl Network {
     /// other lane.
     pub(super) fn leave(&mut self) {
         self.has_left = true;
-        self.lost += self.in_flight.drain(..).map(|(_, packet)| packet.datagrams()).sum::<u64>();
+        for (_, event) in self.events.drain(..) {
+            if let Event::Arrival(packet) = event {
+                self.lost += packet.datagrams();
+            }
+        }
     }
 
-    /// Waits for a packet, for at most `timeout`.
+    /// Waits for a packet or a call, for at most `timeout`.
     pub(super) fn wait_readable(&mut self, timeout: Duration) {
-        let next = self.in_flight.first().map_or(timeout, |(at, _)| at.saturating_sub(self.now));
+        let next = self.events.first().map_or(timeout, |(at, _)| at.saturating_sub(self.now));
         let wait = if self.queue.is_empty() { next.min(timeout) } else { Duration::ZERO };
         self.advance(wait);
     }
