@@ -3,7 +3,7 @@
 //! [`Io`] hides which engine it has. The [`waiter`] decides how it waits.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod waiter;
 
 use std::net::SocketAddr;

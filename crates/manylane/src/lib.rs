@@ -45,6 +45,8 @@ mod placement;
 mod port_owner;
 mod probe;
 mod serve;
+#[cfg(test)]
+mod skip;
 mod socket;
 mod steer;
 mod verify;

@@ -1,5 +1,8 @@
 //! Serving: a pinned thread per lane that runs the application's closure on each batch.
 
+#[cfg(test)]
+mod tests;
+
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -182,10 +182,13 @@ impl Shared {
         self.add(&mut control, slot, Arc::new(fd))
     }
 
-    /// Adds the first lane, with a socket that is bound exclusively or into a group of others.
-    pub(crate) fn add_first(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
+    /// Adds a lane with a socket that is open already: the first one, bound exclusively or into a
+    /// group of others.
+    pub(crate) fn add_open(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
         self.engine.set_options(&self.config, fd.as_fd())?;
-        self.add(&mut self.control(), 0, Arc::new(fd))
+        let mut control = self.control();
+        let slot = control.free_slot()?;
+        self.add(&mut control, slot, Arc::new(fd))
     }
 
     /// Checks that all sockets of the group are ours, for steering by the kernel's socket index:

@@ -12,6 +12,8 @@ use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::Message;
 
 use super::RecvSummary;
+#[cfg(test)]
+use super::faults::DatagramCopy;
 use super::frames::{Frames, Meta};
 use super::messages::Messages;
 
@@ -61,6 +63,9 @@ pub(crate) enum Origin<'a> {
     Messages(Messages<'a>, &'a [Ancillary]),
     /// In frames of a queue.
     Frames(Frames<'a>),
+    /// In copies, some of them with faults.
+    #[cfg(test)]
+    Copies(&'a [DatagramCopy]),
 }
 
 /// The remainder of the GRO message that is being split.
@@ -177,6 +182,18 @@ impl<'a> Batch<'a> {
             bound_addr: self.bound_addr,
         })
     }
+
+    #[cfg(test)]
+    fn next_copy(&mut self, copies: &'a [DatagramCopy]) -> Option<Datagram<'a>> {
+        if self.datagrams == 0 {
+            return None;
+        }
+        let DatagramCopy { payload, full_len, peer, said } = &copies[self.next];
+        self.next += 1;
+        self.datagrams -= 1;
+        let meta = DatagramMeta::Message { peer, said };
+        Some(Datagram { payload, full_len: *full_len, meta, bound_addr: self.bound_addr })
+    }
 }
 
 impl<'a> Iterator for Batch<'a> {
@@ -187,6 +204,8 @@ impl<'a> Iterator for Batch<'a> {
         match self.origin {
             Origin::Messages(ring, said) => self.next_message(ring, said),
             Origin::Frames(frames) => self.next_frame(frames),
+            #[cfg(test)]
+            Origin::Copies(copies) => self.next_copy(copies),
         }
     }
 

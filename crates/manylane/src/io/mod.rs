@@ -5,7 +5,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
-//! | `sim` | an engine for tests: a network with seeded faults, and a clock that only waits advance |
+//! | `sim` | an engine for tests: a network of its own for each lane, and a clock that only waits and polls advance |
+//! | `faults` | for tests, around any engine: seeded loss, reordering, corruption; receives and sends that fail |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
 //! | [`transport`] | where replies go |
@@ -24,6 +25,8 @@
 //! | `sleep` with `busy-poll` | `SO_BUSY_POLL` | `IORING_REGISTER_NAPI` | `SO_BUSY_POLL` on the queues, `EPIOCSPARAMS` |
 
 pub(crate) mod batch;
+#[cfg(test)]
+pub(crate) mod faults;
 mod frames;
 pub(crate) mod kernel_socket;
 mod messages;
@@ -137,6 +140,8 @@ pub(crate) enum Io {
     Xdp(XdpIo),
     #[cfg(test)]
     Sim(sim::SimIo),
+    #[cfg(test)]
+    Faulty(Box<faults::FaultIo>),
 }
 
 /// Calls a method that all engines have.
@@ -148,6 +153,8 @@ macro_rules! each {
             Self::Xdp($engine) => $call,
             #[cfg(test)]
             Self::Sim($engine) => $call,
+            #[cfg(test)]
+            Self::Faulty($engine) => $call,
         }
     };
 }
@@ -164,6 +171,8 @@ impl Io {
     pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
         match self {
             Self::Xdp(xdp) => xdp.recv_more(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.recv_by(Io::recv_more),
             _ => self.recv(),
         }
     }
@@ -176,6 +185,8 @@ impl Io {
             Self::Xdp(xdp) => xdp.poll(number),
             #[cfg(test)]
             Self::Sim(sim) => sim.poll(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.recv_by(|engine| engine.poll(number)),
             _ => self.recv(),
         }
     }
@@ -194,6 +205,8 @@ impl Io {
             Self::Xdp(xdp) => xdp.sleep(time),
             #[cfg(test)]
             Self::Sim(sim) => sim.sleep(time),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.sleep_by(Io::sleep_precise, time),
         }
     }
 
@@ -203,6 +216,8 @@ impl Io {
             Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => tick::sleep(period),
             #[cfg(test)]
             Self::Sim(sim) => sim.delay(period),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.delay(period),
         }
     }
 
@@ -213,6 +228,8 @@ impl Io {
             Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => Instant::now(),
             #[cfg(test)]
             Self::Sim(sim) => sim.now(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.now(),
         }
     }
 
@@ -223,6 +240,10 @@ impl Io {
     pub(crate) fn is_within_round(&mut self) -> bool {
         match self {
             Self::Xdp(xdp) => xdp.is_within_round(),
+            #[cfg(test)]
+            Self::Sim(sim) => sim.is_within_round(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.is_within_round(),
             _ => false,
         }
     }
@@ -232,6 +253,8 @@ impl Io {
         match self {
             Self::Uring(uring) => uring.end_batch(),
             Self::Xdp(xdp) => xdp.end_batch(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.end_batch(),
             _ => {}
         }
     }
@@ -265,6 +288,8 @@ impl Io {
             Self::Xdp(xdp) => xdp.leave(),
             #[cfg(test)]
             Self::Sim(sim) => sim.leave(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.leave(),
             _ => {}
         }
     }
@@ -276,8 +301,11 @@ impl Io {
 
     /// Closes the remaining queues of devices.
     pub(crate) fn close(&mut self) {
-        if let Self::Xdp(xdp) = self {
-            xdp.close();
+        match self {
+            Self::Xdp(xdp) => xdp.close(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.close(),
+            _ => {}
         }
     }
 
@@ -285,6 +313,8 @@ impl Io {
     pub(crate) fn is_socket_held(&self) -> bool {
         match self {
             Self::Uring(uring) => uring.is_socket_held(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.engine.is_socket_held(),
             _ => false,
         }
     }

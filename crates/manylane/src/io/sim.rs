@@ -1,13 +1,17 @@
-//! Engine `sim`, for tests: a simulated network with seeded loss and reordering, and a clock that
-//! only waits and polls advance. It sleeps nowhere and needs no socket.
+//! Engine `sim`, for tests: a network of its own for each lane, with a clock that only waits and
+//! polls advance. It sleeps nowhere and needs no socket.
 //!
 //! | stage | who owns the bytes | when it is full or missing |
 //! |---|---|---|
-//! | [`Network::send`] | in flight | lost by chance: counted in `lost` |
+//! | [`Network::send`] | in flight | the lane refuses packets: counted in `lost` |
 //! | the queue of the lane | the network | full: counted in `dropped`, which lanes report as `xsk_dropped` |
-//! | [`SimIo::recv`] | the lane's buffers | takes at most a batch; the rest stays in the queue |
-//! | the outbox | the lane's send ring | no room, or an error that a test has queued: as `sendmmsg` fails |
+//! | [`SimIo::recv`] | the lane's buffers | takes at most a batch; the rest stays in the queue, or is dropped if it is stale |
+//! | the outbox | the lane's send ring | full: it is flushed |
 //! | [`Network::transmit`] | [`Network::sent`] | - |
+//!
+//! The network is perfect; [`faults`](super::faults) go around it. All that lanes and waits
+//! decide by is simulated. Left out is what only the kernel's rings and sockets do: a bypass, the
+//! readiness of the descriptor, the load words of steering, and sockets that close late.
 
 mod network;
 
@@ -21,53 +25,65 @@ use manylane_sys::addr::SockAddr;
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{Message, SendOptions, SendRing, Totals};
 
-pub(crate) use self::network::{Faults, Network, Packet, Sent};
+pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
-use super::{Capabilities, Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use super::socket_queue::{SKB_TRUESIZE_MIN, SocketQueue, TakeMessages};
+use super::{Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
 
 /// Simulated time of one poll.
 pub(crate) const POLL_TIME: Duration = Duration::from_nanos(100);
-/// The engine of a socket; also the test's access to the network.
-#[derive(Debug)]
-pub(crate) struct Sim {
-    network: Mutex<Network>,
-    /// Zero of the clock.
-    start: Instant,
+
+/// The engine of a socket, with the network of each lane; also the test's access to them.
+pub(crate) struct Sim(Vec<Arc<Mutex<Network>>>);
+
+pub(super) fn lock(network: &Mutex<Network>) -> MutexGuard<'_, Network> {
+    // One thread has the lane, so a lock that is held would never be released.
+    network.try_lock().unwrap()
 }
 
 impl Sim {
-    /// A network without faults, in which all that is random follows from `seed`.
-    pub(crate) fn new(seed: u64) -> Arc<Self> {
-        let network = Network::new(seed);
-        Arc::new(Self { network: Mutex::new(network), start: Instant::now() })
+    pub(crate) fn new(lanes: usize) -> Arc<Self> {
+        let start = Instant::now();
+        Arc::new(Self((0..lanes).map(|_| Arc::new(Mutex::new(Network::new(start)))).collect()))
     }
 
+    /// The network of a lane. Not to be held while that lane is used.
+    pub(crate) fn of_lane(&self, lane: usize) -> MutexGuard<'_, Network> {
+        lock(&self.0[lane])
+    }
+
+    /// That of a socket with one lane.
     pub(crate) fn network(&self) -> MutexGuard<'_, Network> {
-        // A test has one thread, so a lock that is held would never be released.
-        self.network.try_lock().unwrap()
-    }
-
-    pub(crate) fn now(&self) -> Instant {
-        self.start + self.network().now
+        self.of_lane(0)
     }
 }
 
 impl SocketEngine for Sim {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        let NewLane { can, lane, .. } = new;
+        let NewLane { config, can, lane, .. } = new;
         let options = SendOptions { batch: can.batch, gso: can.gso };
         let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
-        let ancillary = vec![Ancillary::default(); can.batch].into();
-        let (buffers, lane) = (SimBuffers::default(), Arc::clone(lane));
-        Ok(Io::Sim(SimIo { sim: self, lane, can, buffers, ancillary, send }))
+        let recv = SimRecv {
+            network: Arc::clone(&self.0[lane.id.0 as usize]),
+            batch: can.batch,
+            datagram_size: can.datagram_size,
+            buffers: SimBuffers::default(),
+            ancillary: vec![Ancillary::default(); can.batch].into(),
+        };
+        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, None);
+        Ok(Io::Sim(SimIo { queue, recv, send }))
     }
 
-    fn dropped(&self, _lane: LaneId) -> u64 {
-        self.network().dropped
+    fn shut_down(&self, lane: LaneId) {
+        self.of_lane(lane.0 as usize).leave();
+    }
+
+    fn dropped(&self, lane: LaneId) -> u64 {
+        self.of_lane(lane.0 as usize).dropped
     }
 }
 
@@ -102,78 +118,109 @@ impl SimBuffers {
 
 /// One lane of engine `sim`.
 pub(crate) struct SimIo {
-    sim: Arc<Sim>,
-    lane: Arc<LaneShared>,
-    can: Capabilities,
-    buffers: SimBuffers,
-    ancillary: Box<[Ancillary]>,
+    queue: SocketQueue,
+    recv: SimRecv,
     send: SendRing,
 }
 
-impl SimIo {
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
-        let mut network = self.sim.network();
-        if let Some(code) = network.recv_error.take() {
-            self.lane.cells.add(Count::RecvErrors, 1);
-            return Err(Error::system("receiving", io::Error::from_raw_os_error(code)));
+/// Receives from the network of a lane.
+struct SimRecv {
+    network: Arc<Mutex<Network>>,
+    batch: usize,
+    datagram_size: usize,
+    buffers: SimBuffers,
+    ancillary: Box<[Ancillary]>,
+}
+
+impl TakeMessages for SimRecv {
+    fn take(&mut self, _lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+        let mut network = lock(&self.network);
+        if let Some(timeout) = wait {
+            network.wait_readable(timeout);
         }
-        let taken = self.can.batch.min(network.queue.len());
+        let taken = self.batch.min(network.queue.len());
         let buffer = |packet: Packet| {
             let (control, mut bytes) = (packet.control(), packet.payload);
             let full_len = bytes.len();
-            bytes.truncate(self.can.datagram_size);
+            bytes.truncate(self.datagram_size);
             Buffer { bytes, full_len, peer: packet.peer.into(), control }
         };
         self.buffers.0 = network.queue.drain(..taken).map(buffer).collect();
         Ok(Messages::Sim(&self.buffers).parse_ancillary(taken, &mut self.ancillary))
     }
 
+    fn held(&self) -> usize {
+        0
+    }
+
+    fn backlog(&self, _lane: &LaneShared) -> (usize, usize) {
+        let network = lock(&self.network);
+        let bytes = |packets: usize| packets.saturating_mul(SKB_TRUESIZE_MIN);
+        (bytes(network.queue.len()), bytes(network.queue_max))
+    }
+}
+
+impl SimIo {
+    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+        self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
+    }
+
     pub(super) fn poll(&mut self) -> Result<RecvSummary> {
-        self.sim.network().advance(POLL_TIME);
+        self.network().advance(POLL_TIME);
         self.recv()
     }
 
     pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
-        self.lane.cells.add(Count::Sleeps, 1);
-        self.sim.network().wait_readable(timeout);
-        self.recv()
+        self.queue.lane.cells.add(Count::Sleeps, 1);
+        self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
     }
 
     pub(super) fn delay(&mut self, period: Duration) {
-        let mut network = self.sim.network();
+        let mut network = self.network();
         let into = network.now.as_nanos() % period.as_nanos().max(1);
         network.advance(period - Duration::from_nanos(into as u64));
     }
 
+    pub(super) fn is_within_round(&mut self) -> bool {
+        let mut network = self.network();
+        let is_within = network.round > 0;
+        network.round = network.round.saturating_sub(1);
+        is_within
+    }
+
     pub(super) fn now(&self) -> Instant {
-        self.sim.now()
+        self.network().clock()
+    }
+
+    fn network(&self) -> MutexGuard<'_, Network> {
+        lock(&self.recv.network)
     }
 
     pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let origin = Origin::Messages(Messages::Sim(&self.buffers), &self.ancillary);
-        let transport = Transport::Sim(&self.sim);
+        let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
+        let transport = Transport::Sim(&self.recv.network);
         let replies = Replies { queue: self.send.batch(), transport, bypass: None };
         Parts { batch: Batch::new(origin, bound, taken), replies }
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
-        self.lane.fd.as_fd()
+        self.queue.lane.fd.as_fd()
     }
 
     pub(super) fn recv_capacity(&self) -> usize {
-        self.sim.network().queue_max
+        self.network().queue_max
     }
 
     pub(super) fn queued_max(&self) -> usize {
-        self.sim.network().queue.len()
+        self.network().queue.len()
     }
 
     pub(super) fn leave(&mut self) {
-        self.sim.network().leave();
+        self.network().leave();
     }
 
     pub(super) fn discard(&mut self) {
-        let left = self.sim.network().queue.drain(..).map(|packet| packet.datagrams()).sum();
-        self.lane.cells.add(Count::Discarded, left);
+        let left = self.network().queue.drain(..).map(|packet| packet.datagrams()).sum();
+        self.queue.lane.cells.add(Count::Discarded, left);
     }
 }

@@ -17,7 +17,7 @@ use crate::lane_shared::LaneShared;
 
 /// Maximum and minimum memory of a small datagram in the queue, in bytes (skb truesize).
 const SKB_TRUESIZE_MAX: usize = 4096;
-const SKB_TRUESIZE_MIN: usize = 512;
+pub(super) const SKB_TRUESIZE_MIN: usize = 512;
 
 /// Receives messages from a socket's queue.
 pub(super) trait TakeMessages {
@@ -26,6 +26,13 @@ pub(super) trait TakeMessages {
 
     /// Messages that have left the queue and were not returned yet.
     fn held(&self) -> usize;
+
+    /// Bytes of memory in the queue, and its limit. Each message that is `held` counts as the
+    /// smallest possible one.
+    fn backlog(&self, lane: &LaneShared) -> (usize, usize) {
+        let state = sock::queue_state(lane.fd.as_fd()).unwrap_or_default();
+        (state.queued_bytes as usize + self.held() * SKB_TRUESIZE_MIN, state.limit_bytes as usize)
+    }
 }
 
 /// The receive queue of a kernel socket.
@@ -100,25 +107,18 @@ impl SocketQueue {
     /// last.
     #[cold]
     fn drop_stale(&self, from: &mut impl TakeMessages, mut taken: RecvSummary) -> io::Result<RecvSummary> {
-        let (queued, limit) = self.backlog(from);
+        let (queued, limit) = from.backlog(&self.lane);
         if queued <= limit / 2 {
             return Ok(taken);
         }
         // Bounded, because datagrams may keep arriving.
         let mut most = limit / SKB_TRUESIZE_MIN;
-        while taken.messages == self.batch && most >= taken.messages && self.backlog(from).0 > 0 {
+        while taken.messages == self.batch && most >= taken.messages && from.backlog(&self.lane).0 > 0 {
             self.lane.cells.add(Count::DroppedStale, taken.datagrams as u64);
             most -= taken.messages;
             taken = self.take(from, None)?;
         }
         Ok(taken)
-    }
-
-    /// Bytes of memory in the queue, and its limit. Each message that is `held` counts as the
-    /// smallest possible one.
-    fn backlog(&self, from: &impl TakeMessages) -> (usize, usize) {
-        let state = sock::queue_state(self.lane.fd.as_fd()).unwrap_or_default();
-        (state.queued_bytes as usize + from.held() * SKB_TRUESIZE_MIN, state.limit_bytes as usize)
     }
 
     /// Counts a failed receive.

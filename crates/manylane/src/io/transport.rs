@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+#[cfg(test)]
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use manylane_sys::mmsg::SendBatch;
@@ -9,7 +11,9 @@ use manylane_sys::sock;
 
 use super::Bypass;
 #[cfg(test)]
-use super::sim::Sim;
+use super::faults::FaultTransport;
+#[cfg(test)]
+use super::sim::{Network, lock};
 
 /// Where replies go.
 pub(crate) struct Replies<'a> {
@@ -25,30 +29,37 @@ pub(crate) enum Transport<'a> {
     /// The kernel's socket.
     Socket(BorrowedFd<'a>),
     #[cfg(test)]
-    Sim(&'a Sim),
+    Sim(&'a Mutex<Network>),
+    #[cfg(test)]
+    Faulty(Box<FaultTransport<'a>>),
 }
 
 impl Transport<'_> {
     /// Sends the queued messages from `from` on: see [`SendBatch::send`].
-    pub(crate) fn send(&self, queue: &mut SendBatch<'_>, from: usize) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, queue: &mut SendBatch<'_>, from: usize) -> io::Result<usize> {
         match self {
             Self::Socket(fd) => queue.send(*fd, from),
             #[cfg(test)]
-            Self::Sim(sim) => sim.network().transmit(queue, from),
+            Self::Sim(network) => Ok(lock(network).transmit(queue, from)),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.send(queue, from),
         }
     }
 
     /// Sends message `index` datagram by datagram: see [`SendBatch::send_split`].
     pub(crate) fn send_split(
-        &self,
+        &mut self,
         queue: &mut SendBatch<'_>,
         index: usize,
         skip: u64,
     ) -> (u64, u64, Option<io::Error>) {
         match self {
             Self::Socket(fd) => queue.send_split(*fd, index, skip),
+            // Has refused nothing.
             #[cfg(test)]
-            Self::Sim(sim) => sim.network().transmit_split(queue, index, skip),
+            Self::Sim(_) => (0, 0, None),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.send_split(queue, index, skip),
         }
     }
 
@@ -57,7 +68,19 @@ impl Transport<'_> {
         match self {
             Self::Socket(fd) => sock::wait_writable(*fd, timeout),
             #[cfg(test)]
-            Self::Sim(sim) => sim.network().wait_writable(timeout),
+            Self::Sim(_) => true,
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.wait_writable(timeout),
+        }
+    }
+
+    /// Lets time pass, by the clock of the engine.
+    #[cfg(test)]
+    pub(crate) fn sleep(&self, time: Duration) {
+        match self {
+            Self::Socket(_) => std::thread::sleep(time),
+            Self::Sim(network) => lock(network).advance(time),
+            Self::Faulty(faulty) => faulty.sleep(time),
         }
     }
 
@@ -66,7 +89,9 @@ impl Transport<'_> {
         match self {
             Self::Socket(_) => Instant::now(),
             #[cfg(test)]
-            Self::Sim(sim) => sim.now(),
+            Self::Sim(network) => lock(network).clock(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.now(),
         }
     }
 }

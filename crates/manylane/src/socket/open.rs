@@ -66,7 +66,7 @@ fn open(mut config: Config) -> Result<Socket> {
     let engine = io::open(&config, addr)?;
     let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
     let mut socket = Socket { lanes: Vec::with_capacity(lanes), server: Arc::new(Server::default()), shared };
-    let first = make_lane(&socket.shared, socket.shared.add_first(first)?)?;
+    let first = make_lane(&socket.shared, socket.shared.add_open(first)?)?;
     socket.lanes.push(first);
     for at in 1..lanes {
         let named = |err: Error| Error::with(err.kind(), format!("lane {} of {lanes}: {err}", at + 1), err);

@@ -3,50 +3,94 @@
 use std::os::fd::AsRawFd as _;
 
 use super::*;
+use crate::DropPolicy;
 
 #[test]
 fn each_datagram_is_delivered_or_counted_and_order_is_kept() {
-    let sim = Sim::new(1);
-    sim.network().faults = Faults { loss: 100, reordering: 0 };
+    let (sim, injector) = sim_with_faults(1);
+    injector.faults().rx.loss = 100;
     sim.network().queue_max = 20;
-    let mut lane = lane(&sim);
+    let mut lane = lane(&injector);
     // Bursts of 50, of which the queue holds 20.
     let mut received = Vec::new();
     for burst in 0..20 {
         send(&sim, burst * 50..(burst + 1) * 50, Duration::ZERO);
         received.extend(echo_all(&mut lane, MILLIS));
     }
-    let (lost, dropped) = losses(&sim);
-    assert!(lost > 50 && dropped > 400, "{lost} {dropped}");
+    let lost = injector.faults().rx.lost;
+    assert!(lost > 10, "{lost}");
     assert!(received.is_sorted());
     let total = close(lane);
-    assert_eq!((total.delivered, total.xsk_dropped), (400, dropped));
+    assert_eq!((total.delivered + lost, total.xsk_dropped), (400, 600));
     assert_eq!(total.arrived() + lost, 1000);
-    assert_eq!((total.batches, total.messages, total.delivered_bytes), (60, 400, 800));
+    let delivered = received.len() as u64;
+    assert_eq!(
+        (total.messages, total.delivered, total.delivered_bytes),
+        (delivered, delivered, 2 * delivered)
+    );
     let replies: Vec<u16> = sent(&sim).iter().map(|sent| number(&sent.payload)).collect();
     assert_eq!(replies, received);
-    assert_eq!((total.offered, total.sent, total.sent_bytes), (400, 400, 800));
+    assert_eq!((total.offered, total.sent, total.sent_bytes), (delivered, delivered, 2 * delivered));
 }
 
 #[test]
-fn reordering_changes_the_order_and_nothing_else() {
-    let sim = Sim::new(2);
-    sim.network().faults.reordering = 200;
-    let mut lane = lane(&sim);
-    send(&sim, 0..500, 10 * MICROS);
+fn reordering_changes_the_order_in_a_batch_and_nothing_else() {
+    let (sim, injector) = sim_with_faults(2);
+    injector.faults().rx.reordering = 200;
+    let mut lane = lane(&injector);
+    send(&sim, 0..500, Duration::ZERO);
     let mut received = echo_all(&mut lane, MILLIS);
+    assert!(injector.faults().rx.reordered > 50);
     assert!(!received.is_sorted());
-    received.sort_unstable();
+    for (index, batch) in received.chunks_mut(BATCH).enumerate() {
+        batch.sort_unstable();
+        assert_eq!(usize::from(batch[0]), index * BATCH);
+    }
     assert!(received.into_iter().eq(0..500));
-    assert_eq!(losses(&sim).0, 0);
+    assert_eq!(injector.faults().rx.lost, 0);
+}
+
+#[test]
+fn a_changed_datagram_is_delivered_as_it_came() {
+    let (sim, injector) = sim_with_faults(15);
+    injector.faults().rx.corruption = 1000;
+    let mut lane = lane_with(&injector, |builder| _ = builder.gro(false));
+    send(&sim, 0..1, Duration::ZERO);
+    let one_bit = lane.recv().unwrap().batch.next().map(|request| number(request.payload())).unwrap();
+    assert_eq!(one_bit.count_ones(), 1);
+    // What is shortened on its way is not truncated. The last byte of a datagram stays.
+    injector.faults().rx.shortening = 1000;
+    send(&sim, 1..2, Duration::ZERO);
+    let mut batch = lane.recv().unwrap().batch;
+    let short = batch.next().unwrap();
+    assert_eq!((short.payload(), short.full_len(), short.is_truncated()), (&[0][..], 1, false));
+    assert_eq!((short.peer(), batch.len()), (peer(1), 0));
+    let rx = injector.faults().rx;
+    assert_eq!((rx.corrupted, rx.shortened, rx.lost), (1, 1, 0));
+    let total = close(lane);
+    assert_eq!((total.delivered, total.delivered_bytes, total.truncated), (2, 3, 0));
+}
+
+#[test]
+fn the_wait_goes_on_when_all_that_arrived_is_lost() {
+    let (sim, injector) = sim_with_faults(16);
+    injector.faults().rx.loss = 1000;
+    let mut lane = lane(&injector);
+    send(&sim, 0..20, MILLIS);
+    assert!(lane.recv_timeout(HOUR).unwrap().batch.is_empty());
+    assert_eq!((now(&sim), injector.faults().rx.lost), (HOUR, 20));
+    send(&sim, 0..20, Duration::ZERO);
+    assert!(lane.recv().unwrap().batch.is_empty());
+    assert_eq!((injector.faults().rx.lost, lane.io.queued_max(), counters(&lane).arrived()), (40, 0, 0));
 }
 
 #[test]
 fn a_seed_gives_the_same_run() {
     let run = |seed| {
-        let sim = Sim::new(seed);
-        sim.network().faults = Faults { loss: 50, reordering: 50 };
-        let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Adaptive));
+        let (sim, injector) = sim_with_faults(seed);
+        injector.faults().rx.loss = 50;
+        injector.faults().rx.reordering = 50;
+        let mut lane = lane_with(&injector, |builder| _ = builder.wait(WaitPolicy::Adaptive));
         send(&sim, 0..1000, 20 * MICROS);
         let received = echo_all(&mut lane, 50 * MILLIS);
         let total = close(lane);
@@ -58,7 +102,7 @@ fn a_seed_gives_the_same_run() {
 
 #[test]
 fn a_sleep_ends_with_a_datagram_or_with_the_timeout() {
-    let sim = Sim::new(3);
+    let sim = Sim::new(1);
     let mut lane = lane(&sim);
     sim.network().send(datagram(1), HOUR);
     assert!(lane.recv_timeout(HOUR / 2).unwrap().batch.is_empty());
@@ -76,7 +120,7 @@ fn a_sleep_ends_with_a_datagram_or_with_the_timeout() {
 
 #[test]
 fn a_lane_that_spins_polls_for_its_time_and_then_sleeps() {
-    let sim = Sim::new(4);
+    let sim = Sim::new(1);
     let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Spin(10 * MICROS)));
     assert!(lane.recv_timeout(MILLIS).unwrap().batch.is_empty());
     // The clock is read at every eighth poll, the first time after 10 µs at poll 104.
@@ -94,7 +138,7 @@ fn a_lane_that_spins_polls_for_its_time_and_then_sleeps() {
 
 #[test]
 fn an_adaptive_lane_meets_regular_datagrams_by_polls() {
-    let sim = Sim::new(5);
+    let sim = Sim::new(1);
     let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Adaptive));
     // Far apart: sleeps until shortly before each, once the gaps are known.
     send(&sim, 0..100, 500 * MICROS);
@@ -110,7 +154,7 @@ fn an_adaptive_lane_meets_regular_datagrams_by_polls() {
 
 #[test]
 fn delays_make_batches_larger() {
-    let sim = Sim::new(6);
+    let sim = Sim::new(1);
     let delay = 100 * MICROS;
     let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
     send(&sim, 0..1000, 10 * MICROS);
@@ -130,8 +174,32 @@ fn delays_make_batches_larger() {
 }
 
 #[test]
+fn a_delay_waits_for_the_end_of_a_round_of_queues() {
+    let sim = Sim::new(1);
+    let delay = 100 * MICROS;
+    let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
+    let mut pauses = lane.pauses();
+    let serve = |lane: &mut Lane, pauses: &mut Pauses, batches| {
+        for _ in 0..batches {
+            send(&sim, 0..1, Duration::ZERO);
+            let taken = lane.recv_serving(pauses, HOUR).unwrap();
+            lane.pause_after(pauses, taken.messages);
+        }
+        now(&sim)
+    };
+    assert_eq!(serve(&mut lane, &mut pauses, 15), Duration::ZERO);
+    // A delay is due after the sixteenth batch, but two other queues have frames.
+    sim.network().round = 2;
+    assert_eq!(serve(&mut lane, &mut pauses, 2), Duration::ZERO);
+    // While it is owed, the lane does not sleep.
+    assert_eq!(lane.recv_serving(&pauses, HOUR).unwrap().messages, 0);
+    assert_eq!((now(&sim), counters(&lane).sleeps), (Duration::ZERO, 16));
+    assert_eq!(serve(&mut lane, &mut pauses, 1), delay);
+}
+
+#[test]
 fn gro_messages_are_split_and_long_datagrams_are_flagged() {
-    let sim = Sim::new(7);
+    let sim = Sim::new(1);
     let mut lane = lane_with(&sim, |builder| _ = builder.ecn(true));
     let gro = Packet { peer: peer(1), payload: (0..250).collect(), segment_size: 100, tos: 3 };
     sim.network().send(gro, Duration::ZERO);
@@ -158,7 +226,7 @@ fn gro_messages_are_split_and_long_datagrams_are_flagged() {
 
 #[test]
 fn a_lane_that_closes_counts_what_it_leaves() {
-    let sim = Sim::new(12);
+    let sim = Sim::new(1);
     let mut lane = lane(&sim);
     let descriptor = lane.as_fd().as_raw_fd();
     send(&sim, 0..20, Duration::ZERO);
@@ -178,11 +246,41 @@ fn a_lane_that_closes_counts_what_it_leaves() {
 
 #[test]
 fn a_failed_receive_loses_nothing() {
-    let sim = Sim::new(14);
-    let mut lane = lane(&sim);
+    let (sim, injector) = sim_with_faults(14);
+    let mut lane = lane(&injector);
     send(&sim, 0..3, Duration::ZERO);
-    sim.network().recv_error = Some(errno::ENOBUFS);
+    injector.faults().recv_errors = [errno::ENOBUFS].into();
     assert!(lane.recv().is_err());
     assert_eq!(lane.recv().unwrap().batch.len(), 3);
     assert_eq!((counters(&lane).recv_errors, counters(&lane).delivered), (1, 3));
+}
+
+#[test]
+fn a_queue_that_is_more_than_half_full_is_dropped_but_for_its_end() {
+    let sim = Sim::new(1);
+    sim.network().queue_max = 40;
+    let mut lane = lane_with(&sim, |builder| _ = builder.drop_policy(DropPolicy::Head));
+    // Twenty are left behind the first batch, then 22.
+    send(&sim, 0..28, Duration::ZERO);
+    assert_eq!(echo_all(&mut lane, MILLIS), (0..28).collect::<Vec<_>>());
+    send(&sim, 0..30, Duration::ZERO);
+    assert_eq!(echo_all(&mut lane, MILLIS), (24..30).collect::<Vec<_>>());
+    let total = close(lane);
+    assert_eq!((total.delivered, total.dropped_stale, total.arrived()), (34, 24, 58));
+}
+
+#[test]
+fn a_lane_that_is_taken_out_refuses_what_comes_later() {
+    let sim = Sim::new(2);
+    let [mut first, second]: [Lane; 2] = lanes_with(&sim, 2, |_| ()).try_into().ok().unwrap();
+    send(&sim, 0..2, Duration::ZERO);
+    send(&sim, 2..5, MILLIS);
+    first.retire().unwrap();
+    assert_eq!(echo_all(&mut first, 10 * MILLIS), [0, 1, 2]);
+    assert_eq!(losses(&sim), (2, 0));
+    let shared = first.shared();
+    drop(first);
+    assert_eq!((shared.counters().lanes.len(), shared.counters().closed.delivered), (1, 3));
+    drop(second);
+    assert_eq!(shared.counters().closed.arrived(), 3);
 }

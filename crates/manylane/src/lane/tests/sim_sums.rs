@@ -5,9 +5,13 @@ use std::os::fd::AsRawFd as _;
 use proptest::prelude::*;
 
 use super::*;
+use crate::DropPolicy;
 
 /// Longest time that the flushes of one batch wait for room in the send buffer.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
+
+/// Longest time of the polls between two reads of the clock, some of which find what is then lost.
+const POLLS_LIMIT: Duration = MILLIS;
 
 /// One step of a random run.
 #[derive(Clone, Debug)]
@@ -40,17 +44,24 @@ fn policy() -> impl Strategy<Value = WaitPolicy> {
     prop::sample::select(vec![WaitPolicy::Sleep, WaitPolicy::Spin(20 * MICROS), WaitPolicy::Adaptive])
 }
 
+fn drop_policy() -> impl Strategy<Value = DropPolicy> {
+    prop::sample::select(vec![DropPolicy::Tail, DropPolicy::Head])
+}
+
 proptest! {
     #[test]
     fn the_sums_close_whatever_happens(
         (seed, loss, reordering) in (any::<u64>(), 0..500_u64, prop::sample::select(vec![0, 300_u64])),
-        (queue_max, policy) in (1..40_usize, policy()),
+        (queue_max, policy, drops) in (1..40_usize, policy(), drop_policy()),
         steps in prop::collection::vec(step(), 0..60),
     ) {
-        let sim = Sim::new(seed);
-        sim.network().faults = Faults { loss, reordering };
+        let (sim, injector) = sim_with_faults(seed);
+        {
+            let Faults { rx, tx, .. } = &mut *injector.faults();
+            (rx.loss, rx.reordering, tx.loss, tx.reordering) = (loss, reordering, loss, reordering);
+        }
         sim.network().queue_max = queue_max;
-        let mut lane = lane_with(&sim, |builder| _ = builder.wait(policy));
+        let mut lane = lane_with(&injector, |builder| _ = builder.wait(policy).drop_policy(drops));
         let descriptor = lane.as_fd().as_raw_fd();
         let (mut offered, mut next, mut last) = (0_u64, 0_u16, Duration::ZERO);
         let (mut received, mut failed) = (Vec::new(), 0);
@@ -79,31 +90,30 @@ proptest! {
                         }),
                         Err(_) => failed += 1,
                     }
-                    let limit = timeout + POLL_TIME * 8 + FLUSH_LIMIT;
+                    let limit = timeout + POLLS_LIMIT + FLUSH_LIMIT;
                     prop_assert!(now(&sim) - before <= limit);
                 }
                 Step::Datagrams(count) => {
                     let mut out = lane.sender();
                     (0..count).for_each(|number| out.send_to(peer(number), b"to whom it may concern"));
                 }
-                Step::SendError(code) => sim.network().send_errors.push_back(code),
+                Step::SendError(code) => injector.faults().send_errors.push_back(code),
                 Step::SendRoom(room) => {
-                    let mut network = sim.network();
-                    network.send_room = room;
-                    let drained = network.now + 30 * MILLIS;
-                    network.send_drains = [(drained, 5)].into();
+                    let mut faults = injector.faults();
+                    faults.send_room = room;
+                    faults.send_drains = [(30 * MILLIS, 5)].into();
                 }
-                Step::RecvError => sim.network().recv_error = Some(errno::ENOBUFS),
+                Step::RecvError => injector.faults().recv_errors = [errno::ENOBUFS].into(),
             }
         }
         prop_assert_eq!(lane.as_fd().as_raw_fd(), descriptor);
         let total = close(lane);
-        let network = sim.network();
-        prop_assert_eq!(total.arrived() + network.lost, offered);
+        let (network, faults) = (sim.network(), injector.faults());
+        prop_assert_eq!(total.arrived() + faults.rx.lost + network.lost, offered);
         prop_assert_eq!(total.xsk_dropped, network.dropped);
         prop_assert_eq!((total.delivered, total.recv_errors), (received.len() as u64, failed));
         let sent: u64 = network.sent.iter().map(|sent| sent.datagrams).sum();
-        prop_assert_eq!(total.sent, sent);
+        prop_assert_eq!(total.sent, sent + faults.tx.lost);
         let lost = total.lost_sndbuf_full + total.lost_no_buffers + total.lost_unreachable
             + total.lost_denied + total.lost_other + total.lost_too_large;
         prop_assert_eq!(total.offered, total.sent + lost);

@@ -11,8 +11,9 @@ use manylane_sys::unix_socket;
 
 use super::Lessor;
 use super::lease::ENODEV;
-use crate::io::xdp::route::tests::{can_make_namespaces, run, skip, try_ip, wait_until};
+use crate::io::xdp::route::tests::{can_make_namespaces, run, try_ip, wait_until};
 use crate::io::xdp::route::xdp_program_id;
+use crate::skip;
 use crate::vlan::Vlan;
 
 /// A namespace with the device `near`.
@@ -126,7 +127,7 @@ fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
     let ours = create_device();
     let kinds = ["bridge", "vrf table 9", "bond"];
     if !kinds.iter().any(|kind| try_ip(&ours, &format!("link add name upper type {kind}\n"))) {
-        return skip(TEST, "this kernel has no bridges, VRFs and bonds (CONFIG_BRIDGE)");
+        return skip::report(TEST, "this kernel has no bridges, VRFs and bonds (CONFIG_BRIDGE)");
     }
     run(&ours, || {
         let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();

@@ -9,6 +9,7 @@ use manylane_sys::netns::NetNs;
 use manylane_sys::process::run_isolated;
 
 use super::*;
+use crate::skip;
 
 /// Far longer than any step takes on a machine that is busy with other tests.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -19,22 +20,11 @@ const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// As `manylane_testbed::skip`, which the library's own tests cannot use.
+/// True if this process can make network namespaces. Reports the skip of test `name` if not.
 pub(in crate::io::xdp) fn can_make_namespaces(name: &str) -> bool {
     let Err(err) = NetNs::create() else { return true };
-    skip(name, &format!("no network namespace can be made, run as root: {err}"));
+    skip::report(name, &format!("no network namespace can be made, run as root: {err}"));
     false
-}
-
-/// Reports that a test is skipped.
-pub(in crate::io::xdp) fn skip(name: &str, why: &str) {
-    let line = format!("SKIP {name}: {why}\n");
-    let _ = io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
-        let file = fs::OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    }
-    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{name} may not be skipped in CI: {why}");
 }
 
 fn ip(text: &str) -> IpAddr {
