@@ -283,7 +283,7 @@ impl FdSets {
             *word |= bit;
         }
         let all = (0..self.count.min(table::fd_end())).filter_map(managed);
-        all.for_each(|(_, sock, shared)| wait::finish_wait(sock, shared));
+        all.for_each(|(fd, sock, shared)| wait::finish_wait(sock, shared, fd));
         answer
     }
 }

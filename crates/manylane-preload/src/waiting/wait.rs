@@ -50,7 +50,7 @@ pub(crate) enum WaitMode {
 #[inline]
 pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
     // It is the only receiver.
-    if fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some() {
+    if fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some() {
         return WaitMode::Native;
     }
     start_wait_now(sock, shared, fd)
@@ -98,13 +98,22 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
 
 /// The calling thread has waited for `sock`.
 #[inline]
-pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared) {
-    if let Some(place) = fast_path::find_by_sock(sock) {
-        return fast_path::finish_wait(place.member());
+pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    if let Some(path) = fast_path::find_for(sock, fd) {
+        return fast_path::finish_wait(path.member());
     }
     if let Some(member) = thread::cached_member(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
         member.beat();
+    }
+}
+
+/// [`finish_wait`] for all managed sockets.
+fn finish_waits(fds: &[pollfd]) {
+    for at in fds {
+        if let Some((sock, shared)) = managed(at) {
+            finish_wait(sock, shared, at.fd);
+        }
     }
 }
 
@@ -383,13 +392,15 @@ pub(crate) fn poll_sliced(
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
-    let alone = |(sock, _): (&'static Sock, _)| {
-        fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some()
+    let alone = |at: &pollfd| {
+        managed(at).is_none_or(|(sock, _)| {
+            fast_path::find_for(sock, at.fd).and_then(fast_path::FastPath::start_wait).is_some()
+        })
     };
-    if !fds.iter().any(is_hidden) && fds.iter().filter_map(managed).all(alone) {
+    if !fds.iter().any(is_hidden) && fds.iter().all(alone) {
         send_batch::flush();
         let answer = quiesce::run_outside(|| native(fds));
-        fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+        finish_waits(fds);
         return Some(answer);
     }
     if !quiesce::enter() {
@@ -442,7 +453,7 @@ fn wait_unsliced(
             }
         }
     }
-    fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+    finish_waits(fds);
     if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
 }
 
@@ -520,7 +531,7 @@ fn poll_loop(
             if let Some(sock) = table::sock(at.fd)
                 && let Some(shared) = sock.shared()
             {
-                finish_wait(sock, shared);
+                finish_wait(sock, shared, at.fd);
             }
         }
         if !any || answer < 0 {

@@ -27,8 +27,7 @@ use crate::xdp::queues;
 /// instance. Starts its wait.
 #[inline(always)]
 fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
-    let place = fast_path::find_by_epoll(epfd)?;
-    place.start_wait()
+    fast_path::find(epfd)?.start_wait()
 }
 
 #[inline]
@@ -174,19 +173,19 @@ fn wait_sliced(
     native: impl Fn() -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
-    if epoll
-        .items()
-        .all(|(_, sock)| fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some())
-    {
+    let alone = |(item, sock): (&Item, &'static Sock)| {
+        let fd = item.fd.load(Ordering::Relaxed);
+        fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some()
+    };
+    if epoll.items().all(alone) {
         send_batch::flush();
         let answer = native();
-        for (_, sock) in epoll.items() {
-            if let Some(shared) = sock.shared() {
-                wait::finish_wait(sock, shared);
-            }
-            if epoll.count.load(Ordering::Relaxed) == 1 && epoll.fast_path_fd.load(Ordering::Relaxed) == 0 {
-                epoll.arm_fast_path(epfd, sock);
-            }
+        finish_waits(epoll);
+        if epoll.fast_path_fd.load(Ordering::Relaxed) == 0
+            && epoll.count.load(Ordering::Relaxed) == 1
+            && let Some((item, sock)) = epoll.items().next()
+        {
+            epoll.arm_fast_path(epfd, sock, item.fd.load(Ordering::Relaxed));
         }
         return Some(answer);
     }
@@ -210,6 +209,15 @@ fn wait_sliced(
         quiesce::park_and_leave()
     }
     answer
+}
+
+/// The calling thread has waited for all sockets of the instance.
+fn finish_waits(epoll: &'static Epoll) {
+    for (item, sock) in epoll.items() {
+        if let Some(shared) = sock.shared() {
+            wait::finish_wait(sock, shared, item.fd.load(Ordering::Relaxed));
+        }
+    }
 }
 
 /// After a wait on an instance that is also waited for as a descriptor: reports remaining
@@ -294,11 +302,7 @@ fn wait_loop(
         }
         first = false;
         let errno = real::errno();
-        for (_, sock) in epoll.items() {
-            if let Some(shared) = sock.shared() {
-                wait::finish_wait(sock, shared);
-            }
-        }
+        finish_waits(epoll);
         real::set_errno(errno);
         if !any || answer != 0 {
             return Some(answer);
