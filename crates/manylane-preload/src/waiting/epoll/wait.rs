@@ -44,26 +44,7 @@ pub(crate) unsafe fn epoll_wait(
             fast_path::finish_wait(member);
             return answer;
         }
-        wait_slow_path(epfd, events, count, timeout)
-    }
-}
-
-#[inline(never)]
-unsafe fn wait_slow_path(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    // SAFETY: program arguments.
-    unsafe {
-        let own = |epfd, timeout| call::epoll_wait(epfd, events, count, timeout);
-        let out = Events::new(events, count);
-        if detached::has_leftovers() {
-            return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
-        }
-        let Some((epoll, out)) = managed_epoll(epfd, out) else {
-            send_batch::flush();
-            return own(hidden_fds::kernel_fd(epfd), timeout);
-        };
-        let until = Deadline::from_ms(timeout);
-        wait_sliced(epoll, epfd, out, until, None, || own(epfd, timeout))
-            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms()))
+        wait_slow_path(epfd, events, count, timeout, None)
     }
 }
 
@@ -82,21 +63,25 @@ pub(crate) unsafe fn epoll_pwait(
             fast_path::finish_wait(member);
             return answer;
         }
-        pwait_slow_path(epfd, events, count, timeout, mask)
+        wait_slow_path(epfd, events, count, timeout, Some(mask))
     }
 }
 
+/// epoll_pwait(2) with `mask`, or epoll_wait(2) without one.
 #[inline(never)]
-unsafe fn pwait_slow_path(
+unsafe fn wait_slow_path(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: c_int,
-    mask: *const sigset_t,
+    mask: Option<*const sigset_t>,
 ) -> c_int {
     // SAFETY: program arguments.
     unsafe {
-        let own = |epfd, timeout| call::epoll_pwait(epfd, events, count, timeout, mask);
+        let own = |epfd, timeout| match mask {
+            Some(mask) => call::epoll_pwait(epfd, events, count, timeout, mask),
+            None => call::epoll_wait(epfd, events, count, timeout),
+        };
         let out = Events::new(events, count);
         if detached::has_leftovers() {
             return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
@@ -106,8 +91,9 @@ unsafe fn pwait_slow_path(
             return own(hidden_fds::kernel_fd(epfd), timeout);
         };
         let until = Deadline::from_ms(timeout);
-        wait_sliced(epoll, epfd, out, until, mask.as_ref(), || own(epfd, timeout))
-            .unwrap_or_else(|| pwait_slow_path(epfd, events, count, until.remaining_ms(), mask))
+        let blocked = mask.and_then(|mask| mask.as_ref());
+        wait_sliced(epoll, epfd, out, until, blocked, || own(epfd, timeout))
+            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms(), mask))
     }
 }
 
