@@ -322,7 +322,7 @@ unsafe fn ppoll_slow_path(
             return answer;
         }
         if detached::has_leftovers() {
-            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return detached::poll(fds, count, |now| own(time(now)));
         }
         // The kernel must refuse an invalid timeout.
@@ -445,7 +445,7 @@ fn wait_unsliced(
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
-    let answer = if older { real::ppoll(fds, timespec_of(Duration::ZERO), mask) } else { native(fds) };
+    let answer = if older { real::ppoll(fds, real::NO_WAIT, mask) } else { native(fds) };
     if older && answer >= 0 {
         for at in fds.iter_mut() {
             if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
@@ -509,7 +509,7 @@ fn poll_loop(
             (false, _) if first => native(fds),
             // The sockets became plain in an earlier round, which took some of the time.
             (false, _) => return None,
-            (true, true) => real::ppoll_raw(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask)),
+            (true, true) => real::ppoll_raw(copy, real::NO_WAIT, deferred.wait_mask(mask)),
             // The C library's own call: it is a cancellation point.
             (true, false) => {
                 let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
@@ -569,7 +569,7 @@ fn rx_coalesce(
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
     let poll_now = || {
-        let answer = real::ppoll_cells(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask));
+        let answer = real::ppoll_cells(copy, real::NO_WAIT, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
@@ -613,8 +613,7 @@ fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         }
     }
     if any {
-        let now = timespec_of(Duration::ZERO);
-        any = real::ppoll_raw(copy, now, None) > 0 || add_frames(fds, copy, true) > 0;
+        any = real::ppoll_raw(copy, real::NO_WAIT, None) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
 }

@@ -109,7 +109,7 @@ pub(crate) unsafe fn epoll_pwait2(
         let own = |epfd, timeout| call::epoll_pwait2(epfd, events, count, timeout, mask);
         let out = Events::new(events, count);
         if detached::has_leftovers() {
-            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return wait_with_leftovers(epfd, out, |now| own(epfd, time(now)));
         }
         // The kernel must refuse an invalid timeout.
