@@ -17,7 +17,9 @@ use crate::xdp::queues;
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
-    if comes_back && is_eligible(shared) {
+    // Some flags need the slow path all the same.
+    let has_one = || fast_path::find_for(sock, fd).is_some();
+    if comes_back && !has_one() && is_eligible(shared) {
         install(sock, shared, member, fd);
     }
 }
