@@ -29,7 +29,7 @@ use crate::base::recv_bufs::RecvBufs;
 use crate::base::settings::{MAX_LANES, WAIT_SLICE, WAIT_SLICE_MS};
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
-use crate::batching::readiness::{lane_pollfds, ready_in_memory};
+use crate::batching::readiness::{lane_pollfds, ready_lanes};
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::sock_fds::{self, is_managed};
 use crate::group::coverage::uncovered;
@@ -530,19 +530,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 sock_fds::lanes_mask(self.shared)
             }
         };
-        if mask != 0 {
-            let (mut fds, count) = lane_pollfds(self.sock, self.fd, mask);
-            let frames = ready_in_memory(self.sock, self.shared, mask);
-            if real::ppoll_raw(&mut fds[..count], real::NO_WAIT, None) > 0 || frames != 0 {
-                let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-                for (lane, _) in
-                    lanes.zip(&fds).filter(|(lane, at)| at.revents != 0 || frames & 1 << lane != 0)
-                {
-                    if let TryRecv::Done(answer) = self.try_lane(lane) {
-                        self.member.has_stolen.store(1, Ordering::Relaxed);
-                        return TryRecv::Done(answer);
-                    }
-                }
+        let ready = ready_lanes(self.sock, self.shared, self.fd, mask);
+        for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
+            if let TryRecv::Done(answer) = self.try_lane(lane) {
+                self.member.has_stolen.store(1, Ordering::Relaxed);
+                return TryRecv::Done(answer);
             }
         }
         self.member.has_stolen.store(0, Ordering::Relaxed);
