@@ -146,6 +146,9 @@ pub(crate) fn ppoll_raw(fds: &mut [pollfd], mut timeout: timespec, mask: Option<
     unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
 }
 
+/// A timeout of zero: a wait that only polls.
+pub(crate) static NO_WAIT: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
+
 /// `ppoll(2)` by the C library's function.
 pub(crate) fn ppoll(fds: &mut [pollfd], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
     ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), timeout, mask)

@@ -1,7 +1,7 @@
 //! Which lanes have a datagram: the one check that covers kernel sockets, queues and prefetched
 //! datagrams.
 
-use libc::{c_int, pollfd, timespec};
+use libc::{c_int, pollfd};
 
 use crate::base::real;
 use crate::base::settings::MAX_LANES;
@@ -33,8 +33,7 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask:
     }
     let frames = ready_in_memory(sock, shared, mask);
     let (mut fds, count) = lane_pollfds(sock, fd, mask);
-    let now = timespec { tv_sec: 0, tv_nsec: 0 };
-    if real::ppoll_raw(&mut fds[..count], now, None) <= 0 {
+    if real::ppoll_raw(&mut fds[..count], real::NO_WAIT, None) <= 0 {
         return frames;
     }
     let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);

@@ -34,10 +34,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::{mem, ptr};
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd, timespec};
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd};
 use manylane_ipc::report::Reason;
 
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX, WAIT_SLICE_MS};
+use crate::base::settings::{MAX_LANES, PREFETCH_MAX, WAIT_SLICE};
 use crate::base::signals::SignalMask;
 use crate::base::{quiesce, real, state};
 use crate::batching::prefetch;
@@ -568,8 +568,7 @@ impl OutboxGuard<'_> {
     fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
         if real::errno() == EAGAIN {
             let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
-            real::ppoll_raw(&mut room, slice, None);
+            real::ppoll_raw(&mut room, WAIT_SLICE, None);
         }
         self.sendmmsg(fd, slot, 1, flags)
     }

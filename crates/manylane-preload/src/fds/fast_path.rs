@@ -2,8 +2,8 @@
 //!
 //! Such a socket has no lanes, no second kernel socket and no bound on a wait, and each call of
 //! its thread is the C library's own. The library checks that this is so, marks that the thread is
-//! in a wait without a bound, and counts. [`find`] checks with one comparison: a [`FastPath`] for
-//! each descriptor, of a socket or of an epoll instance around it, has the thread pointer of the
+//! in a wait without a bound, and counts. [`find`] checks with one comparison: the [`FastPath`] of
+//! a descriptor, of the socket or of an epoll instance around it, has the thread pointer of the
 //! thread that may bypass the library. The rest of a call is kept out of the way (`#[cold]`), so
 //! that few registers have to be saved around the C library's function.
 //!
@@ -35,70 +35,24 @@ use crate::shared::sock::{BUSY, Member, Sock, UNBOUNDED};
 const FAST_PATH_FD_LIMIT: usize = 1024;
 
 /// The thread that may bypass the library with a descriptor.
-#[repr(C, align(16))]
+#[repr(C, align(32))]
 pub(crate) struct FastPath {
     /// Thread pointer of the only receiver; 0 if no thread may bypass.
     thread: AtomicUsize,
-    /// Set before `thread`, and never cleared.
+    /// Set before `thread`, and never cleared, as the next one.
     member: AtomicPtr<Member>,
+    /// The socket, or the only UDP socket in the instance.
+    sock: AtomicPtr<Sock>,
 }
 
-impl FastPath {
-    const fn new() -> Self {
-        Self { thread: AtomicUsize::new(0), member: AtomicPtr::new(ptr::null_mut()) }
+/// The fast path of each descriptor.
+static PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const {
+    FastPath {
+        thread: AtomicUsize::new(0),
+        member: AtomicPtr::new(ptr::null_mut()),
+        sock: AtomicPtr::new(ptr::null_mut()),
     }
-}
-
-/// The fast path of each descriptor, and its socket.
-static SOCKET_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
-static SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
-
-/// The fast path of each epoll descriptor whose only UDP socket has one receiver, and that socket.
-static EPOLL_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
-static EPOLL_SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
-
-/// The fast path of the only UDP socket in the instance behind `epfd`, if the calling thread may
-/// use it.
-#[inline(always)]
-pub(crate) fn find_by_epoll(epfd: c_int) -> Option<&'static FastPath> {
-    EPOLL_PATHS.get(epfd as usize).filter(|place| place.is_own())
-}
-
-/// Sets the fast path of the instance behind `epfd`, which has `sock` in it and no other. False if
-/// that is not possible. The caller then checks again that this still is so.
-pub(crate) fn arm_epoll(epfd: c_int, sock: &Sock) -> bool {
-    let (Some(instance), Some(place)) = (EPOLL_PATHS.get(epfd as usize), find_by_sock(sock)) else {
-        return false;
-    };
-    // One instance for a socket: the last one wins.
-    disarm_epoll(sock);
-    instance.member.store(place.member.load(Ordering::Relaxed), Ordering::Relaxed);
-    EPOLL_SOCKETS[epfd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
-    sock.fast_path_epfd.store(epfd + 1, Ordering::SeqCst);
-    instance.thread.store(thread_pointer(), Ordering::SeqCst);
-    // Either a thread that clears the fast path sees this one, or this thread sees that.
-    fence(Ordering::SeqCst);
-    if !place.is_own() {
-        disarm_epoll(sock);
-    }
-    true
-}
-
-/// The instance behind `epfd`, or its set of descriptors, changes.
-pub(crate) fn clear_epoll(epfd: c_int) {
-    if let Some(instance) = EPOLL_PATHS.get(epfd as usize) {
-        instance.thread.store(0, Ordering::SeqCst);
-    }
-}
-
-fn disarm_epoll(sock: &Sock) {
-    let epfd = sock.fast_path_epfd.swap(0, Ordering::SeqCst) - 1;
-    if EPOLL_SOCKETS.get(epfd as usize).is_some_and(|at| ptr::eq(at.load(Ordering::SeqCst), sock)) {
-        clear_epoll(epfd);
-    }
-}
+}; FAST_PATH_FD_LIMIT];
 
 /// A value that differs between the threads of a process, for one instruction; 0 if the
 /// architecture has none.
@@ -129,16 +83,13 @@ const HAS_THREAD_POINTER: bool = cfg!(any(target_arch = "x86_64", target_arch = 
 /// The fast path of `fd`, if the calling thread may use it.
 #[inline(always)]
 pub(crate) fn find(fd: c_int) -> Option<&'static FastPath> {
-    SOCKET_PATHS.get(fd as usize).filter(|place| place.is_own())
+    PATHS.get(fd as usize).filter(|path| path.is_own())
 }
 
-/// The fast path of a descriptor of `sock`, if the calling thread may use it.
+/// [`find`], if `fd` means `sock`, and not another socket of which the thread is the only receiver.
 #[inline]
-pub(crate) fn find_by_sock(sock: &Sock) -> Option<&'static FastPath> {
-    let fd = sock.fast_path_fd.load(Ordering::Relaxed) - 1;
-    let place = find(fd)?;
-    // The number may mean another socket of which the thread is the only receiver, too.
-    ptr::eq(SOCKETS[fd as usize].load(Ordering::Relaxed), sock).then_some(place)
+pub(crate) fn find_for(sock: &Sock, fd: c_int) -> Option<&'static FastPath> {
+    find(fd).filter(|path| path.is_for(sock))
 }
 
 /// The wait of the calling thread, whose member this is, has ended.
@@ -149,8 +100,16 @@ pub(crate) fn finish_wait(member: &Member) {
 
 impl FastPath {
     #[inline(always)]
-    pub(crate) fn is_own(&self) -> bool {
+    fn is_own(&self) -> bool {
         HAS_THREAD_POINTER && self.thread.load(Ordering::Relaxed) == thread_pointer()
+    }
+
+    fn is_for(&self, sock: &Sock) -> bool {
+        ptr::eq(self.sock.load(Ordering::SeqCst), sock)
+    }
+
+    fn clear(&self) {
+        self.thread.store(0, Ordering::SeqCst);
     }
 
     /// The member, for the thread that owns the fast path.
@@ -200,37 +159,28 @@ pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
     }
 }
 
-/// Sets the fast path of `sock`: the calling thread, whose member this is, is its only receiver,
-/// by `fd`, as long as `is_valid`.
+/// Sets the fast path of `fd`, a descriptor of `sock` or of an instance with no other UDP socket:
+/// the calling thread, whose member this is, is the only receiver, as long as `is_valid`.
 #[cold]
 pub(crate) fn install(sock: &'static Sock, member: &Member, fd: c_int, is_valid: impl Fn() -> bool) {
-    let Some(place) = SOCKET_PATHS.get(fd as usize) else { return };
-    // One fast path for a socket: a program that alternates between two descriptors uses the slow
-    // path with both.
-    disarm(sock);
-    SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
-    place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
+    let Some(path) = PATHS.get(fd as usize) else { return };
+    path.sock.store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    path.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     sock.had_fast_path.store(1, Ordering::SeqCst);
-    sock.fast_path_fd.store(fd + 1, Ordering::SeqCst);
-    place.thread.store(thread_pointer(), Ordering::SeqCst);
+    path.thread.store(thread_pointer(), Ordering::SeqCst);
     // Either a thread that ends this sees the fast path, or this one sees what ended it.
     fence(Ordering::SeqCst);
     if !is_valid() {
-        sock.fast_path_fd.store(0, Ordering::SeqCst);
-        place.thread.store(0, Ordering::SeqCst);
+        path.clear();
     }
 }
 
-/// Clears the fast path of `sock`. A call that has already passed the check goes on.
+/// Clears all fast paths of `sock`. A call that has already passed the check goes on.
 pub(crate) fn disarm(sock: &Sock) {
     fence(Ordering::SeqCst);
-    let fd = sock.fast_path_fd.swap(0, Ordering::SeqCst);
-    if let Some(place) = SOCKET_PATHS.get((fd - 1) as usize)
-        && ptr::eq(SOCKETS[(fd - 1) as usize].load(Ordering::SeqCst), sock)
-    {
-        place.thread.store(0, Ordering::SeqCst);
+    if sock.had_fast_path.load(Ordering::SeqCst) != 0 {
+        PATHS.iter().filter(|path| path.is_for(sock)).for_each(FastPath::clear);
     }
-    disarm_epoll(sock);
 }
 
 /// [`disarm`], for a second receiver: after this, the state of the first one is up to date.
@@ -245,28 +195,24 @@ pub(crate) fn disarm_sync(sock: &Sock) {
     real::set_errno(errno);
 }
 
-/// `fd` is about to mean something else.
+/// `fd` is about to mean something else, or its instance changes.
 #[inline]
 pub(crate) fn disarm_fd(fd: c_int) {
-    if let Some(place) = SOCKET_PATHS.get(fd as usize) {
-        fence(Ordering::SeqCst);
-        place.thread.store(0, Ordering::SeqCst);
-        // SAFETY: null, or a slot for a socket, which is never unmapped.
-        let sock = unsafe { SOCKETS[fd as usize].load(Ordering::SeqCst).as_ref() };
-        if let Some(sock) = sock.filter(|sock| sock.fast_path_fd.load(Ordering::SeqCst) == fd + 1) {
-            disarm_epoll(sock);
-        }
+    fence(Ordering::SeqCst);
+    if let Some(path) = PATHS.get(fd as usize) {
+        path.clear();
     }
-    clear_epoll(fd);
 }
 
 /// Clears all fast paths of the calling thread.
 #[cold]
 pub(crate) fn disarm_own() {
-    Sock::in_use().filter(|sock| find_by_sock(sock).is_some()).for_each(disarm);
+    PATHS.iter().filter(|path| path.is_own()).for_each(FastPath::clear);
 }
 
 /// Runs before and after a fork.
 pub(crate) fn disarm_all() {
-    Sock::in_use().for_each(disarm);
+    // No stores to pages that no fast path is in.
+    let is_set = |path: &&FastPath| path.thread.load(Ordering::SeqCst) != 0;
+    PATHS.iter().filter(is_set).for_each(FastPath::clear);
 }

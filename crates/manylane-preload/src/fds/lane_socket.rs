@@ -28,7 +28,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use libc::{c_int, pollfd, sockaddr_storage, socklen_t, timespec};
+use libc::{c_int, pollfd, sockaddr_storage, socklen_t};
 use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
@@ -220,8 +220,7 @@ fn count_free_fds(limit: usize, enough: usize) -> usize {
         let mut fds: [pollfd; CHUNK_LEN] =
             std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
         let asked = &mut fds[..top - first];
-        let now = timespec { tv_sec: 0, tv_nsec: 0 };
-        if real::ppoll_raw(asked, now, None) < 0 {
+        if real::ppoll_raw(asked, real::NO_WAIT, None) < 0 {
             break;
         }
         free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();

@@ -106,12 +106,10 @@ fn leave_all() {
     queues::flush();
     send_batch::flush();
     pollfds::free_cached();
+    fast_path::disarm_own();
     let thread_id = id();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
-        if fast_path::find_by_sock(sock).is_some() {
-            fast_path::disarm(sock);
-        }
         for (at, member) in shared.members.iter().enumerate() {
             if member.thread_id.load(Ordering::Relaxed) == thread_id {
                 recovery::remove_member(sock, shared, at);

@@ -9,6 +9,7 @@ use crate::fds::fast_path;
 use crate::fds::table::{self, Entry};
 use crate::lanes::members;
 use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
+use crate::shared::thread;
 use crate::xdp::queues;
 
 /// The calling thread received on a socket in mode SINGLE: sets its fast path if it comes back and
@@ -16,7 +17,9 @@ use crate::xdp::queues;
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
-    if comes_back && is_eligible(shared) {
+    // Some flags need the slow path all the same.
+    let has_one = || fast_path::find_for(sock, fd).is_some();
+    if comes_back && !has_one() && is_eligible(shared) {
         install(sock, shared, member, fd);
     }
 }
@@ -40,5 +43,8 @@ fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
         return;
     }
     let entry = Entry::Sock(sock.index());
-    fast_path::install(sock, member, fd, || is_eligible(shared) && table::entry(fd) == entry);
+    // Another socket may have got the slot and the number meanwhile: the thread has joined the
+    // earlier one.
+    let is_member = || thread::cached_member(sock, shared).is_some();
+    fast_path::install(sock, member, fd, || is_eligible(shared) && table::entry(fd) == entry && is_member());
 }

@@ -20,7 +20,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use libc::{c_int, pid_t, pthread_mutex_t, timespec};
+use libc::{c_int, pid_t, pthread_mutex_t};
 
 use crate::base::real::{self, call};
 use crate::shared::memory::{self, Zeroed};
@@ -176,8 +176,7 @@ pub(crate) fn has_process_exited(pid: pid_t) -> bool {
         let watch = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as c_int;
         if watch >= 0 {
             let mut at = [libc::pollfd { fd: watch, events: libc::POLLIN, revents: 0 }];
-            let now = timespec { tv_sec: 0, tv_nsec: 0 };
-            gone = real::ppoll_raw(&mut at, now, None) > 0;
+            gone = real::ppoll_raw(&mut at, real::NO_WAIT, None) > 0;
             call::close(watch);
         }
     }

@@ -256,12 +256,7 @@ pub(crate) struct Sock {
     plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before bind.
     pub(crate) timeout_us: AtomicU64,
-    /// Descriptor on which its only receiver uses the fast path, plus 1; 0 if none:
-    /// `fast_path.rs`.
-    pub(crate) fast_path_fd: AtomicI32,
-    /// Descriptor of an epoll instance on the fast path, plus 1; 0 if none.
-    pub(crate) fast_path_epfd: AtomicI32,
-    /// It has had a fast path at some time.
+    /// It has had a fast path at some time: `fast_path.rs`.
     pub(crate) had_fast_path: AtomicU32,
     /// If the socket gets a group, it receives every datagram until the library steers:
     /// `lane_socket::pre_steer`.
@@ -334,8 +329,6 @@ impl Sock {
         sock.cookie.store(cookie, Ordering::Relaxed);
         sock.plain_reason.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
-        sock.fast_path_fd.store(0, Ordering::Relaxed);
-        sock.fast_path_epfd.store(0, Ordering::Relaxed);
         sock.had_fast_path.store(0, Ordering::Relaxed);
         sock.pre_steered.store(0, Ordering::Relaxed);
         sock.in_epoll.store(0, Ordering::Relaxed);

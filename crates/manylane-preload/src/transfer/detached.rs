@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{
     EPOLL_CTL_ADD, FILE, MSG_ERRQUEUE, POLLIN, POLLRDNORM, c_int, c_uint, c_ulong, c_void, epoll_event,
-    fd_set, nfds_t, pollfd, timespec, timeval,
+    fd_set, nfds_t, pollfd, timeval,
 };
 
 use crate::base::real::call;
@@ -102,10 +102,7 @@ pub(crate) unsafe fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bo
     answer
 }
 
-/// A timeout of zero, for calls that only read it.
-pub(crate) static ZERO_TIMEOUT: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
-
-/// The same for select(2), which writes the remaining time.
+/// A timeout of zero for select(2), which writes the remaining time.
 pub(crate) fn zero_timeval() -> timeval {
     timeval { tv_sec: 0, tv_usec: 0 }
 }

@@ -26,10 +26,10 @@ use manylane_ipc::lease::QUEUES_MAX;
 use crate::base::pollfds::EMPTY_POLLFD;
 use crate::base::real;
 use crate::base::recv_bufs::RecvBufs;
-use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::base::settings::{MAX_LANES, WAIT_SLICE, WAIT_SLICE_MS};
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
-use crate::batching::readiness::{lane_pollfds, ready_in_memory};
+use crate::batching::readiness::{lane_pollfds, ready_lanes};
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::sock_fds::{self, is_managed};
 use crate::group::coverage::uncovered;
@@ -243,9 +243,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
         fds[0].fd = self.sock.fd_of(lane, self.fd);
         let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
-        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
         let mask = self.signals.wait_mask(None);
-        if real::ppoll(&mut fds[..count], slice, mask) < 0 {
+        if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
             return -1;
         }
         match self.try_lane(lane) {
@@ -303,9 +302,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     fn wait_with_mask(&self, lane: usize) -> isize {
         let fd = self.sock.fd_of(lane, self.fd);
         let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
         let mask = self.signals.wait_mask(None);
-        match real::ppoll(&mut at, slice, mask) {
+        match real::ppoll(&mut at, WAIT_SLICE, mask) {
             ready if ready < 0 => -1,
             // A datagram that poll reports may be gone: then the result is EAGAIN.
             _ => (self.op)(fd, MSG_DONTWAIT),
@@ -504,10 +502,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         fds[..count].copy_from_slice(&lane_fds[..count]);
         queues::flush();
         let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
-        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
         self.defer_signals();
         let mask = self.signals.wait_mask(None);
-        let ready = real::ppoll(&mut fds[..count], slice, mask);
+        let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, mask);
         self.member.beat();
         if ready < 0 {
             return (!self.should_wait_again(until)).then_some((-1, false));
@@ -536,20 +533,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 sock_fds::lanes_mask(self.shared)
             }
         };
-        if mask != 0 {
-            let (mut fds, count) = lane_pollfds(self.sock, self.fd, mask);
-            let now = timespec { tv_sec: 0, tv_nsec: 0 };
-            let frames = ready_in_memory(self.sock, self.shared, mask);
-            if real::ppoll_raw(&mut fds[..count], now, None) > 0 || frames != 0 {
-                let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-                for (lane, _) in
-                    lanes.zip(&fds).filter(|(lane, at)| at.revents != 0 || frames & 1 << lane != 0)
-                {
-                    if let TryRecv::Done(answer) = self.try_lane(lane) {
-                        self.member.has_stolen.store(1, Ordering::Relaxed);
-                        return TryRecv::Done(answer);
-                    }
-                }
+        let ready = ready_lanes(self.sock, self.shared, self.fd, mask);
+        for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
+            if let TryRecv::Done(answer) = self.try_lane(lane) {
+                self.member.has_stolen.store(1, Ordering::Relaxed);
+                return TryRecv::Done(answer);
             }
         }
         self.member.has_stolen.store(0, Ordering::Relaxed);
@@ -649,10 +637,9 @@ impl Backoff {
         }
         let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
         if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
-            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
             // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
             // has none.
-            real::ppoll(&mut [EMPTY_POLLFD], slice, None);
+            real::ppoll(&mut [EMPTY_POLLFD], WAIT_SLICE, None);
         }
         *self = Self::default();
     }

@@ -73,7 +73,7 @@ pub(crate) unsafe fn pselect(
     unsafe {
         let own = |timeout| call::pselect(count, read, write, except, timeout, mask);
         if detached::has_leftovers() {
-            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return detached::select(count, read, |now| own(time(now)));
         }
         let sets = FdSets::new(count, [read, write, except]);
@@ -269,9 +269,11 @@ impl FdSets {
         let mut answer = if count == 0 {
             native()
         } else {
-            let ([read, write, except], now) = (self.sets, timespec_of(Duration::ZERO));
+            let [read, write, except] = self.sets;
             // SAFETY: program arguments.
-            unsafe { call::pselect(self.count, read, write, except, &raw const now, real::or_null(mask)) }
+            unsafe {
+                call::pselect(self.count, read, write, except, &raw const real::NO_WAIT, real::or_null(mask))
+            }
         };
         let reported = if answer < 0 { &[] } else { &older[..count] };
         for fd in reported {
@@ -283,7 +285,7 @@ impl FdSets {
             *word |= bit;
         }
         let all = (0..self.count.min(table::fd_end())).filter_map(managed);
-        all.for_each(|(_, sock, shared)| wait::finish_wait(sock, shared));
+        all.for_each(|(fd, sock, shared)| wait::finish_wait(sock, shared, fd));
         answer
     }
 }

@@ -50,7 +50,7 @@ pub(crate) enum WaitMode {
 #[inline]
 pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
     // It is the only receiver.
-    if fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some() {
+    if fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some() {
         return WaitMode::Native;
     }
     start_wait_now(sock, shared, fd)
@@ -98,13 +98,22 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
 
 /// The calling thread has waited for `sock`.
 #[inline]
-pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared) {
-    if let Some(place) = fast_path::find_by_sock(sock) {
-        return fast_path::finish_wait(place.member());
+pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    if let Some(path) = fast_path::find_for(sock, fd) {
+        return fast_path::finish_wait(path.member());
     }
     if let Some(member) = thread::cached_member(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
         member.beat();
+    }
+}
+
+/// [`finish_wait`] for all managed sockets.
+fn finish_waits(fds: &[pollfd]) {
+    for at in fds {
+        if let Some((sock, shared)) = managed(at) {
+            finish_wait(sock, shared, at.fd);
+        }
     }
 }
 
@@ -313,7 +322,7 @@ unsafe fn ppoll_slow_path(
             return answer;
         }
         if detached::has_leftovers() {
-            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return detached::poll(fds, count, |now| own(time(now)));
         }
         // The kernel must refuse an invalid timeout.
@@ -383,13 +392,15 @@ pub(crate) fn poll_sliced(
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
-    let alone = |(sock, _): (&'static Sock, _)| {
-        fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some()
+    let alone = |at: &pollfd| {
+        managed(at).is_none_or(|(sock, _)| {
+            fast_path::find_for(sock, at.fd).and_then(fast_path::FastPath::start_wait).is_some()
+        })
     };
-    if !fds.iter().any(is_hidden) && fds.iter().filter_map(managed).all(alone) {
+    if !fds.iter().any(is_hidden) && fds.iter().all(alone) {
         send_batch::flush();
         let answer = quiesce::run_outside(|| native(fds));
-        fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+        finish_waits(fds);
         return Some(answer);
     }
     if !quiesce::enter() {
@@ -434,7 +445,7 @@ fn wait_unsliced(
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
-    let answer = if older { real::ppoll(fds, timespec_of(Duration::ZERO), mask) } else { native(fds) };
+    let answer = if older { real::ppoll(fds, real::NO_WAIT, mask) } else { native(fds) };
     if older && answer >= 0 {
         for at in fds.iter_mut() {
             if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
@@ -442,7 +453,7 @@ fn wait_unsliced(
             }
         }
     }
-    fds.iter().filter_map(managed).for_each(|(sock, shared)| finish_wait(sock, shared));
+    finish_waits(fds);
     if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
 }
 
@@ -498,7 +509,7 @@ fn poll_loop(
             (false, _) if first => native(fds),
             // The sockets became plain in an earlier round, which took some of the time.
             (false, _) => return None,
-            (true, true) => real::ppoll_raw(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask)),
+            (true, true) => real::ppoll_raw(copy, real::NO_WAIT, deferred.wait_mask(mask)),
             // The C library's own call: it is a cancellation point.
             (true, false) => {
                 let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
@@ -520,7 +531,7 @@ fn poll_loop(
             if let Some(sock) = table::sock(at.fd)
                 && let Some(shared) = sock.shared()
             {
-                finish_wait(sock, shared);
+                finish_wait(sock, shared, at.fd);
             }
         }
         if !any || answer < 0 {
@@ -558,7 +569,7 @@ fn rx_coalesce(
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
     let poll_now = || {
-        let answer = real::ppoll_cells(copy, timespec_of(Duration::ZERO), deferred.wait_mask(mask));
+        let answer = real::ppoll_cells(copy, real::NO_WAIT, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
@@ -602,8 +613,7 @@ fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         }
     }
     if any {
-        let now = timespec_of(Duration::ZERO);
-        any = real::ppoll_raw(copy, now, None) > 0 || add_frames(fds, copy, true) > 0;
+        any = real::ppoll_raw(copy, real::NO_WAIT, None) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
 }

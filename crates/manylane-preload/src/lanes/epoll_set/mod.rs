@@ -266,28 +266,25 @@ impl Epoll {
         self.clear_fast_path();
     }
 
-    /// Sets the fast path: `sock` is its only socket, and the calling thread the only receiver.
+    /// Sets the fast path: `sock` is its only socket, added as `fd`, and the calling thread is the
+    /// only receiver.
     #[cold]
-    pub(crate) fn arm_fast_path(&self, epfd: c_int, sock: &Sock) {
-        if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            && fast_path::arm_epoll(epfd, sock)
-        {
-            // Either a thread that changes it sees the fast path, or this one sees the change.
-            fence(Ordering::SeqCst);
-            let is_it = self.items().all(|(_, at)| ptr::eq(at, sock))
-                && self.count.load(Ordering::SeqCst) == 1
-                && table::entry(epfd) == Entry::Epoll(self.index());
-            if !is_it {
-                self.clear_fast_path();
-            }
+    pub(crate) fn arm_fast_path(&self, epfd: c_int, sock: &'static Sock, fd: c_int) {
+        let Some(path) = fast_path::find_for(sock, fd) else { return };
+        if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            fast_path::install(sock, path.member(), epfd, || {
+                fast_path::find_for(sock, fd).is_some()
+                    && self.items().all(|(_, at)| ptr::eq(at, sock))
+                    && self.count.load(Ordering::SeqCst) == 1
+                    && table::entry(epfd) == Entry::Epoll(self.index())
+            });
         }
     }
 
     /// Its entries change, or have changed.
     pub(crate) fn clear_fast_path(&self) {
         fence(Ordering::SeqCst);
-        let noted = self.fast_path_fd.swap(0, Ordering::SeqCst);
-        fast_path::clear_epoll(noted - 1);
+        fast_path::disarm_fd(self.fast_path_fd.swap(0, Ordering::SeqCst) - 1);
     }
 }
 

@@ -27,8 +27,7 @@ use crate::xdp::queues;
 /// instance. Starts its wait.
 #[inline(always)]
 fn start_fast_path(epfd: c_int) -> Option<&'static Member> {
-    let place = fast_path::find_by_epoll(epfd)?;
-    place.start_wait()
+    fast_path::find(epfd)?.start_wait()
 }
 
 #[inline]
@@ -45,26 +44,7 @@ pub(crate) unsafe fn epoll_wait(
             fast_path::finish_wait(member);
             return answer;
         }
-        wait_slow_path(epfd, events, count, timeout)
-    }
-}
-
-#[inline(never)]
-unsafe fn wait_slow_path(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    // SAFETY: program arguments.
-    unsafe {
-        let own = |epfd, timeout| call::epoll_wait(epfd, events, count, timeout);
-        let out = Events::new(events, count);
-        if detached::has_leftovers() {
-            return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
-        }
-        let Some((epoll, out)) = managed_epoll(epfd, out) else {
-            send_batch::flush();
-            return own(hidden_fds::kernel_fd(epfd), timeout);
-        };
-        let until = Deadline::from_ms(timeout);
-        wait_sliced(epoll, epfd, out, until, None, || own(epfd, timeout))
-            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms()))
+        wait_slow_path(epfd, events, count, timeout, None)
     }
 }
 
@@ -83,21 +63,25 @@ pub(crate) unsafe fn epoll_pwait(
             fast_path::finish_wait(member);
             return answer;
         }
-        pwait_slow_path(epfd, events, count, timeout, mask)
+        wait_slow_path(epfd, events, count, timeout, Some(mask))
     }
 }
 
+/// epoll_pwait(2) with `mask`, or epoll_wait(2) without one.
 #[inline(never)]
-unsafe fn pwait_slow_path(
+unsafe fn wait_slow_path(
     epfd: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: c_int,
-    mask: *const sigset_t,
+    mask: Option<*const sigset_t>,
 ) -> c_int {
     // SAFETY: program arguments.
     unsafe {
-        let own = |epfd, timeout| call::epoll_pwait(epfd, events, count, timeout, mask);
+        let own = |epfd, timeout| match mask {
+            Some(mask) => call::epoll_pwait(epfd, events, count, timeout, mask),
+            None => call::epoll_wait(epfd, events, count, timeout),
+        };
         let out = Events::new(events, count);
         if detached::has_leftovers() {
             return wait_with_leftovers(epfd, out, |now| own(epfd, if now { 0 } else { timeout }));
@@ -107,8 +91,9 @@ unsafe fn pwait_slow_path(
             return own(hidden_fds::kernel_fd(epfd), timeout);
         };
         let until = Deadline::from_ms(timeout);
-        wait_sliced(epoll, epfd, out, until, mask.as_ref(), || own(epfd, timeout))
-            .unwrap_or_else(|| pwait_slow_path(epfd, events, count, until.remaining_ms(), mask))
+        let blocked = mask.and_then(|mask| mask.as_ref());
+        wait_sliced(epoll, epfd, out, until, blocked, || own(epfd, timeout))
+            .unwrap_or_else(|| wait_slow_path(epfd, events, count, until.remaining_ms(), mask))
     }
 }
 
@@ -124,7 +109,7 @@ pub(crate) unsafe fn epoll_pwait2(
         let own = |epfd, timeout| call::epoll_pwait2(epfd, events, count, timeout, mask);
         let out = Events::new(events, count);
         if detached::has_leftovers() {
-            let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
             return wait_with_leftovers(epfd, out, |now| own(epfd, time(now)));
         }
         // The kernel must refuse an invalid timeout.
@@ -174,19 +159,19 @@ fn wait_sliced(
     native: impl Fn() -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
-    if epoll
-        .items()
-        .all(|(_, sock)| fast_path::find_by_sock(sock).and_then(fast_path::FastPath::start_wait).is_some())
-    {
+    let alone = |(item, sock): (&Item, &'static Sock)| {
+        let fd = item.fd.load(Ordering::Relaxed);
+        fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some()
+    };
+    if epoll.items().all(alone) {
         send_batch::flush();
         let answer = native();
-        for (_, sock) in epoll.items() {
-            if let Some(shared) = sock.shared() {
-                wait::finish_wait(sock, shared);
-            }
-            if epoll.count.load(Ordering::Relaxed) == 1 && epoll.fast_path_fd.load(Ordering::Relaxed) == 0 {
-                epoll.arm_fast_path(epfd, sock);
-            }
+        finish_waits(epoll);
+        if epoll.fast_path_fd.load(Ordering::Relaxed) == 0
+            && epoll.count.load(Ordering::Relaxed) == 1
+            && let Some((item, sock)) = epoll.items().next()
+        {
+            epoll.arm_fast_path(epfd, sock, item.fd.load(Ordering::Relaxed));
         }
         return Some(answer);
     }
@@ -210,6 +195,15 @@ fn wait_sliced(
         quiesce::park_and_leave()
     }
     answer
+}
+
+/// The calling thread has waited for all sockets of the instance.
+fn finish_waits(epoll: &'static Epoll) {
+    for (item, sock) in epoll.items() {
+        if let Some(shared) = sock.shared() {
+            wait::finish_wait(sock, shared, item.fd.load(Ordering::Relaxed));
+        }
+    }
 }
 
 /// After a wait on an instance that is also waited for as a descriptor: reports remaining
@@ -294,11 +288,7 @@ fn wait_loop(
         }
         first = false;
         let errno = real::errno();
-        for (_, sock) in epoll.items() {
-            if let Some(shared) = sock.shared() {
-                wait::finish_wait(sock, shared);
-            }
-        }
+        finish_waits(epoll);
         real::set_errno(errno);
         if !any || answer != 0 {
             return Some(answer);
