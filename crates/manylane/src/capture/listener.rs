@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use manylane_sys::unix_socket::{self, PeerCred};
 
 use super::tap::{Mailbox, Ring, Tap};
 use crate::counters::LaneId;
+use crate::peer;
 
 /// Epoll tokens; those of connections count up from the last.
 const WAKE: u64 = 0;
@@ -26,8 +27,6 @@ const FIRST_CLIENT: u64 = 2;
 
 /// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
-/// Maximum number of names that are tried.
-const NAME_ATTEMPTS_MAX: u32 = 1024;
 /// Maximum size of a request.
 const REQUEST_LEN_MAX: usize = 256;
 /// Range of the memory for one lane.
@@ -45,9 +44,6 @@ const RECLAIM_INTERVAL_MIN: Duration = Duration::from_millis(10);
 const RECLAIM_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Number of the next capture socket of this process.
-static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// The capture socket of a socket; dropping it closes it.
 pub(crate) struct CaptureListener {
@@ -79,7 +75,7 @@ impl CaptureListener {
     /// Listens for captures of the lanes of the socket that is bound to `address` and uses
     /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
-        let listener = listen()?;
+        let listener = peer::listen(messages::NAME_PREFIX)?;
         let (wake, woken) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
         wake.set_nonblocking(true)?;
@@ -126,21 +122,6 @@ impl Drop for CaptureListener {
             _ = thread.join();
         }
     }
-}
-
-/// Listens under the first free name.
-fn listen() -> io::Result<OwnedFd> {
-    let pid = std::process::id();
-    for _ in 0..NAME_ATTEMPTS_MAX {
-        match unix_socket::listen_without_fds(&messages::name(
-            pid,
-            NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
-        )) {
-            Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
-            other => return other,
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
 struct Client {
@@ -438,11 +419,8 @@ mod tests {
 
     /// Sends malformed requests to every capture socket of this process.
     fn send_malformed_requests() {
-        let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
-        let own = messages::name(std::process::id(), 0);
-        let own = own.strip_suffix('0').unwrap();
-        for name in messages::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
-            let connection = unix_socket::connect(name, Duration::from_secs(30)).unwrap();
+        for (_, name) in peer::find_listeners(messages::NAME_PREFIX, Some(std::process::id())).unwrap() {
+            let connection = unix_socket::connect(&name, Duration::from_secs(30)).unwrap();
             unix_socket::send(connection.as_fd(), b"what is this?", &[]).unwrap();
             let mut buffer = [0; 256];
             let (len, _) = unix_socket::recv(connection.as_fd(), &mut buffer).unwrap();
