@@ -22,8 +22,7 @@
 use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
@@ -35,6 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::FilterHandle;
 use crate::peer::{self, find_listeners, run_in_netns, verify_peer};
+use crate::service::{LISTENER, Service, WAKE, Wakeups};
 use crate::socket::Handle;
 
 const NAME_PREFIX: &str = "manylane.control";
@@ -49,8 +49,6 @@ const IO_TIMEOUT: Duration = Duration::from_secs(2);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
 
 /// Makes the metrics page.
 type Page = Box<dyn Fn() -> String + Send>;
@@ -58,8 +56,7 @@ type Page = Box<dyn Fn() -> String + Send>;
 /// A control socket; dropping it closes it.
 #[derive(Debug)]
 pub struct ControlSocket {
-    wake: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    _service: Service,
 }
 
 impl ControlSocket {
@@ -69,13 +66,7 @@ impl ControlSocket {
     /// System errors: no descriptors, no threads.
     pub fn open(handle: &Handle) -> Result<Self> {
         let own = handle.clone();
-        let page = move || {
-            let mut page = String::new();
-            // Writing to a string does not fail.
-            _ = own.write_metrics(&mut page);
-            page
-        };
-        Self::with_page(page, handle.filter().ok())
+        Self::with_page(move || own.metrics_page(), handle.filter().ok())
     }
 
     /// Opens a control socket for other metrics, with a filter if there is one.
@@ -88,40 +79,25 @@ impl ControlSocket {
     ) -> Result<Self> {
         let failed = |err| Error::system("a local socket for 'manylane top'", err);
         let listener = peer::listen(NAME_PREFIX).map_err(failed)?;
-        let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        let watch = Epoll::new(2).map_err(failed)?;
-        watch.add(&woken, WAKE).map_err(failed)?;
-        watch.add(&listener, LISTENER).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move || serve(watch, &woken, &listener, &page, filter.as_ref());
-        let thread = thread::Builder::new().name("manylane-ctl".into()).spawn(work).map_err(failed)?;
-        Ok(Self { wake, thread: Some(thread) })
+        let work = move |watch, listener, wakeups| serve(watch, &listener, &wakeups, &page, filter.as_ref());
+        let service = Service::start("manylane-ctl", listener, 2, work).map_err(failed)?;
+        Ok(Self { _service: service })
     }
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        _ = self.wake.shutdown(std::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            // A panic there was reported on standard error.
-            _ = thread.join();
-        }
-    }
-}
-
-/// Answers clients one after the other until the other end of `woken` is closed.
+/// Answers clients one after the other.
 fn serve(
     mut watch: Epoll,
-    woken: &UnixStream,
     listener: &OwnedFd,
+    wakeups: &Wakeups,
     page: &Page,
     filter: Option<&FilterHandle>,
 ) {
     loop {
         let Ok(ready) = watch.wait(IDLE_TIMEOUT) else { return };
         let ready: Vec<u64> = ready.collect();
-        if ready.contains(&WAKE) {
-            _ = woken.shutdown(std::net::Shutdown::Both);
+        if ready.contains(&WAKE) && wakeups.is_over() {
             return;
         }
         if !ready.contains(&LISTENER) {

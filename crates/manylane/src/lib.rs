@@ -45,6 +45,7 @@ mod placement;
 mod port_owner;
 mod probe;
 mod serve;
+mod service;
 mod socket;
 mod steer;
 mod verify;

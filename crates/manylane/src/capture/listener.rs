@@ -4,10 +4,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use manylane_ipc::capture as rings;
@@ -19,11 +17,7 @@ use manylane_sys::unix_socket::{self, PeerCred};
 use super::tap::{Mailbox, Ring, Tap};
 use crate::counters::LaneId;
 use crate::peer;
-
-/// Epoll tokens; those of connections count up from the last.
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-const FIRST_CLIENT: u64 = 2;
+use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
 
 /// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
@@ -47,19 +41,16 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The capture socket of a socket; dropping it closes it.
 pub(crate) struct CaptureListener {
-    shared: Arc<Shared>,
-    wake: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    lanes: Arc<Lanes>,
+    service: Service,
 }
 
-struct Shared {
-    lanes: Mutex<Vec<(LaneId, Weak<Mailbox>)>>,
-    stop: AtomicBool,
-}
+#[derive(Default)]
+struct Lanes(Mutex<Vec<(LaneId, Weak<Mailbox>)>>);
 
-impl Shared {
+impl Lanes {
     /// The open lanes. Drops the entries of closed ones.
-    fn lanes(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
+    fn open(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
         let mut lanes = self.lock();
         lanes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
         lanes.iter().filter_map(|(lane, mailbox)| Some((*lane, mailbox.upgrade()?))).collect()
@@ -67,7 +58,7 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Vec<(LaneId, Weak<Mailbox>)>> {
         // Nothing that holds the lock can panic.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,51 +67,33 @@ impl CaptureListener {
     /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
         let listener = peer::listen(messages::NAME_PREFIX)?;
-        let (wake, woken) = UnixStream::pair()?;
-        woken.set_nonblocking(true)?;
-        wake.set_nonblocking(true)?;
-        let watch = Epoll::new(CLIENTS_MAX)?;
-        watch.add(&woken, WAKE)?;
-        watch.add(&listener, LISTENER)?;
-        let shared = Arc::new(Shared { lanes: Mutex::default(), stop: AtomicBool::new(false) });
-        let server = Server {
-            shared: Arc::clone(&shared),
-            address,
-            devices,
-            listener,
-            woken,
-            epoll: watch,
-            clients: Vec::new(),
-            next_token: FIRST_CLIENT,
-            active: None,
-            reclaim_interval: IDLE_TIMEOUT,
+        let lanes = Arc::<Lanes>::default();
+        let shared = Arc::clone(&lanes);
+        let run = move |epoll, listener, wakeups| {
+            let server = Server {
+                lanes: shared,
+                address,
+                devices,
+                listener,
+                wakeups,
+                epoll,
+                clients: Vec::new(),
+                next_token: FIRST_CLIENT,
+                active: None,
+                reclaim_interval: IDLE_TIMEOUT,
+            };
+            server.run();
         };
-        let thread = thread::Builder::new().name("manylane-capture".into()).spawn(move || server.run())?;
-        Ok(Self { shared, wake, thread: Some(thread) })
+        let service = Service::start("manylane-capture", listener, CLIENTS_MAX, run)?;
+        Ok(Self { lanes, service })
     }
 
     /// The tap of a new lane.
     pub(crate) fn tap(&self, lane: LaneId) -> Tap {
         let mailbox = Arc::new(Mailbox::default());
-        self.shared.lock().push((lane, Arc::downgrade(&mailbox)));
-        self.wake();
+        self.lanes.lock().push((lane, Arc::downgrade(&mailbox)));
+        self.service.wake();
         Tap::new(mailbox)
-    }
-
-    fn wake(&self) {
-        // If the pipe is full, the thread has been woken already.
-        _ = io::Write::write(&mut &self.wake, &[0]);
-    }
-}
-
-impl Drop for CaptureListener {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.wake();
-        if let Some(thread) = self.thread.take() {
-            // The thread has ended, or has panicked and reported that.
-            _ = thread.join();
-        }
     }
 }
 
@@ -140,11 +113,11 @@ struct Active {
 }
 
 struct Server {
-    shared: Arc<Shared>,
+    lanes: Arc<Lanes>,
     address: SocketAddr,
     devices: Vec<(u32, String)>,
     listener: OwnedFd,
-    woken: UnixStream,
+    wakeups: Wakeups,
     epoll: Epoll,
     clients: Vec<Client>,
     next_token: u64,
@@ -155,7 +128,7 @@ struct Server {
 
 impl Server {
     fn run(mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
+        'serve: loop {
             let ready: Vec<u64> = match self.epoll.wait(self.reclaim_interval) {
                 Ok(ready) => ready.collect(),
                 Err(err) => {
@@ -165,17 +138,15 @@ impl Server {
             };
             for token in ready {
                 match token {
-                    WAKE => {
-                        while matches!(io::Read::read(&mut &self.woken, &mut [0; 64]), Ok(1..)) {}
-                        self.offer_rings();
-                    }
+                    WAKE if self.wakeups.is_over() => break 'serve,
+                    WAKE => self.offer_rings(),
                     LISTENER => self.accept_clients(),
                     client => self.handle_request(client),
                 }
             }
             self.reclaim_rings();
         }
-        for (_, mailbox) in self.shared.lanes() {
+        for (_, mailbox) in self.lanes.open() {
             mailbox.set_ring(None);
         }
     }
@@ -183,7 +154,7 @@ impl Server {
     /// Unmaps rings that lanes have left.
     fn reclaim_rings(&mut self) {
         if self.reclaim_interval < IDLE_TIMEOUT {
-            let lanes = self.shared.lanes().into_iter();
+            let lanes = self.lanes.open().into_iter();
             // No short circuit: reclaim from all lanes, even behind one that has not polled yet.
             let all = lanes.fold(true, |all, (_, mailbox)| mailbox.reclaim() && all);
             self.reclaim_interval =
@@ -259,7 +230,7 @@ impl Server {
         Description {
             address: self.address,
             devices: self.devices.clone(),
-            lanes: self.shared.lanes().into_iter().map(|(lane, _)| lane.0).collect(),
+            lanes: self.lanes.open().into_iter().map(|(lane, _)| lane.0).collect(),
             captured_by: self.captured_by(),
         }
     }
@@ -306,7 +277,7 @@ impl Server {
             return Ok(());
         };
         let devices: Vec<u32> = self.devices.iter().map(|(ifindex, _)| *ifindex).collect();
-        for (lane, mailbox) in self.shared.lanes() {
+        for (lane, mailbox) in self.lanes.open() {
             if active.served.contains(&lane) {
                 continue;
             }
@@ -326,7 +297,7 @@ impl Server {
         self.clients.retain(|client| client.token != token);
         if self.active.take_if(|active| active.token == token).is_some() {
             log::info!("{}: the capture has ended", self.address);
-            for (_, mailbox) in self.shared.lanes() {
+            for (_, mailbox) in self.lanes.open() {
                 mailbox.set_ring(None);
             }
             self.reclaim_interval = RECLAIM_INTERVAL_MIN;
