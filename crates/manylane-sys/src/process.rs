@@ -3,9 +3,7 @@
 
 mod isolated;
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -300,13 +298,7 @@ pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
 /// True if a file has capabilities (`setcap(8)`).
 #[must_use]
 pub fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: the names are terminated and live across the call; with length 0, it writes nothing.
-    let len =
-        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
-    len > 0
+    rustix::fs::getxattr(path, c"security.capability", &mut [0_u8; 0]).is_ok_and(|len| len > 0)
 }
 
 /// Gives this process, with all its threads, the user and the group `id`, and no supplementary
@@ -328,8 +320,7 @@ pub fn become_user(id: u32) -> io::Result<()> {
 /// The user and the group that started this process: the real ones.
 #[must_use]
 pub fn real_user() -> (u32, u32) {
-    // SAFETY: these calls take no arguments and cannot fail.
-    unsafe { (libc::getuid(), libc::getgid()) }
+    (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
 }
 
 #[cfg(test)]
