@@ -48,6 +48,7 @@ mod serve;
 mod service;
 mod socket;
 mod steer;
+mod text_form;
 mod verify;
 mod vlan;
 mod wait;
