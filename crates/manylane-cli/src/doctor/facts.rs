@@ -307,6 +307,11 @@ pub(crate) struct Program {
 }
 
 impl Facts {
+    /// Notes why something could not be read.
+    pub(crate) fn note_gap(&mut self, name: &str, why: impl Into<String>) {
+        self.gaps.insert(name.into(), why.into());
+    }
+
     /// The period of the losses, in words.
     pub(crate) fn describe_period(&self) -> String {
         match (self.watched, self.uptime) {
