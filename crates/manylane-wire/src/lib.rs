@@ -10,7 +10,7 @@
 //! | [`arp`] | ARP for IPv4 over Ethernet |
 //! | [`ipv4`], [`ipv6`] | the network layer |
 //! | [`udp`] | UDP with its checksum |
-//! | [`checksum`] | the Internet checksum, and incremental updates |
+//! | [`checksum`] | the Internet checksum |
 //! | [`frame`] | a whole frame, layer by layer |
 //! | [`datagram`] | a received frame as one UDP datagram, checksums verified, and the headers of a reply to it |
 //! | [`rx_hint`] | the rx hint: results of the XDP program about a frame, which save parsing it |

@@ -171,7 +171,7 @@ fn check_consistency(bytes: &[u8], frame: &Frame<'_>) {
         Network::Arp(arp) => {
             let mut again = [0; 28];
             arp.write(&mut again).unwrap();
-            let start = frame.ethernet.len();
+            let start = frame.ethernet.header_len();
             assert_eq!(again, bytes[start..start + 28]);
             assert!(arp.reply(Mac::default()).is_none_or(|reply| reply.target == arp.sender));
             return;
@@ -186,7 +186,7 @@ fn check_consistency(bytes: &[u8], frame: &Frame<'_>) {
         }
         Transport::Fragment(rest) | Transport::Other(rest) => within(rest),
     }
-    let mut again = vec![0; frame.ethernet.len()];
+    let mut again = vec![0; frame.ethernet.header_len()];
     frame.ethernet.write(&mut again).unwrap();
     assert_eq!(again, bytes[..again.len()]);
 }
