@@ -14,8 +14,6 @@ pub const TAG_LEN: usize = 4;
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
-    /// ARP.
-    pub const ARP: u16 = 0x0806;
     /// A VLAN tag (802.1Q).
     pub const VLAN: u16 = 0x8100;
     /// The outer of two VLAN tags (802.1ad).

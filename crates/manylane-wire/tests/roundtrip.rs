@@ -4,7 +4,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use manylane_wire::arp::{Arp, Operation};
 use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, Network, UdpFrame};
@@ -124,7 +123,6 @@ proptest! {
     #[test]
     fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Frame::parse(&bytes).map(|frame| frame.has_valid_checksums());
-        let _ = Arp::parse(&bytes);
         let _ = manylane_wire::ipv4::Ipv4::parse(&bytes);
         let _ = manylane_wire::ipv6::Ipv6::parse(&bytes);
         let _ = udp::Udp::parse(&bytes);
@@ -137,37 +135,6 @@ proptest! {
         let at = if bytes.is_empty() { 0 } else { at.index(bytes.len()) & !1 };
         prop_assert_eq!(Sum::default().add_bytes(&bytes[..at]).add_bytes(&bytes[at..]).finish(), checksum(&bytes));
     }
-
-    #[test]
-    fn arp_is_read_as_it_was_written(op: u16, macs in (mac(), mac()), ips: (u32, u32)) {
-        let arp = Arp {
-            operation: op.into(),
-            sender_mac: macs.0,
-            sender: ips.0.into(),
-            target_mac: macs.1,
-            target: ips.1.into(),
-        };
-        let mut bytes = [0; 40];
-        prop_assert_eq!(arp.write(&mut bytes).unwrap().len(), 12);
-        prop_assert_eq!(Arp::parse(&bytes), Ok(arp));
-        prop_assert_eq!(arp.reply(Mac::BROADCAST).is_some(), op == 1);
-    }
-}
-
-#[test]
-fn a_reply_to_arp_goes_back_to_who_asked() {
-    let (asker, mine) = (Mac([2, 0, 0, 0, 0, 9]), Mac([2, 0, 0, 0, 0, 1]));
-    let request = Arp {
-        operation: Operation::Request,
-        sender_mac: asker,
-        sender: [10, 0, 0, 9].into(),
-        target_mac: Mac::default(),
-        target: [10, 0, 0, 1].into(),
-    };
-    let reply = request.reply(mine).unwrap();
-    assert_eq!((reply.sender_mac, reply.target_mac), (mine, asker));
-    assert_eq!((reply.sender, reply.target), (request.target, request.sender));
-    assert_eq!(reply.reply(asker), None);
 }
 
 #[test]
