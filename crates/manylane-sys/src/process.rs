@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::{self, Pid, WaitOptions};
+
 use crate::check;
 pub use isolated::{IsolatedChild, StdinGuard, run_isolated, spawn_isolated};
 
@@ -161,23 +163,18 @@ pub fn kill_on_parent_exit(command: &mut Command) {
 /// # Errors
 /// `ECHILD` if there is none.
 pub fn try_wait(pid: i32) -> io::Result<Option<(i32, WaitStatus)>> {
-    let mut status = 0;
-    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
-    // SAFETY: the kernel writes `status`, which lives across the call.
-    let pid = check(unsafe { libc::waitpid(pid, &raw mut status, options) })?;
-    if pid == 0 {
-        return Ok(None);
-    }
-    let change = if libc::WIFEXITED(status) {
-        WaitStatus::Exited(libc::WEXITSTATUS(status))
-    } else if libc::WIFSIGNALED(status) {
-        WaitStatus::Killed(libc::WTERMSIG(status))
-    } else if libc::WIFSTOPPED(status) {
-        WaitStatus::Stopped(libc::WSTOPSIG(status))
+    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+    let Some((pid, status)) = process::waitpid(Pid::from_raw(pid.max(0)), options)? else { return Ok(None) };
+    let change = if let Some(code) = status.exit_status() {
+        WaitStatus::Exited(code)
+    } else if let Some(signal) = status.terminating_signal() {
+        WaitStatus::Killed(signal)
+    } else if let Some(signal) = status.stopping_signal() {
+        WaitStatus::Stopped(signal)
     } else {
         WaitStatus::Continued
     };
-    Ok(Some((pid, change)))
+    Ok(Some((pid.as_raw_nonzero().get(), change)))
 }
 
 /// Sends a signal to a process; 0 only checks whether that is possible.
@@ -200,8 +197,7 @@ pub fn exists(pid: u32) -> bool {
 /// True if a process is in this process's group: then signals of a terminal reach it, too.
 #[must_use]
 pub fn is_in_own_group(pid: i32) -> bool {
-    // SAFETY: neither takes a pointer.
-    unsafe { libc::getpgid(pid) == libc::getpgrp() }
+    process::getpgid(Pid::from_raw(pid)).is_ok_and(|group| group == process::getpgrp())
 }
 
 /// Stops this process until it is continued, as Ctrl-Z does. Has no effect if there is no shell to
@@ -224,9 +220,8 @@ pub fn stop() {
 /// # Errors
 /// No error is known.
 pub fn become_subreaper() -> io::Result<()> {
-    let on: libc::c_ulong = 1;
-    // SAFETY: takes a number and no pointer.
-    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
+    // Any number but zero turns it on.
+    Ok(process::set_child_subreaper(Some(process::getpid()))?)
 }
 
 /// Gives the calling thread a copy of the process's descriptor table as its own. Descriptors that
@@ -320,7 +315,7 @@ pub fn become_user(id: u32) -> io::Result<()> {
 /// The user and the group that started this process: the real ones.
 #[must_use]
 pub fn real_user() -> (u32, u32) {
-    (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+    (process::getuid().as_raw(), process::getgid().as_raw())
 }
 
 #[cfg(test)]
