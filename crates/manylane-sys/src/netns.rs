@@ -13,7 +13,7 @@ use std::thread;
 
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// A network namespace.
 #[derive(Debug)]
@@ -31,11 +31,8 @@ impl NetNs {
         // its namespace.
         thread::scope(|scope| {
             let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
-                // SAFETY: takes no pointer; it changes the namespace of this thread only, which
-                // ends here.
-                if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
-                    return Err(io::Error::last_os_error());
-                }
+                // SAFETY: it changes the namespace of this thread only, which ends here.
+                unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
                 NetNs::open("/proc/thread-self/ns/net")
             })?;
             made.join()
