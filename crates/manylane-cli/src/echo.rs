@@ -33,14 +33,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     output::eprint_line(&format!("listening on {}", settings.addr));
     output::eprint_line(&settings.describe());
     if let Some(at) = args.metrics {
-        let handle = socket.handle();
-        let page = move || {
-            let mut page = String::new();
-            // Writing to a string does not fail.
-            let _ = handle.write_metrics(&mut page);
-            page
-        };
-        metrics::serve(metrics::bind(at)?, page)?;
+        metrics::keep(socket.handle().serve_metrics(at)?);
     }
     // Without it only `top` and `limit` do not work.
     let _control =

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
             0 => String::new(),
             failed => format!(", {failed} failed and are tried again"),
         };
-        output::eprint_line(&format!("{} parts are done already{again}", state.len()));
+        output::eprint_line(&format!("{} parts are done already{again}", state.done_parts()));
     }
     let finished = run_parts(&mut state, args)?;
     let json = write(&args.out, &format!("lab-{name}.json"), &output::json(&finished)?)?;
@@ -75,7 +75,7 @@ fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
             let all = state.settings().parts().len();
             bail!(
                 "stopped: {} of {all} parts are done and kept; the same command with --resume {} does the others{}",
-                state.len(),
+                state.done_parts(),
                 state.path().display(),
                 if args.json { " (nothing is printed before the end)" } else { "" }
             )

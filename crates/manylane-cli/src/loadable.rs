@@ -8,9 +8,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use manylane_sys::process;
-use object::elf::{FileHeader32, FileHeader64, NT_GO_BUILD_ID, PT_INTERP, PT_NOTE};
+use object::elf::{NT_GO_BUILD_ID, PT_INTERP, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, ReadCache, ReadRef};
+use object::{NativeEndian, ReadCache, ReadRef};
 
 use crate::find;
 
@@ -96,7 +96,7 @@ pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
             return beyond(Reason::Unreadable);
         }
         if first.starts_with(b"\x7fELF") {
-            return match secure_exec_reason(&file).map_or_else(|| check_elf(&open), Err) {
+            return match secure_exec_reason(&file).map_or_else(|| check_elf(&first, &open), Err) {
                 Ok(()) => Ok(()),
                 Err(why) => beyond(why),
             };
@@ -152,88 +152,73 @@ fn secure_exec_reason(file: &Path) -> Option<Reason> {
     (user != 0 && process::has_capabilities(file)).then_some(Reason::Capabilities)
 }
 
-fn check_elf(file: &File) -> Result<(), Reason> {
-    let cache = ReadCache::new(file);
-    let ident = (&cache).read_bytes_at(0, 16).map_err(|()| Reason::NotElf)?;
-    // EI_CLASS.
-    match ident.get(4).copied() {
-        Some(1) => elf_info::<FileHeader32<Endianness>, _>(&cache)?.check(1),
-        Some(2) => elf_info::<FileHeader64<Endianness>, _>(&cache)?.check(2),
-        _ => Err(Reason::NotElf),
+/// Checks an ELF file with these first bytes.
+fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
+    // EI_CLASS, EI_DATA, e_machine.
+    let (Some(&class @ 1..=2), Some(&data), Some(&machine)) =
+        (first.get(4), first.get(5), first.get(18..).and_then(<[u8]>::first_chunk))
+    else {
+        return Err(Reason::NotElf);
+    };
+    let is_little = data == 1;
+    let machine = if is_little { u16::from_le_bytes(machine) } else { u16::from_be_bytes(machine) };
+    let is_ours = is_little == cfg!(target_endian = "little")
+        && usize::from(class) * 4 == size_of::<usize>()
+        && OWN_MACHINE.is_none_or(|ours| ours == machine);
+    if !is_ours {
+        return Err(Reason::OtherMachine(machine_name(machine, class)));
+    }
+    let info = parse_elf(&ReadCache::new(file)).map_err(|_| Reason::NotElf)?;
+    // Checked first: a Go program cannot use the library even if it is linked dynamically.
+    if info.go {
+        return Err(Reason::Go);
+    }
+    match info.loader {
+        None => Err(Reason::Static),
+        Some(loader) if is_other_libc(&loader) => Err(Reason::OtherLibc(loader)),
+        Some(_) => Ok(()),
     }
 }
 
 /// The relevant facts of an ELF file.
 #[derive(Debug, Default)]
 struct ElfInfo {
-    machine: u16,
-    little: bool,
     loader: Option<String>,
     go: bool,
 }
 
-fn elf_info<'data, H, R>(data: R) -> Result<ElfInfo, Reason>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
-    parse_elf::<H, R>(data).map_err(|_| Reason::NotElf)
-}
+#[cfg(target_pointer_width = "64")]
+type OwnHeader = object::elf::FileHeader64<NativeEndian>;
+#[cfg(target_pointer_width = "32")]
+type OwnHeader = object::elf::FileHeader32<NativeEndian>;
 
-fn parse_elf<'data, H, R>(data: R) -> object::read::Result<ElfInfo>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
-    let header = H::parse(data)?;
+/// Parses a file for this machine.
+fn parse_elf<'data>(data: impl ReadRef<'data>) -> object::read::Result<ElfInfo> {
+    let header = OwnHeader::parse(data)?;
     let endian = header.endian()?;
-    let mut facts = ElfInfo {
-        machine: header.e_machine(endian),
-        little: endian == Endianness::Little,
-        ..ElfInfo::default()
-    };
+    let mut info = ElfInfo::default();
     for segment in header.program_headers(endian, data)? {
         if segment.p_type(endian) == PT_INTERP {
             let path = segment.data(endian, data).unwrap_or_default();
             let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
-            facts.loader = Some(String::from_utf8_lossy(path).into_owned());
+            info.loader = Some(String::from_utf8_lossy(path).into_owned());
         }
         // Go programs have this note even if their sections are stripped.
         if segment.p_type(endian) == PT_NOTE
             && let Ok(Some(mut notes)) = segment.notes(endian, data)
         {
             while let Ok(Some(note)) = notes.next() {
-                facts.go |= note.name() == b"Go" && note.n_type(endian) == NT_GO_BUILD_ID;
+                info.go |= note.name() == b"Go" && note.n_type(endian) == NT_GO_BUILD_ID;
             }
         }
     }
     // Sections are for debuggers: a program may lack them.
     if let Ok(sections) = header.sections(endian, data) {
-        facts.go |= sections
+        info.go |= sections
             .iter()
             .any(|section| sections.section_name(endian, section).is_ok_and(|name| name == b".go.buildinfo"));
     }
-    Ok(facts)
-}
-
-impl ElfInfo {
-    fn check(self, class: u8) -> Result<(), Reason> {
-        let is_ours = self.little == cfg!(target_endian = "little")
-            && usize::from(class) * 4 == size_of::<usize>()
-            && OWN_MACHINE.is_none_or(|ours| ours == self.machine);
-        if !is_ours {
-            return Err(Reason::OtherMachine(machine_name(self.machine, class)));
-        }
-        // Checked first: a Go program cannot use the library even if it is linked dynamically.
-        if self.go {
-            return Err(Reason::Go);
-        }
-        match self.loader {
-            None => Err(Reason::Static),
-            Some(loader) if is_other_libc(&loader) => Err(Reason::OtherLibc(loader)),
-            Some(_) => Ok(()),
-        }
-    }
+    Ok(info)
 }
 
 fn is_other_libc(loader: &str) -> bool {

@@ -1,10 +1,8 @@
 //! Counters in the text format of Prometheus over HTTP (`--metrics`), served by the library.
 
-use std::mem::ManuallyDrop;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::Result;
-use manylane::{MetricsPage, MetricsPort};
+use manylane::{MetricsPage, MetricsServer};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -17,24 +15,11 @@ pub(crate) fn parse_addr(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
 }
 
-/// Binds the port.
-///
-/// # Errors
-/// If it cannot be bound.
-pub(crate) fn bind(at: SocketAddr) -> Result<MetricsPort> {
-    Ok(MetricsPort::bind(at)?)
-}
-
-/// Serves the output of `render` at each request for the life of this process, and prints the
-/// address.
-///
-/// # Errors
-/// If no thread can be started.
-pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'static) -> Result<()> {
-    // Never dropped: the server runs until the process ends.
-    let server = ManuallyDrop::new(port.serve(render)?);
+/// Keeps the server for the life of this process, and prints its address.
+pub(crate) fn keep(server: MetricsServer) {
     output::eprint_line(&format!("metrics at http://{}/metrics", server.addr()));
-    Ok(())
+    // Never dropped: the server runs until the process ends.
+    std::mem::forget(server);
 }
 
 /// Adds all numbers of a row as counters, named by their fields.

@@ -18,7 +18,7 @@ type WaitStats = [u64; 3];
 
 /// Waits for one lock from one place of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contention {
+pub(crate) struct Contention {
     /// The lock, by the data that it guards if known, else by its kind.
     pub lock: String,
     /// The function that waited for it.
@@ -33,7 +33,7 @@ pub struct Contention {
 
 /// The observed waits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Contentions {
+pub(crate) struct Contentions {
     /// By lock and caller, the longest total time first.
     pub waits: Vec<Contention>,
     /// Waits for which the map had no room, not included above.
@@ -42,20 +42,12 @@ pub struct Contentions {
 
 impl Contentions {
     /// All waits.
-    #[must_use]
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.waits.iter().map(|wait| wait.count).sum()
     }
 
-    /// Nanoseconds of all waits.
-    #[must_use]
-    pub fn ns(&self) -> u64 {
-        self.waits.iter().map(|wait| wait.ns).sum()
-    }
-
     /// Waits for locks of sockets and pipes, and of their wait queues.
-    #[must_use]
-    pub fn socket_waits(&self) -> u64 {
+    pub(crate) fn socket_waits(&self) -> u64 {
         [RECV_QUEUE_LOCK, SOCKET_LOCK, WAIT_QUEUE_LOCK, PIPE_LOCK]
             .iter()
             .map(|lock| self.totals_for(lock).0)
@@ -63,24 +55,23 @@ impl Contentions {
     }
 
     /// Waits for one lock: count and time.
-    #[must_use]
-    pub fn totals_for(&self, lock: &str) -> (u64, u64) {
+    pub(crate) fn totals_for(&self, lock: &str) -> (u64, u64) {
         let own = self.waits.iter().filter(|wait| wait.lock == lock);
         own.fold((0, 0), |(count, ns), wait| (count + wait.count, ns + wait.ns))
     }
 }
 
 /// The receive queue of a UDP socket.
-pub const RECV_QUEUE_LOCK: &str = "receive queue";
+pub(crate) const RECV_QUEUE_LOCK: &str = "receive queue";
 /// The lock of a socket as a whole.
-pub const SOCKET_LOCK: &str = "socket";
+pub(crate) const SOCKET_LOCK: &str = "socket";
 /// The wait queue of a socket's readers.
-pub const WAIT_QUEUE_LOCK: &str = "wait queue of readers";
+pub(crate) const WAIT_QUEUE_LOCK: &str = "wait queue of readers";
 /// A pipe.
-pub const PIPE_LOCK: &str = "pipe";
+pub(crate) const PIPE_LOCK: &str = "pipe";
 
 /// Observes all threads of this process until it is dropped.
-pub struct LockMonitor {
+pub(crate) struct LockMonitor {
     ebpf: Ebpf,
     symbols: BTreeMap<u64, String>,
 }
@@ -90,7 +81,7 @@ impl LockMonitor {
     ///
     /// # Errors
     /// Without root, and before Linux 5.19.
-    pub fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .override_global("ml_process", &std::process::id(), true)
             .load(manylane_bpf::LOCKS)
@@ -107,7 +98,7 @@ impl LockMonitor {
     }
 
     /// The waits since the start.
-    pub fn read(&self) -> Result<Contentions> {
+    pub(crate) fn read(&self) -> Result<Contentions> {
         let map = |name: &str| self.ebpf.map(name).with_context(|| format!("no map {name}"));
         let waited: PerCpuHashMap<&MapData, CallSite, WaitStats> = map("ml_waited")?.try_into()?;
         let stacks: StackTraceMap<&MapData> = map("ml_stacks")?.try_into()?;
@@ -305,7 +296,7 @@ mod tests {
         ];
         assert_eq!(told, expected);
         let seen = Contentions { waits, missed: 0 };
-        assert_eq!((seen.count(), seen.ns(), seen.totals_for(RECV_QUEUE_LOCK)), (7, 397, (6, 390)));
+        assert_eq!((seen.count(), seen.totals_for(RECV_QUEUE_LOCK)), (7, (6, 390)));
     }
 
     #[test]

@@ -20,13 +20,13 @@ const VERSION_LINE: &str = "lock_stat version 0.4";
 const FIELD_COUNT: usize = 12;
 
 /// Classes of the locks of UDP receive queues.
-pub const RECV_QUEUE_CLASSES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
+pub(crate) const RECV_QUEUE_CLASSES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
 /// Classes of the spinlocks of whole sockets.
-pub const SOCKET_CLASSES: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
+pub(crate) const SOCKET_CLASSES: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
 
 /// Counters of some locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LockStats {
+pub(crate) struct LockStats {
     /// Number of waits.
     pub contentions: u64,
     /// Nanoseconds of all waits.
@@ -59,14 +59,14 @@ impl LockStats {
 
 /// Sums by class. Classes of readers and writers, nested ones and those of equal name are joined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LockClasses(BTreeMap<String, LockStats>);
+pub(crate) struct LockClasses(BTreeMap<String, LockStats>);
 
 impl LockClasses {
     /// Reads the kernel's text.
     ///
     /// # Errors
     /// When it has another format, or says that it has stopped counting.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let version = lines.next().unwrap_or_default();
         ensure!(
@@ -88,16 +88,14 @@ impl LockClasses {
     }
 
     /// Those of some classes together.
-    #[must_use]
-    pub fn total_of(&self, names: &[&str]) -> LockStats {
+    pub(crate) fn total_of(&self, names: &[&str]) -> LockStats {
         let mut sum = LockStats::default();
         names.iter().filter_map(|name| self.0.get(*name)).for_each(|sums| sum.add(*sums));
         sum
     }
 
     /// All locks.
-    #[must_use]
-    pub fn total(&self) -> LockStats {
+    pub(crate) fn total(&self) -> LockStats {
         let mut sum = LockStats::default();
         self.0.values().for_each(|sums| sum.add(*sums));
         sum
@@ -155,7 +153,7 @@ fn parse_time_ns(text: &str) -> Option<u64> {
 /// Counts from its start on. Statistics that were switched on for it are off again when it is
 /// dropped.
 #[derive(Debug)]
-pub struct LockStatSession {
+pub(crate) struct LockStatSession {
     stat_path: PathBuf,
     before: LockClasses,
     _sysctl_guard: Option<SysctlGuard>,
@@ -166,7 +164,7 @@ impl LockStatSession {
     ///
     /// # Errors
     /// Without root, and when the text has another format.
-    pub fn start() -> Result<Option<Self>> {
+    pub(crate) fn start() -> Result<Option<Self>> {
         if !is_supported() {
             return Ok(None);
         }
@@ -182,14 +180,13 @@ impl LockStatSession {
     ///
     /// # Errors
     /// When the text has another format, or the kernel has stopped counting.
-    pub fn read(&self) -> Result<LockClasses> {
+    pub(crate) fn read(&self) -> Result<LockClasses> {
         Ok(read(&self.stat_path)?.since(&self.before))
     }
 }
 
 /// True if the kernel has statistics of its locks.
-#[must_use]
-pub fn is_supported() -> bool {
+pub(crate) fn is_supported() -> bool {
     Path::new(LOCK_STAT_PATH).exists()
 }
 

@@ -38,8 +38,7 @@ pub struct Row {
 
 impl Row {
     /// A cell with samples. Paper and part are filled in when the part has run.
-    #[must_use]
-    pub fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
+    pub(crate) fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
         let value = (!samples.is_empty()).then(|| median(samples.iter().copied()));
         Self {
             paper: Paper::Rivera,
@@ -57,14 +56,12 @@ impl Row {
     }
 
     /// A cell that cannot be measured on this machine.
-    #[must_use]
-    pub fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
+    pub(crate) fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
         Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
     }
 
     /// A cell with one sample, or with the reason why there is none.
-    #[must_use]
-    pub fn measured<E: Display>(
+    pub(crate) fn measured<E: Display>(
         table: &str,
         line: &str,
         column: &str,
@@ -83,8 +80,7 @@ impl Row {
     }
 
     /// With counts.
-    #[must_use]
-    pub fn with_counts(mut self, counts: &[(&str, u64)]) -> Self {
+    pub(crate) fn with_counts(mut self, counts: &[(&str, u64)]) -> Self {
         self.counts.extend(counts.iter().map(|&(name, count)| (name.to_owned(), count)));
         self
     }
@@ -112,12 +108,11 @@ impl Row {
 }
 
 /// The table of parts that failed.
-pub const FAILED_TABLE: &str = "failed";
+pub(crate) const FAILED_TABLE: &str = "failed";
 
 /// Merges rows of one paper with equal places, and adds the paper's numbers. If `all` parts ran,
 /// numbers of the paper that were not measured are rows, too.
-#[must_use]
-pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
+pub(crate) fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
     let mut merged: Vec<Row> = Vec::new();
     for row in rows {
         match merged.iter_mut().find(|known| known.is_same_cell(&row)) {

@@ -7,7 +7,7 @@ use manylane_bench::Setup;
 use super::Scale;
 
 /// The set-ups, and the scale of the run.
-pub struct Setups {
+pub(crate) struct Setups {
     /// The scale of the run.
     pub scale: Scale,
     loopback: Option<Setup>,
@@ -18,13 +18,12 @@ pub struct Setups {
 
 impl Setups {
     /// No set-up yet.
-    #[must_use]
-    pub fn new(scale: Scale) -> Self {
+    pub(crate) fn new(scale: Scale) -> Self {
         Self { scale, loopback: None, testbed: None, two_links: None }
     }
 
     /// Loopback.
-    pub fn loopback(&mut self) -> &mut Setup {
+    pub(crate) fn loopback(&mut self) -> &mut Setup {
         self.loopback.get_or_insert_with(|| Setup::loopback(None))
     }
 
@@ -32,12 +31,12 @@ impl Setups {
     ///
     /// # Errors
     /// The reason why there are none, the same each time.
-    pub fn testbed(&mut self) -> Result<&mut Setup> {
+    pub(crate) fn testbed(&mut self) -> Result<&mut Setup> {
         get_or_create(&mut self.testbed, 1)
     }
 
     /// Two hosts with two links, each with addresses of its own.
-    pub fn two_links(&mut self) -> Result<&mut Setup> {
+    pub(crate) fn two_links(&mut self) -> Result<&mut Setup> {
         get_or_create(&mut self.two_links, 2)
     }
 }

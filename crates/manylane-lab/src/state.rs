@@ -135,14 +135,12 @@ impl State {
     }
 
     /// The machine of the run.
-    #[must_use]
-    pub fn machine(&self) -> &Machine {
+    pub(crate) fn machine(&self) -> &Machine {
         &self.header.machine
     }
 
     /// True if a part is done.
-    #[must_use]
-    pub fn has(&self, part: &str) -> bool {
+    pub(crate) fn has(&self, part: &str) -> bool {
         self.completed.contains(part)
     }
 
@@ -160,23 +158,17 @@ impl State {
 
     /// Number of parts that are done.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn done_parts(&self) -> usize {
         self.completed.len()
     }
 
-    /// True if no part is done yet.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.completed.is_empty()
-    }
-
     /// The rows of all finished parts, in the order in which they were finished.
-    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.iter()
     }
 
     /// Records a part as done, with its duration. It is in the file when this returns.
-    pub fn record_part(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
+    pub(crate) fn record_part(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
         let done = PartRecord { part: part.into(), seconds, rows };
         let line = serde_json::to_string(&done)?;
         self.write(&line)?;
@@ -272,10 +264,10 @@ mod tests {
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("one") && state.has("two") && !state.has("three"));
-        assert_eq!((state.len(), state.rows().count()), (2, 3));
+        assert_eq!((state.done_parts(), state.rows().count()), (2, 3));
         state.record_part("three", 1.5, Vec::new()).unwrap();
         drop(state);
-        assert_eq!(State::resume(&path, &settings()).unwrap().len(), 3);
+        assert_eq!(State::resume(&path, &settings()).unwrap().done_parts(), 3);
     }
 
     #[test]
@@ -305,18 +297,18 @@ mod tests {
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("one") && !state.has("two"));
-        assert_eq!((state.len(), state.failed_parts(), state.seconds()), (1, 1, 1.5));
+        assert_eq!((state.done_parts(), state.failed_parts(), state.seconds()), (1, 1, 1.5));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0)]);
         // Fails first, then succeeds.
         state.record_part("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
-        assert_eq!((state.len(), state.failed_parts()), (1, 1));
+        assert_eq!((state.done_parts(), state.failed_parts()), (1, 1));
         state.record_part("two", 2.5, vec![row(2.0)]).unwrap();
         drop(state);
         let state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("two"));
-        assert_eq!((state.len(), state.failed_parts(), state.seconds()), (2, 0, 4.0));
+        assert_eq!((state.done_parts(), state.failed_parts(), state.seconds()), (2, 0, 4.0));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0), Some(2.0)]);
     }
 
@@ -343,7 +335,7 @@ mod tests {
     fn a_new_run_keeps_the_old_file() {
         let (_folder, path) = temp_state();
         State::create(&path, settings()).unwrap().record_part("one", 1.5, Vec::new()).unwrap();
-        assert!(State::create(&path, settings()).unwrap().is_empty());
+        assert_eq!(State::create(&path, settings()).unwrap().done_parts(), 0);
         assert_eq!(fs::read_to_string(path.with_extension("jsonl.old")).unwrap().lines().count(), 2);
     }
 }

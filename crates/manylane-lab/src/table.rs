@@ -128,8 +128,7 @@ fn align(lines: &[Vec<String>]) -> String {
 }
 
 /// A number with about three significant digits.
-#[must_use]
-pub fn format_number(value: f64) -> String {
+pub(crate) fn format_number(value: f64) -> String {
     let size = value.abs();
     match size {
         _ if size >= 100_000.0 => group_thousands(value),

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 
-use crate::netns::{ifreq, ioctl};
+use crate::netns::{device_flags, ethtool, ethtool_value, ifreq, ioctl};
 
 /// Name of the device with this index.
 ///
@@ -56,11 +56,7 @@ pub fn mtu(name: &str) -> io::Result<u32> {
 /// # Errors
 /// `ENODEV` if there is no such device.
 pub fn is_up(name: &str) -> io::Result<bool> {
-    let mut request = ifreq(name)?;
-    ioctl(libc::SIOCGIFFLAGS, &mut request)?;
-    // SAFETY: SIOCGIFFLAGS filled this member of the union.
-    let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
-    Ok(flags & libc::IFF_UP != 0)
+    Ok(device_flags(name)? & libc::IFF_UP != 0)
 }
 
 /// `struct ethtool_channels` of linux/ethtool.h.
@@ -81,10 +77,7 @@ impl Channels {
 
     fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
         self.cmd = cmd;
-        let mut request = ifreq(name)?;
-        // The kernel uses this pointer only during the ioctl; `self` outlives it.
-        request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
-        ioctl(libc::SIOCETHTOOL, &mut request)
+        ethtool(name, self)
     }
 }
 
@@ -148,11 +141,8 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
     const ETHTOOL_GDRVINFO: u32 = 3;
     let mut info = Info { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
-    let mut request = ifreq(name)?;
-    // The kernel uses this pointer only during the ioctl; `info` outlives it and has the size of
-    // the kernel's struct (196 bytes).
-    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(info).cast();
-    match ioctl(libc::SIOCETHTOOL, &mut request) {
+    const { assert!(size_of::<Info>() == 196) };
+    match ethtool(name, &mut info) {
         Ok(()) => {
             let end = info.driver.iter().position(|&byte| byte == 0).unwrap_or(info.driver.len());
             Ok(String::from_utf8_lossy(&info.driver[..end]).into_owned())
@@ -168,21 +158,10 @@ pub fn driver(name: &str) -> io::Result<String> {
 /// # Errors
 /// `ENODEV` if there is no such device.
 pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
-    /// `struct ethtool_value` of linux/ethtool.h.
-    #[repr(C)]
-    struct Value {
-        cmd: u32,
-        data: u32,
-    }
     const ETHTOOL_GFLAGS: u32 = 0x25;
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-    let mut value = Value { cmd: ETHTOOL_GFLAGS, data: 0 };
-    let mut request = ifreq(name)?;
-    // The kernel uses this pointer only during the ioctl; `value` outlives it and has the size of
-    // the kernel's struct.
-    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
-    match ioctl(libc::SIOCETHTOOL, &mut request) {
-        Ok(()) => Ok(value.data & ETH_FLAG_RXVLAN != 0),
+    match ethtool_value(name, ETHTOOL_GFLAGS, 0) {
+        Ok(flags) => Ok(flags & ETH_FLAG_RXVLAN != 0),
         Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
         Err(err) => Err(err),
     }
@@ -211,14 +190,6 @@ struct Rxnfc {
 const _: () = assert!(size_of::<Rxnfc>() == 192);
 
 impl Rxnfc {
-    fn ethtool_ioctl(&mut self, name: &str) -> io::Result<()> {
-        let mut request = ifreq(name)?;
-        // The kernel uses this pointer only during the ioctl; `self` outlives it and has the size
-        // of the kernel's struct.
-        request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
-        ioctl(libc::SIOCETHTOOL, &mut request)
-    }
-
     fn new(cmd: u32, flow: FlowType, data: u64) -> Self {
         let flow_type = match flow {
             FlowType::Udp4 => 2,
@@ -243,7 +214,7 @@ pub const HASH_PORTS: u64 = 1 << 6 | 1 << 7;
 pub fn flow_hash(name: &str, flow: FlowType) -> io::Result<u64> {
     const ETHTOOL_GRXFH: u32 = 0x29;
     let mut question = Rxnfc::new(ETHTOOL_GRXFH, flow, 0);
-    question.ethtool_ioctl(name)?;
+    ethtool(name, &mut question)?;
     Ok(question.data)
 }
 
@@ -254,7 +225,7 @@ pub fn flow_hash(name: &str, flow: FlowType) -> io::Result<u64> {
 /// `ENODEV`.
 pub fn set_flow_hash(name: &str, flow: FlowType, fields: u64) -> io::Result<()> {
     const ETHTOOL_SRXFH: u32 = 0x2a;
-    Rxnfc::new(ETHTOOL_SRXFH, flow, fields).ethtool_ioctl(name)
+    ethtool(name, &mut Rxnfc::new(ETHTOOL_SRXFH, flow, fields))
 }
 
 #[cfg(test)]

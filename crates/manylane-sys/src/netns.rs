@@ -13,7 +13,7 @@ use std::thread;
 
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// A network namespace.
 #[derive(Debug)]
@@ -31,11 +31,8 @@ impl NetNs {
         // its namespace.
         thread::scope(|scope| {
             let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
-                // SAFETY: takes no pointer; it changes the namespace of this thread only, which
-                // ends here.
-                if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
-                    return Err(io::Error::last_os_error());
-                }
+                // SAFETY: it changes the namespace of this thread only, which ends here.
+                unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
                 NetNs::open("/proc/thread-self/ns/net")
             })?;
             made.join()
@@ -103,10 +100,7 @@ pub fn device_index(name: &str) -> io::Result<u32> {
 /// # Errors
 /// `ENODEV` if there is no such device.
 pub fn is_device_running(name: &str) -> io::Result<bool> {
-    let mut request = ifreq(name)?;
-    ioctl(libc::SIOCGIFFLAGS, &mut request)?;
-    // SAFETY: SIOCGIFFLAGS filled this member of the union.
-    let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
+    let flags = device_flags(name)?;
     let is_running = flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0;
     if is_running {
         // The kernel sets the flag first, and then replaces the queue that drops all frames
@@ -125,7 +119,7 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
 /// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_SGRO: u32 = 0x2c;
-    ethtool_value(name, ETHTOOL_SGRO, on.into())
+    ethtool_value(name, ETHTOOL_SGRO, on.into()).map(drop)
 }
 
 /// Switches checksum offload for sending. Without it, the peer of a veth device receives what a
@@ -135,21 +129,31 @@ pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
 /// `ENODEV` if there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_STXCSUM: u32 = 0x17;
-    ethtool_value(name, ETHTOOL_STXCSUM, on.into())
+    ethtool_value(name, ETHTOOL_STXCSUM, on.into()).map(drop)
 }
 
-fn ethtool_value(name: &str, cmd: u32, data: u32) -> io::Result<()> {
-    /// `struct ethtool_value` of linux/ethtool.h.
-    #[repr(C)]
-    struct EthtoolValue {
-        cmd: u32,
-        data: u32,
-    }
-    let mut value = EthtoolValue { cmd, data };
+/// A request with a `struct ethtool_value` of linux/ethtool.h: the data after it.
+pub(crate) fn ethtool_value(name: &str, command: u32, data: u32) -> io::Result<u32> {
+    let mut value = [command, data];
+    ethtool(name, &mut value)?;
+    Ok(value[1])
+}
+
+/// A request of linux/ethtool.h: `value` is the whole struct of the command that it begins with.
+pub(crate) fn ethtool<T>(name: &str, value: &mut T) -> io::Result<()> {
     let mut request = ifreq(name)?;
-    // The kernel uses this pointer only during the ioctl; `value` outlives it.
-    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
+    // The kernel uses this pointer only during the ioctl; `value` outlives it and has the size of
+    // the kernel's struct.
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(value).cast();
     ioctl(libc::SIOCETHTOOL, &mut request)
+}
+
+/// Flags of a device, `IFF_*`.
+pub(crate) fn device_flags(name: &str) -> io::Result<i32> {
+    let mut request = ifreq(name)?;
+    ioctl(libc::SIOCGIFFLAGS, &mut request)?;
+    // SAFETY: SIOCGIFFLAGS filled this member of the union.
+    Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }))
 }
 
 /// A socket for device requests.

@@ -1,7 +1,9 @@
 //! Sends and receives whole frames on a device (`AF_PACKET`), for tests that no UDP socket can do.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
 /// A socket that sends frames, with all their headers, from one device.
 #[derive(Debug)]
@@ -31,11 +33,7 @@ impl PacketSocket {
     }
 
     fn bind(ifindex: u32, protocol: u16) -> io::Result<Self> {
-        // SAFETY: takes no pointer.
-        let raw =
-            crate::check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor is new, and this value is its only owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let fd = net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         // SAFETY: sockaddr_ll is a C struct of integers, for which all zeros are valid.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;
@@ -52,9 +50,8 @@ impl PacketSocket {
     /// # Errors
     /// Those of `send(2)`: `ENETDOWN`, `ENOBUFS`, `EMSGSIZE`.
     pub fn send(&self, frame: &[u8]) -> io::Result<()> {
-        // SAFETY: the kernel reads the bytes of `frame`, which is borrowed for the call.
-        let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        net::send(&self.fd, frame, SendFlags::empty())?;
+        Ok(())
     }
 
     /// Waits for a frame, up to the receive timeout of the socket. Reinserts a VLAN tag that the

@@ -3,13 +3,13 @@
 
 mod isolated;
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+
+use rustix::process::{self, Pid, WaitOptions};
 
 use crate::check;
 pub use isolated::{IsolatedChild, StdinGuard, run_isolated, spawn_isolated};
@@ -163,23 +163,18 @@ pub fn kill_on_parent_exit(command: &mut Command) {
 /// # Errors
 /// `ECHILD` if there is none.
 pub fn try_wait(pid: i32) -> io::Result<Option<(i32, WaitStatus)>> {
-    let mut status = 0;
-    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
-    // SAFETY: the kernel writes `status`, which lives across the call.
-    let pid = check(unsafe { libc::waitpid(pid, &raw mut status, options) })?;
-    if pid == 0 {
-        return Ok(None);
-    }
-    let change = if libc::WIFEXITED(status) {
-        WaitStatus::Exited(libc::WEXITSTATUS(status))
-    } else if libc::WIFSIGNALED(status) {
-        WaitStatus::Killed(libc::WTERMSIG(status))
-    } else if libc::WIFSTOPPED(status) {
-        WaitStatus::Stopped(libc::WSTOPSIG(status))
+    let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+    let Some((pid, status)) = process::waitpid(Pid::from_raw(pid.max(0)), options)? else { return Ok(None) };
+    let change = if let Some(code) = status.exit_status() {
+        WaitStatus::Exited(code)
+    } else if let Some(signal) = status.terminating_signal() {
+        WaitStatus::Killed(signal)
+    } else if let Some(signal) = status.stopping_signal() {
+        WaitStatus::Stopped(signal)
     } else {
         WaitStatus::Continued
     };
-    Ok(Some((pid, change)))
+    Ok(Some((pid.as_raw_nonzero().get(), change)))
 }
 
 /// Sends a signal to a process; 0 only checks whether that is possible.
@@ -202,8 +197,7 @@ pub fn exists(pid: u32) -> bool {
 /// True if a process is in this process's group: then signals of a terminal reach it, too.
 #[must_use]
 pub fn is_in_own_group(pid: i32) -> bool {
-    // SAFETY: neither takes a pointer.
-    unsafe { libc::getpgid(pid) == libc::getpgrp() }
+    process::getpgid(Pid::from_raw(pid)).is_ok_and(|group| group == process::getpgrp())
 }
 
 /// Stops this process until it is continued, as Ctrl-Z does. Has no effect if there is no shell to
@@ -226,9 +220,8 @@ pub fn stop() {
 /// # Errors
 /// No error is known.
 pub fn become_subreaper() -> io::Result<()> {
-    let on: libc::c_ulong = 1;
-    // SAFETY: takes a number and no pointer.
-    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
+    // Any number but zero turns it on.
+    Ok(process::set_child_subreaper(Some(process::getpid()))?)
 }
 
 /// Gives the calling thread a copy of the process's descriptor table as its own. Descriptors that
@@ -300,13 +293,7 @@ pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
 /// True if a file has capabilities (`setcap(8)`).
 #[must_use]
 pub fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    // SAFETY: the names are terminated and live across the call; with length 0, it writes nothing.
-    let len =
-        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
-    len > 0
+    rustix::fs::getxattr(path, c"security.capability", &mut [0_u8; 0]).is_ok_and(|len| len > 0)
 }
 
 /// Gives this process, with all its threads, the user and the group `id`, and no supplementary
@@ -328,8 +315,7 @@ pub fn become_user(id: u32) -> io::Result<()> {
 /// The user and the group that started this process: the real ones.
 #[must_use]
 pub fn real_user() -> (u32, u32) {
-    // SAFETY: these calls take no arguments and cannot fail.
-    unsafe { (libc::getuid(), libc::getgid()) }
+    (process::getuid().as_raw(), process::getgid().as_raw())
 }
 
 #[cfg(test)]

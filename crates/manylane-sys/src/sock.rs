@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::addr::SockAddr;
+use rustix::event::{self, PollFd, PollFlags, Timespec};
+use rustix::net::{self, AddressFamily, Shutdown, SocketFlags, SocketType};
+
 use crate::cbpf::{self, Insn};
 use crate::check;
 
@@ -15,11 +16,8 @@ use crate::check;
 /// # Errors
 /// Those of `socket(2)`: `EMFILE` and `ENFILE` without descriptors, `EAFNOSUPPORT` without IPv6.
 pub fn open(addr: &SocketAddr) -> io::Result<OwnedFd> {
-    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: socket(2) takes plain integers.
-    let fd = check(unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor is new, and this value is its only owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Ok(net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Binds the socket.
@@ -27,11 +25,7 @@ pub fn open(addr: &SocketAddr) -> io::Result<OwnedFd> {
 /// # Errors
 /// Those of `bind(2)`: `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES` for a port below 1024.
 pub fn bind(fd: BorrowedFd<'_>, addr: &SocketAddr) -> io::Result<()> {
-    let raw = SockAddr::from(*addr);
-    let bytes = raw.as_bytes();
-    // SAFETY: the pointer and length are those of a slice that lives across the call.
-    check(unsafe { libc::bind(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len() as u32) })?;
-    Ok(())
+    Ok(net::bind(fd, addr)?)
 }
 
 /// The address that the socket is bound to.
@@ -39,11 +33,7 @@ pub fn bind(fd: BorrowedFd<'_>, addr: &SocketAddr) -> io::Result<()> {
 /// # Errors
 /// Those of `getsockname(2)`, or `InvalidData` for a socket that is not IP.
 pub fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
-    let mut raw = SockAddr::EMPTY;
-    let mut len = SockAddr::CAPACITY as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the capacity of a SockAddr.
-    check(unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut raw).cast(), &raw mut len) })?;
-    raw.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    SocketAddr::try_from(net::getsockname(fd)?).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Properties of a socket that a program handed over to a lessor.
@@ -66,22 +56,15 @@ pub struct SocketInfo {
 pub fn socket_info(fd: BorrowedFd<'_>) -> io::Result<SocketInfo> {
     /// Of asm-generic/socket.h.
     const SO_NETNS_COOKIE: i32 = 71;
-    let number = |name| get_int(fd, libc::SOL_SOCKET, name);
+    let number = |name| get::<i32>(fd, libc::SOL_SOCKET, name);
     let (kind, protocol) = (number(libc::SO_TYPE)?, number(libc::SO_PROTOCOL)?);
     let only_v6 = match number(libc::SO_DOMAIN)? {
         libc::AF_INET => false,
-        libc::AF_INET6 => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
+        libc::AF_INET6 => get::<i32>(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
         _ => return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
     };
-    let wide = |name| {
-        let mut value = 0_u64;
-        let mut len = size_of::<u64>() as libc::socklen_t;
-        let to = (&raw mut value).cast();
-        // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call.
-        check(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len) })?;
-        io::Result::Ok(value)
-    };
-    let (namespace, cookie) = (wide(SO_NETNS_COOKIE)?, wide(libc::SO_COOKIE)?);
+    let namespace = get(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE)?;
+    let cookie = get(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?;
     let is_udp = (kind, protocol) == (libc::SOCK_DGRAM, libc::IPPROTO_UDP);
     Ok(SocketInfo { is_udp, only_v6, namespace, cookie })
 }
@@ -93,11 +76,22 @@ pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) 
     Ok(())
 }
 
-fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
-    let mut value = 0;
-    let mut len = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call.
-    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) })?;
+/// A value of integers, which any bytes are.
+pub(crate) trait Plain: Default {}
+
+impl Plain for i32 {}
+impl Plain for u64 {}
+impl<const N: usize> Plain for [u32; N] where Self: Default {}
+
+/// Reads an option, past the C library: the preload library overrides its functions.
+pub(crate) fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let to = &raw mut value;
+    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call, and
+    // for which any bytes are valid.
+    let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, to, &raw mut len) };
+    check(done as libc::c_int)?;
     Ok(value)
 }
 
@@ -182,7 +176,7 @@ pub fn is_icmp_error(code: i32) -> bool {
 /// True if the kernel supports `UDP_SEGMENT` (GSO, Linux 4.18) on this socket.
 #[must_use]
 pub fn supports_gso(fd: BorrowedFd<'_>) -> bool {
-    get_int(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
+    get::<i32>(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
 /// A buffer of a socket.
@@ -211,7 +205,7 @@ pub fn set_buffer(fd: BorrowedFd<'_>, which: Buffer, bytes: usize) -> io::Result
     if set(fd, libc::SOL_SOCKET, force, ask).is_err() {
         set(fd, libc::SOL_SOCKET, plain, ask)?;
     }
-    Ok(get_int(fd, libc::SOL_SOCKET, plain)?.unsigned_abs() as usize / 2)
+    Ok(get::<i32>(fd, libc::SOL_SOCKET, plain)?.unsigned_abs() as usize / 2)
 }
 
 /// Limits the time that a receive sleeps; zero means no limit.
@@ -246,13 +240,7 @@ pub struct QueueState {
 pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
     // Indices of linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_RCVBUF is 1,
     // SK_MEMINFO_DROPS is 8, nine words in all.
-    let mut words = [0_u32; 9];
-    let mut len = size_of_val(&words) as libc::socklen_t;
-    let name = libc::SO_MEMINFO;
-    // SAFETY: the kernel writes at most `len` bytes into `words`, which lives across the call.
-    check(unsafe {
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut words).cast(), &raw mut len)
-    })?;
+    let words: [u32; 9] = get(fd, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(QueueState { queued_bytes: words[0], limit_bytes: words[1], drops: words[8] })
 }
 
@@ -286,8 +274,7 @@ pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
 pub fn wake(fd: BorrowedFd<'_>) {
     // Reports ENOTCONN on a socket that is not connected, after it has done its work
     // (inet_shutdown in net/ipv4/af_inet.c).
-    // SAFETY: shutdown(2) takes plain integers.
-    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
+    _ = net::shutdown(fd, Shutdown::Read);
 }
 
 /// The inode under which `/proc/net/udp` lists the socket.
@@ -295,32 +282,29 @@ pub fn wake(fd: BorrowedFd<'_>) {
 /// # Errors
 /// Those of `fstat(2)`.
 pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let file = std::fs::File::from(fd.try_clone_to_owned()?);
-    Ok(file.metadata()?.ino())
+    Ok(rustix::fs::fstat(fd)?.st_ino)
 }
 
 /// Sleeps until a datagram is queued, the socket is shut down, or `timeout` expires, with the
 /// precision of the calling thread's timer slack (ppoll(2)). A signal ends it early.
 pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let time = libc::timespec {
-        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
-    };
     // Errors are ignored: they mean invalid arguments.
-    // SAFETY: the kernel reads and writes one pollfd and reads `time`, which live across the call;
-    // a null signal mask leaves the mask alone.
-    unsafe { libc::ppoll(&raw mut poll, 1, &raw const time, ptr::null()) };
+    _ = wait_for(fd, PollFlags::IN, timeout);
+}
+
+/// Waits until one of `events` is there, or an error; the events that are.
+fn wait_for(fd: BorrowedFd<'_>, events: PollFlags, timeout: Duration) -> io::Result<PollFlags> {
+    let mut poll = [PollFd::from_borrowed_fd(fd, events)];
+    let tv_sec = timeout.as_secs().min(1 << 30) as i64;
+    let time = Timespec { tv_sec, tv_nsec: timeout.subsec_nanos().into() };
+    event::poll(&mut poll, Some(&time))?;
+    Ok(poll[0].revents())
 }
 
 /// Waits until the socket can send, for at most `timeout`; true if it can.
 #[must_use]
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    let millis = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
-    unsafe { libc::poll(&raw mut poll, 1, millis) == 1 && poll.revents & libc::POLLOUT != 0 }
+    wait_for(fd, PollFlags::OUT, timeout).is_ok_and(|events| events.contains(PollFlags::OUT))
 }
 
 #[cfg(test)]

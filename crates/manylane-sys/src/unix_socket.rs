@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use rustix::process;
 
-use crate::check;
+use crate::{check, sock};
 
 /// Descriptors that one message can carry.
 pub const FDS_MAX: usize = 4;
@@ -108,7 +108,7 @@ pub fn listen_without_fds(name: &str) -> io::Result<OwnedFd> {
     /// Defined in asm-generic/socket.h.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let socket = listen(name)?;
-    _ = crate::sock::set(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0_i32);
+    _ = sock::set(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0_i32);
     Ok(socket)
 }
 
@@ -156,21 +156,8 @@ fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
 /// # Errors
 /// Those of `getsockopt(2)`.
 pub fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
-    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of_val(&who) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `who`, which lives across the call.
-    let asked = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &raw mut who,
-            &raw mut len,
-        )
-    };
-    check(asked as libc::c_int)?;
-    Ok(PeerCred { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid })
+    let [pid, uid, _gid]: [u32; 3] = sock::get(fd, libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    Ok(PeerCred { pid, uid })
 }
 
 /// A connected process, which cannot be confused with any other.
@@ -190,23 +177,16 @@ impl PeerProcess {
         /// Defined in asm-generic/socket.h, since Linux 6.5.
         const SO_PEERPIDFD: libc::c_int = 77;
         let peer = peer_cred(fd)?;
-        let mut raw: libc::c_int = -1;
-        let mut len = size_of_val(&raw) as libc::socklen_t;
-        let to = (&raw mut raw).cast();
-        // SAFETY: the kernel writes at most `len` bytes into `raw`, which lives across the call.
-        let asked = check(unsafe {
-            libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len)
-        });
-        match asked {
+        let asked = sock::get(fd, libc::SOL_SOCKET, SO_PEERPIDFD);
+        let raw: libc::c_int = match asked {
             Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 // By pid, which another process could have by now. A peer that delays until its
                 // pid is reused can only be mistaken for a process that connects, too.
                 // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
-                raw = unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int;
-                check(raw)?;
+                check(unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int)?
             }
-            asked => _ = asked?,
-        }
+            asked => asked?,
+        };
         // SAFETY: the descriptor is new, and this value is its only owner.
         Ok(Self { cred: peer, pidfd: unsafe { OwnedFd::from_raw_fd(raw) } })
     }
@@ -350,7 +330,7 @@ pub struct Peeked {
 /// # Errors
 /// Those of `setsockopt(2)`.
 pub fn enable_peek(fd: BorrowedFd<'_>) -> io::Result<()> {
-    crate::sock::set(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1_i32)
+    sock::set(fd, libc::SOL_SOCKET, libc::SO_PASSCRED, 1_i32)
 }
 
 /// Copies the next message into `buffer` and leaves it queued; none at the end of the connection.

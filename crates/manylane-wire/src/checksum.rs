@@ -1,4 +1,4 @@
-//! The Internet checksum (RFC 1071), pseudo headers, and incremental updates (RFC 1624).
+//! The Internet checksum (RFC 1071) and pseudo headers.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -141,27 +141,6 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::default().add_bytes(bytes).finish()
 }
 
-/// The checksum after a 16-bit word that it covers has changed (RFC 1624, equation 3).
-#[must_use]
-pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
-    let mut sum = u32::from(!checksum) + u32::from(!old) + u32::from(new);
-    sum = (sum >> 16) + (sum & 0xffff);
-    sum = (sum >> 16) + (sum & 0xffff);
-    !(sum as u16)
-}
-
-/// The checksum after bytes at an even offset, such as an address, were replaced by as many
-/// others.
-#[must_use]
-pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
-    let removed = !Sum::default().add_bytes(old).value();
-    let mut sum =
-        u32::from(!checksum) + u32::from(removed) + u32::from(Sum::default().add_bytes(new).value());
-    sum = (sum >> 16) + (sum & 0xffff);
-    sum = (sum >> 16) + (sum & 0xffff);
-    !(sum as u16)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,13 +150,6 @@ mod tests {
         let sum = Sum::default().add_bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.value(), 0xddf2);
         assert_eq!(sum.finish(), 0x220d);
-    }
-
-    #[test]
-    fn the_example_of_rfc_1624() {
-        // Section 4: the header checksum DD2F, a field changes from 5555 to 3285; the result
-        // is 0000.
-        assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
     }
 
     #[test]

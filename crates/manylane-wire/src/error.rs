@@ -33,8 +33,6 @@ pub enum Error {
 pub enum Layer {
     /// Ethernet, including VLAN tags.
     Ethernet,
-    /// ARP.
-    Arp,
     /// IPv4.
     Ipv4,
     /// IPv6.
@@ -47,7 +45,6 @@ impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Layer::Ethernet => "Ethernet",
-            Layer::Arp => "ARP",
             Layer::Ipv4 => "IPv4",
             Layer::Ipv6 => "IPv6",
             Layer::Udp => "UDP",

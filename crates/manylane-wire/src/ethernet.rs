@@ -14,8 +14,6 @@ pub const TAG_LEN: usize = 4;
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
-    /// ARP.
-    pub const ARP: u16 = 0x0806;
     /// A VLAN tag (802.1Q).
     pub const VLAN: u16 = 0x8100;
     /// The outer of two VLAN tags (802.1ad).
@@ -31,12 +29,6 @@ pub struct Mac(pub [u8; 6]);
 impl Mac {
     /// The broadcast address.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
-
-    /// True for a group address, broadcast included.
-    #[must_use]
-    pub fn is_multicast(self) -> bool {
-        self.0[0] & 1 != 0
-    }
 }
 
 impl fmt::Display for Mac {
@@ -59,14 +51,6 @@ pub struct Vlan {
     pub ether_type: u16,
     /// Priority, drop eligibility and VLAN id, as on the wire.
     pub tci: u16,
-}
-
-impl Vlan {
-    /// The VLAN id.
-    #[must_use]
-    pub fn id(self) -> u16 {
-        self.tci & 0x0fff
-    }
 }
 
 /// An Ethernet header with its tags.
@@ -107,14 +91,8 @@ impl Ethernet {
 
     /// Length of the header, tags included.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn header_len(&self) -> usize {
         HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count()
-    }
-
-    /// Always false.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
     }
 
     /// Writes the header, and returns the bytes behind it.

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::arp::Arp;
 use crate::error::{Error, Layer, Result};
 use crate::ethernet::{Ethernet, HEADER_LEN, Mac, TAG_LEN, Vlan, ether_type};
 use crate::ipv4::{self, Ipv4, Ipv4Header};
@@ -21,8 +20,6 @@ pub struct Frame<'a> {
 /// The network layer of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network<'a> {
-    /// ARP.
-    Arp(Arp),
     /// IPv4.
     Ipv4(Ipv4<'a>, Transport<'a>),
     /// IPv6.
@@ -59,7 +56,6 @@ impl<'a> Frame<'a> {
                 let fragment = ip.next_header == ipv6::FRAGMENT;
                 Network::Ipv6(ip, Transport::parse(ip.next_header, fragment, ip.payload)?)
             }
-            ether_type::ARP => Network::Arp(Arp::parse(rest)?),
             _ => Network::Other(rest),
         };
         Ok(Frame { ethernet, network })

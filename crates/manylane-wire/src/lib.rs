@@ -1,4 +1,4 @@
-//! Headers of Ethernet, ARP, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
+//! Headers of Ethernet, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
 //!
 //! Nothing here does I/O, allocates, or panics on untrusted input. Parsing returns small values
 //! that borrow the bytes they do not interpret. Lengths in headers are checked against the bytes
@@ -7,10 +7,9 @@
 //! | module | holds |
 //! |---|---|
 //! | [`ethernet`] | addresses, VLAN tags, Ethernet headers |
-//! | [`arp`] | ARP for IPv4 over Ethernet |
 //! | [`ipv4`], [`ipv6`] | the network layer |
 //! | [`udp`] | UDP with its checksum |
-//! | [`checksum`] | the Internet checksum, and incremental updates |
+//! | [`checksum`] | the Internet checksum |
 //! | [`frame`] | a whole frame, layer by layer |
 //! | [`datagram`] | a received frame as one UDP datagram, checksums verified, and the headers of a reply to it |
 //! | [`rx_hint`] | the rx hint: results of the XDP program about a frame, which save parsing it |
@@ -37,7 +36,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub mod arp;
 pub mod checksum;
 pub mod datagram;
 mod error;

@@ -7,8 +7,7 @@ mod agree;
 use std::fs;
 use std::path::PathBuf;
 
-use manylane_wire::arp::{Arp, Operation};
-use manylane_wire::ethernet::{Ethernet, Mac, Vlan, ether_type};
+use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, UdpFrame};
 
 fn folder() -> PathBuf {
@@ -36,21 +35,6 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         }
         bytes
     };
-    let mut arp = vec![0; 60];
-    let ethernet = Ethernet {
-        destination: Mac::BROADCAST,
-        source: Mac([2, 0, 0, 0, 0, 1]),
-        vlans: [None; 2],
-        ether_type: ether_type::ARP,
-    };
-    let request = Arp {
-        operation: Operation::Request,
-        sender_mac: ethernet.source,
-        sender: [10, 0, 0, 1].into(),
-        target_mac: Mac::default(),
-        target: [10, 0, 0, 2].into(),
-    };
-    request.write(ethernet.write(&mut arp).unwrap()).unwrap();
     let mut tagged_twice = udp("10.0.0.1:1", "10.0.0.2:2", b"q", tag(ether_type::SERVICE_VLAN, 7));
     tagged_twice.splice(16..16, [0x81, 0x00, 0xe0, 0x2a]);
     let mut padded = udp("10.0.0.1:1", "10.0.0.2:2", b"", None);
@@ -76,7 +60,6 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("ip6-fragment", changed(&v6, &[(20, 44)])),
         ("ip6-hop-by-hop", changed(&v6, &[(20, 0)])),
         ("ip6-no-length", changed(&v6, &[(19, 0)])),
-        ("arp-request", arp),
         ("other-type", changed(&v4, &[(12, 0x88), (13, 0xcc)])),
         ("cut", v4[..30].to_vec()),
     ]

@@ -4,8 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use manylane_wire::arp::{Arp, Operation};
-use manylane_wire::checksum::{Sum, checksum, update, update_bytes};
+use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, Network, UdpFrame};
 use manylane_wire::{Error, Layer, udp};
@@ -128,7 +127,6 @@ proptest! {
     #[test]
     fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Frame::parse(&bytes).map(|frame| frame.has_valid_checksums());
-        let _ = Arp::parse(&bytes);
         let _ = manylane_wire::ipv4::Ipv4::parse(&bytes);
         let _ = manylane_wire::ipv6::Ipv6::parse(&bytes);
         let _ = udp::Udp::parse(&bytes);
@@ -141,60 +139,6 @@ proptest! {
         let at = if bytes.is_empty() { 0 } else { at.index(bytes.len()) & !1 };
         prop_assert_eq!(Sum::default().add_bytes(&bytes[..at]).add_bytes(&bytes[at..]).finish(), checksum(&bytes));
     }
-
-    #[test]
-    fn an_updated_checksum_is_the_one_computed_anew(
-        mut bytes in prop::collection::vec(any::<u8>(), 8..100),
-        word in any::<prop::sample::Index>(),
-        new: u16,
-        four: [u8; 4],
-    ) {
-        // A header is never all zeroes: the two forms of zero are then no question (RFC 1624,
-        // section 3).
-        bytes[0] |= 0x40;
-        bytes.truncate(bytes.len() & !1);
-        let at = 2 + 2 * word.index(bytes.len() / 2 - 2);
-        let before = checksum(&bytes);
-        let old = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        bytes[at..at + 2].copy_from_slice(&new.to_be_bytes());
-        let after = checksum(&bytes);
-        prop_assert_eq!(update(before, old, new), after);
-        // At most four bytes before the end, by the way it was chosen.
-        let old: [u8; 4] = bytes[at..at + 4].try_into().unwrap();
-        bytes[at..at + 4].copy_from_slice(&four);
-        prop_assert_eq!(update_bytes(after, &old, &four), checksum(&bytes));
-    }
-
-    #[test]
-    fn arp_is_read_as_it_was_written(op: u16, macs in (mac(), mac()), ips: (u32, u32)) {
-        let arp = Arp {
-            operation: op.into(),
-            sender_mac: macs.0,
-            sender: ips.0.into(),
-            target_mac: macs.1,
-            target: ips.1.into(),
-        };
-        let mut bytes = [0; 40];
-        prop_assert_eq!(arp.write(&mut bytes).unwrap().len(), 12);
-        prop_assert_eq!(Arp::parse(&bytes), Ok(arp));
-        prop_assert_eq!(arp.reply(Mac::BROADCAST).is_some(), op == 1);
-    }
-}
-
-#[test]
-fn a_reply_to_arp_goes_back_to_who_asked() {
-    let (asker, mine) = (Mac([2, 0, 0, 0, 0, 9]), Mac([2, 0, 0, 0, 0, 1]));
-    let request = Arp {
-        operation: Operation::Request,
-        sender_mac: asker,
-        sender: [10, 0, 0, 9].into(),
-        target_mac: Mac::default(),
-        target: [10, 0, 0, 1].into(),
-    };
-    let reply = request.reply(mine).unwrap();
-    assert_eq!((reply.sender_mac, reply.target_mac), (mine, asker));
-    assert_eq!((reply.sender, reply.target), (request.target, request.sender));
-    assert_eq!(reply.reply(asker), None);
 }
 
 #[test]

@@ -2,9 +2,7 @@
 
 mod check;
 
-use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::str::FromStr;
 use std::time::Duration;
 
 use manylane_sys::rx_coalesce;
@@ -14,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::placement::Placement;
 use crate::steer::{Steering, SteeringBackend};
+use crate::text_form::text_form;
 use crate::vlan::Vlan;
 use crate::wait::WaitPolicy;
 
@@ -40,33 +39,7 @@ pub enum Engine {
     Xdp,
 }
 
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Mmsg => "mmsg",
-            Self::Uring => "uring",
-            Self::Xdp => "xdp",
-        })
-    }
-}
-
-impl FromStr for Engine {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "mmsg" => Ok(Self::Mmsg),
-            "uring" => Ok(Self::Uring),
-            "xdp" => Ok(Self::Xdp),
-            _ => Err(Error::new(
-                ErrorKind::Config,
-                format!("engine {text:?} is none of auto, mmsg, uring, xdp"),
-            )),
-        }
-    }
-}
+text_form!("engine", Engine: Auto = "auto", Mmsg = "mmsg", Uring = "uring", Xdp = "xdp");
 
 /// Largest payload of one UDP datagram, rounded up.
 pub(crate) const DATAGRAM_SIZE_MAX: usize = 65_535;

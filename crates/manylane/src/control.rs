@@ -20,12 +20,9 @@
 //! Lanes are not affected: only their counters are read.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
@@ -36,13 +33,12 @@ use crate::config::FILTER_REFUSED;
 use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::FilterHandle;
-use crate::peer::{inner_pid, run_in_netns, verify_peer};
+use crate::peer::{self, find_listeners, run_in_netns, verify_peer};
+use crate::service::{LISTENER, Service, WAKE, Wakeups};
 use crate::socket::Handle;
 
 const NAME_PREFIX: &str = "manylane.control";
 const VERSION: &str = "1";
-/// Maximum number of names that are tried.
-const NAME_ATTEMPTS_MAX: u32 = 1024;
 /// Maximum size of a request: some thousand prefixes. More of them take several requests.
 const REQUEST_LEN_MAX: usize = 128 << 10;
 /// Maximum sizes of a part of a reply, and of a reply.
@@ -53,10 +49,6 @@ const IO_TIMEOUT: Duration = Duration::from_secs(2);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-
-static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes the metrics page.
 type Page = Box<dyn Fn() -> String + Send>;
@@ -64,8 +56,7 @@ type Page = Box<dyn Fn() -> String + Send>;
 /// A control socket; dropping it closes it.
 #[derive(Debug)]
 pub struct ControlSocket {
-    wake: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    _service: Service,
 }
 
 impl ControlSocket {
@@ -75,13 +66,7 @@ impl ControlSocket {
     /// System errors: no descriptors, no threads.
     pub fn open(handle: &Handle) -> Result<Self> {
         let own = handle.clone();
-        let page = move || {
-            let mut page = String::new();
-            // Writing to a string does not fail.
-            _ = own.write_metrics(&mut page);
-            page
-        };
-        Self::with_page(page, handle.filter().ok())
+        Self::with_page(move || own.metrics_page(), handle.filter().ok())
     }
 
     /// Opens a control socket for other metrics, with a filter if there is one.
@@ -93,58 +78,26 @@ impl ControlSocket {
         filter: Option<FilterHandle>,
     ) -> Result<Self> {
         let failed = |err| Error::system("a local socket for 'manylane top'", err);
-        let listener = listen().map_err(failed)?;
-        let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        let watch = Epoll::new(2).map_err(failed)?;
-        watch.add(&woken, WAKE).map_err(failed)?;
-        watch.add(&listener, LISTENER).map_err(failed)?;
+        let listener = peer::listen(NAME_PREFIX).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move || serve(watch, &woken, &listener, &page, filter.as_ref());
-        let thread = thread::Builder::new().name("manylane-ctl".into()).spawn(work).map_err(failed)?;
-        Ok(Self { wake, thread: Some(thread) })
+        let work = move |watch, listener, wakeups| serve(watch, &listener, &wakeups, &page, filter.as_ref());
+        let service = Service::start("manylane-ctl", listener, 2, work).map_err(failed)?;
+        Ok(Self { _service: service })
     }
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        _ = self.wake.shutdown(std::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            // A panic there was reported on standard error.
-            _ = thread.join();
-        }
-    }
-}
-
-fn name(pid: u32, number: u32) -> String {
-    format!("{NAME_PREFIX}.{pid}.{number}")
-}
-
-/// Listens under the next free name: a process in another PID namespace may have our number.
-fn listen() -> io::Result<OwnedFd> {
-    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-    for _ in 0..NAME_ATTEMPTS_MAX {
-        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
-        match unix_socket::listen_without_fds(&name(std::process::id(), number)) {
-            Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
-            other => return other,
-        }
-    }
-    Err(last)
-}
-
-/// Answers clients one after the other until the other end of `woken` is closed.
+/// Answers clients one after the other.
 fn serve(
     mut watch: Epoll,
-    woken: &UnixStream,
     listener: &OwnedFd,
+    wakeups: &Wakeups,
     page: &Page,
     filter: Option<&FilterHandle>,
 ) {
     loop {
         let Ok(ready) = watch.wait(IDLE_TIMEOUT) else { return };
         let ready: Vec<u64> = ready.collect();
-        if ready.contains(&WAKE) {
-            _ = woken.shutdown(std::net::Shutdown::Both);
+        if ready.contains(&WAKE) && wakeups.is_over() {
             return;
         }
         if !ready.contains(&LISTENER) {
@@ -265,35 +218,14 @@ pub struct ControlClient {
 /// [`ErrorKind::State`] if there is no process `of`. [`ErrorKind::Permission`] if it is in another
 /// network namespace that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
-    let list_all = || {
-        let listed = fs::read_to_string("/proc/thread-self/net/unix")
-            .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
-        let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
-        // A process in a PID namespace of its own has another number in its name. The peer is
-        // verified with each request.
-        let own = of.and_then(inner_pid);
-        found.retain(|socket| of.is_none_or(|pid| pid == socket.pid || own == Some(socket.pid)));
-        if let Some(pid) = of {
-            found.iter_mut().for_each(|socket| socket.pid = pid);
-        }
-        found.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
-        found.dedup();
-        Ok(found)
+    let find = || {
+        let found = find_listeners(NAME_PREFIX, of)?;
+        Ok(found.into_iter().map(|(pid, name)| ControlClient { name, pid }).collect())
     };
-    of.map_or_else(list_all, |pid| run_in_netns(pid, list_all))
+    of.map_or_else(find, |pid| run_in_netns(pid, find))
 }
 
 impl ControlClient {
-    /// A line of /proc/net/unix: number, references, protocol, flags, type, state, inode, path.
-    fn parse_line(line: &str) -> Option<Self> {
-        /// `__SO_ACCEPTCON`: a listening socket.
-        const SO_ACCEPTCON: u32 = 0x10000;
-        let flags = u32::from_str_radix(line.split_ascii_whitespace().nth(3)?, 16).ok()?;
-        let name = line.rsplit(' ').next()?.strip_prefix('@').filter(|_| flags & SO_ACCEPTCON != 0)?;
-        let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
-        Some(Self { name: name.into(), pid: pid.parse().ok()? })
-    }
-
     /// The process in the name. It is verified with each request.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -387,10 +319,15 @@ mod tests {
         find_control_sockets(Some(std::process::id())).unwrap()
     }
 
+    /// A name of process 1 that no other test uses.
+    fn unused_name(number: u32) -> String {
+        format!("{NAME_PREFIX}.1.{}", number + std::process::id())
+    }
+
     #[test]
     fn loopback_a_false_door_is_asked_nothing() {
         // Process 1 runs, and has no control socket.
-        let name = name(1, 900_000 + std::process::id());
+        let name = unused_name(900_000);
         let listener = unix_socket::listen(&name).unwrap();
         let client = ControlClient { name, pid: 1 };
         let liar = thread::spawn(move || {
@@ -408,7 +345,7 @@ mod tests {
 
     #[test]
     fn loopback_an_answer_without_end_is_not_heard_for_ever() {
-        let name = name(1, 800_000 + std::process::id());
+        let name = unused_name(800_000);
         let listener = unix_socket::listen(&name).unwrap();
         let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
         let talker = thread::spawn(move || {
@@ -429,7 +366,7 @@ mod tests {
 
     #[test]
     fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
-        let name = name(1, 700_000 + std::process::id());
+        let name = unused_name(700_000);
         let listener = unix_socket::listen(&name).unwrap();
         // The unread request may arrive before the refusal is read, and the close at any moment
         // after that.

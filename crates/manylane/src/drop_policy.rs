@@ -1,9 +1,6 @@
 //! Which datagrams are dropped when a queue is full: new arrivals, or those queued.
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, ErrorKind, Result};
+use crate::text_form::text_form;
 
 /// The end of a full queue at which datagrams are dropped (tail drop or head drop, as in queueing
 /// disciplines).
@@ -22,33 +19,12 @@ pub enum DropPolicy {
     Head,
 }
 
-impl fmt::Display for DropPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Tail => "tail",
-            Self::Head => "head",
-        })
-    }
-}
-
-impl FromStr for DropPolicy {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "tail" => Ok(Self::Tail),
-            "head" => Ok(Self::Head),
-            _ => Err(Error::new(
-                ErrorKind::Config,
-                format!("invalid drop policy {text:?}: expected tail or head"),
-            )),
-        }
-    }
-}
+text_form!("drop policy", DropPolicy: Tail = "tail", Head = "head");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn policies_parse_as_they_are_displayed() {
@@ -60,7 +36,7 @@ mod tests {
         for text in ["", "Head", "head ", "newest"] {
             let err = text.parse::<DropPolicy>().unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Config);
-            assert!(err.to_string().contains("tail or head"), "{err}");
+            assert!(err.to_string().contains("tail, head"), "{err}");
         }
     }
 }

@@ -45,10 +45,12 @@ mod placement;
 mod port_owner;
 mod probe;
 mod serve;
+mod service;
 #[cfg(test)]
 mod skip;
 mod socket;
 mod steer;
+mod text_form;
 mod verify;
 mod vlan;
 mod wait;

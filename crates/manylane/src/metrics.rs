@@ -63,6 +63,13 @@ impl Handle {
     pub fn write_metrics(&self, out: &mut impl Write) -> fmt::Result {
         write_all_metrics(std::slice::from_ref(self), out)
     }
+
+    /// The same as a string.
+    pub(crate) fn metrics_page(&self) -> String {
+        let mut page = MetricsPage::default();
+        add_socket(&mut page, self);
+        page.to_string()
+    }
 }
 
 /// Writes the counters of several sockets as one page: see [`Handle::write_metrics`].

@@ -17,16 +17,15 @@
 //! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and an executor: more code
 //!   than here, and twelve crates.
 
-use std::fmt;
 use std::io::{self, ErrorKind as Io, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::thread::{self, JoinHandle};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
 
 use crate::error::{Error, Result};
+use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
 use crate::socket::Handle;
 
 /// Time limit of a client for its request, and for reading the response.
@@ -39,10 +38,6 @@ const HEADERS_MAX: usize = 64;
 /// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-/// First token of a client; the next ones count up.
-const FIRST_CLIENT: u64 = 2;
 
 /// Makes the page.
 type Page = Box<dyn Fn() -> String + Send>;
@@ -64,12 +59,7 @@ impl Handle {
     /// If the port cannot be bound, or no thread can be created.
     pub fn serve_metrics(&self, at: SocketAddr) -> Result<MetricsServer> {
         let own = self.clone();
-        MetricsPort::bind(at)?.serve(move || {
-            let mut page = String::new();
-            // Writing to a string does not fail.
-            _ = own.write_metrics(&mut page);
-            page
-        })
+        MetricsPort::bind(at)?.serve(move || own.metrics_page())
     }
 }
 
@@ -108,22 +98,18 @@ impl MetricsPort {
         let Self { listener, addr: at } = self;
         let failed = |err| failed(at, err);
         listener.set_nonblocking(true).map_err(failed)?;
-        let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        let watch = Epoll::new(CLIENTS_MAX).map_err(failed)?;
-        watch.add(&woken, WAKE).map_err(failed)?;
-        watch.add(&listener, LISTENER).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move || serve(watch, &woken, &listener, &page);
-        let thread = thread::Builder::new().name("manylane-metrics".into()).spawn(work).map_err(failed)?;
-        Ok(MetricsServer { addr: at, wake, thread: Some(thread) })
+        let work = move |watch, listener, wakeups| serve(watch, &listener, &wakeups, &page);
+        let service = Service::start("manylane-metrics", listener, CLIENTS_MAX, work).map_err(failed)?;
+        Ok(MetricsServer { addr: at, _service: service })
     }
 }
 
 /// A server of metrics; dropping it stops it.
+#[derive(Debug)]
 pub struct MetricsServer {
     addr: SocketAddr,
-    wake: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    _service: Service,
 }
 
 impl MetricsServer {
@@ -134,28 +120,12 @@ impl MetricsServer {
     }
 }
 
-impl fmt::Debug for MetricsServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetricsServer").field("at", &self.addr).finish_non_exhaustive()
-    }
-}
-
-impl Drop for MetricsServer {
-    fn drop(&mut self) {
-        _ = self.wake.shutdown(Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            // A panic there was reported on standard error.
-            _ = thread.join();
-        }
-    }
-}
-
 fn failed(at: SocketAddr, err: io::Error) -> Error {
     Error::system(format!("serving metrics at {at}"), err)
 }
 
-/// Serves clients until the other end of `woken` is closed.
-fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Page) {
+/// Serves clients until the server is dropped.
+fn serve(mut watch: Epoll, listener: &TcpListener, wakeups: &Wakeups, page: &Page) {
     // Oldest first.
     let (mut clients, mut next) = (Vec::<Client>::new(), FIRST_CLIENT);
     loop {
@@ -166,10 +136,7 @@ fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Pa
         let woken_at = Instant::now();
         for token in ready {
             match token {
-                WAKE => {
-                    _ = woken.shutdown(Shutdown::Both);
-                    return;
-                }
+                WAKE if wakeups.is_over() => return,
                 LISTENER => match listener.accept() {
                     Ok((stream, _)) => {
                         if clients.len() >= CLIENTS_MAX {
@@ -296,6 +263,8 @@ fn build_response(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Shutdown;
+
     use super::*;
 
     fn local() -> SocketAddr {

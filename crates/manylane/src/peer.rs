@@ -1,13 +1,64 @@
-//! Verifies the process behind a local socket, and enters its network namespace.
+//! Local sockets by which other processes are reached: their names, `PREFIX.PID.N` in the abstract
+//! namespace, the process behind one, and its network namespace.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::{fs, panic, thread};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, io, panic, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_sys::process;
-use manylane_sys::unix_socket::PeerCred;
+use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::error::{Error, ErrorKind, Result};
+
+/// Maximum number of names that are tried.
+const NAME_ATTEMPTS_MAX: u32 = 1024;
+
+/// Listens under the next free name: a process in another PID namespace may have our number.
+pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
+    static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..NAME_ATTEMPTS_MAX {
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        match unix_socket::listen_without_fds(&format!("{prefix}.{}.{number}", std::process::id())) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+/// Process and name of each socket with this prefix that is listening in the network namespace of
+/// the calling thread; only those of process `of`, if given.
+pub(crate) fn find_listeners(prefix: &str, of: Option<u32>) -> Result<Vec<(u32, String)>> {
+    let listed = fs::read_to_string("/proc/thread-self/net/unix")
+        .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
+    let mut found = parse_listeners(&listed, prefix);
+    // A process in a PID namespace of its own has another number in its name. The peer is verified
+    // with each request.
+    if let Some(pid) = of {
+        let own = inner_pid(pid);
+        found.retain(|(named, _)| *named == pid || own == Some(*named));
+        found.iter_mut().for_each(|socket| socket.0 = pid);
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Parses /proc/net/unix: number, references, protocol, flags, type, state, inode, path.
+fn parse_listeners(listed: &str, prefix: &str) -> Vec<(u32, String)> {
+    /// `__SO_ACCEPTCON`: a listening socket.
+    const SO_ACCEPTCON: u32 = 0x10000;
+    let parse = |line: &str| {
+        let flags = u32::from_str_radix(line.split_ascii_whitespace().nth(3)?, 16).ok()?;
+        let name = line.rsplit(' ').next()?.strip_prefix('@').filter(|_| flags & SO_ACCEPTCON != 0)?;
+        let (pid, _) = name.strip_prefix(prefix)?.strip_prefix('.')?.split_once('.')?;
+        Some((pid.parse().ok()?, name.to_owned()))
+    };
+    listed.lines().filter_map(parse).collect()
+}
 
 /// Checks that the peer of a control or capture socket is the process in the socket's name, and
 /// runs as a user that user `own` trusts.
@@ -33,7 +84,7 @@ pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Re
 }
 
 /// The id of a process in its innermost PID namespace (`NSpid`, Linux 4.1).
-pub(crate) fn inner_pid(pid: u32) -> Option<u32> {
+fn inner_pid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_ascii_whitespace().last()?.parse().ok()
@@ -94,5 +145,21 @@ mod tests {
             assert!(is_right, "{pid} of {uid}, asked by {own}: {judged:?}");
         }
         assert_eq!(inner_pid(me), Some(me));
+    }
+
+    #[test]
+    fn only_who_listens_under_our_name_is_found() {
+        let listed = "Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000002 00000000 00010000 0005 01 20543 @manylane.capture.77.0
+0000000000000000: 00000003 00000000 00000000 0005 03 20544 @manylane.capture.77.0
+0000000000000000: 00000003 00000000 00000000 0005 03 20545 @manylane.capture.78.0
+0000000000000000: 00000002 00000000 00010000 0005 01 20546 /run/manylane.capture.79.0
+0000000000000000: 00000002 00000000 00010000 0005 01 20547
+0000000000000000: 00000002 00000000 00010000 0005 01 20548 @manylane.captured
+0000000000000000: 00000002 00000000 00010000 0005 01 20549 @manylane.capture.8.1
+0000000000000000: 00000002 00000000 00010000 0005 01 20550 @manylane.capture.x.1
+";
+        let expected = [(77, "manylane.capture.77.0".to_owned()), (8, "manylane.capture.8.1".to_owned())];
+        assert_eq!(parse_listeners(listed, "manylane.capture"), expected);
     }
 }

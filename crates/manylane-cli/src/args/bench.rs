@@ -11,9 +11,10 @@ use manylane_bench::experiments::flood::Part;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
 use manylane_bench::receivers::Kind;
+use manylane_measure::client::MAX_PAYLOAD;
 use manylane_testbed::reply_count::CountHook;
 
-use super::values::{interfaces, messages, payload_size, positive};
+use super::values::within;
 use crate::parse::{self, Rate};
 
 /// The benchmarks.
@@ -52,7 +53,7 @@ pub(crate) enum BenchCommand {
 #[derive(Debug, Args)]
 pub(crate) struct RxArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = positive)]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = within(1..))]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare
     ///
@@ -76,7 +77,7 @@ pub(crate) struct RxArgs {
     /// Number of testbed links that carry the traffic, each with its own address
     ///
     /// With several, receivers bind the wildcard address.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = interfaces, conflicts_with = "loopback")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..=16), conflicts_with = "loopback")]
     pub(crate) links: usize,
     /// Receive queues of each of these devices
     ///
@@ -104,10 +105,10 @@ pub(crate) struct BatchArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<RecvMethod>,
     /// Maximum number of messages of a call; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256,1024", value_name = "N,…", value_parser = messages)]
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256,1024", value_name = "N,…", value_parser = within(1..=1024))]
     pub(crate) messages: Vec<usize>,
     /// Queues of 2048 datagrams that a sample drains
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = within(1..))]
     pub(crate) queues: usize,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
@@ -122,7 +123,7 @@ pub(crate) struct RepliesArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) senders: Vec<SendMethod>,
     /// Number of messages that a call sends; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_name = "N,…", value_parser = messages)]
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_name = "N,…", value_parser = within(1..=1024))]
     pub(crate) messages: Vec<usize>,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
@@ -132,7 +133,7 @@ pub(crate) struct RepliesArgs {
 #[derive(Debug, Args)]
 pub(crate) struct GsoArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = positive)]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = within(1..))]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare [default: all except socket/recvfrom]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -154,7 +155,7 @@ pub(crate) struct GsoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ChurnArgs {
     /// Number of lanes at the start; each change adds or removes one
-    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = positive)]
+    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = within(1..))]
     pub(crate) threads: Vec<usize>,
     /// How long lanes are added and removed
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
@@ -175,7 +176,7 @@ pub(crate) struct ChurnArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FlapArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = positive)]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = within(1..))]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare [default: lane/mmsg and lane/xdp]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -273,16 +274,16 @@ pub(crate) struct BenchArgs {
     /// Payload of the datagrams in bytes; several are compared [default: 10]
     ///
     /// Default for batch: 64,256,1024,8192; for replies: 64,1024,8192,60000.
-    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = payload_size)]
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = within(..=MAX_PAYLOAD as u64))]
     pub(crate) size: Vec<usize>,
     /// Number of rounds; each runs every receiver once
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = within(1..))]
     pub(crate) rounds: usize,
     /// Number of flows [default: 64; 1 for gso, as a GSO message has one flow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) flows: Option<u16>,
     /// Maximum number of messages that one call receives, for all receivers
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = within(1..))]
     pub(crate) batch: usize,
     /// Receive buffer of each socket [default: 64M, or the most allowed]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::values::positive;
+use super::values::within;
 
 /// `manylane lab`.
 #[derive(Debug, Args)]
@@ -16,7 +16,7 @@ pub(crate) struct LabArgs {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Rounds of each experiment [default: 9; 2 with --quick]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) rounds: Option<usize>,
     /// Units that all readers of a run receive (rivera) [default: 500000]
     ///

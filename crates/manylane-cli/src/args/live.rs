@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use manylane::{Limit, Prefix};
 
-use super::values::positive;
+use super::values::within;
 use crate::parse;
 
 /// The filter of a socket, for `echo` and `run`.
@@ -77,6 +77,6 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Maximum number of lines of the printed table
-    #[arg(long, default_value_t = 100, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = within(1..))]
     pub(crate) rows: usize,
 }

@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use manylane::capture::SNAPLEN_MAX;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
-use manylane_measure::client::{Expect, Payload};
+use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
 
 use super::FilterArgs;
-use super::values::{
-    CaptureTarget, Switch, capture_target, interval, payload_size, positive, seconds, snaplen,
-};
+use super::values::{CaptureTarget, Switch, capture_target, interval, seconds, within};
 use crate::metrics;
 use crate::parse::{self, Rate};
 
@@ -23,7 +22,7 @@ pub(crate) struct EchoArgs {
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
     /// Number of lanes [default: one for each processor]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// How lanes talk to the kernel: auto, mmsg, uring or xdp
     ///
@@ -59,7 +58,7 @@ pub(crate) struct EchoArgs {
     #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
     pub(crate) placement: Placement,
     /// Maximum number of messages that one call receives or sends
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = within(1..))]
     pub(crate) batch: usize,
     /// Receive several datagrams as one message (UDP GRO)
     ///
@@ -79,7 +78,7 @@ pub(crate) struct EchoArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
     /// Length above which datagrams are truncated
-    #[arg(long, value_name = "BYTES", value_parser = positive)]
+    #[arg(long, value_name = "BYTES", value_parser = within(1..))]
     pub(crate) datagram_size: Option<usize>,
     /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
     ///
@@ -128,7 +127,7 @@ pub(crate) struct SendArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Payload of each datagram in bytes
-    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = payload_size)]
+    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = within(..=MAX_PAYLOAD as u64))]
     pub(crate) size: usize,
     /// Number of source ports
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -157,7 +156,7 @@ pub(crate) struct SendArgs {
     pub(crate) fast: bool,
     /// Receiving lanes in the testbed of --fast
     #[cfg(feature = "bench")]
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = positive)]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: usize,
     /// Print the result as JSON (manylane.send.v1)
     #[arg(long)]
@@ -176,7 +175,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) write: Option<String>,
     /// Number of bytes to capture of each frame
-    #[arg(long, short, default_value_t = manylane::capture::SNAPLEN_MAX, value_name = "BYTES", value_parser = snaplen)]
+    #[arg(long, short, default_value_t = SNAPLEN_MAX, value_name = "BYTES", value_parser = within(1..=SNAPLEN_MAX as u64))]
     pub(crate) snaplen: usize,
     /// Stop after N frames, such as 1000 or 10k
     #[arg(long, short, value_name = "N", value_parser = parse::count)]
@@ -216,7 +215,7 @@ pub(crate) struct RunArgs {
     /// Maximum number of lanes of each socket
     ///
     /// Default: one for each thread, epoll instance or child process that receives.
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
@@ -225,7 +224,7 @@ pub(crate) struct RunArgs {
     ///
     /// With engine xdp, replies sent together. Default: 32 while fewer lanes than threads are in
     /// use, else 1; 16 with engine xdp.
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) batch: Option<usize>,
     /// Delay before a receive if larger batches pay; 0: none [default: 50 to 500]
     ///

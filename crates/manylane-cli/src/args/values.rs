@@ -1,8 +1,10 @@
 //! Option values that only the command line uses.
 
 use std::net::SocketAddr;
+use std::ops::RangeBounds;
 
 use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,13 +30,9 @@ impl Switch {
     }
 }
 
-#[cfg(feature = "bench")]
-pub(super) fn messages(text: &str) -> Result<usize, String> {
-    positive(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
-}
-
-pub(super) fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number >= 1).ok_or("give a whole number above 0".into())
+/// A whole number within `range`.
+pub(super) fn within(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
 }
 
 pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
@@ -42,27 +40,6 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
         "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
     })
-}
-
-pub(super) fn snaplen(text: &str) -> Result<usize, String> {
-    const SNAPLEN_MAX: usize = manylane::capture::SNAPLEN_MAX;
-    text.parse()
-        .ok()
-        .filter(|len| (1..=SNAPLEN_MAX).contains(len))
-        .ok_or(format!("give a number from 1 to {SNAPLEN_MAX}"))
-}
-
-#[cfg(feature = "bench")]
-pub(super) fn interfaces(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| (1..=16).contains(number)).ok_or("give a number from 1 to 16".into())
-}
-
-pub(super) fn payload_size(text: &str) -> Result<usize, String> {
-    const PAYLOAD_SIZE_MAX: usize = manylane_measure::client::MAX_PAYLOAD;
-    text.parse()
-        .ok()
-        .filter(|size| *size <= PAYLOAD_SIZE_MAX)
-        .ok_or(format!("give a size from 0 to {PAYLOAD_SIZE_MAX}"))
 }
 
 pub(super) fn seconds(text: &str) -> Result<f64, String> {

@@ -75,10 +75,7 @@ impl Change {
             Target::Hash6 { device } => {
                 format!("ethtool -N {device} rx-flow-hash udp6 {}", hash_letters(value))
             }
-            Target::DeviceFile { .. }
-            | Target::CpuFile { .. }
-            | Target::ModuleParameter { .. }
-            | Target::Interrupt { .. } => {
+            _ => {
                 let path = self.target.path().unwrap_or_default();
                 format!("echo {value} > {}", path.display())
             }
@@ -143,10 +140,7 @@ impl Target {
             | Self::Feature { device, .. }
             | Self::Hash4 { device }
             | Self::Hash6 { device } => Some(device),
-            Self::Sysctl { .. }
-            | Self::CpuFile { .. }
-            | Self::ModuleParameter { .. }
-            | Self::Interrupt { .. } => None,
+            _ => None,
         }
     }
 
@@ -176,17 +170,12 @@ impl Target {
             }
             Self::ReceiveRing { device } => Ethtool::open()?.ring(device).with_context(of)?.rx.to_string(),
             Self::Feature { device, name } => {
-                on_off(Ethtool::open()?.feature(device, name).with_context(of)?).into()
+                let is_on = Ethtool::open()?.feature(device, name).with_context(of)?;
+                String::from(if is_on { "on" } else { "off" })
             }
             Self::Hash4 { device } => device::flow_hash(device, FlowType::Udp4).with_context(of)?.to_string(),
             Self::Hash6 { device } => device::flow_hash(device, FlowType::Udp6).with_context(of)?.to_string(),
-            Self::Sysctl { .. }
-            | Self::DeviceFile { .. }
-            | Self::CpuFile { .. }
-            | Self::ModuleParameter { .. }
-            | Self::Interrupt { .. } => {
-                bail!("{self} has no file")
-            }
+            _ => bail!("{self} has no file"),
         })
     }
 
@@ -215,11 +204,7 @@ impl Target {
             }
             Self::Hash4 { device } => device::set_flow_hash(device, FlowType::Udp4, value.parse()?)?,
             Self::Hash6 { device } => device::set_flow_hash(device, FlowType::Udp6, value.parse()?)?,
-            Self::Sysctl { .. }
-            | Self::DeviceFile { .. }
-            | Self::CpuFile { .. }
-            | Self::ModuleParameter { .. }
-            | Self::Interrupt { .. } => {}
+            _ => bail!("{self} has no file"),
         }
         Ok(())
     }
@@ -259,10 +244,6 @@ impl std::fmt::Display for Target {
 /// True if the path stays below the folder that it starts from.
 fn is_below(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
-}
-
-fn on_off(on: bool) -> &'static str {
-    if on { "on" } else { "off" }
 }
 
 /// Fields of a hash in the form of `ethtool -N`.

@@ -307,6 +307,11 @@ pub(crate) struct Program {
 }
 
 impl Facts {
+    /// Notes why something could not be read.
+    pub(crate) fn note_gap(&mut self, name: &str, why: impl Into<String>) {
+        self.gaps.insert(name.into(), why.into());
+    }
+
     /// The period of the losses, in words.
     pub(crate) fn describe_period(&self) -> String {
         match (self.watched, self.uptime) {
@@ -318,38 +323,31 @@ impl Facts {
 
     /// Subtracts earlier counters, which leaves the losses between the two.
     pub(crate) fn delta_since(mut self, before: &Facts, seconds: f64) -> Facts {
+        macro_rules! subtract {
+            ($now:expr, $before:expr, $($field:ident)+) => {
+                $($now.$field = $now.$field.saturating_sub($before.$field);)+
+            };
+        }
         let now = &mut self.losses;
         for (now, before) in [(&mut now.udp4, before.losses.udp4), (&mut now.udp6, before.losses.udp6)] {
             if let (Some(now), Some(before)) = (now.as_mut(), before) {
-                now.in_datagrams = now.in_datagrams.saturating_sub(before.in_datagrams);
-                now.in_errors = now.in_errors.saturating_sub(before.in_errors);
-                now.receive_buffer = now.receive_buffer.saturating_sub(before.receive_buffer);
-                now.checksum = now.checksum.saturating_sub(before.checksum);
-                now.memory = now.memory.saturating_sub(before.memory);
+                subtract!(now, before, in_datagrams in_errors receive_buffer checksum memory);
             }
         }
         for row in &mut now.softnet {
             if let Some(before) = before.losses.softnet.iter().find(|before| before.cpu == row.cpu) {
-                row.processed = row.processed.saturating_sub(before.processed);
-                row.dropped = row.dropped.saturating_sub(before.dropped);
-                row.squeezed = row.squeezed.saturating_sub(before.squeezed);
+                subtract!(row, before, processed dropped squeezed);
             }
         }
         for device in &mut self.devices {
             if let Some(before) = before.devices.iter().find(|before| before.index == device.index) {
                 let (now, before) = (&mut device.counters, &before.counters);
-                now.rx_packets = now.rx_packets.saturating_sub(before.rx_packets);
-                now.rx_errors = now.rx_errors.saturating_sub(before.rx_errors);
-                now.rx_dropped = now.rx_dropped.saturating_sub(before.rx_dropped);
-                now.rx_over = now.rx_over.saturating_sub(before.rx_over);
-                now.rx_crc = now.rx_crc.saturating_sub(before.rx_crc);
-                now.rx_fifo = now.rx_fifo.saturating_sub(before.rx_fifo);
-                now.rx_missed = now.rx_missed.saturating_sub(before.rx_missed);
+                subtract!(now, before, rx_packets rx_errors rx_dropped rx_over rx_crc rx_fifo rx_missed);
             }
         }
         for socket in &mut self.sockets {
             if let Some(before) = before.sockets.iter().find(|before| before.inode == socket.inode) {
-                socket.drops = socket.drops.saturating_sub(before.drops);
+                subtract!(socket, before, drops);
             }
         }
         self.watched = Some(seconds);

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use manylane_sys::device::HASH_PORTS;
+
+use super::ethtool::{XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
 use super::facts::{Device, Facts, Privileges};
 use super::finding::{Finding, Severity, Verdict};
 use super::rules::{self, Rule};
@@ -193,23 +196,17 @@ fn describe_device(device: &Device) -> String {
 
 /// XDP features of the driver.
 fn describe_xdp(features: u64) -> String {
-    /// `NETDEV_XDP_ACT_BASIC`, `_REDIRECT`, `_XSK_ZEROCOPY`.
-    const BASIC: u64 = 1;
-    const REDIRECT: u64 = 2;
-    const ZEROCOPY: u64 = 8;
-    match (features & BASIC != 0, features & REDIRECT != 0, features & ZEROCOPY != 0) {
-        (false, ..) => "XDP generic only".into(),
-        (_, false, _) => "XDP native without redirects".into(),
-        (.., true) => "XDP native with zero-copy".into(),
-        (.., false) => "XDP native without zero-copy".into(),
+    match [XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY].map(|bit| features & bit != 0) {
+        [false, ..] => "XDP generic only".into(),
+        [_, false, _] => "XDP native without redirects".into(),
+        [.., true] => "XDP native with zero-copy".into(),
+        [.., false] => "XDP native without zero-copy".into(),
     }
 }
 
 /// The fields by which a NIC with several queues spreads UDP.
 fn describe_hash(device: &Device) -> Option<String> {
-    /// `RXH_L4_B_0_1` and `RXH_L4_B_2_3`: both ports.
-    const PORTS: u64 = 0xc0;
-    let by = |fields: u64| match fields & PORTS == PORTS {
+    let by = |fields: u64| match fields & HASH_PORTS == HASH_PORTS {
         true => "addresses and ports",
         false if fields == 0 => "nothing",
         false => "addresses without ports",

@@ -193,7 +193,7 @@ fn parent_pid(pid: i32) -> Option<i32> {
 }
 
 /// The state letter of the process; T if it is stopped.
-fn process_state(pid: i32) -> Option<char> {
+pub(super) fn process_state(pid: i32) -> Option<char> {
     read_stat(pid)?.trim_start().chars().next()
 }
 

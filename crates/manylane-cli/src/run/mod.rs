@@ -27,6 +27,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use manylane::MetricsPort;
 use manylane::control::ControlSocket;
 use manylane_sys::process;
 
@@ -104,7 +105,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // Before the program: if this fails, the program is not started.
     let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open_json).transpose()?;
-    let port = args.metrics.map(metrics::bind).transpose()?;
+    let port = args.metrics.map(MetricsPort::bind).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),
@@ -123,7 +124,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now, because its thread inherits the signal mask and leaves signals to this one.
     if let Some(port) = port {
-        metrics::serve(port, page())?;
+        metrics::keep(port.serve(page())?);
     }
     let reporter = Reporter::new(shared, file, args, filter);
     let end = supervise(running, &reporter, args, beyond.is_some())?;

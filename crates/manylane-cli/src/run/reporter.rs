@@ -3,7 +3,6 @@
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +14,7 @@ use manylane_measure::{Machine, format_number};
 use serde::Serialize;
 
 use super::backlog::Backlog;
-use super::launch::Exit;
+use super::launch::{Exit, process_state};
 use super::report::{Fallback, Receiver, Report, SharedReport};
 use crate::args::RunArgs;
 use crate::metrics::add_counters;
@@ -206,8 +205,7 @@ fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
 
 fn is_alive(pid: u32) -> bool {
     // A zombie is not alive.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
+    process_state(pid as i32).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// The change since `before`.

@@ -114,7 +114,7 @@ impl Screen {
         let (own, others): (Vec<String>, Vec<String>) = of_sockets
             .partition(|line| picked.is_some_and(|row| line.contains(&format!(" {}:", row.socket))));
         lines.extend(own);
-        lines.extend(view.silent.iter().map(|(_, why)| why.clone()));
+        lines.extend(view.silent.iter().map(|silent| silent.why.clone()));
         lines.extend(others);
         lines
     }

@@ -1,8 +1,8 @@
 //! `manylane top`: shows the lanes of running processes.
 //!
 //! ```text
-//!  control sockets of processes (manylane::control), /proc ─► look.rs ─► view.rs (rates between two looks) ─► draw.rs, a table, JSON
-//!                                    page.rs ┘
+//!  control sockets of processes (manylane::control), /proc ─► snapshot.rs ─► view.rs (rates between two) ─► draw.rs, a table, JSON
+//!                                             prometheus.rs ┘
 //! ```
 
 mod draw;
@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use self::draw::Screen;
 use self::snapshot::Snapshot;
-use self::view::{CoreRow, FilterRow, RingRow, View};
+use self::view::View;
 use crate::args::TopArgs;
 use crate::output::{self, UsageError};
 
@@ -55,19 +55,13 @@ fn run_once(args: &TopArgs, interval: Duration) -> Result<()> {
     let before = Snapshot::collect(args.pid)?;
     thread::sleep(interval);
     let now = Snapshot::collect(args.pid)?;
-    let view = diff(&before, &now, interval);
+    let mut view = diff(&before, &now, interval);
     if !args.json {
         return output::print(&view.text(args.rows));
     }
-    let settings = Settings {
-        command: output::command_line(),
-        seconds: view.seconds,
-        filter_drops: view.filter_drops,
-        rings: view.rings,
-        cores: view.cores,
-        silent: view.silent.into_iter().map(|(pid, why)| Silent { pid, why }).collect(),
-    };
-    output::print_json(&Document::new(SCHEMA, settings, view.rows))
+    let rows = std::mem::take(&mut view.rows);
+    let settings = Settings { command: output::command_line(), view };
+    output::print_json(&Document::new(SCHEMA, settings, rows))
 }
 
 fn diff(before: &Snapshot, now: &Snapshot, interval: Duration) -> View {
@@ -129,18 +123,6 @@ fn run_live(
 #[derive(Debug, Serialize)]
 struct Settings {
     command: String,
-    /// Between the two samples.
-    seconds: f64,
-    filter_drops: Vec<FilterRow>,
-    /// Queues leased to programs under `manylane run`.
-    rings: Vec<RingRow>,
-    cores: Vec<CoreRow>,
-    silent: Vec<Silent>,
-}
-
-/// A process that does not answer.
-#[derive(Debug, Serialize)]
-struct Silent {
-    pid: u32,
-    why: String,
+    #[serde(flatten)]
+    view: View,
 }

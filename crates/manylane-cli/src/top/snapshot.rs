@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use manylane::{LaneCounters, control};
+use serde::Serialize;
 
 use super::prometheus::{Sample, parse_samples};
 use crate::output;
@@ -22,8 +23,14 @@ pub(super) struct Snapshot {
     /// Leased rings, by launcher, socket, device and queue.
     pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
     pub(super) cores: BTreeMap<u32, Core>,
-    /// Processes that did not answer, with the reason.
-    pub(super) silent: Vec<(u32, String)>,
+    pub(super) silent: Vec<Silent>,
+}
+
+/// A process that does not answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Silent {
+    pub(super) pid: u32,
+    pub(super) why: String,
 }
 
 /// The identity of a lane.
@@ -94,7 +101,7 @@ impl Snapshot {
                 Ok(page) => snapshot.add(pid, &process_name(pid), &page),
                 // A process that has ended meanwhile is ignored.
                 Err(err) if err.kind() == manylane::ErrorKind::State => {}
-                Err(err) => snapshot.silent.push((pid, err.to_string())),
+                Err(err) => snapshot.silent.push(Silent { pid, why: err.to_string() }),
             }
         }
         for (key, lane) in &mut snapshot.lanes {

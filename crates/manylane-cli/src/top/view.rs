@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use manylane_measure::format_number;
 use serde::Serialize;
 
-use super::snapshot::{Core, Snapshot};
+use super::snapshot::{Core, Silent, Snapshot};
 
 /// The changes of one lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -103,14 +103,18 @@ impl Sort {
 }
 
 /// The changes between two samples.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct View {
+    /// Between the two samples.
     pub(super) seconds: f64,
+    /// They are the document's rows; the rest is among its settings.
+    #[serde(skip)]
     pub(super) rows: Vec<Row>,
     pub(super) filter_drops: Vec<FilterRow>,
+    /// Queues leased to programs under `manylane run`.
     pub(super) rings: Vec<RingRow>,
     pub(super) cores: Vec<CoreRow>,
-    pub(super) silent: Vec<(u32, String)>,
+    pub(super) silent: Vec<Silent>,
 }
 
 impl View {
@@ -226,7 +230,7 @@ impl View {
         for one in &self.filter_drops {
             text += &format!("{}\n", one.line());
         }
-        for (_, why) in &self.silent {
+        for Silent { why, .. } in &self.silent {
             text += &format!("{why}\n");
         }
         text + &format!("softirq: {}\n", self.cores_line())

@@ -11,50 +11,12 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 
-const NAME_PREFIX: &str = "manylane.capture";
+/// Begins each request, and the name of a socket that answers: `manylane.capture.PID.N`.
+pub const NAME_PREFIX: &str = "manylane.capture";
 /// Version of the messages; the rings have their own.
 const VERSION: u32 = 1;
 /// Maximum size of a message: a description with very many devices and lanes.
 pub const MESSAGE_LEN_MAX: usize = 64 << 10;
-
-/// The name that a process listens under.
-#[must_use]
-pub fn name(pid: u32, number: u32) -> String {
-    format!("{NAME_PREFIX}.{pid}.{number}")
-}
-
-/// The process in a name.
-#[must_use]
-pub fn pid_of(name: &str) -> Option<u32> {
-    let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
-    pid.parse().ok()
-}
-
-/// The capture sockets that are listening, from the contents of /proc/net/unix: number,
-/// references, protocol, flags, type, state, inode, path.
-#[must_use]
-pub fn listeners(listed: &str) -> Vec<&str> {
-    /// `__SO_ACCEPTCON`: a listening socket.
-    const SO_ACCEPTCON: u32 = 0x10000;
-    let ours = |line: &'_ str| -> Option<_> {
-        let mut words = line.split_ascii_whitespace();
-        let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
-        let path = words.nth(3)?.len();
-        // A slice of the line, for its lifetime.
-        (flags & SO_ACCEPTCON != 0).then_some(path)
-    };
-    let mut found: Vec<&str> = listed
-        .lines()
-        .filter_map(|line| {
-            ours(line)?;
-            let name = line.rsplit(' ').next()?.strip_prefix('@')?;
-            name.strip_prefix(NAME_PREFIX)?.starts_with('.').then_some(name)
-        })
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    found
-}
 
 /// A message of the side that captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,21 +205,5 @@ mod tests {
             assert!(Reply::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
         assert_eq!(Reply::parse(b"refused \x1b[2Jno").unwrap(), Reply::Refused("[2Jno".into()));
-    }
-
-    #[test]
-    fn only_who_listens_under_our_name_is_found() {
-        let listed = "Num       RefCount Protocol Flags    Type St Inode Path
-0000000000000000: 00000002 00000000 00010000 0005 01 20543 @manylane.capture.77.0
-0000000000000000: 00000003 00000000 00000000 0005 03 20544 @manylane.capture.77.0
-0000000000000000: 00000003 00000000 00000000 0005 03 20545 @manylane.capture.78.0
-0000000000000000: 00000002 00000000 00010000 0005 01 20546 /run/manylane.capture.79.0
-0000000000000000: 00000002 00000000 00010000 0005 01 20547
-0000000000000000: 00000002 00000000 00010000 0005 01 20548 @manylane.captured
-0000000000000000: 00000002 00000000 00010000 0005 01 20549 @manylane.capture.8.1
-";
-        assert_eq!(listeners(listed), ["manylane.capture.77.0", "manylane.capture.8.1"]);
-        assert_eq!(name(8, 1), "manylane.capture.8.1");
-        assert_eq!((pid_of(&name(8, 1)), pid_of("manylane.capture.x.1")), (Some(8), None));
     }
 }

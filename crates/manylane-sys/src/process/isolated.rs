@@ -146,12 +146,10 @@ mod tests {
     /// A socket without close-on-exec, so that a copy would be visible after the exec, with its
     /// inode.
     fn socket() -> (std::os::fd::OwnedFd, String) {
-        use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+        use std::os::fd::AsFd as _;
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let inode = crate::sock::inode(socket.as_fd()).unwrap();
-        // SAFETY: takes a number; the new descriptor has no other owner.
-        let copy = unsafe { OwnedFd::from_raw_fd(crate::check(libc::dup(socket.as_raw_fd())).unwrap()) };
-        (copy, format!("socket:[{inode}]"))
+        (rustix::io::dup(&socket).unwrap(), format!("socket:[{inode}]"))
     }
 
     #[test]

@@ -4,10 +4,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use manylane_ipc::capture as rings;
@@ -18,16 +16,11 @@ use manylane_sys::unix_socket::{self, PeerCred};
 
 use super::tap::{Mailbox, Ring, Tap};
 use crate::counters::LaneId;
-
-/// Epoll tokens; those of connections count up from the last.
-const WAKE: u64 = 0;
-const LISTENER: u64 = 1;
-const FIRST_CLIENT: u64 = 2;
+use crate::peer;
+use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
 
 /// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
-/// Maximum number of names that are tried.
-const NAME_ATTEMPTS_MAX: u32 = 1024;
 /// Maximum size of a request.
 const REQUEST_LEN_MAX: usize = 256;
 /// Range of the memory for one lane.
@@ -46,24 +39,18 @@ const RECLAIM_INTERVAL_MAX: Duration = Duration::from_secs(1);
 /// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Number of the next capture socket of this process.
-static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
-
 /// The capture socket of a socket; dropping it closes it.
 pub(crate) struct CaptureListener {
-    shared: Arc<Shared>,
-    wake: UnixStream,
-    thread: Option<JoinHandle<()>>,
+    lanes: Arc<Lanes>,
+    service: Service,
 }
 
-struct Shared {
-    lanes: Mutex<Vec<(LaneId, Weak<Mailbox>)>>,
-    stop: AtomicBool,
-}
+#[derive(Default)]
+struct Lanes(Mutex<Vec<(LaneId, Weak<Mailbox>)>>);
 
-impl Shared {
+impl Lanes {
     /// The open lanes. Drops the entries of closed ones.
-    fn lanes(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
+    fn open(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
         let mut lanes = self.lock();
         lanes.retain(|(_, mailbox)| mailbox.strong_count() > 0);
         lanes.iter().filter_map(|(lane, mailbox)| Some((*lane, mailbox.upgrade()?))).collect()
@@ -71,7 +58,7 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, Vec<(LaneId, Weak<Mailbox>)>> {
         // Nothing that holds the lock can panic.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -79,68 +66,35 @@ impl CaptureListener {
     /// Listens for captures of the lanes of the socket that is bound to `address` and uses
     /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
-        let listener = listen()?;
-        let (wake, woken) = UnixStream::pair()?;
-        woken.set_nonblocking(true)?;
-        wake.set_nonblocking(true)?;
-        let watch = Epoll::new(CLIENTS_MAX)?;
-        watch.add(&woken, WAKE)?;
-        watch.add(&listener, LISTENER)?;
-        let shared = Arc::new(Shared { lanes: Mutex::default(), stop: AtomicBool::new(false) });
-        let server = Server {
-            shared: Arc::clone(&shared),
-            address,
-            devices,
-            listener,
-            woken,
-            epoll: watch,
-            clients: Vec::new(),
-            next_token: FIRST_CLIENT,
-            active: None,
-            reclaim_interval: IDLE_TIMEOUT,
+        let listener = peer::listen(messages::NAME_PREFIX)?;
+        let lanes = Arc::<Lanes>::default();
+        let shared = Arc::clone(&lanes);
+        let run = move |epoll, listener, wakeups| {
+            let server = Server {
+                lanes: shared,
+                address,
+                devices,
+                listener,
+                wakeups,
+                epoll,
+                clients: Vec::new(),
+                next_token: FIRST_CLIENT,
+                active: None,
+                reclaim_interval: IDLE_TIMEOUT,
+            };
+            server.run();
         };
-        let thread = thread::Builder::new().name("manylane-capture".into()).spawn(move || server.run())?;
-        Ok(Self { shared, wake, thread: Some(thread) })
+        let service = Service::start("manylane-capture", listener, CLIENTS_MAX, run)?;
+        Ok(Self { lanes, service })
     }
 
     /// The tap of a new lane.
     pub(crate) fn tap(&self, lane: LaneId) -> Tap {
         let mailbox = Arc::new(Mailbox::default());
-        self.shared.lock().push((lane, Arc::downgrade(&mailbox)));
-        self.wake();
+        self.lanes.lock().push((lane, Arc::downgrade(&mailbox)));
+        self.service.wake();
         Tap::new(mailbox)
     }
-
-    fn wake(&self) {
-        // If the pipe is full, the thread has been woken already.
-        _ = io::Write::write(&mut &self.wake, &[0]);
-    }
-}
-
-impl Drop for CaptureListener {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.wake();
-        if let Some(thread) = self.thread.take() {
-            // The thread has ended, or has panicked and reported that.
-            _ = thread.join();
-        }
-    }
-}
-
-/// Listens under the first free name.
-fn listen() -> io::Result<OwnedFd> {
-    let pid = std::process::id();
-    for _ in 0..NAME_ATTEMPTS_MAX {
-        match unix_socket::listen_without_fds(&messages::name(
-            pid,
-            NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
-        )) {
-            Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
-            other => return other,
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::AddrInUse))
 }
 
 struct Client {
@@ -159,11 +113,11 @@ struct Active {
 }
 
 struct Server {
-    shared: Arc<Shared>,
+    lanes: Arc<Lanes>,
     address: SocketAddr,
     devices: Vec<(u32, String)>,
     listener: OwnedFd,
-    woken: UnixStream,
+    wakeups: Wakeups,
     epoll: Epoll,
     clients: Vec<Client>,
     next_token: u64,
@@ -174,7 +128,7 @@ struct Server {
 
 impl Server {
     fn run(mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
+        'serve: loop {
             let ready: Vec<u64> = match self.epoll.wait(self.reclaim_interval) {
                 Ok(ready) => ready.collect(),
                 Err(err) => {
@@ -184,17 +138,15 @@ impl Server {
             };
             for token in ready {
                 match token {
-                    WAKE => {
-                        while matches!(io::Read::read(&mut &self.woken, &mut [0; 64]), Ok(1..)) {}
-                        self.offer_rings();
-                    }
+                    WAKE if self.wakeups.is_over() => break 'serve,
+                    WAKE => self.offer_rings(),
                     LISTENER => self.accept_clients(),
                     client => self.handle_request(client),
                 }
             }
             self.reclaim_rings();
         }
-        for (_, mailbox) in self.shared.lanes() {
+        for (_, mailbox) in self.lanes.open() {
             mailbox.set_ring(None);
         }
     }
@@ -202,7 +154,7 @@ impl Server {
     /// Unmaps rings that lanes have left.
     fn reclaim_rings(&mut self) {
         if self.reclaim_interval < IDLE_TIMEOUT {
-            let lanes = self.shared.lanes().into_iter();
+            let lanes = self.lanes.open().into_iter();
             // No short circuit: reclaim from all lanes, even behind one that has not polled yet.
             let all = lanes.fold(true, |all, (_, mailbox)| mailbox.reclaim() && all);
             self.reclaim_interval =
@@ -278,7 +230,7 @@ impl Server {
         Description {
             address: self.address,
             devices: self.devices.clone(),
-            lanes: self.shared.lanes().into_iter().map(|(lane, _)| lane.0).collect(),
+            lanes: self.lanes.open().into_iter().map(|(lane, _)| lane.0).collect(),
             captured_by: self.captured_by(),
         }
     }
@@ -325,7 +277,7 @@ impl Server {
             return Ok(());
         };
         let devices: Vec<u32> = self.devices.iter().map(|(ifindex, _)| *ifindex).collect();
-        for (lane, mailbox) in self.shared.lanes() {
+        for (lane, mailbox) in self.lanes.open() {
             if active.served.contains(&lane) {
                 continue;
             }
@@ -345,7 +297,7 @@ impl Server {
         self.clients.retain(|client| client.token != token);
         if self.active.take_if(|active| active.token == token).is_some() {
             log::info!("{}: the capture has ended", self.address);
-            for (_, mailbox) in self.shared.lanes() {
+            for (_, mailbox) in self.lanes.open() {
                 mailbox.set_ring(None);
             }
             self.reclaim_interval = RECLAIM_INTERVAL_MIN;
@@ -438,11 +390,8 @@ mod tests {
 
     /// Sends malformed requests to every capture socket of this process.
     fn send_malformed_requests() {
-        let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
-        let own = messages::name(std::process::id(), 0);
-        let own = own.strip_suffix('0').unwrap();
-        for name in messages::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
-            let connection = unix_socket::connect(name, Duration::from_secs(30)).unwrap();
+        for (_, name) in peer::find_listeners(messages::NAME_PREFIX, Some(std::process::id())).unwrap() {
+            let connection = unix_socket::connect(&name, Duration::from_secs(30)).unwrap();
             unix_socket::send(connection.as_fd(), b"what is this?", &[]).unwrap();
             let mut buffer = [0; 256];
             let (len, _) = unix_socket::recv(connection.as_fd(), &mut buffer).unwrap();

@@ -28,10 +28,10 @@
 pub(crate) mod listener;
 pub(crate) mod tap;
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use manylane_bpf::abi;
 use manylane_ipc::capture::messages::{self, Description, Reply, Request};
@@ -84,21 +84,11 @@ pub fn find_targets(of: Option<u32>) -> Result<Targets> {
 
 /// Queries every capture socket in the network namespace of the calling thread.
 fn scan(of: Option<u32>) -> Result<Targets> {
-    let listed = fs::read_to_string("/proc/thread-self/net/unix")
-        .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
     let mut found = Targets::default();
-    // A process in a PID namespace of its own has another number in its name. The peer is verified
-    // below.
-    let own = of.and_then(peer::inner_pid);
-    for name in messages::listeners(&listed) {
-        let Some(named) = messages::pid_of(name) else { continue };
-        if of.is_some_and(|pid| pid != named && own != Some(named)) {
-            continue;
-        }
+    for (pid, name) in peer::find_listeners(messages::NAME_PREFIX, of)? {
         // The socket was closed meanwhile: skip it.
-        let Ok(connection) = unix_socket::connect(name, REPLY_TIMEOUT) else { continue };
+        let Ok(connection) = unix_socket::connect(&name, REPLY_TIMEOUT) else { continue };
         let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
-        let pid = of.unwrap_or(named);
         if let Err(why) = peer::verify_peer(peer, pid, unix_socket::effective_uid()) {
             found.refused.push((pid, why));
             continue;

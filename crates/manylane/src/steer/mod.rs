@@ -28,6 +28,7 @@ use manylane_bpf::abi;
 use manylane_sys::map::SharedWords;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::text_form::text_form;
 use classic::ClassicSteer;
 use ebpf::EbpfSteer;
 use table::Layout;
@@ -138,29 +139,10 @@ pub enum SteeringBackend {
     Kernel,
 }
 
-impl fmt::Display for SteeringBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Ebpf => "ebpf",
-            Self::ClassicBpf => "classic-bpf",
-            Self::Kernel => "kernel",
-        })
-    }
-}
-
-impl FromStr for SteeringBackend {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        [Self::Auto, Self::Ebpf, Self::ClassicBpf, Self::Kernel]
-            .into_iter()
-            .find(|by| by.to_string() == text)
-            .ok_or_else(|| {
-                Error::new(ErrorKind::Config, format!("{text:?} is none of auto, ebpf, classic-bpf, kernel"))
-            })
-    }
-}
+text_form!(
+    "steering backend",
+    SteeringBackend: Auto = "auto", Ebpf = "ebpf", ClassicBpf = "classic-bpf", Kernel = "kernel"
+);
 
 /// The steering in force.
 #[derive(Clone, Debug, PartialEq, Eq)]

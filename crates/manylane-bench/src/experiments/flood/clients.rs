@@ -10,7 +10,7 @@ use manylane_measure::client::{self, Expect, Outcome, Plan as Requests};
 use manylane_measure::{Traffic, Until};
 use manylane_testbed::generator::LiveSender;
 
-use super::server::{Flood, Server, ServerConfig, ServerStats};
+use super::server::{SenderThread, Server, ServerConfig, ServerStats};
 use super::{FloodTestbed, PAYLOAD_SIZE, Plan, REQUEST_COST, SenderLoad, Variant};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodClients, FloodSample};
@@ -67,10 +67,9 @@ pub(super) fn sample(
 ) -> Result<FloodSample> {
     let server =
         Server::start(&bed.to, bed.server_config(variant.engine, variant.limit.then_some(plan.limit)))?;
-    let pps = if variant.sender_load == SenderLoad::Flood { pps } else { 0.0 };
     let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, PAYLOAD_SIZE) };
     let clock = CpuBusyTimer::start();
-    let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
+    let flood = variant.sender_load.start(bed, &traffic)?;
     let requests = Requests {
         to: server.addr,
         from: Some(clients.into()),
@@ -84,7 +83,7 @@ pub(super) fn sample(
         timeout: REPLY_TIMEOUT,
     };
     let asked = bed.from.run(|| client::run(&requests, stop, |_| ()));
-    let sent = flood.map_or(Ok(0), Flood::stop)?;
+    let sent = flood.map_or(Ok(0), SenderThread::stop)?;
     check_stop(stop)?;
     let Outcome { counts, latency, .. } = asked?;
     let mut seen = server.stop()?.since(&ServerStats::default(), round, sent + counts.asked, &clock);

@@ -20,9 +20,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use manylane::{Engine, Limit};
-use manylane_measure::named_enum;
+use manylane_measure::{Traffic, named_enum};
 use manylane_testbed::Host;
 
+use self::server::SenderThread;
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
 
@@ -78,6 +79,17 @@ enum SenderLoad {
     /// A thread that only spins, as the generator does between two frames. Its effect on other
     /// threads there is not an effect of the flood.
     BusyThread,
+}
+
+impl SenderLoad {
+    /// Starts it, unless there is none.
+    fn start(self, bed: &FloodTestbed, traffic: &Traffic) -> Result<Option<SenderThread>> {
+        match self {
+            Self::Idle => Ok(None),
+            Self::Flood => SenderThread::flood((&bed.from, &bed.to), bed.sender_cpu, traffic).map(Some),
+            Self::BusyThread => SenderThread::spin(bed.sender_cpu).map(Some),
+        }
+    }
 }
 
 impl fmt::Display for Variant {

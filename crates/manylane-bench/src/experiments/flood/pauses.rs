@@ -212,7 +212,7 @@ pub(super) fn measure_wakeup_latency(cpu: usize, tally: &PauseHistogram, stop: &
 
 #[cfg(test)]
 mod tests {
-    use super::super::server::BusyThread;
+    use super::super::server::SenderThread;
     use super::*;
 
     #[test]
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn what_other_threads_had_is_waiting_and_not_stolen() {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
-        let busy = BusyThread::start(cpu).unwrap();
+        let busy = SenderThread::spin(cpu).unwrap();
         let sum = |seen: &FloodPauses, part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
         // Some time slices of the scheduler; repeated, in case other threads got those of the busy
         // thread.

@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 use manylane::Engine;
 use manylane_measure::Traffic;
 
-use super::server::{BusyThread, Flood, Server, ServerStats};
+use super::server::{SenderThread, Server, ServerStats};
 use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
 use crate::sample::CpuBusyTimer;
 use crate::schema::{FloodSample, SENDER_CPU_PROGRAM};
@@ -34,25 +34,17 @@ pub(super) fn sample(
 ) -> Result<FloodSample> {
     let server =
         Server::start(&bed.to, bed.server_config(variant.engine, variant.limit.then_some(plan.limit)))?;
-    let pps = if variant.sender_load == SenderLoad::Flood { pps } else { 0.0 };
     let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, PAYLOAD_SIZE) };
     let clock = CpuBusyTimer::start();
-    let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
-    let busy = match variant.sender_load {
-        SenderLoad::BusyThread => Some(BusyThread::start(bed.sender_cpu)?),
-        _ => None,
-    };
-    let maker = flood.as_ref().map(|flood| &flood.tid).or(busy.as_ref().map(|busy| &busy.tid));
+    let load = variant.sender_load.start(bed, &traffic)?;
+    let maker = load.as_ref().map(|load| &*load.tid);
     let lane = (variant.sender_load == SenderLoad::Flood).then_some(&*server.tid);
     let seen = thread::scope(|scope| {
-        let programs = [(bed.lane_cpu, lane), (bed.sender_cpu, maker.map(|tid| &**tid))]
+        let programs = [(bed.lane_cpu, lane), (bed.sender_cpu, maker)]
             .map(|(cpu, maker)| scope.spawn(move || pauses::run_program(cpu, maker, options.duration, stop)));
         programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
     });
-    if let Some(busy) = busy {
-        busy.stop()?;
-    }
-    let sent = flood.map_or(Ok(0), Flood::stop)?;
+    let sent = load.map_or(Ok(0), SenderThread::stop)?;
     check_stop(stop)?;
     let mut sample = server.stop()?.since(&ServerStats::default(), round, sent, &clock);
     for seen in seen {

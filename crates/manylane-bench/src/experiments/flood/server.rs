@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use manylane::{Builder, Counters, Engine, Limit, Placement, WaitPolicy};
-use manylane_measure::{Sent, Traffic, Until};
+use manylane_measure::{Traffic, Until};
 use manylane_sys::{cpu, measure};
 use manylane_testbed::Host;
 use manylane_testbed::generator::LiveSender;
@@ -142,68 +142,53 @@ impl ServerStats {
     }
 }
 
-/// A flood that runs until it is stopped.
-pub(super) struct Flood {
-    /// The generating thread.
+/// A thread on the sender's processor that runs until it is stopped.
+pub(super) struct SenderThread {
     pub(super) tid: Arc<AtomicI32>,
     stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Result<Sent>>,
+    thread: thread::JoinHandle<Result<u64>>,
 }
 
 /// Warm-up time of a flood.
 const WARM_UP_TIME: Duration = Duration::from_millis(100);
 
-impl Flood {
-    /// None if the rate is 0.
-    pub(super) fn start((from, to): (&Host, &Host), cpu: usize, traffic: &Traffic) -> Result<Option<Self>> {
-        if traffic.pps == Some(0.0) {
-            return Ok(None);
-        }
+impl SenderThread {
+    /// Generates a flood.
+    pub(super) fn flood((from, to): (&Host, &Host), cpu: usize, traffic: &Traffic) -> Result<Self> {
         let mut sender = LiveSender::new(from, to, 0, traffic)?;
-        let (stop, runner) = (Arc::new(AtomicBool::new(false)), sender.sender_tid());
+        let (stop, tid) = (Arc::new(AtomicBool::new(false)), sender.sender_tid());
         let until = Until::Stop(Arc::clone(&stop));
-        let thread =
-            thread::Builder::new().name("flood".into()).spawn(move || sender.pin(cpu).send(until))?;
-        let flood = Self { tid: runner, stop, thread };
-        thread::sleep(WARM_UP_TIME);
-        Ok(Some(flood))
+        Self::start("flood", tid, stop, move || Ok(sender.pin(cpu).send(until)?.datagrams))
     }
 
-    /// Number of sent datagrams.
-    pub(super) fn stop(self) -> Result<u64> {
-        self.stop.store(true, Ordering::Relaxed);
-        Ok(self.thread.join().map_err(|_| anyhow!("the sender panicked"))??.datagrams)
-    }
-}
-
-/// A thread that spins in place of the flood generator until it is stopped.
-pub(super) struct BusyThread {
-    /// Its id.
-    pub(super) tid: Arc<AtomicI32>,
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Result<()>>,
-}
-
-impl BusyThread {
-    pub(super) fn start(cpu: usize) -> Result<Self> {
+    /// Spins in place of the flood generator.
+    pub(super) fn spin(cpu: usize) -> Result<Self> {
         let (stop, tid) = (Arc::<AtomicBool>::default(), Arc::<AtomicI32>::default());
         let (over, own) = (Arc::clone(&stop), Arc::clone(&tid));
-        let spin = move || -> Result<()> {
+        Self::start("busy-thread", tid, stop, move || {
             cpu::pin(cpu)?;
             own.store(cpu::thread_id(), Ordering::Relaxed);
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
-            Ok(())
-        };
-        let thread = thread::Builder::new().name("busy-thread".into()).spawn(spin)?;
-        let busy = Self { tid, stop, thread };
-        thread::sleep(WARM_UP_TIME);
-        Ok(busy)
+            Ok(0)
+        })
     }
 
-    pub(super) fn stop(self) -> Result<()> {
+    fn start(
+        name: &str,
+        tid: Arc<AtomicI32>,
+        stop: Arc<AtomicBool>,
+        work: impl FnOnce() -> Result<u64> + Send + 'static,
+    ) -> Result<Self> {
+        let thread = thread::Builder::new().name(name.into()).spawn(work)?;
+        thread::sleep(WARM_UP_TIME);
+        Ok(Self { tid, stop, thread })
+    }
+
+    /// Number of sent datagrams.
+    pub(super) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the busy thread panicked"))?
+        self.thread.join().map_err(|_| anyhow!("the sender panicked"))?
     }
 }

@@ -9,13 +9,11 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     facts.losses.udp4 = files.text("proc/net/snmp").as_deref().and_then(udp4);
     facts.losses.udp6 = files.text("proc/net/snmp6").as_deref().and_then(udp6);
     if facts.losses.udp4.is_none() {
-        facts.gaps.insert("udp".into(), "/proc/net/snmp cannot be read".into());
+        facts.note_gap("udp", "/proc/net/snmp cannot be read");
     }
     match files.text("proc/net/softnet_stat") {
         Some(text) => facts.losses.softnet = softnet(&text),
-        None => {
-            facts.gaps.insert("softnet".into(), "/proc/net/softnet_stat cannot be read".into());
-        }
+        None => facts.note_gap("softnet", "/proc/net/softnet_stat cannot be read"),
     }
 }
 

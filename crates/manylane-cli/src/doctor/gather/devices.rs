@@ -14,13 +14,12 @@ const SYSFS_NET: &str = "sys/class/net";
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     let interrupts = files.text("proc/interrupts");
     if interrupts.is_none() {
-        facts.gaps.insert("interrupts".into(), "/proc/interrupts cannot be read".into());
+        facts.note_gap("interrupts", "/proc/interrupts cannot be read");
     }
     if !is_own_namespace(files, &facts.devices) {
-        facts.gaps.insert(
-            "sysfs".into(),
-            "/sys/class/net shows another network namespace than this process is in: run it by 'ip netns exec', or mount /sys anew"
-                .into(),
+        facts.note_gap(
+            "sysfs",
+            "/sys/class/net shows another network namespace than this process is in: run it by 'ip netns exec', or mount /sys anew",
         );
         return;
     }

@@ -23,12 +23,14 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
                 }
             }
         }
-        Err(err) => drop(facts.gaps.insert("lanes".into(), err.to_string())),
+        Err(err) => facts.note_gap("lanes", err.to_string()),
     }
     if silent > 0 {
         let programs = if silent == 1 { "a program" } else { "programs" };
-        let why = format!("{programs} with lanes gave this user no answer ({silent}): run this as root");
-        facts.gaps.insert("lanes".into(), why);
+        facts.note_gap(
+            "lanes",
+            format!("{programs} with lanes gave this user no answer ({silent}): run this as root"),
+        );
     }
 }
 

@@ -56,17 +56,16 @@ fn links(facts: &mut Facts) -> Vec<Device> {
     let mut devices = match link::devices() {
         Ok(devices) => devices,
         Err(err) => {
-            facts.gaps.insert("devices".into(), format!("the kernel does not list devices: {err}"));
+            facts.note_gap("devices", format!("the kernel does not list devices: {err}"));
             return Vec::new();
         }
     };
     match Ethtool::open() {
         Ok(mut ethtool) => devices.iter_mut().for_each(|device| ethtool.fill(device)),
-        Err(err) => {
-            let why =
-                format!("this kernel has no ethtool by netlink (Linux 5.6, CONFIG_ETHTOOL_NETLINK): {err}");
-            facts.gaps.insert("ethtool".into(), why);
-        }
+        Err(err) => facts.note_gap(
+            "ethtool",
+            format!("this kernel has no ethtool by netlink (Linux 5.6, CONFIG_ETHTOOL_NETLINK): {err}"),
+        ),
     }
     match ethtool::xdp_features() {
         Ok(found) => {
@@ -75,10 +74,10 @@ fn links(facts: &mut Facts) -> Vec<Device> {
                 device.xdp_features = of.map(|(_, features)| *features);
             }
         }
-        Err(err) => {
-            let why = format!("this kernel does not say what drivers do with XDP (Linux 6.3): {err}");
-            facts.gaps.insert("xdp-features".into(), why);
-        }
+        Err(err) => facts.note_gap(
+            "xdp-features",
+            format!("this kernel does not say what drivers do with XDP (Linux 6.3): {err}"),
+        ),
     }
     match link::default_routes() {
         Ok(routes) => {
@@ -89,9 +88,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
                     .for_each(|d| d.default_route = true);
             }
         }
-        Err(err) => {
-            facts.gaps.insert("routes".into(), format!("the kernel does not list routes: {err}"));
-        }
+        Err(err) => facts.note_gap("routes", format!("the kernel does not list routes: {err}")),
     }
     devices
 }
@@ -118,10 +115,10 @@ fn gather_buffers(facts: &mut Facts) {
                 socket.buffer = found.get(&socket.inode).copied();
             }
         }
-        Err(err) => {
-            let why = format!("this kernel does not tell the sizes of buffers (CONFIG_INET_UDP_DIAG): {err}");
-            facts.gaps.insert("buffers".into(), why);
-        }
+        Err(err) => facts.note_gap(
+            "buffers",
+            format!("this kernel does not tell the sizes of buffers (CONFIG_INET_UDP_DIAG): {err}"),
+        ),
     }
 }
 

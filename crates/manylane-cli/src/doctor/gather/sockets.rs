@@ -24,16 +24,13 @@ pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
         match files.text(table) {
             Some(text) => all.extend(text.lines().filter_map(parse_socket)),
             None if table.ends_with('6') => {}
-            None => {
-                facts.gaps.insert("sockets".into(), format!("/{table} cannot be read"));
-            }
+            None => facts.note_gap("sockets", format!("/{table} cannot be read")),
         }
     }
     let by_pid = asked.pid.map(|pid| descriptors(files, pid).map(|found| found.into_values().collect()));
     let of_pid: Option<BTreeSet<u64>> = match by_pid {
         Some(None) => {
-            let why = "its open files cannot be seen: run this as root, or as its user".into();
-            facts.gaps.insert("processes".into(), why);
+            facts.note_gap("processes", "its open files cannot be seen: run this as root, or as its user");
             Some(BTreeSet::new())
         }
         Some(found) => found,

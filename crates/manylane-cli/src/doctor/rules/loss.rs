@@ -128,12 +128,17 @@ fn buffer_change(facts: &Facts, socket: &Socket) -> Option<Change> {
     }
 }
 
-fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
-    let losses = &facts.losses;
-    let Some(udp4) = losses.udp4 else {
-        return found.unknown("the counters of UDP cannot be read");
+/// A counter of UDP over IPv4 and IPv6 together.
+fn udp_losses(facts: &Facts, found: &mut FindingSink<'_>, counter: fn(Udp) -> u64) -> Option<u64> {
+    let Some(udp4) = facts.losses.udp4 else {
+        found.unknown("the counters of UDP cannot be read");
+        return None;
     };
-    let all = udp4.receive_buffer + losses.udp6.map_or(0, |udp| udp.receive_buffer);
+    Some(counter(udp4) + facts.losses.udp6.map_or(0, counter))
+}
+
+fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
+    let Some(all) = udp_losses(facts, found, |udp| udp.receive_buffer) else { return };
     // For one socket, the answer is in its own finding.
     if facts.asked {
         return;
@@ -155,10 +160,7 @@ fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn udp_memory_full(facts: &Facts, found: &mut FindingSink<'_>) {
-    let Some(udp4) = facts.losses.udp4 else {
-        return found.unknown("the counters of UDP cannot be read");
-    };
-    let lost = udp4.memory + facts.losses.udp6.map_or(0, |udp| udp.memory);
+    let Some(lost) = udp_losses(facts, found, |udp| udp.memory) else { return };
     if lost > 0 {
         found
             .add(
@@ -220,10 +222,7 @@ fn backlog_full(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn checksum_errors(facts: &Facts, found: &mut FindingSink<'_>) {
-    let Some(udp4) = facts.losses.udp4 else {
-        return found.unknown("the counters of UDP cannot be read");
-    };
-    let lost = udp4.checksum + facts.losses.udp6.map_or(0, |udp| udp.checksum);
+    let Some(lost) = udp_losses(facts, found, |udp| udp.checksum) else { return };
     if lost > 0 {
         found
             .add(
@@ -287,12 +286,9 @@ fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn refused_at_sockets(facts: &Facts, found: &mut FindingSink<'_>) {
-    let Some(udp4) = facts.losses.udp4 else {
-        return found.unknown("the counters of UDP cannot be read");
-    };
     // The kernel counts each of the others as an error, too.
     let rest = |udp: Udp| udp.in_errors.saturating_sub(udp.receive_buffer + udp.checksum + udp.memory);
-    let refused = rest(udp4) + facts.losses.udp6.map_or(0, rest);
+    let Some(refused) = udp_losses(facts, found, rest) else { return };
     if refused > 0 && !facts.asked {
         found
             .add(

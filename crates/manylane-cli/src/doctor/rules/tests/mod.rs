@@ -248,13 +248,13 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
     let cases: [(&str, Cause); 20] = [
-        ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
+        ("socket-drops", |f| f.note_gap("sockets", "x")),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
         ("checksum-errors", |f| f.losses.udp4 = None),
         ("refused-at-sockets", |f| f.losses.udp4 = None),
-        ("backlog-full", |f| drop(f.gaps.insert("softnet".into(), "x".into()))),
-        ("device-ring-full", |f| drop(f.gaps.insert("devices".into(), "x".into()))),
+        ("backlog-full", |f| f.note_gap("softnet", "x")),
+        ("device-ring-full", |f| f.note_gap("devices", "x")),
         ("udp-ports-not-hashed", |f| (f.devices[1].hash_udp4, f.devices[1].hash_udp6) = (None, None)),
         ("interrupts-on-one-core", |f| f.devices[1].irqs[0].effective.clear()),
         ("one-queue", |f| {
@@ -262,7 +262,7 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
             (f.devices[1].rx_queues, f.devices[1].rps) = (Some(1), None);
         }),
         ("xps-off", |f| {
-            f.gaps.insert("sysfs".into(), "x".into());
+            f.note_gap("sysfs", "x");
             f.devices[1].xps = None;
         }),
         ("no-native-xdp", |f| f.devices[1].xdp_features = None),

@@ -19,7 +19,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-use super::rtnetlink::{KernelUpdate, Messages, Route, decode, parse_route_reply, parse_xdp_program};
+use super::rtnetlink::{KernelUpdate, Route, decode, messages, parse_route_reply, parse_xdp_program};
 use crate::error::{EINTR, ENOBUFS};
 
 /// Subscribed event groups of linux/rtnetlink.h.
@@ -94,10 +94,6 @@ impl NetlinkSocket {
             Err(err) => Err(err),
         }
     }
-
-    fn messages(&self) -> Messages<'_> {
-        Messages(&self.buffer)
-    }
 }
 
 /// The socket for events.
@@ -124,8 +120,8 @@ impl EventSocket {
             if !self.0.receive()? {
                 return Ok(false);
             }
-            for message in self.0.messages() {
-                if let Some(fact) = decode(message.kind, message.payload) {
+            for message in messages(&self.0.buffer) {
+                if let Some(fact) = decode(message.message_type(), message.payload()) {
                     each(fact);
                 }
             }
@@ -197,15 +193,17 @@ impl QuerySocket {
             if !self.netlink.receive()? {
                 break;
             }
-            for message in self.netlink.messages().filter(|message| message.seq == sequence) {
-                whole &= message.flags & NLM_F_DUMP_INTR == 0;
-                match message.kind {
+            for message in
+                messages(&self.netlink.buffer).filter(|message| message.sequence_number() == sequence)
+            {
+                whole &= message.flags() & NLM_F_DUMP_INTR == 0;
+                match message.message_type() {
                     NLMSG_DONE => return Ok(whole),
                     NLMSG_ERROR => {
-                        let code = message.payload.get(..4).and_then(|code| parse_i32(code).ok());
+                        let code = message.payload().get(..4).and_then(|code| parse_i32(code).ok());
                         return Err(io::Error::from_raw_os_error(code.unwrap_or(0).saturating_abs()));
                     }
-                    kind => each(kind, message.payload),
+                    kind => each(kind, message.payload()),
                 }
             }
         }
@@ -233,10 +231,10 @@ impl QuerySocket {
             if !self.netlink.receive()? {
                 break;
             }
-            for message in self.netlink.messages() {
-                let index = message.seq.wrapping_sub(first) as usize;
+            for message in messages(&self.netlink.buffer) {
+                let index = message.sequence_number().wrapping_sub(first) as usize;
                 if index < asked
-                    && let Some(route) = parse_route_reply(message.kind, message.payload)
+                    && let Some(route) = parse_route_reply(message.message_type(), message.payload())
                 {
                     each(index, route);
                 }

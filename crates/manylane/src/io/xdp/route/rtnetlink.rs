@@ -90,31 +90,13 @@ pub(super) struct Route {
     pub(super) mtu: Option<u32>,
 }
 
-/// One netlink message.
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) flags: u16,
-    pub(super) seq: u32,
-    pub(super) payload: &'a [u8],
-}
-
 /// The messages of a datagram. Ends at the first invalid one.
-pub(super) struct Messages<'a>(pub(super) &'a [u8]);
-
-impl<'a> Iterator for Messages<'a> {
-    type Item = Message<'a>;
-
-    fn next(&mut self) -> Option<Message<'a>> {
-        let message = NetlinkBuffer::new_checked(self.0).ok()?;
-        let next = (message.length() as usize).next_multiple_of(4).min(self.0.len());
-        self.0 = &self.0[next..];
-        Some(Message {
-            kind: message.message_type(),
-            flags: message.flags(),
-            seq: message.sequence_number(),
-            payload: message.payload(),
-        })
-    }
+pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(datagram).ok()?;
+        datagram = datagram.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
 }
 
 /// Decodes a message; None if it is not relevant.
@@ -485,8 +467,8 @@ mod tests {
         fn no_bytes_make_it_panic(kind in 0u16..110, bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode(kind, &bytes);
             let _ = parse_route_reply(RTM_NEWROUTE, &bytes);
-            for message in Messages(&bytes) {
-                let _ = decode(message.kind, message.payload);
+            for message in messages(&bytes) {
+                let _ = decode(message.message_type(), message.payload());
             }
         }
 

@@ -1,0 +1,74 @@
+//! A thread that serves a listener beside the lanes, until it is dropped.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+
+use manylane_sys::measure::Epoll;
+
+/// Epoll tokens; those of clients count up from the last.
+pub(crate) const WAKE: u64 = 0;
+pub(crate) const LISTENER: u64 = 1;
+pub(crate) const FIRST_CLIENT: u64 = 2;
+
+/// The running thread.
+#[derive(Debug)]
+pub(crate) struct Service {
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Runs `serve` on a thread called `name`, with an epoll that reports [`LISTENER`], [`WAKE`],
+    /// and at most `events` sockets at a time. It has to return once [`Wakeups::is_over`].
+    pub(crate) fn start<L: AsFd + Send + 'static>(
+        name: &str,
+        listener: L,
+        events: usize,
+        serve: impl FnOnce(Epoll, L, Wakeups) + Send + 'static,
+    ) -> io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let epoll = Epoll::new(events)?;
+        epoll.add(&woken, WAKE)?;
+        epoll.add(&listener, LISTENER)?;
+        let serve = move || serve(epoll, listener, Wakeups(woken));
+        let thread = thread::Builder::new().name(name.into()).spawn(serve)?;
+        Ok(Self { wake, thread: Some(thread) })
+    }
+
+    /// Wakes the thread.
+    pub(crate) fn wake(&self) {
+        // If the pipe is full, the thread has been woken already.
+        _ = (&self.wake).write(&[0]);
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        _ = self.wake.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported on standard error.
+            _ = thread.join();
+        }
+    }
+}
+
+/// The thread's end of its wake-ups.
+pub(crate) struct Wakeups(UnixStream);
+
+impl Wakeups {
+    /// Reads all wake-ups; true once the service is being dropped.
+    pub(crate) fn is_over(&self) -> bool {
+        loop {
+            match (&self.0).read(&mut [0; 64]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
