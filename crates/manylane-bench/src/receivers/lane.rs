@@ -16,7 +16,7 @@ use crate::receivers::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 struct Lanes {
     addr: SocketAddr,
     handle: Handle,
-    /// A seat for each lane, including removed ones, because lanes are added and removed while it
+    /// Statistics of each lane, including removed ones, because lanes are added and removed while it
     /// runs. Locked when a lane starts and when counters are read, never per batch.
     stats: Arc<Mutex<Vec<Arc<WorkerStats>>>>,
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
@@ -48,37 +48,37 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
         return Err(anyhow!("wait {}: {why}", options.wait));
     }
     let (addr, handle) = (socket.local_addr(), socket.handle());
-    let seats: Arc<Mutex<Vec<Arc<WorkerStats>>>> = Arc::default();
-    let known = seats.clone();
-    let (work, toil) = (options.work, options.synthetic_work);
+    let workers: Arc<Mutex<Vec<Arc<WorkerStats>>>> = Arc::default();
+    let known = workers.clone();
+    let (work, app_work) = (options.work, options.synthetic_work);
     let serve = move || match work {
         // Without simulated work, the check is not in the loop.
-        Work::Count if toil.is_zero() => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = StatsGuard::new(&known);
+        Work::Count if app_work.is_zero() => socket.serve_with(move |_lane: LaneInfo| {
+            let stats = StatsGuard::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
-                seat.register_once();
+                stats.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
                 }
             }
         }),
         Work::Count => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = StatsGuard::new(&known);
+            let stats = StatsGuard::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
-                seat.register_once();
+                stats.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
-                    toil.run();
+                    app_work.run();
                 }
             }
         }),
         Work::Echo => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = StatsGuard::new(&known);
+            let stats = StatsGuard::new(&known);
             move |batch: Batch<'_>, out: &mut Outbox<'_>| {
-                seat.register_once();
+                stats.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
-                    toil.run();
+                    app_work.run();
                     out.reply_borrowed(&datagram, datagram.payload());
                 }
             }
@@ -86,10 +86,10 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     };
     let thread =
         std::thread::Builder::new().name("serve".into()).spawn(serve).context("cannot start a thread")?;
-    Ok(Box::new(Lanes { addr, handle, stats: seats, thread: Some(thread) }))
+    Ok(Box::new(Lanes { addr, handle, stats: workers, thread: Some(thread) }))
 }
 
-/// The seat of one lane's thread, occupied at its first batch and freed when the closure is
+/// The stats of one lane's thread, occupied at its first batch and freed when the closure is
 /// dropped.
 struct StatsGuard {
     stats: Arc<WorkerStats>,
@@ -97,10 +97,10 @@ struct StatsGuard {
 }
 
 impl StatsGuard {
-    fn new(seats: &Mutex<Vec<Arc<WorkerStats>>>) -> Self {
-        let seat = Arc::new(WorkerStats::default());
-        seats.lock().unwrap_or_else(PoisonError::into_inner).push(seat.clone());
-        Self { stats: seat, registered: AtomicBool::new(false) }
+    fn new(workers: &Mutex<Vec<Arc<WorkerStats>>>) -> Self {
+        let stats = Arc::new(WorkerStats::default());
+        workers.lock().unwrap_or_else(PoisonError::into_inner).push(stats.clone());
+        Self { stats, registered: AtomicBool::new(false) }
     }
 
     fn register_once(&self) {
@@ -136,11 +136,11 @@ impl RunningReceiver for Lanes {
 
     fn snapshot(&self) -> Snapshot {
         let total = self.handle.counters().total();
-        let seats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
             delivered: total.delivered,
             kernel_dropped: total.kernel_dropped + total.xsk_dropped,
-            rx_cpu: seats.iter().map(|seat| seat.cpu_time()).sum(),
+            rx_cpu: workers.iter().map(|stats| stats.cpu_time()).sum(),
         }
     }
 

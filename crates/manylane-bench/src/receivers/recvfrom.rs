@@ -27,17 +27,17 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
         _ => {}
     }
     let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
-    let toil = options.synthetic_work;
-    Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, size, toil, answers)
+    let app_work = options.synthetic_work;
+    Workers::start_on_sockets(options, sockets, move |worker, socket| {
+        recv_loop(worker, socket, size, app_work, answers)
     })
 }
 
 fn recv_loop(
-    post: &WorkerCtx<'_>,
+    worker: &WorkerCtx<'_>,
     socket: &UdpSocket,
     size: usize,
-    toil: SyntheticWork,
+    app_work: SyntheticWork,
     answers: bool,
 ) -> Result<()> {
     let mut buffer = vec![0; size];
@@ -46,20 +46,20 @@ fn recv_loop(
     loop {
         match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
             // The socket was shut down. An empty datagram looks the same.
-            Ok(0) if post.should_stop() => return Ok(()),
+            Ok(0) if worker.should_stop() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
-                toil.run();
+                app_work.run();
                 if answers {
                     // A reply that is not sent is missing where replies are counted.
                     let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }
                 delivered += 1;
-                post.stats.set_delivered(delivered);
+                worker.stats.set_delivered(delivered);
             }
             // Spin.
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
-                if post.should_stop() {
+                if worker.should_stop() {
                     return Ok(());
                 }
             }

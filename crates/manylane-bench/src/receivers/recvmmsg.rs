@@ -28,42 +28,42 @@ pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn
     let control = needs_local_address(options);
     let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
     let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
-    let (work, toil) = (options.work, options.synthetic_work);
-    let handle = move |message: &Message<'_>| process_datagram(message, toil);
-    Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, ring, pause, work, handle)
+    let (work, app_work) = (options.work, options.synthetic_work);
+    let handle = move |message: &Message<'_>| process_datagram(message, app_work);
+    Workers::start_on_sockets(options, sockets, move |worker, socket| {
+        recv_loop(worker, socket, ring, pause, work, handle)
     })
 }
 
 pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let flags = [&[Flag::Gro], pktinfo_flags(options)].concat();
     let sockets = workers::bind(options, options.threads, &flags)?;
-    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let (pause, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
     let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
-    let handle = move |message: &Message<'_>| process_gro_message(message, toil);
-    Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, ring, pause, work, handle)
+    let handle = move |message: &Message<'_>| process_gro_message(message, app_work);
+    Workers::start_on_sockets(options, sockets, move |worker, socket| {
+        recv_loop(worker, socket, ring, pause, work, handle)
     })
 }
 
 /// Reads a message that is one datagram.
 #[inline]
-fn process_datagram(message: &Message<'_>, toil: SyntheticWork) -> u64 {
+fn process_datagram(message: &Message<'_>, app_work: SyntheticWork) -> u64 {
     black_box(message.data.first().copied());
-    toil.run();
+    app_work.run();
     1
 }
 
 /// Reads each datagram of a message that may be a GRO message, and returns their number.
 #[inline]
-fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
+fn process_gro_message(message: &Message<'_>, app_work: SyntheticWork) -> u64 {
     let segment = usize::from(message.ancillary().segment_size);
     if segment == 0 || segment >= message.data.len() {
-        return process_datagram(message, toil);
+        return process_datagram(message, app_work);
     }
     let datagrams = message.data.chunks(segment).map(|datagram| {
         black_box(datagram.first().copied());
-        toil.run();
+        app_work.run();
     });
     datagrams.count() as u64
 }
@@ -71,7 +71,7 @@ fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
 /// The common loop. `look` reads a message and returns its number of datagrams.
 #[inline]
 fn recv_loop(
-    post: &WorkerCtx<'_>,
+    worker: &WorkerCtx<'_>,
     socket: &UdpSocket,
     ring: RecvOptions,
     pause: Duration,
@@ -84,7 +84,7 @@ fn recv_loop(
     let mut wait = Wait::First;
     loop {
         let messages = ring.recv(socket.as_fd(), wait)?;
-        if messages == 0 && post.should_stop() {
+        if messages == 0 && worker.should_stop() {
             return Ok(());
         }
         delivered += (0..messages).map(|index| handle(&ring.message(index))).sum::<u64>();
@@ -92,7 +92,7 @@ fn recv_loop(
             // A reply that is not sent is missing where replies are counted.
             ring.echo(socket.as_fd(), controls);
         }
-        post.stats.set_delivered(delivered);
+        worker.stats.set_delivered(delivered);
         // Delays for a larger batch, unless more is probably queued, as after a full batch.
         wait = Wait::First;
         if !pause.is_zero() {

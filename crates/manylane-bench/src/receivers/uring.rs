@@ -29,18 +29,18 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
     let control = needs_local_address(options);
     let sockets = workers::bind(options, options.threads, pktinfo_flags(options))?;
     let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
-    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
-    Workers::start_on_sockets(options, sockets, move |post, socket| {
-        recv_loop(post, socket, ring, pause, (work, toil))
+    let (pause, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
+    Workers::start_on_sockets(options, sockets, move |worker, socket| {
+        recv_loop(worker, socket, ring, pause, (work, app_work))
     })
 }
 
 fn recv_loop(
-    post: &WorkerCtx<'_>,
+    worker: &WorkerCtx<'_>,
     socket: &UdpSocket,
     options: BareOptions,
     pause: Duration,
-    (work, toil): (Work, SyntheticWork),
+    (work, app_work): (Work, SyntheticWork),
 ) -> Result<()> {
     let mut ring =
         BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
@@ -50,18 +50,18 @@ fn recv_loop(
     let mut sleep = Some(RECV_TIMEOUT);
     loop {
         let messages = ring.recv(sleep)?;
-        if messages == 0 && post.should_stop() {
+        if messages == 0 && worker.should_stop() {
             return Ok(());
         }
         for index in 0..messages {
             black_box(ring.message(index).data.first().copied());
-            toil.run();
+            app_work.run();
         }
         delivered += messages as u64;
         if let Some(answers) = &mut answers {
             send_replies(socket, &ring, messages, answers);
         }
-        post.stats.set_delivered(delivered);
+        worker.stats.set_delivered(delivered);
         sleep = Some(RECV_TIMEOUT);
         if !pause.is_zero() {
             if messages == options.batch {

@@ -35,7 +35,7 @@ impl WorkerStats {
         self.delivered.store(delivered, Ordering::Relaxed);
     }
 
-    /// The calling thread occupies the seat. Its CPU time counts from now on.
+    /// The calling thread records into these from now on. Its CPU time counts from now on.
     pub(crate) fn register_thread(&self) {
         self.tid.store(cpu::thread_id(), Ordering::Relaxed);
     }
@@ -113,7 +113,7 @@ impl Workers {
     /// Starts a thread that runs `work` for each of `shares`.
     pub(crate) fn start<S, F>(
         options: &ReceiverOptions,
-        (addr, inlets): (SocketAddr, Vec<Source>),
+        (addr, sources): (SocketAddr, Vec<Source>),
         shares: Vec<S>,
         held: Box<dyn Any + Send>,
         work: F,
@@ -125,7 +125,7 @@ impl Workers {
         let all_stats = shares.iter().map(|_| WorkerStats::default()).collect();
         let mut workers = Self {
             addr,
-            sources: inlets,
+            sources,
             stats: all_stats,
             stop: Arc::default(),
             threads: Vec::new(),
@@ -138,10 +138,10 @@ impl Workers {
                 if let Some(cpu) = cpu {
                     cpu::pin(cpu).with_context(|| format!("cannot pin a receiver to CPU {cpu}"))?;
                 }
-                let seat = &all_stats[index];
-                seat.register_thread();
-                let done = work(&WorkerCtx { stats: seat, stop: &stop }, share);
-                seat.unregister_thread();
+                let stats = &all_stats[index];
+                stats.register_thread();
+                let done = work(&WorkerCtx { stats, stop: &stop }, share);
+                stats.unregister_thread();
                 done
             };
             let thread = thread::Builder::new()
@@ -165,9 +165,9 @@ impl Workers {
         let addr = sockets.first().context("a receiver needs a socket")?.local_addr()?;
         let sockets: Vec<Arc<UdpSocket>> = sockets.into_iter().map(Arc::new).collect();
         let shares = sockets.iter().cloned().cycle().take(options.threads).collect();
-        let inlets = sockets.into_iter().map(Source::Socket).collect();
-        Self::start(options, (addr, inlets), shares, Box::new(()), move |post, socket: Arc<UdpSocket>| {
-            work(post, &socket)
+        let sources = sockets.into_iter().map(Source::Socket).collect();
+        Self::start(options, (addr, sources), shares, Box::new(()), move |worker, socket: Arc<UdpSocket>| {
+            work(worker, &socket)
         })
     }
 

@@ -95,27 +95,27 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
     let OpenQueues { queues, programs } =
         open_queues(R::NAME, &options.devices, options.addr.port(), options.ring, answers)?;
     let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
-    let mut inlets = Vec::new();
+    let mut sources = Vec::new();
     for (number, queue, socket) in queues {
-        inlets.push(Source::Queue(socket.as_fd().try_clone_to_owned()?));
+        sources.push(Source::Queue(socket.as_fd().try_clone_to_owned()?));
         // Equal queues of two devices are often busy at the same time, so that they go to two
         // threads.
         shares[(number + queue as usize) % options.threads].push(socket);
     }
-    let (batch, pause, toil) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
+    let (batch, pause, app_work) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
     // Without simulated work, the check is not in the loop.
-    let is_idle = toil.is_zero();
-    Workers::start(options, (options.addr, inlets), shares, programs, move |post, share| {
+    let is_idle = app_work.is_zero();
+    Workers::start(options, (options.addr, sources), shares, programs, move |worker, share| {
         match (answers, is_idle) {
             (false, true) => {
-                recv_loop(post, share, (batch, pause), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
+                recv_loop(worker, share, (batch, pause), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
             }
-            (false, false) => recv_loop(post, share, (batch, pause), |socket| {
-                Ok(poll_queue::<R>(socket, batch, || toil.run()))
+            (false, false) => recv_loop(worker, share, (batch, pause), |socket| {
+                Ok(poll_queue::<R>(socket, batch, || app_work.run()))
             }),
-            (true, _) => {
-                recv_loop(post, share, (batch, pause), |socket| poll_and_reply::<R>(socket, batch, toil))
-            }
+            (true, _) => recv_loop(worker, share, (batch, pause), |socket| {
+                poll_and_reply::<R>(socket, batch, app_work)
+            }),
         }
     })
 }
@@ -151,7 +151,7 @@ pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: 
 fn poll_and_reply<R: FrameParser>(
     socket: &mut RawXsk,
     batch: u32,
-    toil: SyntheticWork,
+    app_work: SyntheticWork,
 ) -> Result<PollResult> {
     let mut refused = 0;
     let taken = socket.reply(batch, |packet| {
@@ -161,7 +161,7 @@ fn poll_and_reply<R: FrameParser>(
             return false;
         }
         black_box(payload.and_then(<[u8]>::first).copied());
-        toil.run();
+        app_work.run();
         R::reply_in_place(packet)
     });
     let taken = taken.context("answering from a queue")?;
@@ -170,7 +170,7 @@ fn poll_and_reply<R: FrameParser>(
 
 #[inline]
 fn recv_loop(
-    post: &WorkerCtx<'_>,
+    worker: &WorkerCtx<'_>,
     mut share: Vec<RawXsk>,
     (batch, pause): (u32, Duration),
     take: impl Fn(&mut RawXsk) -> Result<PollResult>,
@@ -182,7 +182,7 @@ fn recv_loop(
     let mut delivered = 0;
     // The last batch was full, so that there was no delay after it.
     let mut is_owed = false;
-    while !post.should_stop() {
+    while !worker.should_stop() {
         let mut most = 0;
         for socket in &mut share {
             let looked = take(socket)?;
@@ -200,7 +200,7 @@ fn recv_loop(
             let _ = watch.wait(idle)?.count();
             continue;
         }
-        post.stats.set_delivered(delivered);
+        worker.stats.set_delivered(delivered);
         is_owed = !pause.is_zero() && most == batch;
         if !pause.is_zero() && most < batch {
             tick::sleep(pause);

@@ -14,11 +14,11 @@ use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
     in_namespace("netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone", |ifindex| {
         let mut queue = LessorQueue::open(ifindex, 0, false).unwrap();
-        let mut lend = |lease| {
+        let mut open_leased = |lease| {
             let (terms, socket) = queue.lease(lease).unwrap();
             LeasedQueue::open(terms, socket, queue.file()).unwrap()
         };
-        let (first, second) = (lend(1), lend(65535));
+        let (first, second) = (open_leased(1), open_leased(65535));
         // In the format of a token: the use count of its slot, and the slot.
         let (one, other) = (Holder::new(1, 7 << 32 | 4096), Holder::new(65535, 7 << 32 | 4096));
         assert_eq!((other.lease(), other.token()), (65535, 7 << 32 | 4096));

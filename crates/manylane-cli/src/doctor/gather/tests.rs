@@ -231,12 +231,12 @@ fn sockets_and_those_who_have_them() {
         facts.sockets.iter().map(|socket| (socket.inode, socket.drops)).collect::<Vec<_>>(),
         [(501, 17), (502, 0), (503, 4)]
     );
-    let [server, heir] = &facts.programs[..] else { panic!("{:?}", facts.programs) };
+    let [server, successor] = &facts.programs[..] else { panic!("{:?}", facts.programs) };
     assert_eq!((server.pid, server.name.as_str(), server.threads), (20, "server", 3));
     // Sockets without losses are not reported.
     assert_eq!((&server.sockets, &server.waiting), (&vec![501], &[(501, 2)].into()));
     assert_eq!((server.on_lanes, &server.beyond), (false, &None));
-    assert!(heir.on_lanes && heir.waiting.is_empty() && heir.beyond.is_some());
+    assert!(successor.on_lanes && successor.waiting.is_empty() && successor.beyond.is_some());
     assert!(!facts.gaps.contains_key("processes"));
 
     let facts = look(Scope { pid: Some(20), port: None });
