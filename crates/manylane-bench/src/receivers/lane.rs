@@ -16,8 +16,8 @@ use crate::receivers::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 struct Lanes {
     addr: SocketAddr,
     handle: Handle,
-    /// Statistics of each lane, including removed ones, because lanes are added and removed while it
-    /// runs. Locked when a lane starts and when counters are read, never per batch.
+    /// Statistics of each lane, including removed ones, because lanes are added and removed while
+    /// it runs. Locked when a lane starts and when counters are read, never per batch.
     stats: Arc<Mutex<Vec<Arc<WorkerStats>>>>,
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
 }
@@ -89,8 +89,8 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     Ok(Box::new(Lanes { addr, handle, stats: workers, thread: Some(thread) }))
 }
 
-/// The stats of one lane's thread, occupied at its first batch and freed when the closure is
-/// dropped.
+/// The statistics of one lane's thread: registers it at its first batch, and unregisters it when
+/// the closure is dropped.
 struct StatsGuard {
     stats: Arc<WorkerStats>,
     registered: AtomicBool,
