@@ -7,9 +7,9 @@
 //! | the writer | takes requests ([`drain_requests`](NextHops::drain_requests)), asks the kernel, [`insert`](NextHops::insert)s and [`remove`](NextHops::remove)s; each [`heartbeat`](NextHops::heartbeat) shows that it is alive |
 //!
 //! An entry is two cache lines whose consistency a reader can check (a sequence number, odd during
-//! a write). A pair has eight adjacent entries; if all are in use, the oldest is replaced. A
-//! request has one slot for its pair; if that is in use, the next datagram requests again. Without
-//! a writer the heartbeat stops, and all entries become invalid.
+//! a write). A pair has eight adjacent entries; if all are in use, the writer replaces one of them
+//! in rotation. A request has one slot for its pair; if that is in use, the next datagram requests
+//! again. Without a writer the heartbeat stops, and lanes ignore all entries.
 
 mod slot;
 
@@ -41,7 +41,7 @@ atomics! {
         slot: Slot,
         /// The source address, part of what is written with the slot.
         source: [AtomicU64; 2],
-        /// 1 if a datagram was sent this way since the writer's last check.
+        /// 1 if a lane has found the entry since the writer's last check.
         used: AtomicU64,
     }
 
@@ -115,7 +115,7 @@ impl NextHops {
         self.heartbeat.store(tick::coarse_ms(), Ordering::Relaxed);
     }
 
-    /// True if the last heartbeat was within `ms` milliseconds. Call it once a batch.
+    /// True if the last heartbeat was within `ms` milliseconds.
     #[must_use]
     pub fn is_alive(&self, ms: u32) -> bool {
         let beat = self.heartbeat.load(Ordering::Relaxed);
@@ -132,14 +132,16 @@ impl NextHops {
         &self.entries[first..first + WAYS]
     }
 
-    /// The source address and the next hop from a local address to a peer.
+    /// The source address and the next hop of a pair; none if there is no entry, or while it is
+    /// being written.
     #[must_use]
     #[inline]
     pub fn find(&self, key: &RouteKey) -> Option<(IpAddr, NextHop)> {
         self.bucket(self.hash(key)).iter().find_map(|entry| entry.read(key))
     }
 
-    /// Requests a pair. The result can be found later, or never.
+    /// Requests the next hop of a pair. [`find`](Self::find) returns it once the writer has
+    /// inserted it; it may never do so.
     #[cold]
     pub fn request(&self, key: &RouteKey) {
         let question = &self.requests[(self.hash(key) >> 32) as usize % REQUESTS];
@@ -166,8 +168,9 @@ impl NextHops {
         }
     }
 
-    /// Inserts the source address and the next hop of a pair, and returns the pair that it
-    /// replaced, if any. Only the writer calls this.
+    /// Inserts the source address and the next hop of a pair. If all entries of the pair are in
+    /// use, `turn` selects the one to replace; returns the replaced pair, if any. Only the writer
+    /// calls this.
     pub fn insert(&self, key: &RouteKey, source: IpAddr, next: &NextHop, turn: usize) -> Option<RouteKey> {
         let bucket = self.bucket(self.hash(key));
         let same = bucket.iter().find(|entry| entry.has(key));
@@ -188,7 +191,7 @@ impl NextHops {
         }
     }
 
-    /// True if a datagram was sent this way since the last call. Only the writer calls this.
+    /// True if a lane has found the entry since the last call. Only the writer calls this.
     pub fn test_and_clear_used(&self, key: &RouteKey) -> bool {
         let entry = self.bucket(self.hash(key)).iter().find(|entry| entry.has(key));
         entry.is_some_and(|entry| entry.used.swap(0, Ordering::Relaxed) != 0)

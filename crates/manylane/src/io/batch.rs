@@ -63,7 +63,7 @@ pub(crate) enum Origin<'a> {
     Messages(Messages<'a>, &'a [Ancillary]),
     /// In frames of a queue.
     Frames(Frames<'a>),
-    /// In copies, some of them with faults.
+    /// In copies of datagrams, some of them with faults.
     #[cfg(test)]
     Copies(&'a [DatagramCopy]),
 }

@@ -6,10 +6,11 @@
 //!  engine ◄─ one message at a time, unless it is lost ◄─ refused? ◄─ the outbox
 //! ```
 //!
-//! - **Random faults follow from the seed.** Errors are those that a test has queued. Each fault is
-//!   counted.
-//! - **A lost datagram counts as lost by the network**, so no counter of the lane includes it.
-//!   Datagrams that the engine still holds when the lane closes meet no fault.
+//! - **Random faults follow from the seed.** A test queues errors itself. [`Faults`] counts random
+//!   faults and refused sends; the lane counts failed receives.
+//! - **A fault is one of the network**: the lane does not count a datagram that is lost before it
+//!   is received, and counts one as sent that is lost afterwards. Datagrams that the engine still
+//!   holds when the lane closes meet no fault.
 //! - **Received batches are copied**, datagram by datagram. The unit of a fault in sending is a
 //!   message: a GSO message is lost as a whole.
 //! - **Replies leave by the engine's transport.** Its bypass is not used.
@@ -37,30 +38,30 @@ use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
 
-/// An engine with faults; also the test's access to them.
+/// An engine with faults, and a test's access to them.
 pub(crate) struct FaultInjector {
     engine: Arc<dyn SocketEngine>,
     lanes: Vec<Mutex<Faults>>,
 }
 
 fn lock(faults: &Mutex<Faults>) -> MutexGuard<'_, Faults> {
-    // One thread has the lane, so a lock that is held would never be released.
+    // Only the lane's own thread locks: if the lock is held, that thread would wait for itself.
     faults.try_lock().unwrap()
 }
 
 impl FaultInjector {
-    /// Puts `engine`, for a socket of `lanes`, behind faults that follow from `seed`.
+    /// Adds faults that follow from `seed` to `engine`, for a socket with `lanes` lanes.
     pub(crate) fn new(engine: Arc<dyn SocketEngine>, seed: u64, lanes: usize) -> Arc<Self> {
         let lanes = (0..lanes as u64).map(|lane| Mutex::new(Faults::new(seed.wrapping_add(lane)))).collect();
         Arc::new(Self { engine, lanes })
     }
 
-    /// The faults of a lane. Not to be held while that lane is used.
+    /// The faults of a lane. The guard must be dropped before the lane is used.
     pub(crate) fn of_lane(&self, lane: usize) -> MutexGuard<'_, Faults> {
         lock(&self.lanes[lane])
     }
 
-    /// Those of a socket with one lane.
+    /// The faults of the lane of a socket with one lane.
     pub(crate) fn faults(&self) -> MutexGuard<'_, Faults> {
         self.of_lane(0)
     }
@@ -173,7 +174,7 @@ impl FaultIo {
         self.sleep_by(Io::sleep, timeout)
     }
 
-    /// Sleeps by an operation of the engine. A batch of which all is lost does not end the sleep.
+    /// Sleeps by an operation of the engine. A batch that is lost as a whole does not end the sleep.
     pub(super) fn sleep_by(
         &mut self,
         sleep: fn(&mut Io, Duration) -> Result<RecvSummary>,
@@ -206,7 +207,7 @@ impl FaultIo {
         }
     }
 
-    /// Copies what is left of the engine's batch; returns its totals.
+    /// Copies the datagrams of the engine's batch that are not lost; returns their totals.
     fn copy(&mut self, taken: RecvSummary) -> RecvSummary {
         self.copies.clear();
         let mut late = Vec::new();

@@ -5,8 +5,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | [`mmsg`], [`uring`], [`xdp`] | the engines; `uring` and `xdp` contain an [`MmsgIo`] for what they leave to the kernel socket |
-//! | `sim` | an engine for tests: a network of its own for each lane, and a clock that only waits and polls advance |
-//! | `faults` | for tests, around any engine: seeded loss, reordering, corruption; receives and sends that fail |
+//! | `sim` | an engine for tests: a simulated network for each lane, with a clock that only waits and polls advance |
+//! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
 //! | [`transport`] | where replies go |

@@ -1,17 +1,18 @@
-//! Engine `sim`, for tests: a network of its own for each lane, with a clock that only waits and
-//! polls advance. It sleeps nowhere and needs no socket.
+//! Engine `sim`, for tests: each lane has its own simulated network, with a clock that only waits
+//! and polls advance. It never sleeps and needs no socket.
 //!
-//! | stage | who owns the bytes | when it is full or missing |
+//! | stage | owner of the bytes | when it is full or missing |
 //! |---|---|---|
 //! | [`Network::send`] | in flight | the lane refuses packets: counted in `lost` |
 //! | the queue of the lane | the network | full: counted in `dropped`, which lanes report as `xsk_dropped` |
-//! | [`SimIo::recv`] | the lane's buffers | takes at most a batch; the rest stays in the queue, or is dropped if it is stale |
+//! | [`SimIo::recv`] | the lane's buffers | takes at most a batch; the rest stays in the queue, or is dropped if it is stale (`drop_policy`) |
 //! | the outbox | the lane's send ring | full: it is flushed |
 //! | [`Network::transmit`] | [`Network::sent`] | - |
 //!
-//! The network is perfect; [`faults`](super::faults) go around it. All that lanes and waits
-//! decide by is simulated. Left out is what only the kernel's rings and sockets do: a bypass, the
-//! readiness of the descriptor, the load words of steering, and sockets that close late.
+//! The network is perfect; [`faults`](super::faults) are added around it. Everything that decides
+//! what lanes and waits do is simulated. What only the kernel's rings and sockets do is left out: a
+//! bypass, the readiness of the descriptor, the load words of steering, and sockets that close
+//! late.
 
 mod network;
 
@@ -37,11 +38,11 @@ use crate::lane_shared::LaneShared;
 /// Simulated time of one poll.
 pub(crate) const POLL_TIME: Duration = Duration::from_nanos(100);
 
-/// The engine of a socket, with the network of each lane; also the test's access to them.
+/// The engine of a socket, with the network of each lane, and a test's access to these.
 pub(crate) struct Sim(Vec<Arc<Mutex<Network>>>);
 
 pub(super) fn lock(network: &Mutex<Network>) -> MutexGuard<'_, Network> {
-    // One thread has the lane, so a lock that is held would never be released.
+    // Only the lane's own thread locks: if the lock is held, that thread would wait for itself.
     network.try_lock().unwrap()
 }
 
@@ -51,12 +52,12 @@ impl Sim {
         Arc::new(Self((0..lanes).map(|_| Arc::new(Mutex::new(Network::new(start)))).collect()))
     }
 
-    /// The network of a lane. Not to be held while that lane is used.
+    /// The network of a lane. The guard must be dropped before the lane is used.
     pub(crate) fn of_lane(&self, lane: usize) -> MutexGuard<'_, Network> {
         lock(&self.0[lane])
     }
 
-    /// That of a socket with one lane.
+    /// The network of the lane of a socket with one lane.
     pub(crate) fn network(&self) -> MutexGuard<'_, Network> {
         self.of_lane(0)
     }

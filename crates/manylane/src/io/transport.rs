@@ -55,7 +55,7 @@ impl Transport<'_> {
     ) -> (u64, u64, Option<io::Error>) {
         match self {
             Self::Socket(fd) => queue.send_split(*fd, index, skip),
-            // Has refused nothing.
+            // It refuses no message, so none has to be split.
             #[cfg(test)]
             Self::Sim(_) => (0, 0, None),
             #[cfg(test)]
@@ -74,7 +74,7 @@ impl Transport<'_> {
         }
     }
 
-    /// Lets time pass, by the clock of the engine.
+    /// Sleeps for `time` by the clock of the engine.
     #[cfg(test)]
     pub(crate) fn sleep(&self, time: Duration) {
         match self {

@@ -6,34 +6,36 @@ use std::time::Duration;
 
 use crate::error::EAGAIN;
 
-/// The faults of one lane: none, until a test asks for some.
+/// The faults of one lane: none, until a test sets some.
 pub(crate) struct Faults {
     pub(super) random: Random,
     pub(crate) rx: Direction,
     pub(crate) tx: Direction,
-    /// Errors of the next receives.
+    /// Errors of the next receives, as `errno`.
     pub(crate) recv_errors: VecDeque<i32>,
-    /// Errors of the next messages, and of every message that needs GSO.
+    /// Errors of the next messages, as `errno`.
     pub(crate) send_errors: VecDeque<i32>,
+    /// The error of every message that needs GSO.
     pub(crate) gso_error: Option<i32>,
-    /// Messages that the send queue has room for. Once it is full, only waits make room: that of
-    /// the first entry, after that much waiting.
+    /// Messages that the send queue has room for.
     pub(crate) send_room: usize,
+    /// How waits make room in a full send queue: after the time of the first entry there is room
+    /// for its number of messages, and the entry is removed.
     pub(crate) send_drains: VecDeque<(Duration, usize)>,
-    /// Sends that were refused. One datagram can be refused several times.
+    /// Number of refused sends. A datagram can be refused several times.
     pub(crate) refused: u64,
 }
 
-/// Faults of one direction: the chance of each, in 1000, and the datagrams that met it. A datagram
-/// is lost, shortened or corrupted, or none of them.
+/// Faults of one direction: the chance of each, in 1000, and the number of datagrams with it. A
+/// datagram is at most one of lost, shortened and corrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Direction {
     pub(crate) loss: u64,
-    /// Bytes are cut off its end; one is left.
+    /// Bytes are cut off the end; at least one is left.
     pub(crate) shortening: u64,
     /// One bit is flipped.
     pub(crate) corruption: u64,
-    /// It comes behind all others of the batch.
+    /// The datagram is moved behind all others of the batch.
     pub(crate) reordering: u64,
     pub(crate) lost: u64,
     pub(crate) shortened: u64,
@@ -53,7 +55,7 @@ pub(super) struct Random(u64);
 
 impl Random {
     fn new(seed: u64) -> Self {
-        // Zero would stay zero.
+        // xorshift maps zero to zero.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -70,7 +72,8 @@ impl Random {
 }
 
 impl Direction {
-    /// Decides on a message of `datagrams`, the last of `last_len` bytes, and changes its bytes.
+    /// Decides the fate of a message of `datagrams` datagrams, the last one of `last_len` bytes, and
+    /// changes its bytes.
     pub(super) fn apply(
         &mut self,
         random: &mut Random,
@@ -112,8 +115,8 @@ impl Faults {
         }
     }
 
-    /// Decides whether to refuse a message of `datagrams`. As with `sendmmsg`, an error is spent
-    /// by the call that starts with its message.
+    /// Decides whether to refuse a message of `datagrams` datagrams. As with `sendmmsg`, only a call
+    /// that begins with the message returns its error, and so uses it up.
     pub(super) fn refuse(&mut self, datagrams: u64, is_first: bool) -> io::Result<()> {
         let queued = self.send_errors.front().copied();
         let no_room = if self.send_room == 0 { Some(EAGAIN) } else { None };
@@ -131,7 +134,7 @@ impl Faults {
         Err(io::Error::from_raw_os_error(code))
     }
 
-    /// Makes the room that a wait of at most `timeout` brings; returns how long the wait is.
+    /// Makes the room that a wait of at most `timeout` gives; returns the duration of the wait.
     pub(super) fn drain(&mut self, timeout: Duration) -> Duration {
         match self.send_drains.front_mut() {
             Some((time, room)) if *time <= timeout => {

@@ -15,7 +15,7 @@ use crate::io::Transport;
 pub(crate) struct FaultTransport<'a> {
     pub(super) transport: Transport<'a>,
     pub(super) faults: &'a Mutex<Faults>,
-    /// Has one message at a time, on its way to the engine.
+    /// Holds one message at a time, on its way to the engine.
     pub(super) send: &'a mut SendRing,
 }
 
@@ -111,7 +111,7 @@ impl FaultTransport<'_> {
         self.transport.send(&mut queue, 0).map(drop)
     }
 
-    /// Sends messages that are late. They were accepted already: what fails now is lost.
+    /// Sends the late messages. They were accepted before, so one that fails now counts as lost.
     fn forward_late(&mut self, late: Vec<MessageCopy>) {
         for message in late {
             if self.forward(&message).is_err() {

@@ -43,14 +43,15 @@ pub(crate) struct Network {
     /// Events by their time.
     events: Vec<(Duration, Event)>,
     pub(super) queue: VecDeque<Packet>,
-    /// Packets that the queue holds.
+    /// Maximum number of packets in the queue.
     pub(crate) queue_max: usize,
-    /// Datagrams that the lane has refused, and those that found the queue full.
+    /// Number of datagrams that arrived after the lane had left.
     pub(crate) lost: u64,
+    /// Number of datagrams that found the queue full.
     pub(crate) dropped: u64,
     /// Queues that the lane would still have to serve in its round, if it had more than one.
     pub(crate) round: usize,
-    /// The lane takes no more packets.
+    /// The lane has left: it takes no more packets.
     has_left: bool,
     /// What the lane has sent.
     pub(crate) sent: Vec<Sent>,
@@ -82,14 +83,14 @@ impl Network {
         self.schedule(Event::Arrival(packet), delay);
     }
 
-    /// Calls `call` after `delay`, and wakes the lane. It must not use this network.
+    /// Runs `call` after `delay`, and wakes the lane. `call` must not use this network.
     pub(crate) fn call(&mut self, delay: Duration, call: impl FnOnce() + Send + 'static) {
         self.schedule(Event::Call(Box::new(call)), delay);
     }
 
     fn schedule(&mut self, event: Event, delay: Duration) {
         let at = self.now + delay;
-        // Behind all at the same time, so that order is kept.
+        // After all events of the same time, so that the order is kept.
         let place = self.events.partition_point(|(other, _)| *other <= at);
         self.events.insert(place, (at, event));
         self.advance(Duration::ZERO);
@@ -109,8 +110,7 @@ impl Network {
         }
     }
 
-    /// The lane is out of steering, or refuses packets. What is in flight is lost, as it goes to no
-    /// other lane.
+    /// Ends the lane's reception. Packets in flight are lost, because no other lane gets them.
     pub(super) fn leave(&mut self) {
         self.has_left = true;
         for (_, event) in self.events.drain(..) {
@@ -127,7 +127,7 @@ impl Network {
         self.advance(wait);
     }
 
-    /// Sends the queued messages from `from` on; returns how many.
+    /// Sends the queued messages from `from` on; returns their number.
     pub(crate) fn transmit(&mut self, queue: &mut SendBatch<'_>, from: usize) -> usize {
         for index in from..queue.messages() {
             let (datagrams, _) = queue.message_counts(index);

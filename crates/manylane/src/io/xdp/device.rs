@@ -46,7 +46,8 @@ pub(crate) struct Device {
     reserved: u32,
     /// This process had it open earlier: the kernel may still be releasing its queues.
     was_open_before: bool,
-    /// It has left the namespace for good; one that returns is another device.
+    /// It is no longer used: it has left the namespace, or another device decides about its
+    /// frames. A device that returns is another [`Device`].
     is_gone: AtomicBool,
     /// Its MAC address at the last refresh, in the lower six bytes.
     mac: AtomicU64,
@@ -265,12 +266,12 @@ impl Device {
         checks::check_device(self.index, attach, locals)
     }
 
-    /// Records that it has left the namespace.
+    /// Records that it is no longer used.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves the device: every frame goes to the kernel. Frames in the rings of its queues stay
+    /// Detaches the program: every frame goes to the kernel. Frames in the rings of its queues stay
     /// there.
     pub(crate) fn detach(&self) {
         self.set_gone();

@@ -9,7 +9,7 @@
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
-//! | a device is removed, becomes part of another one, or gets parts | the program is detached, and lanes send by their kernel sockets | it is left until the next start |
+//! | a device is removed, becomes part of another one, or gets parts | the XDP program is detached, and lanes send by their kernel sockets | the device is not used again before the next start |
 //! | next hops ([`peers`]) | queried from the kernel (`route`), entered in the table of the lease's lanes (`manylane_ipc::next_hops`) | not entered: lanes send by their kernel socket |
 //! | the end of a lease | its last holder closed it or was killed, its socket was closed, or it sent an invalid message | the port is removed first, then the rings are reclaimed |
 //!
@@ -234,8 +234,8 @@ impl Lessor {
         any
     }
 
-    /// Applies changes of the machine. A device that may no longer be used is left for good;
-    /// programs drain its queues.
+    /// Applies changes of the machine's devices and addresses. A device that may no longer be used
+    /// is detached until the next start; programs drain its queues.
     fn resync(&mut self) {
         let locals = self.routes.local_state();
         for LeasedDevice { device, .. } in &self.devices {

@@ -45,7 +45,7 @@ struct Peers {
 }
 
 struct Peer {
-    /// What is entered in the table, with the source address.
+    /// The source address and the next hop in the table.
     next_hop: Option<(IpAddr, NextHop)>,
     last_used: Instant,
     /// The kernel's source address, if it has one, and when it was queried.
@@ -66,8 +66,8 @@ impl LeaseNextHops {
         self.file.as_fd()
     }
 
-    /// Enters requested next hops, and updates changed ones. Those by a device that `is_gone` are
-    /// removed.
+    /// Enters requested next hops, updates changed ones, and removes those by a device that
+    /// `is_gone`.
     pub(super) fn update(&mut self, reader: &mut Reader, is_gone: impl Fn(u32) -> bool) {
         let Self { table: next_hops, peers, .. } = self;
         next_hops.heartbeat();
