@@ -98,7 +98,12 @@ impl Peers {
         next_hops.drain_requests(|pair| {
             let is_full = all.len() >= next_hops::ENTRIES;
             match all.entry(pair) {
-                Entry::Occupied(mut peer) => peer.get_mut().last_used = now,
+                Entry::Occupied(mut peer) => {
+                    let peer = peer.get_mut();
+                    peer.last_used = now;
+                    // Another pair has replaced its entry: it is inserted again.
+                    peer.next_hop = None;
+                }
                 Entry::Vacant(place) if !is_full => {
                     place.insert(Peer { next_hop: None, last_used: now, source: None, last_query: None });
                     schedule.push_front(pair);
@@ -119,10 +124,10 @@ impl Peers {
             match (&hop, &peer.next_hop) {
                 (Some(found), known) if known.as_ref() != Some(found) => {
                     *entered = entered.wrapping_add(1);
-                    // A replaced entry is requested again by its next datagram.
+                    // The next datagram of the replaced pair requests it again.
                     _ = next_hops.insert(&pair, found.0, &found.1, *entered);
                 }
-                (None, Some(_)) => next_hops.remove(&pair),
+                (None, _) => next_hops.remove(&pair),
                 _ => {}
             }
             peer.next_hop = hop;
@@ -250,5 +255,25 @@ mod tests {
         assert_eq!(peers.all.len(), 1);
         tick(&mut peers, start + IDLE_TIMEOUT + IDLE_TIMEOUT + TICK, Some(OURS));
         assert_eq!((peers.all.len(), next_hops.find(&pair(1))), (0, None));
+    }
+
+    #[test]
+    fn a_replaced_next_hop_is_inserted_again_when_it_is_requested() {
+        let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        next_hops.set_seed(0x0123_4567_89ab_cdef);
+        let mut peers = Peers::default();
+        let start = Instant::now();
+        let mut tick = || peers.tick(&next_hops, start, |_, _| Some(OURS), |_, _| Some(NEXT_HOP));
+        let is_missing = |number: &u32| next_hops.find(&pair(*number)).is_none();
+        // More pairs than have room in each bucket: some are replaced.
+        let count = next_hops::ENTRIES as u32 / 2;
+        for number in 0..count {
+            next_hops.request(&pair(number));
+            tick();
+        }
+        let replaced = (0..count).find(is_missing).unwrap();
+        next_hops.request(&pair(replaced));
+        (0..=count as usize / PEERS_PER_TICK_MAX).for_each(|_| tick());
+        assert!(!is_missing(&replaced));
     }
 }
