@@ -45,8 +45,8 @@
 //! | `fds/` | descriptors: what a number means, and the descriptors that the library hides |
 //! | `xdp/` | queues of devices on lease (engine `xdp`) |
 //! | `batching/` | fewer system calls than datagrams |
-//! | `group/` | the lanes of a socket as a group: who owns which, what is steered to, how it ends |
-//! | `lanes/` | when a socket gets lanes, who joins and leaves, and why it becomes plain |
+//! | `group/` | the lanes of a socket as a group: which thread owns which, what is steered to, how it ends |
+//! | `lanes/` | when a socket gets lanes, which threads join and leave, and why it becomes plain |
 //! | `transfer/` | receiving and sending |
 //! | `waiting/` | waiting: for which lane, and for how long |
 //! | `calls/` | calls that change what a descriptor means, the exports, and the start |

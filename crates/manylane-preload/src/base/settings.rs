@@ -26,7 +26,7 @@ pub(crate) const MAX_LANES: usize = 64;
 pub(crate) const PREFETCH_MAX: usize = 32;
 /// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;
-/// The same, for ppoll(2).
+/// [`WAIT_SLICE_MS`], for ppoll(2).
 pub(crate) const WAIT_SLICE: timespec = timespec { tv_sec: 0, tv_nsec: WAIT_SLICE_MS as i64 * 1_000_000 };
 /// Max port ranges.
 const PORT_RANGES_MAX: usize = 32;

@@ -2,10 +2,11 @@
 //!
 //! Such a socket has no lanes, no second kernel socket and no bound on a wait, and each call of
 //! its thread is the C library's own. The library checks that this is so, marks that the thread is
-//! in a wait without a bound, and counts. [`find`] checks with one comparison: the [`FastPath`] of
-//! a descriptor, of the socket or of an epoll instance around it, has the thread pointer of the
-//! thread that may bypass the library. The rest of a call is kept out of the way (`#[cold]`), so
-//! that few registers have to be saved around the C library's function.
+//! in a wait without a bound, and counts. The check is one comparison ([`find`]): the [`FastPath`]
+//! of a descriptor holds the thread pointer of the thread that may bypass the library. The
+//! descriptor is that of the socket, or of an epoll instance with this socket alone. All other code
+//! of a call is in `#[cold]` functions, so that few registers have to be saved around the C
+//! library's function.
 //!
 //! # Why a second receiver sees the first
 //!
@@ -17,9 +18,9 @@
 //! (`members::join`).
 //!
 //! A fast path is cleared ([`disarm`]) when a second thread joins, when the thread ends (another
-//! one may get its thread pointer), when the descriptor means something else, and at a fork (the
-//! child's thread has the same pointer). A socket that a fork has shared gets none, because a
-//! receiver in another process could not clear it.
+//! one may get its thread pointer), when the descriptor means something else or its instance
+//! changes, and at a fork (the child's thread has the same pointer). A socket that a fork has
+//! shared gets none, because a receiver in another process could not clear it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
@@ -39,9 +40,9 @@ const FAST_PATH_FD_LIMIT: usize = 1024;
 pub(crate) struct FastPath {
     /// Thread pointer of the only receiver; 0 if no thread may bypass.
     thread: AtomicUsize,
-    /// Set before `thread`, and never cleared, as the next one.
+    /// The receiver's state in the socket. Set before `thread`, and never cleared; so is `sock`.
     member: AtomicPtr<Member>,
-    /// The socket, or the only UDP socket in the instance.
+    /// The socket of the descriptor, or the only UDP socket in its epoll instance.
     sock: AtomicPtr<Sock>,
 }
 
@@ -86,13 +87,13 @@ pub(crate) fn find(fd: c_int) -> Option<&'static FastPath> {
     PATHS.get(fd as usize).filter(|path| path.is_own())
 }
 
-/// [`find`], if `fd` means `sock`, and not another socket of which the thread is the only receiver.
+/// As [`find`], but none if `fd` now means another socket than `sock`.
 #[inline]
 pub(crate) fn find_for(sock: &Sock, fd: c_int) -> Option<&'static FastPath> {
     find(fd).filter(|path| path.is_for(sock))
 }
 
-/// The wait of the calling thread, whose member this is, has ended.
+/// Ends a wait of the calling thread, whose member this is.
 #[inline]
 pub(crate) fn finish_wait(member: &Member) {
     member.state.store(BUSY, Ordering::Release);
@@ -121,9 +122,9 @@ impl FastPath {
         unsafe { &*self.member.load(Ordering::Relaxed) }
     }
 
-    /// Starts a wait of the calling thread, without a bound. None if the fast path is no longer
-    /// its own. The member is to be passed to [`finish_wait`], because the fast path may belong to
-    /// another thread by then.
+    /// Starts a wait of the calling thread without a bound. None if the fast path is no longer the
+    /// thread's own. The caller passes the member to [`finish_wait`], because the fast path may
+    /// belong to another thread by then.
     #[inline(always)]
     pub(crate) fn start_wait(&self) -> Option<&'static Member> {
         let member = self.member();
@@ -159,8 +160,9 @@ pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
     }
 }
 
-/// Sets the fast path of `fd`, a descriptor of `sock` or of an instance with no other UDP socket:
-/// the calling thread, whose member this is, is the only receiver, as long as `is_valid`.
+/// Sets the fast path of `fd` for the calling thread, whose member this is. `fd` is a descriptor of
+/// `sock`, or of an epoll instance with no other UDP socket. The fast path is cleared again unless
+/// `is_valid`: the thread is still the only receiver.
 #[cold]
 pub(crate) fn install(sock: &'static Sock, member: &Member, fd: c_int, is_valid: impl Fn() -> bool) {
     let Some(path) = PATHS.get(fd as usize) else { return };
@@ -168,7 +170,7 @@ pub(crate) fn install(sock: &'static Sock, member: &Member, fd: c_int, is_valid:
     path.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     sock.had_fast_path.store(1, Ordering::SeqCst);
     path.thread.store(thread_pointer(), Ordering::SeqCst);
-    // Either a thread that ends this sees the fast path, or this one sees what ended it.
+    // Either the thread that makes it invalid sees the fast path, or this one sees why.
     fence(Ordering::SeqCst);
     if !is_valid() {
         path.clear();
@@ -195,7 +197,7 @@ pub(crate) fn disarm_sync(sock: &Sock) {
     real::set_errno(errno);
 }
 
-/// `fd` is about to mean something else, or its instance changes.
+/// Clears the fast path of `fd`, before it means something else or its instance changes.
 #[inline]
 pub(crate) fn disarm_fd(fd: c_int) {
     fence(Ordering::SeqCst);
@@ -210,9 +212,9 @@ pub(crate) fn disarm_own() {
     PATHS.iter().filter(|path| path.is_own()).for_each(FastPath::clear);
 }
 
-/// Runs before and after a fork.
+/// Clears all fast paths, before and after a fork.
 pub(crate) fn disarm_all() {
-    // No stores to pages that no fast path is in.
+    // Pages without a fast path are not written to, so they need no memory.
     let is_set = |path: &&FastPath| path.thread.load(Ordering::SeqCst) != 0;
     PATHS.iter().filter(is_set).for_each(FastPath::clear);
 }

@@ -1,4 +1,4 @@
-//! The lanes of a socket as a group: who owns which, what is steered to, how it ends.
+//! The lanes of a socket as a group: which thread owns which, what is steered to, how it ends.
 //!
 //! Every change is made under the lock and recorded before its first step (`recovery.rs`), in an
 //! order that lets another thread finish it from any step.
@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `change.rs` | the record of a change |
 //! | `active_set.rs`, `sampling.rs` | steering to no more lanes than there are processors; the samples that decide it |
-//! | `owners.rs` | who owns which lane, and which lanes are steered to |
+//! | `owners.rs` | which thread owns which lane, and which lanes are steered to |
 //! | `leasing.rs` | queues on lease: requested, opened, closed, given back |
 //! | `plain.rs` | the steps by which a socket becomes plain |
 //! | `recovery.rs` | the lock; finishes what a dead thread has begun |

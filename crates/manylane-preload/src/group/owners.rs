@@ -1,4 +1,4 @@
-//! Who owns which lane, and which lanes are steered to.
+//! Which thread owns which lane, and which lanes are steered to.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! When a socket gets lanes, who joins and leaves, and why it becomes plain.
+//! When a socket gets lanes, which threads join and leave, and why it becomes plain.
 //!
 //! | file | what it does |
 //! |---|---|

@@ -12,12 +12,12 @@ use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
 use crate::shared::thread;
 use crate::xdp::queues;
 
-/// The calling thread received on a socket in mode SINGLE: sets its fast path if it comes back and
-/// is the only receiver.
+/// Sets the fast path of the calling thread, which has received on a socket in mode SINGLE, if it
+/// receives there repeatedly and is the only receiver.
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
-    // Some flags need the slow path all the same.
+    // A receive with some flags takes the slow path even if there is a fast path.
     let has_one = || fast_path::find_for(sock, fd).is_some();
     if comes_back && !has_one() && is_eligible(shared) {
         install(sock, shared, member, fd);
@@ -43,8 +43,8 @@ fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
         return;
     }
     let entry = Entry::Sock(sock.index());
-    // Another socket may have got the slot and the number meanwhile: the thread has joined the
-    // earlier one.
+    // The slot and the number may belong to another socket by now, which the thread has not
+    // joined.
     let is_member = || thread::cached_member(sock, shared).is_some();
     fast_path::install(sock, member, fd, || is_eligible(shared) && table::entry(fd) == entry && is_member());
 }

@@ -22,7 +22,7 @@ pub(crate) const CLOSED: u32 = 4;
 pub(crate) struct Lease {
     /// Our end of the control connection; -1 when it is closed.
     pub(crate) control_fd: AtomicI32,
-    /// Its queues; none behind the last one.
+    /// The queues, followed by `None`.
     pub(crate) queues: [Option<LeasedQueue>; QUEUES_MAX],
     pub(crate) next_hops: SharedMemory<NextHops>,
     /// The address that the socket is bound to.

@@ -206,10 +206,10 @@ mod tests {
         // 0 means no thread.
         assert!(!has_exited(0));
         // Slots of dead threads are reused, and the new threads are not taken for dead.
-        let heirs = std::thread::spawn(|| (0..SLOTS_MAX).map(|_| acquire(tid())).collect::<Vec<_>>());
-        let heirs = heirs.join().unwrap();
-        assert_eq!(heirs.iter().filter(|token| **token == 0).count(), 1, "all but the one that is alive");
-        assert!(!heirs.contains(&other) && !heirs.contains(&mine));
+        let reused = std::thread::spawn(|| (0..SLOTS_MAX).map(|_| acquire(tid())).collect::<Vec<_>>());
+        let reused = reused.join().unwrap();
+        assert_eq!(reused.iter().filter(|token| **token == 0).count(), 1, "all but the one that is alive");
+        assert!(!reused.contains(&other) && !reused.contains(&mine));
         assert!(has_exited(other) && !has_exited(mine));
     }
 }

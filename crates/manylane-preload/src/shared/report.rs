@@ -137,7 +137,7 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     }
 }
 
-/// Counts datagrams received as frames, and invalid frames.
+/// Counts datagrams received as frames, and invalid frames that were dropped.
 #[inline]
 pub(crate) fn record_received_frames(member: &Member, datagrams: u64, bad: u64) {
     let Some(slot) = slot_of(member) else { return };

@@ -256,7 +256,7 @@ pub(crate) struct Sock {
     plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before bind.
     pub(crate) timeout_us: AtomicU64,
-    /// It has had a fast path at some time: `fast_path.rs`.
+    /// 1 once the socket has had a fast path (`fast_path.rs`).
     pub(crate) had_fast_path: AtomicU32,
     /// If the socket gets a group, it receives every datagram until the library steers:
     /// `lane_socket::pre_steer`.

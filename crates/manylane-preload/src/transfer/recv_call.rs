@@ -192,7 +192,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         {
             return TryRecv::Done(answer);
         }
-        // A receive is one heartbeat, or two.
+        // A receive is one heartbeat or two: every second one begins with another queue.
         let turn = heartbeat / 2;
         if let Some(answer) = queues::receive(self.sock, self.shared, lane, turn, self.flags, &self.bufs) {
             return TryRecv::Done(answer);

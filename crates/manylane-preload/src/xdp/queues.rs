@@ -12,7 +12,7 @@
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
 //! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
-//! | checked (`frames::verify`) | the receive | invalid ones are skipped, as the kernel drops them |
+//! | checked (`frames::verify`) | the receive | invalid frames are dropped, as the kernel does, and counted |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
 //! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
@@ -44,12 +44,13 @@ use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{failpoint, liveness, report, thread};
 use crate::xdp::frames::{self, TxDatagram};
 
-/// Heartbeats after which the companion is checked twice, in case the queues are never empty.
-/// Twice, because a thread that waits before each receive has two heartbeats for each.
+/// Heartbeats between two checks of the companion, for queues that are never empty. A check is due
+/// at two heartbeats in a row, because a thread that waits before each receive has two heartbeats
+/// for each.
 pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
-/// A launcher without a heartbeat for this time, in milliseconds, no longer updates next hops.
+/// Time without a heartbeat of the launcher, in milliseconds, after which its next hops are ignored.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
-/// Max invalid frames that one receive skips.
+/// Maximum number of invalid frames that one receive drops.
 const BAD_FRAMES_MAX: u32 = 256;
 
 struct Pending {
@@ -145,8 +146,8 @@ fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
 }
 
 /// Receives from the queues of a lane for a call of the program. Returns the call's result; none
-/// if the queues are empty. `turn` selects the queue to begin with: if that were always the same
-/// one, a busy queue would make the others wait for ever.
+/// if the queues are empty. `turn` selects the first queue: if it were constant, a busy queue could
+/// starve the others.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
@@ -344,7 +345,7 @@ fn next_ip_id() -> u16 {
     })
 }
 
-/// The source address and the next hop; requested if unknown.
+/// The source address and the next hop of a pair. Requests them if they are unknown.
 fn next_hop(lease: &Lease, pair: &RouteKey) -> Option<(IpAddr, NextHop)> {
     if !lease.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
         return None;

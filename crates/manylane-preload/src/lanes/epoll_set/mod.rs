@@ -266,8 +266,8 @@ impl Epoll {
         self.clear_fast_path();
     }
 
-    /// Sets the fast path: `sock` is its only socket, added as `fd`, and the calling thread is the
-    /// only receiver.
+    /// Sets the fast path of the instance if `sock`, added as `fd`, is its only socket, and the
+    /// calling thread is the only receiver.
     #[cold]
     pub(crate) fn arm_fast_path(&self, epfd: c_int, sock: &'static Sock, fd: c_int) {
         let Some(path) = fast_path::find_for(sock, fd) else { return };

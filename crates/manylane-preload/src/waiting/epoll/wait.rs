@@ -197,7 +197,7 @@ fn wait_sliced(
     answer
 }
 
-/// The calling thread has waited for all sockets of the instance.
+/// Ends the wait of the calling thread for all sockets of the instance.
 fn finish_waits(epoll: &'static Epoll) {
     for (item, sock) in epoll.items() {
         if let Some(shared) = sock.shared() {
