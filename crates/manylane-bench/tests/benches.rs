@@ -86,10 +86,10 @@ fn netns_an_application_with_work_of_its_own_does_it_for_every_datagram() {
         return;
     };
     const NANOS: u64 = 100_000;
-    let toil = SyntheticWork::calibrate(NANOS);
+    let synthetic_work = SyntheticWork::calibrate(NANOS);
     let load = Load { pps: Some(400.0), ..load() };
     for (kind, work) in Kind::ALL.into_iter().flat_map(|kind| [(kind, Work::Count), (kind, Work::Echo)]) {
-        let options = ReceiverOptions { synthetic_work: toil, ..receiver(&setup, work, 1) };
+        let options = ReceiverOptions { synthetic_work, ..receiver(&setup, work, 1) };
         let sample = measure(&mut setup, kind, &options, &load, 0).unwrap();
         let what = format!("{kind}, {work:?}: {sample:?}");
         // On a busy machine what is left of the warm-up may come in later.

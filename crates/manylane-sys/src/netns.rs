@@ -31,7 +31,7 @@ impl NetNs {
         // its namespace.
         thread::scope(|scope| {
             let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
-                // SAFETY: it changes the namespace of this thread only, which ends here.
+                // SAFETY: this changes the namespace of the calling thread only, which ends here.
                 unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
                 NetNs::open("/proc/thread-self/ns/net")
             })?;
@@ -132,14 +132,15 @@ pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     ethtool_value(name, ETHTOOL_STXCSUM, on.into()).map(drop)
 }
 
-/// A request with a `struct ethtool_value` of linux/ethtool.h: the data after it.
+/// Makes a request with a `struct ethtool_value` of linux/ethtool.h; returns its data after that.
 pub(crate) fn ethtool_value(name: &str, command: u32, data: u32) -> io::Result<u32> {
     let mut value = [command, data];
     ethtool(name, &mut value)?;
     Ok(value[1])
 }
 
-/// A request of linux/ethtool.h: `value` is the whole struct of the command that it begins with.
+/// Makes a request of linux/ethtool.h. `value` is the struct of a command, which begins with the
+/// command.
 pub(crate) fn ethtool<T>(name: &str, value: &mut T) -> io::Result<()> {
     let mut request = ifreq(name)?;
     // The kernel uses this pointer only during the ioctl; `value` outlives it and has the size of

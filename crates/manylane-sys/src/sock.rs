@@ -76,14 +76,14 @@ pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) 
     Ok(())
 }
 
-/// A value of integers, which any bytes are.
+/// A type of integers, for which any bytes are a valid value.
 pub(crate) trait Plain: Default {}
 
 impl Plain for i32 {}
 impl Plain for u64 {}
 impl<const N: usize> Plain for [u32; N] where Self: Default {}
 
-/// Reads an option, past the C library: the preload library overrides its functions.
+/// Reads an option by the system call: the preload library overrides the C library's function.
 pub(crate) fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
@@ -292,7 +292,8 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
     _ = wait_for(fd, PollFlags::IN, timeout);
 }
 
-/// Waits until one of `events` is there, or an error; the events that are.
+/// Waits until one of `events` or an error is pending, for at most `timeout`; returns the pending
+/// ones.
 fn wait_for(fd: BorrowedFd<'_>, events: PollFlags, timeout: Duration) -> io::Result<PollFlags> {
     let mut poll = [PollFd::from_borrowed_fd(fd, events)];
     let tv_sec = timeout.as_secs().min(1 << 30) as i64;

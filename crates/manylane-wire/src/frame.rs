@@ -115,7 +115,7 @@ impl<'a> Transport<'a> {
     }
 }
 
-/// Length of the IP and UDP headers without options.
+/// Length of the IP and UDP headers in bytes, without options.
 #[must_use]
 #[inline]
 pub const fn ip_udp_len(is_ipv6: bool) -> usize {

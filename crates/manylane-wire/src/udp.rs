@@ -28,7 +28,8 @@ pub enum Checksum {
 }
 
 impl Checksum {
-    /// True if the kernel would deliver the datagram: a frame from a veth has not been on a wire.
+    /// True if the kernel would deliver a datagram with this checksum. [`Partial`](Self::Partial)
+    /// is accepted only in a frame from a veth, which has not been on a wire.
     #[must_use]
     #[inline]
     pub fn is_accepted(self, from_veth: bool) -> bool {

@@ -64,7 +64,7 @@ impl Handle {
         write_all_metrics(std::slice::from_ref(self), out)
     }
 
-    /// The same as a string.
+    /// The page of [`write_metrics`](Self::write_metrics), as a string.
     pub(crate) fn metrics_page(&self) -> String {
         let mut page = MetricsPage::default();
         add_socket(&mut page, self);

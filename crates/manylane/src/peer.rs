@@ -1,5 +1,5 @@
-//! Local sockets by which other processes are reached: their names, `PREFIX.PID.N` in the abstract
-//! namespace, the process behind one, and its network namespace.
+//! Local sockets for requests of other processes: their names, `PREFIX.PID.N` in the abstract
+//! namespace, verification of the process behind one, and its network namespace.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +12,11 @@ use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Maximum number of names that are tried.
+/// Maximum number of names that [`listen`] tries.
 const NAME_ATTEMPTS_MAX: u32 = 1024;
 
-/// Listens under the next free name: a process in another PID namespace may have our number.
+/// Listens under the next free name. A name may be in use, because a process in another PID
+/// namespace may have the same number as this one.
 pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
     static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
@@ -29,13 +30,13 @@ pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
     Err(last)
 }
 
-/// Process and name of each socket with this prefix that is listening in the network namespace of
-/// the calling thread; only those of process `of`, if given.
+/// Process and name of each socket with this prefix that listens in the network namespace of the
+/// calling thread; only those of process `of`, if given.
 pub(crate) fn find_listeners(prefix: &str, of: Option<u32>) -> Result<Vec<(u32, String)>> {
     let listed = fs::read_to_string("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
     let mut found = parse_listeners(&listed, prefix);
-    // A process in a PID namespace of its own has another number in its name. The peer is verified
+    // A name has the number of the process in the process's own PID namespace. The peer is verified
     // with each request.
     if let Some(pid) = of {
         let own = inner_pid(pid);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_listens_under_our_name_is_found() {
+    fn only_listening_sockets_with_the_prefix_are_found() {
         let listed = "Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00010000 0005 01 20543 @manylane.capture.77.0
 0000000000000000: 00000003 00000000 00000000 0005 03 20544 @manylane.capture.77.0

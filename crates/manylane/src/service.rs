@@ -1,4 +1,4 @@
-//! A thread that serves a listener beside the lanes, until it is dropped.
+//! A thread beside the lanes that serves a listener until its [`Service`] is dropped.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -8,12 +8,12 @@ use std::thread::{self, JoinHandle};
 
 use manylane_sys::measure::Epoll;
 
-/// Epoll tokens; those of clients count up from the last.
+/// Epoll tokens. Those of clients count up from [`FIRST_CLIENT`].
 pub(crate) const WAKE: u64 = 0;
 pub(crate) const LISTENER: u64 = 1;
 pub(crate) const FIRST_CLIENT: u64 = 2;
 
-/// The running thread.
+/// The running thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Service {
     wake: UnixStream,
@@ -22,7 +22,7 @@ pub(crate) struct Service {
 
 impl Service {
     /// Runs `serve` on a thread called `name`, with an epoll that reports [`LISTENER`], [`WAKE`],
-    /// and at most `events` sockets at a time. It has to return once [`Wakeups::is_over`].
+    /// and at most `events` sockets at a time. `serve` has to return once [`Wakeups::is_over`].
     pub(crate) fn start<L: AsFd + Send + 'static>(
         name: &str,
         listener: L,
@@ -42,7 +42,7 @@ impl Service {
 
     /// Wakes the thread.
     pub(crate) fn wake(&self) {
-        // If the pipe is full, the thread has been woken already.
+        // If the socket is full, a wake-up is pending already.
         _ = (&self.wake).write(&[0]);
     }
 }
@@ -57,7 +57,7 @@ impl Drop for Service {
     }
 }
 
-/// The thread's end of its wake-ups.
+/// The end at which the thread receives its wake-ups.
 pub(crate) struct Wakeups(UnixStream);
 
 impl Wakeups {

@@ -12,7 +12,7 @@ pub(crate) fn need_uring(name: &str) -> bool {
     false
 }
 
-/// Reports the skip of test `name`, which any machine can be set up for.
+/// Reports the skip of test `name`. Any machine can be set up for it, so in CI this is a failure.
 pub(crate) fn report(name: &str, why: &str) {
     write(&format!("SKIP {name}: {why}\n"));
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{name} may not be skipped in CI: {why}");

@@ -1,6 +1,7 @@
-//! Options with one word for each value.
+//! The text form of options whose values are single words.
 
-/// Implements `Display` and `FromStr` for an enum by a word for each variant.
+/// Implements `Display` and `FromStr` for an enum with a word for each variant. `$option` names the
+/// option in errors.
 macro_rules! text_form {
     ($option:literal, $type:ident: $($variant:ident = $word:literal),+) => {
         impl std::fmt::Display for $type {

@@ -1,6 +1,6 @@
-//! One next hop in memory that one thread writes and others read without a lock: words whose
-//! consistency a reader can check. Slots are in the table that processes share
-//! ([`NextHops`](super::NextHops)), and in the one that the lanes of a process share.
+//! A slot for one next hop, which one thread writes and others read without a lock: by a sequence
+//! number, a reader detects that its words are not from one write. The table that processes share
+//! ([`NextHops`](super::NextHops)) and the table that the lanes of a process share have such slots.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -13,7 +13,7 @@ use manylane_sys::atomics;
 pub struct RouteKey(pub [u64; 4]);
 
 impl RouteKey {
-    /// None if the two are of different families, which cannot reach each other.
+    /// The key of two addresses; none if they are of different families.
     #[must_use]
     #[inline]
     pub fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
@@ -49,7 +49,7 @@ impl RouteKey {
     }
 }
 
-/// The bits of an address; IPv4 is mapped.
+/// The bits of an IPv6 address, or of the IPv6-mapped form of an IPv4 address.
 #[must_use]
 #[inline]
 pub fn addr_bits(ip: IpAddr) -> u128 {
@@ -76,7 +76,7 @@ fn folded_multiply(a: u64, b: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// The way of a frame to a peer.
+/// Where frames to a peer are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextHop {
     /// The outgoing device; never 0.
@@ -85,16 +85,18 @@ pub struct NextHop {
     pub source_mac: [u8; 6],
     /// MAC of the peer, or of the gateway to it.
     pub mac: [u8; 6],
-    /// Largest IP packet on the path, as far as the kernel knows.
+    /// Size of the largest IP packet on the path, in bytes, as far as the kernel knows.
     pub mtu: u32,
 }
 
-/// Words of a slot. Odd while it is being written; incremented to the next even number after it.
+// Indices of the words of a slot.
+
+/// The sequence number: odd during a write, and even after it.
 const SEQ: usize = 0;
 const KEY: usize = 1;
 /// Device in the upper half, MTU in the lower; 0 if the slot is empty.
 const DEVICE: usize = 5;
-/// The MACs, each with a mark above it.
+/// The MACs, each with a mark of the caller in its upper 16 bits.
 const MAC: usize = 6;
 const SOURCE_MAC: usize = 7;
 
@@ -113,7 +115,7 @@ impl Slot {
         self.words[word].load(Ordering::Relaxed)
     }
 
-    /// True if nothing, or no next hop, was written. For the writer.
+    /// True if the slot has no next hop. For the writer.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.load(DEVICE) == 0
@@ -125,8 +127,8 @@ impl Slot {
         RouteKey(std::array::from_fn(|word| self.load(KEY + word)))
     }
 
-    /// The next hop of `key`, its marks, and what `more` reads of the same write; none if the slot
-    /// has another key or is being written.
+    /// The next hop of `key`, its two marks, and the result of `more`, which reads other words of
+    /// the same write. None if the slot has another key or is being written.
     #[inline]
     pub fn read<T>(&self, key: &RouteKey, more: impl FnOnce() -> T) -> Option<(NextHop, [u16; 2], T)> {
         // Acquire: if this is the number of a completed write, its words are visible below.
@@ -156,8 +158,8 @@ impl Slot {
         Some((next, [(mac >> 48) as u16, (source_mac >> 48) as u16], more))
     }
 
-    /// Writes the next hop of a key, two marks, and by `more` what else belongs to it. Only one
-    /// thread, the writer, calls this, so the sequence number cannot change meanwhile.
+    /// Writes the next hop of a key and two marks; `more` writes other words that belong to it.
+    /// Only one thread, the writer, calls this, so the sequence number cannot change meanwhile.
     pub fn write(&self, key: &RouteKey, next: &NextHop, marks: [u16; 2], more: impl FnOnce()) {
         let odd = self.load(SEQ).wrapping_add(1) | 1;
         self.words[SEQ].store(odd, Ordering::Relaxed);

@@ -108,7 +108,7 @@ atomics! {
         /// Inode of its lane's kernel socket, as in `/proc/PID/fd` and `/proc/net/udp`; 0 if it is
         /// not known.
         pub inode: AtomicU64,
-        /// Frames that were dropped: malformed, or with a wrong checksum.
+        /// Frames that were dropped because they were malformed or had a wrong checksum.
         pub rx_bad_frames: AtomicU64,
     }
 

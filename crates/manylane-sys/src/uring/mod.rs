@@ -3,7 +3,7 @@
 //! A *multishot* receive is submitted once. The kernel then posts a completion for each message,
 //! which it writes into a buffer that it picks from a ring of them. The stages:
 //!
-//! | stage | file | who owns the buffer | when it is full or missing |
+//! | stage | file | owner of the buffer | when it is full or missing |
 //! |---|---|---|---|
 //! | the ring is made, buffers are registered | `setup.rs`, `buffers.rs` | - | the ring is not available: the caller goes on without it |
 //! | buffers are given | `buffers.rs` | the kernel, until a completion names it | no buffer left: the receive ends (`ENOBUFS`), is counted and armed again; queued messages stay in the socket |

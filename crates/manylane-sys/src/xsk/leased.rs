@@ -297,7 +297,7 @@ impl<'a> QueueGuard<'a> {
         Self { queue, rx: Consumer::resume(queue.rings.rx), refused: 0 }
     }
 
-    /// Invalid packets that were removed since the lock was taken.
+    /// Number of invalid packets that this guard has removed.
     #[must_use]
     #[inline]
     pub fn refused(&self) -> u32 {

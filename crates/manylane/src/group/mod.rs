@@ -182,8 +182,8 @@ impl Shared {
         self.add(&mut control, slot, Arc::new(fd))
     }
 
-    /// Adds a lane with a socket that is open already: the first one, bound exclusively or into a
-    /// group of others.
+    /// Adds a lane with a socket that is already open, as the first lane's is: bound exclusively, or
+    /// into the group of other sockets.
     pub(crate) fn add_open(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
         self.engine.set_options(&self.config, fd.as_fd())?;
         let mut control = self.control();

@@ -1,6 +1,6 @@
 //! Engine `mmsg`: a kernel socket, with `recvmmsg` and `sendmmsg` on headers that are built once.
 //!
-//! | stage | who owns the buffer | when it is full or missing |
+//! | stage | owner of the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
 //! | [`MmsgIo::recv`] | the lane's receive ring | takes at most a batch; the rest stays in the queue |
@@ -65,13 +65,13 @@ struct MmsgRecv {
 }
 
 impl MmsgRecv {
-    /// Makes a receive wait for at most `timeout`, and for at least three quarters of it:
-    /// `SO_RCVTIMEO` is kept while it is in between, to save the system call.
+    /// Limits the wait of a receive to `timeout`, or to no less than three quarters of it: if
+    /// `SO_RCVTIMEO` is within this range, it is kept, which saves the system call.
     fn set_timeout(&mut self, socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
         if self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
             return Ok(());
         }
-        // Zero, which is what less than 1 µs rounds to, would block for ever.
+        // Less than 1 µs would be rounded to zero, which means without a timeout.
         sock::set_recv_timeout(socket, timeout.max(Duration::from_micros(1)))?;
         self.timeout = Some(timeout);
         Ok(())
@@ -194,7 +194,7 @@ mod tests {
         let mut recv = MmsgRecv { ring, ancillary: Box::default(), timeout: None };
         // Whole ticks of every kernel's clock.
         for (wait, set) in [(Some(400), 400), (None, 400), (Some(500), 400), (Some(300), 300)] {
-            // It is there already: nothing waits.
+            // The receive does not wait, because this datagram is queued.
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
             let taken = recv.take(&lane, wait.map(Duration::from_millis)).unwrap();
             assert_eq!(taken.messages, 1, "{wait:?}");

@@ -10,7 +10,7 @@
 //!        └── the rest stays ──┘                               next call: buffers back ─┘
 //! ```
 //!
-//! | stage | who owns the buffer | when it is full or missing |
+//! | stage | owner of the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
 //! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `uring_no_buffers`; the number of buffers doubles, up to [`MULTISHOT_BATCH_MAX`] more than a batch |

@@ -47,7 +47,8 @@ fn a_lane_waits_handles_sends_and_ends_after_a_stop_with_what_is_queued() {
     assert_eq!(sizes, [vec![1; 20], vec![BATCH, BATCH, 4]].concat());
     let total = counters.unwrap().closed;
     assert_eq!((total.delivered, total.offered, total.sent, total.discarded), (40, 40, 40, 0));
-    // One for each of the first datagrams. Then it looks for a stop at 39 and 59 ms, and is woken.
+    // One sleep for each of the first 20 datagrams; two that end at 39 and 59 ms, to check for a
+    // stop; and one that the stop ends.
     assert_eq!((total.sleeps, total.batches), (20 + 3, 23));
     let network = sim.network();
     let sent_at = |number: u32| MILLIS * if number < 20 { number } else { 60 };

@@ -82,7 +82,7 @@ enum SenderLoad {
 }
 
 impl SenderLoad {
-    /// Starts it, unless there is none.
+    /// Starts the thread of this load, if it has one.
     fn start(self, bed: &FloodTestbed, traffic: &Traffic) -> Result<Option<SenderThread>> {
         match self {
             Self::Idle => Ok(None),

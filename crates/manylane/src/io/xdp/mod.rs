@@ -1,7 +1,7 @@
 //! Engine `xdp`: frames from the device into memory of the lane (AF_XDP), with a kernel socket as
 //! companion.
 //!
-//! | stage | who owns the frame | when it is full or missing |
+//! | stage | owner of the frame | when it is full or missing |
 //! |---|---|---|
 //! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, and so to the companion; refused by the [`filter`]: dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |

@@ -1,5 +1,5 @@
-//! Engines on kernel sockets behind faults, on 127.0.0.1: each datagram is received, lost by a
-//! fault that counts it, or counted by the lane.
+//! Engines on kernel sockets with faults, on 127.0.0.1: each datagram is received, lost by a fault
+//! that is counted, or counted by the lane.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::io::faults::Direction;
 
 /// Far longer than any step takes on a machine that is busy with other tests.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Datagrams that any socket has room for.
+/// Number of datagrams that fit into the queue of any socket.
 const BURST: u16 = 50;
 const BURSTS: u16 = 10;
 const PAYLOAD_LEN: usize = 16;
@@ -18,12 +18,12 @@ fn some_of_each() -> Direction {
     Direction { loss: 200, shortening: 200, corruption: 200, reordering: 200, ..Direction::default() }
 }
 
-/// The payload of datagram `number`: the number again and again.
+/// The payload of datagram `number`: the number, repeated.
 fn payload(number: u16) -> Vec<u8> {
     number.to_be_bytes().repeat(PAYLOAD_LEN / 2)
 }
 
-/// How many payloads are shorter than they were sent, and in how many a bit has changed.
+/// Number of payloads that are shorter than they were sent, and of those with a changed bit.
 fn changed(payloads: &[Vec<u8>]) -> (u64, u64) {
     let (short, whole): (Vec<_>, Vec<_>) = payloads.iter().partition(|bytes| bytes.len() < PAYLOAD_LEN);
     let is_corrupted = |bytes: &&&Vec<u8>| bytes.chunks(2).any(|pair| *pair != bytes[..2]);

@@ -1,6 +1,6 @@
 //! Lanes on a simulated network and clock: each datagram is delivered or counted, replies leave,
-//! and waits end when they should. No test here opens a socket or sleeps, but those of
-//! `loopback_faults`, which put kernel sockets behind the same faults.
+//! and waits end when they should. Tests open sockets and sleep only in `loopback_faults`, which
+//! adds the same faults to engines on kernel sockets.
 
 mod loopback_faults;
 mod sim_receive;

@@ -73,11 +73,11 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 }
 
 #[test]
-fn netns_no_port_leads_to_a_loan_that_is_not_open() {
+fn netns_no_port_leads_to_a_lease_that_is_not_open() {
     /// With this many addresses, two sockets exceed the map of ports. Twice as many addresses
     /// exceed the map of addresses.
     const ADDRESSES: usize = 2500;
-    if !can_make_namespaces("netns_no_port_leads_to_a_loan_that_is_not_open") {
+    if !can_make_namespaces("netns_no_port_leads_to_a_lease_that_is_not_open") {
         return;
     }
     let ours = create_device();
@@ -117,7 +117,7 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
     });
 }
 
-/// The upper device decides about its frames from then on.
+/// From then on, the upper device decides about the frames.
 #[test]
 fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
     const TEST: &str = "netns_a_device_that_becomes_a_part_is_left_to_the_kernel";
@@ -145,7 +145,7 @@ fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
         });
         wait_until(|| xdp_program_id(device.index).is_none());
         assert!(lessor.devices().is_empty());
-        // The program may drain its queues and close them as ever, and nobody gets new ones.
+        // The program can still drain and close its queues, and no program gets new ones.
         assert!(send_command(&mut lessor, 0, &end, Message::Close));
         let (_end, _other, answer) = request(&mut lessor, 7002);
         assert!(matches!(answer, Some(Message::Refused(ENODEV))), "{answer:?}");
