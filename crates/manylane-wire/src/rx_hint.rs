@@ -64,8 +64,8 @@ pub struct RxHint {
 }
 
 /// Parses the hint of a frame that came through the XDP program. None if there is no hint, if the
-/// frame is shorter than the hint says, or if the checksum is [`Checksum::Partial`] and the frame is
-/// not from a veth ([`Checksum::is_accepted`]). Then [`Datagram::read`] has to parse the frame.
+/// frame is shorter than the hint says, or if the checksum is [`Checksum::Partial`] and the frame
+/// is not from a veth ([`Checksum::is_accepted`]). Then [`Datagram::read`] has to parse the frame.
 #[must_use]
 #[inline]
 pub fn parse(frame: &[u8], from_veth: bool) -> Option<RxHint> {

@@ -48,7 +48,7 @@ use crate::xdp::frames::{self, TxDatagram};
 /// at two heartbeats in a row, because a thread that waits before each receive has two heartbeats
 /// for each.
 pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
-/// Time without a heartbeat of the launcher, in milliseconds, after which its next hops are ignored.
+/// Time without a heartbeat of the launcher after which its next hops are ignored, in milliseconds.
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 /// Maximum number of invalid frames that one receive drops.
 const BAD_FRAMES_MAX: u32 = 256;

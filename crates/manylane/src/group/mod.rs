@@ -84,7 +84,10 @@ impl Control {
         };
         let free = (0..abi::MAX_LANES as Slot).find(|slot| !taken(slot));
         free.ok_or_else(|| {
-            Error::new(ErrorKind::Limit, format!("a socket has at most {} lanes", abi::MAX_LANES))
+            Error::new(
+                ErrorKind::Limit,
+                format!("a socket has at most {} lanes: remove one first", abi::MAX_LANES),
+            )
         })
     }
 }
@@ -182,8 +185,8 @@ impl Shared {
         self.add(&mut control, slot, Arc::new(fd))
     }
 
-    /// Adds a lane with a socket that is already open, as the first lane's is: bound exclusively, or
-    /// into the group of other sockets.
+    /// Adds a lane with a socket that is already open, as the first lane's is: bound exclusively,
+    /// or into the group of other sockets.
     pub(crate) fn add_open(&self, fd: OwnedFd) -> Result<(LaneParts, Result<()>)> {
         self.engine.set_options(&self.config, fd.as_fd())?;
         let mut control = self.control();

@@ -174,7 +174,8 @@ impl FaultIo {
         self.sleep_by(Io::sleep, timeout)
     }
 
-    /// Sleeps by an operation of the engine. A batch that is lost as a whole does not end the sleep.
+    /// Sleeps by an operation of the engine. A batch that is lost as a whole does not end the
+    /// sleep.
     pub(super) fn sleep_by(
         &mut self,
         sleep: fn(&mut Io, Duration) -> Result<RecvSummary>,

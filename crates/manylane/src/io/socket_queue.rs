@@ -27,8 +27,8 @@ pub(super) trait TakeMessages {
     /// Messages that have left the queue and were not returned yet.
     fn held(&self) -> usize;
 
-    /// Memory of the queue in use, and its limit, in bytes. Each [`held`](Self::held) message counts
-    /// as the smallest possible one.
+    /// Memory of the queue in use, and its limit, in bytes. Each [`held`](Self::held) message
+    /// counts as the smallest possible one.
     fn backlog(&self, lane: &LaneShared) -> (usize, usize) {
         let state = sock::queue_state(lane.fd.as_fd()).unwrap_or_default();
         (state.queued_bytes as usize + self.held() * SKB_TRUESIZE_MIN, state.limit_bytes as usize)

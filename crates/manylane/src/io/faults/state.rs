@@ -72,8 +72,8 @@ impl Random {
 }
 
 impl Direction {
-    /// Decides the fate of a message of `datagrams` datagrams, the last one of `last_len` bytes, and
-    /// changes its bytes.
+    /// Decides the fate of a message of `datagrams` datagrams, the last one of `last_len` bytes,
+    /// and changes its bytes.
     pub(super) fn apply(
         &mut self,
         random: &mut Random,
@@ -115,8 +115,8 @@ impl Faults {
         }
     }
 
-    /// Decides whether to refuse a message of `datagrams` datagrams. As with `sendmmsg`, only a call
-    /// that begins with the message returns its error, and so uses it up.
+    /// Decides whether to refuse a message of `datagrams` datagrams. As with `sendmmsg`, only a
+    /// call that begins with the message returns its error, and so uses it up.
     pub(super) fn refuse(&mut self, datagrams: u64, is_first: bool) -> io::Result<()> {
         let queued = self.send_errors.front().copied();
         let no_room = if self.send_room == 0 { Some(EAGAIN) } else { None };
