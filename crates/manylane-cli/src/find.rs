@@ -87,7 +87,7 @@ pub(crate) fn library() -> Result<PathBuf> {
         Some(path) if Path::new(&path).is_file() => fs::canonicalize(&path)?,
         Some(path) => {
             bail!(
-                "{LIBRARY_OVERRIDE} names {}, and there is no such file: unset it, or name the library",
+                "{LIBRARY_OVERRIDE} names {}, which is no file: unset it, or set it to the path of {LIBRARY}",
                 Path::new(&path).display()
             )
         }

@@ -63,7 +63,7 @@ impl NotLoadable {
                 format!("is a program for {machine}: the library is for {ours} (use a build for {ours})")
             }
             Reason::SetId(what) => format!(
-                "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (start it as the user whom it becomes, without that bit)"
+                "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (clear that bit, and start it as its owner or group)"
             ),
             Reason::Capabilities => {
                 "has file capabilities: it starts in secure-execution mode, in which LD_PRELOAD does not count (give it ambient ones instead, as AmbientCapabilities= of systemd does)".into()
@@ -152,9 +152,9 @@ fn secure_exec_reason(file: &Path) -> Option<Reason> {
     (user != 0 && process::has_capabilities(file)).then_some(Reason::Capabilities)
 }
 
-/// Checks an ELF file with these first bytes.
+/// Checks an ELF file, whose first bytes are `first`.
 fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
-    // EI_CLASS, EI_DATA, e_machine.
+    // e_ident[EI_CLASS], e_ident[EI_DATA] and e_machine.
     let (Some(&class @ 1..=2), Some(&data), Some(&machine)) =
         (first.get(4), first.get(5), first.get(18..).and_then(<[u8]>::first_chunk))
     else {
@@ -192,7 +192,7 @@ type OwnHeader = object::elf::FileHeader64<NativeEndian>;
 #[cfg(target_pointer_width = "32")]
 type OwnHeader = object::elf::FileHeader32<NativeEndian>;
 
-/// Parses a file for this machine.
+/// Parses an ELF file for this machine.
 fn parse_elf<'data>(data: impl ReadRef<'data>) -> object::read::Result<ElfInfo> {
     let header = OwnHeader::parse(data)?;
     let endian = header.endian()?;

@@ -15,10 +15,10 @@ pub(crate) fn parse_addr(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
 }
 
-/// Keeps the server for the life of this process, and prints its address.
+/// Keeps the server until the process ends, and prints its address.
 pub(crate) fn keep(server: MetricsServer) {
     output::eprint_line(&format!("metrics at http://{}/metrics", server.addr()));
-    // Never dropped: the server runs until the process ends.
+    // Dropping the server would end it.
     std::mem::forget(server);
 }
 

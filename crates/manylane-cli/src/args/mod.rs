@@ -53,9 +53,9 @@ pub(crate) enum Command {
     /// With --expect, the latency of a request counts from the moment when it was due, not from
     /// when it was sent (an open loop), so that a stall of the server shows. Requests of 16 bytes
     /// or more carry a number that identifies the reply. Smaller requests, and those with
-    /// --payload, are matched by their order in the flow. Replies that are missing, late or wrong
-    /// are counted, and are no failure. If no socket listens on the port (ECONNREFUSED) and no
-    /// reply comes, the exit code is 1.
+    /// --payload, are matched by their order in the flow. Missing, late and wrong replies are
+    /// counted, and do not change the exit code. The exit code is 1 if no socket listens on the
+    /// port (ECONNREFUSED) and no reply arrives.
     Send(SendArgs),
     /// Capture frames of lanes with engine xdp, which tcpdump does not see (pcapng)
     ///

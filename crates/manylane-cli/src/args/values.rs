@@ -30,7 +30,7 @@ impl Switch {
     }
 }
 
-/// A whole number within `range`.
+/// Parses a whole number within `range`.
 pub(super) fn within(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }

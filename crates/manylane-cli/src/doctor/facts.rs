@@ -307,7 +307,7 @@ pub(crate) struct Program {
 }
 
 impl Facts {
-    /// Notes why something could not be read.
+    /// Records why the facts called `name` could not be read.
     pub(crate) fn note_gap(&mut self, name: &str, why: impl Into<String>) {
         self.gaps.insert(name.into(), why.into());
     }

@@ -87,7 +87,7 @@ impl OpenDevices {
         thread::Builder::new()
             .name("manylane-lessor".into())
             .spawn(run)
-            .context("engine xdp: no thread (ulimit -u)")?;
+            .context("engine xdp: cannot start a thread (raise ulimit -u)")?;
         Ok(())
     }
 }

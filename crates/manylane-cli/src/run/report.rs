@@ -23,10 +23,10 @@ impl SharedReport {
     /// # Errors
     /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
-        let (file, fd) =
-            ReportFile::create().context("cannot make the report (ulimit -n, ulimit -v, memory cgroup)")?;
+        let (file, fd) = ReportFile::create()
+            .context("cannot create the report (raise ulimit -n, ulimit -v or the memory cgroup's limit)")?;
         let inherited =
-            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (ulimit -n)")?;
+            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (raise ulimit -n)")?;
         Ok(Self { file, inherited })
     }
 
@@ -114,7 +114,7 @@ pub(super) struct Receiver {
     pub(super) stolen: u64,
     /// Received datagrams that passed the kernel's stack by (engine xdp).
     pub(super) received_by_xdp: u64,
-    /// Frames that were dropped as malformed or for a wrong checksum (engine xdp).
+    /// Frames that were dropped because they were malformed or had a wrong checksum (engine xdp).
     pub(super) bad_frames: u64,
     /// Datagrams sent.
     pub(super) sent: u64,

@@ -26,7 +26,7 @@ pub(super) struct Snapshot {
     pub(super) silent: Vec<Silent>,
 }
 
-/// A process that does not answer.
+/// A process that did not answer on its control socket.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Silent {
     pub(super) pid: u32,

@@ -105,9 +105,9 @@ impl Sort {
 /// The changes between two samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct View {
-    /// Between the two samples.
+    /// Time between the two samples.
     pub(super) seconds: f64,
-    /// They are the document's rows; the rest is among its settings.
+    /// Rates of lanes. They are the rows of the JSON document; its settings have the other fields.
     #[serde(skip)]
     pub(super) rows: Vec<Row>,
     pub(super) filter_drops: Vec<FilterRow>,

@@ -128,7 +128,7 @@ fn buffer_change(facts: &Facts, socket: &Socket) -> Option<Change> {
     }
 }
 
-/// A counter of UDP over IPv4 and IPv6 together.
+/// The sum of a UDP counter over IPv4 and IPv6. None if it cannot be read, which `found` records.
 fn udp_losses(facts: &Facts, found: &mut FindingSink<'_>, counter: fn(Udp) -> u64) -> Option<u64> {
     let Some(udp4) = facts.losses.udp4 else {
         found.unknown("the counters of UDP cannot be read");
