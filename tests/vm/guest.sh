@@ -326,7 +326,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
     [ "$(summed received_by_xdp)" -gt 0 ] || lacks "making the rings: Device or resource busy"
   fi
 }
-lacks() { # TEXT: what this kernel cannot lend queues without
+lacks() { # TEXT: the error of a kernel that cannot lease queues
   cat /tmp/run.err
   ! grep -F "$1" /tmp/run.err || exit 77
   exit 1

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that borrows queues and means no good: hostile WHAT ADDRESS PEERS.
+ * A hostile program that leases queues: hostile WHAT ADDRESS PEERS.
  * It speaks with the launcher by itself, without the library, and says what it
  * gets. PEERS is the network namespace that datagrams come from.
  */

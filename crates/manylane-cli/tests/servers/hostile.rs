@@ -1,5 +1,5 @@
-//! Borrowers that mean no good (`hostile.c`): what each gets, and that the launcher leases as ever
-//! to the one that comes after it.
+//! Hostile programs with leased queues (`hostile.c`): what each of them gets, and that the launcher
+//! still leases queues to the next program.
 
 use std::fs;
 use std::process::Command;

@@ -412,8 +412,8 @@ fn netns_xdp_calls_that_close() {
 }
 
 #[test]
-fn netns_xdp_sockets_after_the_last_loan_leave_nothing_open() {
-    calls("netns_xdp_sockets_after_the_last_loan_leave_nothing_open", "reopened", &["full"], &[(7071, 64)]);
+fn netns_xdp_sockets_after_the_last_lease_leave_nothing_open() {
+    calls("netns_xdp_sockets_after_the_last_lease_leave_nothing_open", "reopened", &["full"], &[(7071, 64)]);
 }
 
 /// The process is killed with the queue's lock (in builds with debug assertions), and waits to be
