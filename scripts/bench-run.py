@@ -116,7 +116,7 @@ def measure(args, kind, variants, rate, notes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manylane", default="target/release/manylane", help="the program")
-    parser.add_argument("--before", metavar="PROGRAM", help="an earlier build of it, which each --how is measured with, too")
+    parser.add_argument("--before", metavar="PROGRAM", help="an earlier build of manylane, to measure each --how with as well")
     parser.add_argument(
         "--server", action="append", metavar="NAME[=RATE]",
         help=f"what to measure, at so many requests per second; can be given several times; all: each of {', '.join(SERVERS)} [memcached]",

@@ -264,9 +264,9 @@ def told(call, answer):
 
 
 def is_same(native, other):
-    """A wait that others end looks at other lanes only once in a slice, but a poll or select of no time always does; so it may find
-    what the step beside it sends with what was there before. An instance tells of an edge again when a socket in it has moved to
-    another lane. What both tell of may differ by that."""
+    """True if two lines are equal, or differ only by what a wait may report. A wait that is ended by another event checks other lanes only
+    once in a slice, but a poll or select with a timeout of zero always does. So a wait may report what the step beside it sends together
+    with earlier datagrams. An epoll instance reports an edge again when one of its sockets has moved to another lane."""
     if native == other:
         return True
     step, _, native = native.partition(" = ")
