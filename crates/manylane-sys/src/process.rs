@@ -220,7 +220,7 @@ pub fn stop() {
 /// # Errors
 /// No error is known.
 pub fn become_subreaper() -> io::Result<()> {
-    // Any number but zero turns it on.
+    // Any process id turns it on.
     Ok(process::set_child_subreaper(Some(process::getpid()))?)
 }
 

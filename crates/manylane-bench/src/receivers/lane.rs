@@ -89,8 +89,8 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     Ok(Box::new(Lanes { addr, handle, stats: workers, thread: Some(thread) }))
 }
 
-/// The statistics of one lane's thread: registers it at its first batch, and unregisters it when
-/// the closure is dropped.
+/// The statistics of one lane's thread. They register the thread at its first batch, and unregister
+/// it when the closure is dropped.
 struct StatsGuard {
     stats: Arc<WorkerStats>,
     registered: AtomicBool,

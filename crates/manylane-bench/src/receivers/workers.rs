@@ -35,7 +35,7 @@ impl WorkerStats {
         self.delivered.store(delivered, Ordering::Relaxed);
     }
 
-    /// The calling thread records into these from now on. Its CPU time counts from now on.
+    /// Makes the calling thread the one that records here. Its CPU time counts from now on.
     pub(crate) fn register_thread(&self) {
         self.tid.store(cpu::thread_id(), Ordering::Relaxed);
     }

@@ -162,7 +162,7 @@ fn loopback_fixed_replies_and_their_absence() {
 
 #[test]
 fn loopback_a_port_where_nothing_listens_is_a_failure_with_a_result() {
-    // It keeps the port, and accepts datagrams of its peer only.
+    // A socket that keeps the port. It is connected, so it accepts only datagrams of its peer.
     let keeper = UdpSocket::bind("127.0.0.1:0").unwrap();
     keeper.connect(keeper.local_addr().unwrap()).unwrap();
     let addr = keeper.local_addr().unwrap().to_string();

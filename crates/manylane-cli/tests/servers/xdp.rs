@@ -388,7 +388,8 @@ fn calls_with(
 fn netns_xdp_calls_that_receive() {
     let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
     let Some(report) = calls("netns_xdp_calls_that_receive", "calls", &[], &frames) else { return };
-    // One with a wrong checksum and one that is too long, a hundred among others, one at the end.
+    // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
+    // after the last.
     assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
 }
 

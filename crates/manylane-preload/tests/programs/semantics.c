@@ -28,7 +28,7 @@
 
 #define FLOWS 16
 #define WORKERS 3
-/* Datagrams of a flow that no receive buffer of the default size can hold. */
+/* Datagrams of each flow: more than fit into a receive buffer of the default size. */
 #define EACH 600
 
 static int server, clients[FLOWS];
@@ -340,7 +340,7 @@ static int replies(void)
 	return count;
 }
 
-/* A size past the system's limit, which needs a privilege, has room in every lane. */
+/* A size above the system's limit, which needs a privilege, is set on every lane. */
 static void buffers(void)
 {
 	int room = 16 << 20, i;

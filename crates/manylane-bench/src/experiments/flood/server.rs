@@ -186,7 +186,7 @@ impl SenderThread {
         Ok(Self { tid, stop, thread })
     }
 
-    /// Number of sent datagrams.
+    /// Stops the thread; returns the number of sent datagrams.
     pub(super) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the sender panicked"))?

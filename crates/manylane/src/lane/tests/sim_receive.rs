@@ -58,7 +58,7 @@ fn a_changed_datagram_is_delivered_as_it_came() {
     send(&sim, 0..1, Duration::ZERO);
     let one_bit = lane.recv().unwrap().batch.next().map(|request| number(request.payload())).unwrap();
     assert_eq!(one_bit.count_ones(), 1);
-    // What is shortened on its way is not truncated. The last byte of a datagram stays.
+    // A datagram that was shortened in the network does not count as truncated. One byte is left.
     injector.faults().rx.shortening = 1000;
     send(&sim, 1..2, Duration::ZERO);
     let mut batch = lane.recv().unwrap().batch;
@@ -191,7 +191,7 @@ fn a_delay_waits_for_the_end_of_a_round_of_queues() {
     // A delay is due after the sixteenth batch, but two other queues have frames.
     sim.network().round = 2;
     assert_eq!(serve(&mut lane, &mut pauses, 2), Duration::ZERO);
-    // While it is owed, the lane does not sleep.
+    // The lane does not sleep while the delay is due.
     assert_eq!(lane.recv_serving(&pauses, HOUR).unwrap().messages, 0);
     assert_eq!((now(&sim), counters(&lane).sleeps), (Duration::ZERO, 16));
     assert_eq!(serve(&mut lane, &mut pauses, 1), delay);
@@ -260,7 +260,7 @@ fn a_queue_that_is_more_than_half_full_is_dropped_but_for_its_end() {
     let sim = Sim::new(1);
     sim.network().queue_max = 40;
     let mut lane = lane_with(&sim, |builder| _ = builder.drop_policy(DropPolicy::Head));
-    // Twenty are left behind the first batch, then 22.
+    // After the first batch 20 datagrams are queued, which is half of the limit; then 22.
     send(&sim, 0..28, Duration::ZERO);
     assert_eq!(echo_all(&mut lane, MILLIS), (0..28).collect::<Vec<_>>());
     send(&sim, 0..30, Duration::ZERO);

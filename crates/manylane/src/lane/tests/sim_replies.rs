@@ -68,7 +68,7 @@ fn errors_of_sends_are_retried_or_counted_with_their_reason() {
     assert_eq!(sent(&sim).len(), 2);
 }
 
-/// Six datagrams whose sends are refused: two leave after all.
+/// Sends six datagrams with refused sends, of which two are sent in the end.
 pub(super) fn refuse_sends(lane: &mut Lane, injector: &FaultInjector, to: SocketAddr) {
     let mut send = |errors: &[i32]| {
         injector.faults().send_errors = errors.iter().copied().collect();
@@ -98,7 +98,7 @@ fn a_refused_gso_message_is_sent_datagram_by_datagram() {
     assert_eq!(sent(&sim).len(), 6);
 }
 
-/// Six datagrams of 1000 bytes that leave one by one, because GSO messages are refused.
+/// Sends six datagrams of 1000 bytes one by one, because GSO messages are refused.
 pub(super) fn refuse_gso(lane: &mut Lane, injector: &FaultInjector, to: SocketAddr) {
     injector.faults().gso_error = Some(errno::EINVAL);
     for _ in 0..2 {

@@ -10,7 +10,8 @@ use crate::DropPolicy;
 /// Longest time that the flushes of one batch wait for room in the send buffer.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 
-/// Longest time of the polls between two reads of the clock, some of which find what is then lost.
+/// Longest time of the polls between two reads of the clock. A poll takes longer if the datagrams
+/// that it finds are lost by a fault.
 const POLLS_LIMIT: Duration = MILLIS;
 
 /// One step of a random run.
