@@ -230,10 +230,7 @@ pub(crate) fn before_receive(sock: &Sock) {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    if quiesce::enter() {
-        flush_pending(pending);
-        quiesce::leave();
-    }
+    quiesce::run_inside(|| flush_pending(pending));
 }
 
 fn flush_pending(pending: &Pending) {
@@ -285,13 +282,13 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
 /// threads. If it ends, no more are queued.
 #[cold]
 pub(crate) fn flush_at_exit(for_good: bool) {
-    if !state::is_send_batching() || !quiesce::enter() {
-        return;
+    if state::is_send_batching() {
+        quiesce::run_inside(|| {
+            if thread::is_own_process() {
+                flush_all_sockets(for_good);
+            }
+        });
     }
-    if thread::is_own_process() {
-        flush_all_sockets(for_good);
-    }
-    quiesce::leave();
 }
 
 fn flush_all_sockets(for_good: bool) {

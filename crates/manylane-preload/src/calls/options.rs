@@ -192,12 +192,8 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
         if table::sock(fd).is_none() {
             return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
         }
-        if !quiesce::enter() {
-            return detached::ioctl(fd, request, arg);
-        }
-        let done = ioctl_tracked(fd, request, arg);
-        quiesce::leave();
-        done
+        quiesce::run_inside(|| ioctl_tracked(fd, request, arg))
+            .unwrap_or_else(|| detached::ioctl(fd, request, arg))
     }
 }
 

@@ -29,13 +29,11 @@ use crate::shared::{report, thread};
 /// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
 /// is not in the others, and its datagrams would be lost with that process.
 pub(crate) extern "C" fn before_fork() {
-    if !quiesce::enter() {
-        return;
-    }
-    if thread::is_own_process() {
-        prepare_fork();
-    }
-    quiesce::leave();
+    quiesce::run_inside(|| {
+        if thread::is_own_process() {
+            prepare_fork();
+        }
+    });
 }
 
 fn prepare_fork() {

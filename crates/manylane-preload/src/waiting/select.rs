@@ -125,9 +125,6 @@ impl FdSets {
             send_batch::flush();
             return (Some(native()), None);
         };
-        if !quiesce::enter() {
-            return (None, until.remaining());
-        }
         let own = Cell::new(false);
         let native = || {
             own.set(true);
@@ -139,10 +136,10 @@ impl FdSets {
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
-        let answer =
-            pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)));
-        quiesce::leave();
-        (answer, until.remaining().filter(|_| !own.get()))
+        let sliced = || {
+            pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)))
+        };
+        (quiesce::run_inside(sliced).flatten(), until.remaining().filter(|_| !own.get()))
     }
 
     /// Word `nth` of a set. Bits beyond the count are zero.

@@ -403,16 +403,7 @@ pub(crate) fn poll_sliced(
         finish_waits(fds);
         return Some(answer);
     }
-    if !quiesce::enter() {
-        return None;
-    }
-    let answer = poll_sliced_entered(fds, until, mask, native);
-    if answer.is_some() {
-        quiesce::leave()
-    } else {
-        quiesce::park_and_leave()
-    }
-    answer
+    quiesce::wait_inside(|| poll_sliced_entered(fds, until, mask, native))
 }
 
 fn poll_sliced_entered(

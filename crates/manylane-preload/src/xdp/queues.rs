@@ -380,10 +380,7 @@ pub(crate) fn flush() {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    if quiesce::enter() {
-        flush_pending(pending);
-        quiesce::leave();
-    }
+    quiesce::run_inside(|| flush_pending(pending));
 }
 
 fn flush_pending(pending: &Pending) {

@@ -175,9 +175,17 @@ fn wait_sliced(
         }
         return Some(answer);
     }
-    if !quiesce::enter() {
-        return None;
-    }
+    quiesce::wait_inside(|| wait_sliced_entered(epoll, epfd, events, until, mask, native))
+}
+
+fn wait_sliced_entered(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: Events,
+    until: Deadline,
+    mask: Option<&sigset_t>,
+    native: impl Fn() -> c_int,
+) -> Option<c_int> {
     claim(epoll);
     let deferred = signals::DeferredSignals::new();
     let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
@@ -188,11 +196,6 @@ fn wait_sliced(
     deferred.release();
     if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
         finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
-    }
-    if answer.is_some() {
-        quiesce::leave()
-    } else {
-        quiesce::park_and_leave()
     }
     answer
 }
