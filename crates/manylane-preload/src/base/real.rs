@@ -211,7 +211,7 @@ pub(crate) fn log(line: &str) {
 
 /// The C library's functions of the list.
 macro_rules! prototypes {
-    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
+    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$($flag:ident)+])? $(| $after:path)?;)*) => {
         /// Addresses of the C library's functions.
         #[allow(non_snake_case, reason = "as the C library calls them")]
         struct Table { $($name: AtomicPtr<c_void>,)* }
