@@ -131,14 +131,14 @@ macro_rules! functions {
     unsafe fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, Some(SYS_write) => send::write;
     unsafe fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t, Some(SYS_writev) => send::writev;
 
-    unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll | wait::poll;
-    unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll | wait::poll;
-    unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int, None => wait::poll_chk | wait::poll_chk;
+    unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => poll::poll | poll::poll;
+    unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => poll::poll | poll::poll;
+    unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int, None => poll::poll_chk | poll::poll_chk;
     unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int, None
-        => wait::ppoll | wait::ppoll;
+        => poll::ppoll | poll::ppoll;
     unsafe fn __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
-    ) -> c_int, None => wait::ppoll_chk | wait::ppoll_chk;
+    ) -> c_int, None => poll::ppoll_chk | poll::ppoll_chk;
     unsafe fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int,
         None => select::select | select::select;
     unsafe fn __select(

@@ -4,7 +4,7 @@
 //!
 //! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
 //! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
-//! check includes it (`readiness.rs`, `wait.rs`, `epoll/`, `options.rs`). So prefetched datagrams
+//! check includes it (`readiness.rs`, `poll.rs`, `epoll/`, `options.rs`). So prefetched datagrams
 //! can be received by exactly those threads that could have received them from the kernel: at once
 //! by the owner and by a thread that polls, within a slice by a thread that sleeps while the owner
 //! is away (`coverage.rs`).

@@ -18,7 +18,7 @@ use crate::batching::send_batch;
 use crate::calls::{descriptors, handlers, new_fds, options, process, seccomp};
 use crate::lanes::registry;
 use crate::transfer::{detached, receive, send};
-use crate::waiting::{epoll, select, wait};
+use crate::waiting::{epoll, poll, select};
 
 /// Handles a call of the program, as the flags say; again, if the library has detached.
 macro_rules! handle {

@@ -18,6 +18,7 @@ use crate::fds::{hidden_fds, table};
 use crate::lanes::fallback;
 use crate::shared::sock::{Shared, Sock};
 use crate::transfer::detached;
+use crate::waiting::poll;
 use crate::waiting::wait::{self, Deadline, timespec_of};
 use crate::xdp::queues;
 
@@ -132,7 +133,7 @@ impl FdSets {
         };
         let by_poll = |room: &mut [pollfd]| {
             let used = self.fill_pollfds(room);
-            let answer = wait::poll_sliced(&mut room[..used], until, mask, |_| native())?;
+            let answer = poll::poll_sliced(&mut room[..used], until, mask, |_| native())?;
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
