@@ -225,11 +225,7 @@ pub(crate) fn poll_sliced(
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
-    let alone = |at: &pollfd| {
-        managed(at).is_none_or(|(sock, _)| {
-            fast_path::find_for(sock, at.fd).and_then(fast_path::FastPath::start_wait).is_some()
-        })
-    };
+    let alone = |at: &pollfd| managed(at).is_none_or(|(sock, _)| fast_path::start_wait_for(sock, at.fd));
     if !fds.iter().any(is_hidden) && fds.iter().all(alone) {
         send_batch::flush();
         let answer = quiesce::run_outside(|| native(fds));

@@ -36,8 +36,7 @@ pub(crate) enum WaitMode {
 /// The calling thread is about to wait for `sock`.
 #[inline]
 pub(crate) fn start_wait(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
-    // It is the only receiver.
-    if fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some() {
+    if fast_path::start_wait_for(sock, fd) {
         return WaitMode::Native;
     }
     start_wait_now(sock, shared, fd)

@@ -160,8 +160,7 @@ fn wait_sliced(
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
     let alone = |(item, sock): (&Item, &'static Sock)| {
-        let fd = item.fd.load(Ordering::Relaxed);
-        fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some()
+        fast_path::start_wait_for(sock, item.fd.load(Ordering::Relaxed))
     };
     if epoll.items().all(alone) {
         send_batch::flush();
