@@ -439,6 +439,7 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
         op,
         was_prefetched: Cell::new(false),
         signals: signals::DeferredSignals::new(),
+        until: Cell::new(None),
     };
     let (answer, helped) = call.run()?;
     if quiesce::is_detaching() {

@@ -64,6 +64,8 @@ pub(crate) struct RecvCall<'a, Op> {
     /// The result came from a prefetch, by a system call that was counted before.
     pub(crate) was_prefetched: Cell<bool>,
     pub(crate) signals: signals::DeferredSignals,
+    /// When the program's own timeout ends; none before the first wait of the call.
+    pub(crate) until: Cell<Option<Instant>>,
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
@@ -98,7 +100,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     }
 
     fn retry(&self) -> Option<(isize, bool)> {
-        let mut until = None;
         let mut rounds = Backoff::default();
         let mut again = false;
         loop {
@@ -115,7 +116,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
             match self.shared.mode() {
                 SINGLE | OBSERVING if queues::is_open(self.shared) => {
-                    if let Some(answer) = self.recv_with_queues(nonblock, &mut until) {
+                    if let Some(answer) = self.recv_with_queues(nonblock) {
                         return Some((answer, false));
                     }
                 }
@@ -131,22 +132,22 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     let answer = quiesce::run_outside(|| (self.op)(self.fd, 0));
                     if quiesce::is_detaching() {
                         // Our own bound may have ended it.
-                        let goes_on = answer < 0 && self.should_wait_again(&mut until);
+                        let goes_on = answer < 0 && self.should_wait_again();
                         return (!goes_on).then_some((answer, false));
                     }
                     self.member.state.store(BUSY, Ordering::Release);
                     let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
-                    if answer >= 0 || !bounded || !self.should_wait_again(&mut until) {
+                    if answer >= 0 || !bounded || !self.should_wait_again() {
                         return Some((answer, false));
                     }
                 }
                 OBSERVING if nonblock => return Some(((self.op)(self.fd, 0), false)),
-                OBSERVING => match self.wait_on(0, &mut until) {
+                OBSERVING => match self.wait_on(0) {
                     TryRecv::Done(answer) => return Some((answer, false)),
                     TryRecv::WouldBlock => recovery::recover(self.sock, self.shared),
                 },
                 MULTI_LANE => {
-                    if let Some(answer) = self.recv_multi_lane(nonblock, again, &mut until) {
+                    if let Some(answer) = self.recv_multi_lane(nonblock, again) {
                         return Some(answer);
                     }
                 }
@@ -163,7 +164,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::is_draining(self.shared) {
                         return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
                     }
-                    match self.wait_on(0, &mut until) {
+                    match self.wait_on(0) {
                         TryRecv::Done(answer) => return Some((answer, false)),
                         TryRecv::WouldBlock => {}
                     }
@@ -211,7 +212,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// With queues: one receiver, or several that have no lanes of their own yet. All queues
     /// belong to lane 0.
-    fn recv_with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
+    fn recv_with_queues(&self, nonblock: bool) -> Option<isize> {
         if let Some(peeked) = thread::take_peeked(self.sock)
             && let TryRecv::Done(answer) = self.try_peeked(peeked)
         {
@@ -224,10 +225,10 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             real::set_errno(EAGAIN);
             return Some(-1);
         }
-        if let Some(answer) = self.rx_coalesce(0, until) {
+        if let Some(answer) = self.rx_coalesce(0) {
             return Some(answer);
         }
-        match self.wait_on(0, until) {
+        match self.wait_on(0) {
             TryRecv::Done(answer) => Some(answer),
             TryRecv::WouldBlock => None,
         }
@@ -331,19 +332,19 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         TryRecv::Done(answer)
     }
 
-    /// The program's own timeout counts from the first wait of a call.
-    fn start_timeout(&self, until: &mut Option<Instant>) {
+    /// Returns when the program's own timeout ends, which counts from the first wait of a call.
+    fn start_timeout(&self) -> Option<Instant> {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && until.is_none() {
-            *until = Some(Instant::now() + Duration::from_micros(timeout));
+        if timeout > 0 && self.until.get().is_none() {
+            self.until.set(Some(Instant::now() + Duration::from_micros(timeout)));
         }
+        self.until.get()
     }
 
     /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
     /// the result if the call is over.
-    fn rx_coalesce(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
-        self.start_timeout(until);
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    fn rx_coalesce(&self, own: usize) -> Option<isize> {
+        let left = self.start_timeout().map(|until| until.saturating_duration_since(Instant::now()));
         let lane = self.sock.fd_of(own, self.fd);
         let poll_now = || match self.try_lane(own) {
             TryRecv::Done(answer) => Some(answer),
@@ -356,14 +357,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             let ended = real::ppoll_none(time, mask);
             self.member.state.store(BUSY, Ordering::Release);
             self.member.beat();
-            (ended < 0 && !self.should_wait_again(until)).then_some(-1)
+            (ended < 0 && !self.should_wait_again()).then_some(-1)
         };
         rx_coalesce::before_sleep(lane, left, poll_now, sleep)
     }
 
     /// Waits on a lane for at most a slice.
-    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> TryRecv {
-        self.start_timeout(until);
+    fn wait_on(&self, lane: usize) -> TryRecv {
+        self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         if let Some(answer) = self.poll_first(lane) {
             self.member.state.store(BUSY, Ordering::Release);
@@ -386,18 +387,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
             return TryRecv::Done(answer);
         }
-        if self.should_wait_again(until) { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
+        if self.should_wait_again() { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
     }
 
     /// A wait ended without a datagram: true if the program would still be waiting.
-    fn should_wait_again(&self, until: &mut Option<Instant>) -> bool {
+    fn should_wait_again(&self) -> bool {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
         match real::errno() {
             EAGAIN if timeout == 0 => true,
-            EAGAIN => {
-                let until = *until.get_or_insert_with(|| Instant::now() + Duration::from_micros(timeout));
-                Instant::now() < until
-            }
+            EAGAIN => self.start_timeout().is_none_or(|until| Instant::now() < until),
             // With a timeout of its own, the kernel would not have restarted the call.
             EINTR => timeout == 0 && signals::should_restart(),
             _ => false,
@@ -406,12 +404,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
     /// of the same call.
-    fn recv_multi_lane(
-        &self,
-        nonblock: bool,
-        again: bool,
-        until: &mut Option<Instant>,
-    ) -> Option<(isize, bool)> {
+    fn recv_multi_lane(&self, nonblock: bool, again: bool) -> Option<(isize, bool)> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
         // 1. The lane that was peeked at.
         if let Some(lane) = thread::take_peeked(self.sock)
@@ -444,7 +437,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 }
             }
         }
-        let Some(own) = own else { return self.recv_any(nonblock, until) };
+        let Some(own) = own else { return self.recv_any(nonblock) };
         // 3. The caller's own lane, 4. lanes whose owners do not wait.
         if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
             if let TryRecv::Done(answer) = self.try_lane(own) {
@@ -466,11 +459,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         // Other threads may have taken the prefetched datagrams meanwhile.
         send_batch::flush();
         if rx_coalesce::can_coalesce(self.shared)
-            && let Some(answer) = self.rx_coalesce(own, until)
+            && let Some(answer) = self.rx_coalesce(own)
         {
             return Some((answer, false));
         }
-        match self.wait_on(own, until) {
+        match self.wait_on(own) {
             TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice or the program's own timeout is over: in both cases poll the other lanes
             // once more.
@@ -486,7 +479,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     }
 
     /// A thread without a lane receives from all of them.
-    fn recv_any(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
+    fn recv_any(&self, nonblock: bool) -> Option<(isize, bool)> {
         if let TryRecv::Done(answer) = self.steal(None) {
             return Some((answer, true));
         }
@@ -494,7 +487,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             real::set_errno(EAGAIN);
             return Some((-1, false));
         }
-        self.start_timeout(until);
+        self.start_timeout();
         send_batch::flush();
         let all = sock_fds::lanes_mask(self.shared);
         let (lane_fds, count) = lane_pollfds(self.sock, self.fd, all);
@@ -507,10 +500,10 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, mask);
         self.member.beat();
         if ready < 0 {
-            return (!self.should_wait_again(until)).then_some((-1, false));
+            return (!self.should_wait_again()).then_some((-1, false));
         }
         real::set_errno(EAGAIN);
-        if ready == 0 && !self.should_wait_again(until) {
+        if ready == 0 && !self.should_wait_again() {
             return Some((-1, false));
         }
         None
@@ -605,9 +598,19 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
 ) -> Option<isize> {
     // In a plain socket no member has a lane: any member will do.
     let member = thread::cached_member(sock, shared).unwrap_or(&shared.members[0]);
-    let signals = signals::DeferredSignals::new();
-    RecvCall { sock, shared, member, fd, flags: 0, bufs: into, op, was_prefetched: Cell::new(false), signals }
-        .drain_retired()
+    RecvCall {
+        sock,
+        shared,
+        member,
+        fd,
+        flags: 0,
+        bufs: into,
+        op,
+        was_prefetched: Cell::new(false),
+        signals: signals::DeferredSignals::new(),
+        until: Cell::new(None),
+    }
+    .drain_retired()
 }
 
 /// Counts waits of one call that brought no datagram. Each should last for a slice. It may not
