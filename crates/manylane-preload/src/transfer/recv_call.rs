@@ -18,15 +18,14 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
+use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd};
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::pollfds::EMPTY_POLLFD;
 use crate::base::real;
 use crate::base::recv_bufs::RecvBufs;
-use crate::base::settings::{MAX_LANES, WAIT_SLICE, WAIT_SLICE_MS};
+use crate::base::settings::{MAX_LANES, WAIT_SLICE};
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
 use crate::batching::readiness::{lane_pollfds, ready_lanes};
@@ -38,13 +37,14 @@ use crate::group::recovery;
 use crate::group::{active_set, sampling};
 use crate::lanes::entries;
 use crate::shared::sock::{
-    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED,
 };
 use crate::shared::thread;
+use crate::transfer::backoff::Backoff;
 use crate::xdp::queues;
 
 /// Result of one attempt on one descriptor.
-enum TryRecv {
+pub(crate) enum TryRecv {
     /// The call's result, to be returned to the program.
     Done(isize),
     /// No datagram.
@@ -75,28 +75,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let answer = self.retry();
         self.signals.release();
         answer
-    }
-
-    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
-    fn defer_signals(&self) {
-        if self.is_interruptible() {
-            self.signals.defer();
-        }
-    }
-
-    /// True if a signal handler interrupts the call.
-    fn is_interruptible(&self) -> bool {
-        !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
-    }
-
-    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
-    /// datagram, or defers signals.
-    fn poll_first(&self, lane: usize) -> Option<isize> {
-        let poll_now = || match self.try_lane(lane) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
-        if self.is_interruptible() { self.signals.poll_before_wait(poll_now) } else { None }
     }
 
     fn retry(&self) -> Option<(isize, bool)> {
@@ -182,7 +160,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// One attempt on a lane, without waiting: its queues, if it has any, and its kernel socket.
     #[inline]
-    fn try_lane(&self, lane: usize) -> TryRecv {
+    pub(crate) fn try_lane(&self, lane: usize) -> TryRecv {
         if !queues::is_open(self.shared) {
             return self.try_kernel(lane);
         }
@@ -234,29 +212,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
-    /// receive on the socket would have returned.
-    fn wait_for_queues(&self, lane: usize) -> isize {
-        if let TryRecv::Done(answer) = self.try_lane(lane) {
-            return answer;
-        }
-        queues::flush();
-        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
-        fds[0].fd = self.sock.fd_of(lane, self.fd);
-        let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
-        let mask = self.signals.wait_mask(None);
-        if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
-            return -1;
-        }
-        match self.try_lane(lane) {
-            TryRecv::Done(answer) => answer,
-            TryRecv::WouldBlock => {
-                real::set_errno(EAGAIN);
-                -1
-            }
-        }
-    }
-
     /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
     /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
     fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
@@ -298,19 +253,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             && active_set::can_prefetch(self.shared)
     }
 
-    /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
-    /// Returns what a receive would have returned.
-    fn wait_with_mask(&self, lane: usize) -> isize {
-        let fd = self.sock.fd_of(lane, self.fd);
-        let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let mask = self.signals.wait_mask(None);
-        match real::ppoll(&mut at, WAIT_SLICE, mask) {
-            ready if ready < 0 => -1,
-            // A datagram that poll reports may be gone: then the result is EAGAIN.
-            _ => (self.op)(fd, MSG_DONTWAIT),
-        }
-    }
-
     /// One attempt on a lane's kernel socket, without waiting.
     #[inline]
     fn try_kernel(&self, lane: usize) -> TryRecv {
@@ -330,76 +272,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             thread::set_peeked(self.sock, lane);
         }
         TryRecv::Done(answer)
-    }
-
-    /// Returns when the program's own timeout ends, which counts from the first wait of a call.
-    fn start_timeout(&self) -> Option<Instant> {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && self.until.get().is_none() {
-            self.until.set(Some(Instant::now() + Duration::from_micros(timeout)));
-        }
-        self.until.get()
-    }
-
-    /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
-    /// the result if the call is over.
-    fn rx_coalesce(&self, own: usize) -> Option<isize> {
-        let left = self.start_timeout().map(|until| until.saturating_duration_since(Instant::now()));
-        let lane = self.sock.fd_of(own, self.fd);
-        let poll_now = || match self.try_lane(own) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
-        let sleep = |time: timespec| {
-            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
-            self.defer_signals();
-            let mask = self.signals.wait_mask(None);
-            let ended = real::ppoll_none(time, mask);
-            self.member.state.store(BUSY, Ordering::Release);
-            self.member.beat();
-            (ended < 0 && !self.should_wait_again()).then_some(-1)
-        };
-        rx_coalesce::before_sleep(lane, left, poll_now, sleep)
-    }
-
-    /// Waits on a lane for at most a slice.
-    fn wait_on(&self, lane: usize) -> TryRecv {
-        self.start_timeout();
-        self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        if let Some(answer) = self.poll_first(lane) {
-            self.member.state.store(BUSY, Ordering::Release);
-            self.member.beat();
-            return TryRecv::Done(answer);
-        }
-        let with_queues = queues::is_open(self.shared);
-        let answer = if with_queues {
-            self.wait_for_queues(lane)
-        } else if self.signals.is_active() {
-            self.wait_with_mask(lane)
-        } else {
-            (self.op)(self.sock.fd_of(lane, self.fd), 0)
-        };
-        self.member.state.store(BUSY, Ordering::Release);
-        self.member.beat();
-        if answer >= 0 {
-            if self.flags & MSG_PEEK != 0 && !with_queues {
-                thread::set_peeked(self.sock, lane);
-            }
-            return TryRecv::Done(answer);
-        }
-        if self.should_wait_again() { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
-    }
-
-    /// A wait ended without a datagram: true if the program would still be waiting.
-    fn should_wait_again(&self) -> bool {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        match real::errno() {
-            EAGAIN if timeout == 0 => true,
-            EAGAIN => self.start_timeout().is_none_or(|until| Instant::now() < until),
-            // With a timeout of its own, the kernel would not have restarted the call.
-            EINTR => timeout == 0 && signals::should_restart(),
-            _ => false,
-        }
     }
 
     /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
@@ -611,39 +483,4 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
         until: Cell::new(None),
     }
     .drain_retired()
-}
-
-/// Counts waits of one call that brought no datagram. Each should last for a slice. It may not
-/// (poll reports data that cannot be received, another process made the socket non-blocking, a
-/// thread without a lane always wakes with the owner of one, and too late). Then the thread sleeps
-/// for a slice.
-#[derive(Default)]
-struct Backoff {
-    count: u32,
-    since: Option<Instant>,
-}
-
-impl Backoff {
-    /// Waits that are timed together.
-    const ROUNDS_MAX: u32 = 16;
-
-    #[inline]
-    fn backoff(&mut self) {
-        // A wait that a signal interrupted may be short.
-        if real::errno() != EAGAIN {
-            return;
-        }
-        self.count += 1;
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if self.count < Self::ROUNDS_MAX {
-            return;
-        }
-        let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
-        if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
-            // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
-            // has none.
-            real::ppoll(&mut [EMPTY_POLLFD], WAIT_SLICE, None);
-        }
-        *self = Self::default();
-    }
 }
