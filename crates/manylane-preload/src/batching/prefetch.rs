@@ -55,17 +55,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
-use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX, Settings};
+use crate::base::settings::{MAX_LANES, PREFETCH_MAX};
 use crate::base::state;
-use crate::fds::{lane_socket, sock_fds};
+use crate::fds::sock_fds;
 use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
-use crate::shared::{liveness, report, thread};
-use crate::xdp::queues;
+use crate::shared::{liveness, thread};
 
 /// Max sockets of a process that get prefetches: the mappings are never unmapped.
 const MAPPINGS_MAX: u32 = 64;
@@ -156,37 +154,6 @@ impl Sock {
     fn set_prefetches(&self, prefetches: &'static [Prefetch]) {
         self.prefetches.store(prefetches.as_ptr().cast_mut().cast(), Ordering::Release);
     }
-}
-
-/// Stops prefetching for the socket.
-pub(crate) fn disable(shared: &Shared, fd: c_int, why: Reason) {
-    shared.prefetch_off.fetch_or(reason_bit(why), Ordering::SeqCst);
-    count_reasons(shared, fd);
-}
-
-/// Counts why wanted batches are not possible: each reason once for a socket.
-pub(crate) fn count_reasons(shared: &Shared, fd: c_int) {
-    let with_queues = queues::is_open(shared);
-    let has_any = shared.mode() == MULTI_LANE || with_queues;
-    let unasked = |settings: &Settings| settings.batch <= 1 || settings.batch_when_limited;
-    if !has_any || state::settings().is_none_or(unasked) {
-        return;
-    }
-    let mut all = shared.prefetch_off.load(Ordering::SeqCst);
-    if shared.oversubscribed.load(Ordering::Relaxed) != 0 {
-        all |= reason_bit(Reason::NoPrefetchShared);
-    }
-    if with_queues {
-        all |= reason_bit(Reason::NoPrefetchQueues);
-    }
-    let fresh = all & !shared.counted_reasons.fetch_or(all, Ordering::AcqRel);
-    for why in Reason::ALL.into_iter().filter(|why| fresh & reason_bit(*why) != 0) {
-        report::count_reason(why, lane_socket::local_addr(fd));
-    }
-}
-
-fn reason_bit(why: Reason) -> u32 {
-    1 << why as u32
 }
 
 /// The prefetch of a lane; none if nothing is prefetched.
