@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 
@@ -326,10 +325,7 @@ fn poll_loop(
                 paused.unwrap_or_else(|| {
                     let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
                     let wait = |time| real::ppoll_cells(all, timespec_of(time), deferred.wait_mask(mask));
-                    let slice = until.slice();
-                    let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-                    let found = if slice.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
-                    found.unwrap_or_else(|| wait(slice))
+                    deferred.wait(until.slice(), wait)
                 })
             }
         };

@@ -137,9 +137,8 @@ impl FdSets {
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
-        let sliced = || {
-            pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)))
-        };
+        let sliced =
+            || pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)));
         (quiesce::run_inside(sliced).flatten(), until.remaining().filter(|_| !own.get()))
     }
 

@@ -253,11 +253,6 @@ fn wait_loop(
             wait_kernel(epfd, &events, time, until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
-        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-        let first_wait = |time: Duration| {
-            let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
-            found.unwrap_or_else(|| wait(time))
-        };
         let mut out = events;
         let mut answer = match any {
             true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut out, |_, _| true) => {
@@ -269,11 +264,9 @@ fn wait_loop(
                 );
                 out.count
             }
-            true if first && !due => {
-                rx_coalesce(epoll, until, (deferred, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
-            }
-            true if slice.is_zero() => wait(slice),
-            true => first_wait(slice),
+            true if first && !due => rx_coalesce(epoll, until, (deferred, mask), wait)
+                .unwrap_or_else(|| deferred.wait(until.slice(), wait)),
+            true => deferred.wait(slice, wait),
             false if first => {
                 send_batch::flush();
                 native()
