@@ -58,10 +58,10 @@ use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX};
+use crate::base::settings::PREFETCH_MAX;
 use crate::base::state;
 use crate::fds::sock_fds;
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory::Zeroed;
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::{liveness, thread};
 
@@ -127,32 +127,18 @@ pub(crate) enum FillResult {
 /// Maps the prefetches of a socket that gets lanes, if batches are wanted. Requires the socket's
 /// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
-    let Some(settings) = state::settings().filter(|settings| settings.batch > 1) else { return };
-    if sock.prefetches().is_some() || MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
-        return;
+    let is_wanted = state::settings().is_some_and(|settings| settings.batch > 1);
+    if is_wanted && sock.prefetches().is_none() && MAPPED.fetch_add(1, Ordering::Relaxed) < MAPPINGS_MAX {
+        sock.prefetches.map(Prefetch::init);
     }
-    let Some(prefetches) = memory::map::<Prefetch>(settings.lanes.min(MAX_LANES), true) else { return };
-    prefetches.iter().for_each(Prefetch::init);
-    sock.set_prefetches(prefetches);
 }
 
 impl Sock {
     /// The prefetches of its lanes, by lane.
     #[inline]
     pub(crate) fn prefetches(&self) -> Option<&'static [Prefetch]> {
-        let at = self.prefetches.load(Ordering::Acquire).cast::<Prefetch>();
-        if at.is_null() {
-            return None;
-        }
-        let count = state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: the slice that `set_prefetches` was given: one for each possible lane, in a
-        // mapping that is never unmapped.
-        Some(unsafe { std::slice::from_raw_parts(at, count) })
-    }
-
-    /// `prefetches` has one for each possible lane.
-    fn set_prefetches(&self, prefetches: &'static [Prefetch]) {
-        self.prefetches.store(prefetches.as_ptr().cast_mut().cast(), Ordering::Release);
+        // SAFETY: `map` makes them.
+        unsafe { self.prefetches.load::<Prefetch>() }
     }
 }
 
@@ -539,6 +525,7 @@ fn end(word: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::memory;
 
     fn prefetch() -> &'static Prefetch {
         let prefetch = &memory::map::<Prefetch>(1, true).unwrap()[0];

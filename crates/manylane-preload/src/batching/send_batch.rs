@@ -44,7 +44,6 @@ use crate::batching::prefetch;
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, sock_fds};
 use crate::shared::lock::UNTRACKED_HOLDER;
-use crate::shared::memory;
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{report, thread};
 use crate::xdp::frames::TxDatagram;
@@ -72,30 +71,17 @@ thread_local! {
 /// Maps the outboxes of a socket that gets lanes, if it has prefetches. Requires the socket's
 /// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
-    let Some(prefetches) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
-    let Some(outboxes) = memory::map::<Outbox>(prefetches.len(), true) else { return };
-    outboxes.iter().for_each(Outbox::init);
-    sock.set_outboxes(outboxes);
-    state::start_send_batching();
+    if sock.prefetches().is_some() && sock.outboxes().is_none() && sock.outboxes.map(Outbox::init) {
+        state::start_send_batching();
+    }
 }
 
 impl Sock {
     /// The queued replies of its lanes, by lane.
     #[inline]
     pub(crate) fn outboxes(&self) -> Option<&'static [Outbox]> {
-        let at = self.outboxes.load(Ordering::Acquire).cast::<Outbox>();
-        if at.is_null() {
-            return None;
-        }
-        let count = state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: the slice that `set_outboxes` was given: one for each possible lane, in a
-        // mapping that is never unmapped.
-        Some(unsafe { std::slice::from_raw_parts(at, count) })
-    }
-
-    /// `outboxes` has one for each possible lane.
-    fn set_outboxes(&self, outboxes: &'static [Outbox]) {
-        self.outboxes.store(outboxes.as_ptr().cast_mut().cast(), Ordering::Release);
+        // SAFETY: `map` makes them.
+        unsafe { self.outboxes.load::<Outbox>() }
     }
 }
 
