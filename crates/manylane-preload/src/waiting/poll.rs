@@ -231,25 +231,19 @@ pub(crate) fn poll_sliced(
         finish_waits(fds);
         return Some(answer);
     }
-    quiesce::wait_inside(|| poll_sliced_entered(fds, until, mask, native))
-}
-
-fn poll_sliced_entered(
-    fds: &mut [pollfd],
-    until: Deadline,
-    mask: Option<&sigset_t>,
-    native: impl Fn(&mut [pollfd]) -> c_int,
-) -> Option<c_int> {
-    let deferred = signals::DeferredSignals::new();
-    let mut native = |fds: &mut [pollfd]| {
-        // The program's own wait, once.
+    quiesce::wait_inside(|| {
+        let deferred = signals::DeferredSignals::new();
+        let mut native = |fds: &mut [pollfd]| {
+            // The program's own wait, once.
+            deferred.release();
+            quiesce::run_outside(|| native(fds))
+        };
+        let answer = pollfds::with_pollfds(fds.len(), |all| {
+            poll_loop(fds, all, until, (&deferred, mask), &mut native)
+        });
         deferred.release();
-        quiesce::run_outside(|| native(fds))
-    };
-    let answer =
-        pollfds::with_pollfds(fds.len(), |all| poll_loop(fds, all, until, (&deferred, mask), &mut native));
-    deferred.release();
-    answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+        answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+    })
 }
 
 /// Too many entries, or no memory for them: waits for all as the program said.

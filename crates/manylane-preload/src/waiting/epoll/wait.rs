@@ -174,29 +174,20 @@ fn wait_sliced(
         }
         return Some(answer);
     }
-    quiesce::wait_inside(|| wait_sliced_entered(epoll, epfd, events, until, mask, native))
-}
-
-fn wait_sliced_entered(
-    epoll: &'static Epoll,
-    epfd: c_int,
-    events: Events,
-    until: Deadline,
-    mask: Option<&sigset_t>,
-    native: impl Fn() -> c_int,
-) -> Option<c_int> {
-    claim(epoll);
-    let deferred = signals::DeferredSignals::new();
-    let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
-        // The program's own wait, once.
+    quiesce::wait_inside(|| {
+        claim(epoll);
+        let deferred = signals::DeferredSignals::new();
+        let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
+            // The program's own wait, once.
+            deferred.release();
+            quiesce::run_outside(&native)
+        });
         deferred.release();
-        quiesce::run_outside(&native)
-    });
-    deferred.release();
-    if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
-        finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
-    }
-    answer
+        if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
+            finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
+        }
+        answer
+    })
 }
 
 /// The calling thread has waited for all sockets of the instance.
