@@ -17,6 +17,7 @@
 //!   would.
 
 use std::cell::Cell;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -43,15 +44,8 @@ use crate::shared::thread;
 use crate::transfer::backoff::Backoff;
 use crate::xdp::queues;
 
-/// Result of one attempt on one descriptor.
-pub(crate) enum TryRecv {
-    /// The call's result, to be returned to the program.
-    Done(isize),
-    /// No datagram.
-    WouldBlock,
-}
-
-/// One receive call of the program.
+/// One receive call of the program. An attempt returns the call's result, or none if there is no
+/// datagram.
 pub(crate) struct RecvCall<'a, Op> {
     pub(crate) sock: &'static Sock,
     pub(crate) shared: &'a Shared,
@@ -121,8 +115,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 }
                 OBSERVING if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 OBSERVING => match self.wait_on(0) {
-                    TryRecv::Done(answer) => return Some((answer, false)),
-                    TryRecv::WouldBlock => recovery::recover(self.sock, self.shared),
+                    Some(answer) => return Some((answer, false)),
+                    None => recovery::recover(self.sock, self.shared),
                 },
                 MULTI_LANE => {
                     if let Some(answer) = self.recv_multi_lane(nonblock, again) {
@@ -142,9 +136,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::is_draining(self.shared) {
                         return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
                     }
-                    match self.wait_on(0) {
-                        TryRecv::Done(answer) => return Some((answer, false)),
-                        TryRecv::WouldBlock => {}
+                    if let Some(answer) = self.wait_on(0) {
+                        return Some((answer, false));
                     }
                 }
                 _ => return Some(((self.op)(self.fd, 0), false)),
@@ -160,43 +153,41 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// One attempt on a lane, without waiting: its queues, if it has any, and its kernel socket.
     #[inline]
-    pub(crate) fn try_lane(&self, lane: usize) -> TryRecv {
+    pub(crate) fn try_lane(&self, lane: usize) -> Option<isize> {
         if !queues::is_open(self.shared) {
             return self.try_kernel(lane);
         }
         // Check the companion now and then, in case the queues are never empty.
         let heartbeat = self.member.heartbeat.load(Ordering::Relaxed);
         if heartbeat % queues::KERNEL_CHECK_INTERVAL < 2
-            && let TryRecv::Done(answer) = self.try_kernel(lane)
+            && let Some(answer) = self.try_kernel(lane)
         {
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
         // A receive is one heartbeat, or two.
         let turn = heartbeat / 2;
         if let Some(answer) = queues::receive(self.sock, self.shared, lane, turn, self.flags, &self.bufs) {
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
         queues::flush();
         self.try_kernel(lane)
     }
 
     /// One attempt on the datagram that was peeked at.
-    fn try_peeked(&self, peeked: usize) -> TryRecv {
-        match queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs) {
-            Some(answer) => TryRecv::Done(answer),
-            None => self.try_kernel(peeked & 0xff),
-        }
+    fn try_peeked(&self, peeked: usize) -> Option<isize> {
+        queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs)
+            .or_else(|| self.try_kernel(peeked & 0xff))
     }
 
     /// With queues: one receiver, or several that have no lanes of their own yet. All queues
     /// belong to lane 0.
     fn recv_with_queues(&self, nonblock: bool) -> Option<isize> {
         if let Some(peeked) = thread::take_peeked(self.sock)
-            && let TryRecv::Done(answer) = self.try_peeked(peeked)
+            && let Some(answer) = self.try_peeked(peeked)
         {
             return Some(answer);
         }
-        if let TryRecv::Done(answer) = self.try_lane(0) {
+        if let Some(answer) = self.try_lane(0) {
             return Some(answer);
         }
         if nonblock {
@@ -206,39 +197,36 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if let Some(answer) = self.rx_coalesce(0) {
             return Some(answer);
         }
-        match self.wait_on(0) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        }
+        self.wait_on(0)
     }
 
-    /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
-    /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
-    fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
+    /// One attempt on a lane's prefetch; its owner may fill it first. `Continue`: the caller must
+    /// ask the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
+    fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> ControlFlow<Option<isize>> {
         let take = || {
             let answer = prefetched.recv(self.flags, &self.bufs)?;
             self.was_prefetched.set(true);
             if self.flags & MSG_PEEK != 0 {
                 thread::set_peeked(self.sock, lane);
             }
-            Some(TryRecv::Done(answer))
+            Some(answer)
         };
-        if let Some(got) = take() {
-            return Some(got);
+        if let Some(answer) = take() {
+            return Break(Some(answer));
         }
         if self.bufs.is_mmsg() || !self.can_prefetch(lane) || !prefetched.should_fill() {
-            return None;
+            return Continue(());
         }
         match prefetched.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
             FillResult::Ready => {
                 let got = take();
                 // The call to the kernel counts for the first datagram that it brought.
                 self.was_prefetched.set(false);
-                got
+                got.map_or(Continue(()), |answer| Break(Some(answer)))
             }
-            FillResult::Empty => Some(TryRecv::WouldBlock),
-            FillResult::Failed => Some(TryRecv::Done(-1)),
-            FillResult::Skipped => None,
+            FillResult::Empty => Break(None),
+            FillResult::Failed => Break(Some(-1)),
+            FillResult::Skipped => Continue(()),
         }
     }
 
@@ -255,23 +243,23 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// One attempt on a lane's kernel socket, without waiting.
     #[inline]
-    fn try_kernel(&self, lane: usize) -> TryRecv {
+    fn try_kernel(&self, lane: usize) -> Option<isize> {
         if state::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
             send_batch::before_steal(self.sock, self.shared, self.fd, lane);
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, lane)
-            && let Some(got) = self.try_prefetch(prefetched, lane, false)
+            && let Break(got) = self.try_prefetch(prefetched, lane, false)
         {
             return got;
         }
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
         if answer < 0 && real::errno() == EAGAIN {
-            return TryRecv::WouldBlock;
+            return None;
         }
         if answer >= 0 && self.flags & MSG_PEEK != 0 {
             thread::set_peeked(self.sock, lane);
         }
-        TryRecv::Done(answer)
+        Some(answer)
     }
 
     /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
@@ -280,7 +268,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
         // 1. The lane that was peeked at.
         if let Some(lane) = thread::take_peeked(self.sock)
-            && let TryRecv::Done(answer) = self.try_peeked(lane)
+            && let Some(answer) = self.try_peeked(lane)
         {
             return Some((answer, own != Some(lane & 0xff)));
         }
@@ -299,23 +287,21 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
                 match self.try_kernel(lane) {
-                    TryRecv::Done(answer) => {
+                    Some(answer) => {
                         owners::count_drained(self.shared);
                         return Some((answer, own != Some(lane)));
                     }
-                    TryRecv::WouldBlock => {
-                        _ = self.shared.drain_first.fetch_and(!(1 << lane), Ordering::AcqRel)
-                    }
+                    None => _ = self.shared.drain_first.fetch_and(!(1 << lane), Ordering::AcqRel),
                 }
             }
         }
         let Some(own) = own else { return self.recv_any(nonblock) };
         // 3. The caller's own lane, 4. lanes whose owners do not wait.
         if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
-            if let TryRecv::Done(answer) = self.try_lane(own) {
+            if let Some(answer) = self.try_lane(own) {
                 return Some((answer, false));
             }
-            if let TryRecv::Done(answer) = self.steal(Some(own)) {
+            if let Some(answer) = self.steal(Some(own)) {
                 return Some((answer, true));
             }
             if nonblock {
@@ -324,7 +310,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, own)
-            && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, own, true)
+            && let Break(Some(answer)) = self.try_prefetch(prefetched, own, true)
         {
             return Some((answer, false));
         }
@@ -336,23 +322,23 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return Some((answer, false));
         }
         match self.wait_on(own) {
-            TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
+            Some(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice or the program's own timeout is over: in both cases poll the other lanes
             // once more.
             outcome => match (self.poll_others(own), outcome) {
-                (TryRecv::Done(answer), _) => Some((answer, true)),
-                (TryRecv::WouldBlock, TryRecv::Done(_)) => {
+                (Some(answer), _) => Some((answer, true)),
+                (None, Some(_)) => {
                     real::set_errno(EAGAIN);
                     Some((-1, false))
                 }
-                (TryRecv::WouldBlock, TryRecv::WouldBlock) => None,
+                (None, None) => None,
             },
         }
     }
 
     /// A thread without a lane receives from all of them.
     fn recv_any(&self, nonblock: bool) -> Option<(isize, bool)> {
-        if let TryRecv::Done(answer) = self.steal(None) {
+        if let Some(answer) = self.steal(None) {
             return Some((answer, true));
         }
         if nonblock {
@@ -382,14 +368,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     }
 
     /// After a slice: receives from uncovered lanes.
-    fn poll_others(&self, own: usize) -> TryRecv {
+    fn poll_others(&self, own: usize) -> Option<isize> {
         sampling::after_slice(self.sock, self.shared);
         self.steal(Some(own))
     }
 
     /// Polls the uncovered lanes, and receives from one that has a datagram. A thread without a
     /// lane polls all.
-    fn steal(&self, own: Option<usize>) -> TryRecv {
+    fn steal(&self, own: Option<usize>) -> Option<isize> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
@@ -400,14 +386,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         };
         let ready = ready_lanes(self.sock, self.shared, self.fd, mask);
         for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
-            if let TryRecv::Done(answer) = self.try_lane(lane) {
+            if let Some(answer) = self.try_lane(lane) {
                 self.member.has_stolen.store(1, Ordering::Relaxed);
-                return TryRecv::Done(answer);
+                return Some(answer);
             }
         }
         self.member.has_stolen.store(0, Ordering::Relaxed);
         real::set_errno(errno);
-        TryRecv::WouldBlock
+        None
     }
 
     /// Mode PLAIN, while lanes still hold datagrams: the kernel reports a pending socket error
@@ -428,7 +414,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     fn drain_retired(&self) -> Option<isize> {
         if queues::is_draining(self.shared) {
             if let Some(peeked) = thread::take_peeked(self.sock)
-                && let TryRecv::Done(answer) = self.try_peeked(peeked)
+                && let Some(answer) = self.try_peeked(peeked)
             {
                 return Some(answer);
             }
@@ -441,7 +427,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             // Prefetches of any lane: their datagrams are older than the kernel's.
             if let Some(peeked) = thread::take_peeked(self.sock)
                 && let Some(prefetched) = prefetch::for_lane(self.sock, peeked & 0xff)
-                && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, peeked & 0xff, false)
+                && let Break(Some(answer)) = self.try_prefetch(prefetched, peeked & 0xff, false)
             {
                 return Some(answer);
             }
@@ -451,8 +437,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
         for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
-                TryRecv::Done(answer) => return Some(answer),
-                TryRecv::WouldBlock => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
+                Some(answer) => return Some(answer),
+                None => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
             }
         }
         None

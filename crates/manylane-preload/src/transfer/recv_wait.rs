@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::real;
+use crate::base::real::{self, fail_with_errno};
 use crate::base::settings::WAIT_SLICE;
 use crate::base::signals;
 use crate::batching::rx_coalesce;
 use crate::shared::sock::{BUSY, WAITS_ON};
 use crate::shared::thread;
-use crate::transfer::recv_call::{RecvCall, TryRecv};
+use crate::transfer::recv_call::RecvCall;
 use crate::xdp::queues;
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
@@ -31,10 +31,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     pub(crate) fn rx_coalesce(&self, own: usize) -> Option<isize> {
         let left = self.start_timeout().map(|until| until.saturating_duration_since(Instant::now()));
         let lane = self.sock.fd_of(own, self.fd);
-        let poll_now = || match self.try_lane(own) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
         let sleep = |time: timespec| {
             self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
             self.defer_signals();
@@ -44,17 +40,17 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             self.member.beat();
             (ended < 0 && !self.should_wait_again()).then_some(-1)
         };
-        rx_coalesce::before_sleep(lane, left, poll_now, sleep)
+        rx_coalesce::before_sleep(lane, left, || self.try_lane(own), sleep)
     }
 
-    /// Waits on a lane for at most a slice.
-    pub(crate) fn wait_on(&self, lane: usize) -> TryRecv {
+    /// Waits on a lane for at most a slice. None: the program would still be waiting.
+    pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
         self.start_timeout();
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         if let Some(answer) = self.poll_first(lane) {
             self.member.state.store(BUSY, Ordering::Release);
             self.member.beat();
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
@@ -70,9 +66,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             if self.flags & MSG_PEEK != 0 && !with_queues {
                 thread::set_peeked(self.sock, lane);
             }
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
-        if self.should_wait_again() { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
+        if self.should_wait_again() { None } else { Some(answer) }
     }
 
     /// A wait ended without a datagram: true if the program would still be waiting.
@@ -90,7 +86,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
     /// receive on the socket would have returned.
     fn wait_for_queues(&self, lane: usize) -> isize {
-        if let TryRecv::Done(answer) = self.try_lane(lane) {
+        if let Some(answer) = self.try_lane(lane) {
             return answer;
         }
         queues::flush();
@@ -101,13 +97,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
             return -1;
         }
-        match self.try_lane(lane) {
-            TryRecv::Done(answer) => answer,
-            TryRecv::WouldBlock => {
-                real::set_errno(EAGAIN);
-                -1
-            }
-        }
+        self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN) as isize)
     }
 
     /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
@@ -138,10 +128,6 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// Before the first wait of the call, if a handler would interrupt it: returns a queued
     /// datagram, or defers signals.
     fn poll_first(&self, lane: usize) -> Option<isize> {
-        let poll_now = || match self.try_lane(lane) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
-        if self.is_interruptible() { self.signals.poll_before_wait(poll_now) } else { None }
+        if self.is_interruptible() { self.signals.poll_before_wait(|| self.try_lane(lane)) } else { None }
     }
 }
