@@ -18,7 +18,7 @@ use crate::group::coverage::uncovered;
 use crate::group::plain;
 use crate::lanes::fallback;
 use crate::lanes::{entries, members};
-use crate::shared::sock::{MULTI_LANE, PLAIN, Shared, Sock};
+use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::xdp::queues;
@@ -215,9 +215,8 @@ unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
             done
         }
         libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
-            let own =
-                thread::cached_member(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
-            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own.max(0) };
+            let own = thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0);
+            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own };
             if let Some(len) = queues::next_len(sock, shared, mask) {
                 return answer(len);
             }
@@ -249,8 +248,7 @@ unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
 /// The lane that the calling thread would receive from.
 fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
     let errno = real::errno();
-    let own = members::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
-    let own = usize::try_from(own).unwrap_or(0);
+    let own = members::member(sock, shared, fd).and_then(Member::own_lane).unwrap_or(0);
     let mut lane = own;
     let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
     let older = shared.drain_first.load(Ordering::Acquire) | retired;

@@ -87,6 +87,12 @@ pub(crate) struct Member {
 const _: () = assert!(size_of::<Member>() == 64);
 
 impl Member {
+    /// The member's lane, if it has one.
+    #[inline]
+    pub(crate) fn own_lane(&self) -> Option<usize> {
+        usize::try_from(self.lane.load(Ordering::Acquire)).ok()
+    }
+
     /// Counts one heartbeat of the calling thread, whose member this is.
     #[inline]
     pub(crate) fn beat(&self) {

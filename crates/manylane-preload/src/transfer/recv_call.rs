@@ -265,7 +265,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
     /// of the same call.
     fn recv_multi_lane(&self, nonblock: bool, again: bool) -> Option<(isize, bool)> {
-        let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
+        let own = self.member.own_lane();
         // 1. The lane that was peeked at.
         if let Some(lane) = thread::take_peeked(self.sock)
             && let Some(answer) = self.try_peeked(lane)

@@ -61,12 +61,12 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
         }
     }
     match shared.mode() {
-        MULTI_LANE => match usize::try_from(member.lane.load(Ordering::Acquire)) {
-            Ok(lane) => {
+        MULTI_LANE => match member.own_lane() {
+            Some(lane) => {
                 member.state.store(WAITS_ON + lane as u32, Ordering::Release);
                 WaitMode::Sliced(lane)
             }
-            Err(_) => {
+            None => {
                 member.state.store(BUSY, Ordering::Release);
                 WaitMode::Sliced(0)
             }

@@ -298,7 +298,7 @@ pub(crate) fn send(
         return flush_for_kernel();
     }
     let Some(lease) = sock.lease() else { return flush_for_kernel() };
-    let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
+    let lane = member.own_lane().unwrap_or(0);
     let sent = out.len().zip(out.peer(lease.is_v6)).and_then(|(len, peer)| {
         // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
