@@ -9,9 +9,8 @@ use crate::base::real::{self, call};
 use crate::base::{pollfds, quiesce, signals};
 use crate::batching::readiness::{ready_in_memory, ready_lanes};
 use crate::batching::{prefetch, rx_coalesce, send_batch};
-use crate::fds::sock_fds::is_managed;
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, hidden_fds};
+use crate::fds::{fast_path, hidden_fds, sock_fds};
 use crate::group::coverage::{self, uncovered};
 use crate::lanes::{entries, fallback};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
@@ -200,9 +199,7 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
     if at.events & READ_EVENTS == 0 {
         return None;
     }
-    let sock = table::sock(at.fd)?;
-    let shared = sock.shared()?;
-    is_managed(shared).then_some((sock, shared))
+    sock_fds::managed(at.fd)
 }
 
 /// [`finish_wait`] for all managed sockets.
@@ -461,8 +458,7 @@ fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
 }
 
 fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
-    thread::cached_member(sock, shared)
-        .map_or(0, |member| usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0))
+    thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
 }
 
 fn find_ready_lane(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> Option<usize> {

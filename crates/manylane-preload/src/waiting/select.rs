@@ -13,8 +13,7 @@ use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::base::real::{self, call, fail_with_errno};
 use crate::base::{pollfds, quiesce};
 use crate::batching::send_batch;
-use crate::fds::sock_fds::is_managed;
-use crate::fds::{hidden_fds, table};
+use crate::fds::{hidden_fds, sock_fds, table};
 use crate::lanes::fallback;
 use crate::shared::sock::{Shared, Sock};
 use crate::transfer::detached;
@@ -200,8 +199,8 @@ impl FdSets {
     }
 
     /// The sockets in the first set that the library manages.
-    fn managed_socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
-        self.tracked_fds().filter_map(managed)
+    fn managed_socks(&self) -> impl Iterator<Item = (c_int, (&'static Sock, &'static Shared))> {
+        self.tracked_fds().filter_map(|fd| Some((fd, sock_fds::managed(fd)?)))
     }
 
     /// Fills an array for poll(2) from the sets. Returns the number of entries.
@@ -254,7 +253,7 @@ impl FdSets {
     fn wait_unsliced(&self, mask: Option<&sigset_t>, native: impl FnOnce() -> c_int) -> c_int {
         let mut older = [-1; pollfds::STACK_POLLFDS_MAX];
         let mut count = 0;
-        for (fd, sock, shared) in self.managed_socks() {
+        for (fd, (sock, shared)) in self.managed_socks() {
             // The next call reports those that have no room here.
             if wait::start_unsliced(sock, shared, fd) && count < older.len() {
                 older[count] = fd;
@@ -281,13 +280,11 @@ impl FdSets {
             answer += c_int::from(*word & bit == 0);
             *word |= bit;
         }
-        let all = (0..self.count.min(table::fd_end())).filter_map(managed);
-        all.for_each(|(fd, sock, shared)| wait::finish_wait(sock, shared, fd));
+        for fd in 0..self.count.min(table::fd_end()) {
+            if let Some((sock, shared)) = sock_fds::managed(fd) {
+                wait::finish_wait(sock, shared, fd);
+            }
+        }
         answer
     }
-}
-
-fn managed(fd: c_int) -> Option<(c_int, &'static Sock, &'static Shared)> {
-    let sock = table::sock(fd)?;
-    sock.shared().filter(|shared| is_managed(shared)).map(|shared| (fd, sock, shared))
 }
