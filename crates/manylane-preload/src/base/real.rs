@@ -197,9 +197,9 @@ pub(crate) fn or_null<T>(at: Option<&T>) -> *const T {
 }
 
 /// The result of a call that the library fails without calling the kernel.
-pub(crate) fn fail_with_errno(errno: c_int) -> c_int {
+pub(crate) fn fail_with_errno<T: FromSyscall>(errno: c_int) -> T {
     set_errno(errno);
-    -1
+    T::from_syscall(-1)
 }
 
 /// Writes one line to standard error.
@@ -257,8 +257,7 @@ macro_rules! prototypes {
                                 .unwrap_or_default(),
                         );
                         if at.is_null() {
-                            set_errno(libc::ENOSYS);
-                            return <$ret as FromSyscall>::from_syscall(-1);
+                            return fail_with_errno(libc::ENOSYS);
                         }
                         // SAFETY: program arguments.
                         unsafe { self::$name($($arg),*) }

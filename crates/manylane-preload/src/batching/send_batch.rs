@@ -149,8 +149,7 @@ fn enqueue_now(outbox: &Outbox, reply: &Reply<'_>, out: &TxDatagram<'_>, len: us
     let calls = guard.send_up_to(reply.shared, way, Some(slot));
     report::record_send_calls(reply.member, calls.0);
     if let Some(failed) = calls.1 {
-        real::set_errno(failed);
-        return Some(-1);
+        return Some(real::fail_with_errno(failed));
     }
     report::record_batched(reply.member, len as u64);
     real::set_errno(errno);

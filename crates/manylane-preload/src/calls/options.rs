@@ -117,8 +117,7 @@ fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: im
     }
     let Some(time) = value() else { return own() };
     if !(0..1_000_000).contains(&time.tv_usec) {
-        real::set_errno(libc::EDOM);
-        return -1;
+        return real::fail_with_errno(libc::EDOM);
     }
     store_timeout(sock, time);
     0

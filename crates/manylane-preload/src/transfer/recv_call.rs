@@ -24,7 +24,7 @@ use std::time::Instant;
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd};
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::real;
+use crate::base::real::{self, fail_with_errno};
 use crate::base::recv_bufs::RecvBufs;
 use crate::base::settings::{MAX_LANES, WAIT_SLICE};
 use crate::base::{quiesce, signals, sockopt, state};
@@ -191,8 +191,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return Some(answer);
         }
         if nonblock {
-            real::set_errno(EAGAIN);
-            return Some(-1);
+            return Some(fail_with_errno(EAGAIN));
         }
         if let Some(answer) = self.rx_coalesce(0) {
             return Some(answer);
@@ -305,8 +304,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 return Some((answer, true));
             }
             if nonblock {
-                real::set_errno(EAGAIN);
-                return Some((-1, false));
+                return Some((fail_with_errno(EAGAIN), false));
             }
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, own)
@@ -327,10 +325,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             // once more.
             outcome => match (self.poll_others(own), outcome) {
                 (Some(answer), _) => Some((answer, true)),
-                (None, Some(_)) => {
-                    real::set_errno(EAGAIN);
-                    Some((-1, false))
-                }
+                (None, Some(_)) => Some((fail_with_errno(EAGAIN), false)),
                 (None, None) => None,
             },
         }
@@ -342,8 +337,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return Some((answer, true));
         }
         if nonblock {
-            real::set_errno(EAGAIN);
-            return Some((-1, false));
+            return Some((fail_with_errno(EAGAIN), false));
         }
         self.start_timeout();
         send_batch::flush();
@@ -404,10 +398,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         } else {
             0
         };
-        (error != 0).then(|| {
-            real::set_errno(error);
-            -1
-        })
+        (error != 0).then(|| fail_with_errno(error))
     }
 
     /// Mode PLAIN: receives the datagrams that lanes still hold, which are older.

@@ -97,7 +97,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
             return -1;
         }
-        self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN) as isize)
+        self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN))
     }
 
     /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.

@@ -192,7 +192,7 @@ fn send_batched(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<is
 
 fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     if let Some(errno) = at.reply_error {
-        return flush_before_send(at).or(Some(fail_with_errno(errno) as isize));
+        return flush_before_send(at).or(Some(fail_with_errno(errno)));
     }
     if let (Some(sock), Some(member)) = (at.sock, at.member)
         && let Some(lane) = at.lane
@@ -216,7 +216,7 @@ fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Optio
 #[inline]
 fn flush_before_send(at: &SendRoute) -> Option<isize> {
     send_batch::flush();
-    at.reply_error.map(|errno| fail_with_errno(errno) as isize)
+    at.reply_error.map(fail_with_errno)
 }
 
 /// Sends a datagram as a frame, if possible.

@@ -230,8 +230,7 @@ impl FdSets {
             return answer;
         }
         if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
-            real::set_errno(libc::EBADF);
-            return -1;
+            return fail_with_errno(libc::EBADF);
         }
         let mut total = 0;
         for (set, (asked, says)) in self.sets.into_iter().zip(SET_EVENTS).filter(|(set, _)| !set.is_null()) {

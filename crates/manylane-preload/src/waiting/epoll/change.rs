@@ -140,8 +140,7 @@ fn ctl_tracked(
         }
         // The entry exists, on another lane.
         (EPOLL_CTL_ADD, Some(item)) if item.lane.load(Ordering::Relaxed) != 0 => {
-            real::set_errno(libc::EEXIST);
-            -1
+            real::fail_with_errno(libc::EEXIST)
         }
         _ => own(fd),
     }
