@@ -40,8 +40,8 @@ pub(crate) mod types {
 /// library's function is found, or if it has none.
 /// `[short]` marks a function that never waits, but may make system calls of the library's own
 /// (`quiesce.rs`). `[before]`: the handler runs before the C library's function. `[after]`: it gets
-/// that function's result, and returns it. `| AFTER` replaces the handler while there are leftovers
-/// (`detached.rs`).
+/// that function's result, and returns it; `[after ARG]`: with that argument of the call. `| AFTER`
+/// replaces the handler while there are leftovers (`detached.rs`).
 macro_rules! functions {
     ($then:ident) => {
         $then! {
@@ -165,14 +165,14 @@ macro_rules! functions {
         => handlers::sigaction [short];
     unsafe fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, None
         => handlers::sigaction [short];
-    unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::signal [short];
-    unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::bsd_signal [short];
-    unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::ssignal [short];
-    unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sysv_signal [short];
-    unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sysv_signal_alias [short];
-    unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sigset [short];
-    safe fn sigignore(signal: c_int) -> c_int, None => handlers::sigignore [short];
-    safe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => handlers::siginterrupt [short];
+    unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    safe fn sigignore(signal: c_int) -> c_int, None => handlers::refresh [short after signal];
+    safe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => handlers::refresh [short after signal];
 
     unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, Some(SYS_prctl) => seccomp::prctl;
 

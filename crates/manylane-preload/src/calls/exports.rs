@@ -22,11 +22,11 @@ use crate::waiting::{epoll, poll, select};
 
 /// Handles a call of the program, as the flags say; again, if the library has detached.
 macro_rules! handle {
-    ([short $($flag:ident)?] $ours:path, $name:ident $args:tt) => {{
+    ([short $($flag:ident)*] $ours:path, $name:ident $args:tt) => {{
         if !quiesce::enter() {
             return self::$name $args;
         }
-        let answer = handle!([$($flag)?] $ours, $name $args);
+        let answer = handle!([$($flag)*] $ours, $name $args);
         quiesce::leave();
         answer
     }};
@@ -34,8 +34,8 @@ macro_rules! handle {
         $ours();
         call::$name $args
     }};
-    ([after] $ours:path, $name:ident $args:tt) => {
-        $ours(call::$name $args)
+    ([after $($arg:ident)?] $ours:path, $name:ident $args:tt) => {
+        $ours(call::$name $args $(, $arg)?)
     };
     ([] $ours:path, $name:ident $args:tt) => {
         $ours $args
