@@ -243,3 +243,43 @@ fn has_changed_netns() -> bool {
 pub(crate) fn mark_netns_changed() {
     HAS_CHANGED_NETNS.store(true, Ordering::SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    fn addr(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_retired_lane_keeps_its_address_and_scope_but_for_a_wildcard() {
+        for (bound, peer) in [
+            ("0.0.0.0:53", "127.0.0.1:1"),
+            ("[::]:53", "[::1]:1"),
+            ("10.0.0.1:53", "10.0.0.1:1"),
+            ("[fe80::1%3]:53", "[fe80::1%3]:1"),
+        ] {
+            assert_eq!(unreachable_addr(addr(bound)), addr(peer));
+        }
+        assert_eq!(peer_of(addr("[::]:53"), NO_SOURCE_ADDR.into()), addr("[::ffff:224.0.0.1]:1"));
+    }
+
+    #[test]
+    fn sockets_are_bound_and_connected_to_the_address_that_is_read_back() {
+        for text in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(first) = UdpSocket::bind(text) else { continue };
+            let at = local_addr(first.as_raw_fd()).unwrap();
+            assert_eq!(at, first.local_addr().unwrap());
+            let family = if at.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+            let fd = call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+            assert!(!bind(fd, at), "the port is taken");
+            assert!(bind(fd, addr(text)) && connect(fd, at));
+            assert_eq!(local_addr(fd).map(|own| own.ip()), Some(at.ip()));
+            call::close(fd);
+        }
+    }
+}
