@@ -21,7 +21,7 @@ impl SockAddr {
     pub const EMPTY: Self = Self([0; 32]);
 
     /// Space that the kernel may fill, in bytes.
-    pub(crate) const CAPACITY: usize = LEN_V6;
+    pub const CAPACITY: usize = LEN_V6;
 
     /// The address that the kernel wrote to the start of `bytes`, by reference; none if `bytes` is
     /// too short or not aligned.
@@ -38,7 +38,8 @@ impl SockAddr {
     }
 
     /// The bytes that make up the address, empty for a family that is not IP.
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
         match self.family() {
             libc::AF_INET => &self.0[..LEN_V4],
             libc::AF_INET6 => &self.0[..LEN_V6],

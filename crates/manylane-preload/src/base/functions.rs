@@ -39,7 +39,9 @@ pub(crate) mod types {
 /// contract is that of *program arguments* above. `SYSCALL` is the number to use before the C
 /// library's function is found, or if it has none.
 /// `[short]` marks a function that never waits, but may make system calls of the library's own
-/// (`quiesce.rs`). `| AFTER` replaces it while there are leftovers (`detached.rs`).
+/// (`quiesce.rs`). `[before]`: the handler runs before the C library's function. `[after]`: it gets
+/// that function's result, and returns it; `[after ARG]`: with that argument of the call. `| AFTER`
+/// replaces the handler while there are leftovers (`detached.rs`).
 macro_rules! functions {
     ($then:ident) => {
         $then! {
@@ -68,19 +70,19 @@ macro_rules! functions {
     unsafe fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
     unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int, Some(SYS_ioctl) => options::ioctl | detached::ioctl;
 
-    unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => new_fds::open;
-    unsafe fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => new_fds::open64;
+    unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => registry::clear_stale [after];
+    unsafe fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => registry::clear_stale [after];
     unsafe fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
         => new_fds::openat;
     unsafe fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
         => new_fds::openat64;
-    unsafe fn __open_2(path: *const c_char, flags: c_int) -> c_int, None => new_fds::open_2;
-    unsafe fn __open64_2(path: *const c_char, flags: c_int) -> c_int, None => new_fds::open64_2;
+    unsafe fn __open_2(path: *const c_char, flags: c_int) -> c_int, None => registry::clear_stale [after];
+    unsafe fn __open64_2(path: *const c_char, flags: c_int) -> c_int, None => registry::clear_stale [after];
     unsafe fn __openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => new_fds::openat_2;
     unsafe fn __openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => new_fds::openat64_2;
-    unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int, None => new_fds::creat;
-    unsafe fn creat64(path: *const c_char, mode: mode_t) -> c_int, None => new_fds::creat64;
-    unsafe fn memfd_create(name: *const c_char, flags: c_uint) -> c_int, Some(SYS_memfd_create) => new_fds::memfd_create [short];
+    unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int, None => registry::clear_stale [after];
+    unsafe fn creat64(path: *const c_char, mode: mode_t) -> c_int, None => registry::clear_stale [after];
+    unsafe fn memfd_create(name: *const c_char, flags: c_uint) -> c_int, Some(SYS_memfd_create) => registry::clear_stale [short after];
     unsafe fn pipe(fds: *mut c_int) -> c_int, None => new_fds::pipe [short];
     unsafe fn pipe2(fds: *mut c_int, flags: c_int) -> c_int, Some(SYS_pipe2) => new_fds::pipe2 [short];
     unsafe fn socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int, Some(SYS_socketpair)
@@ -88,11 +90,11 @@ macro_rules! functions {
     unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_accept) => new_fds::accept;
     unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, Some(SYS_accept4)
         => new_fds::accept4;
-    safe fn eventfd(count: c_uint, flags: c_int) -> c_int, Some(SYS_eventfd2) => new_fds::eventfd [short];
-    safe fn timerfd_create(clock: c_int, flags: c_int) -> c_int, Some(SYS_timerfd_create) => new_fds::timerfd_create [short];
+    safe fn eventfd(count: c_uint, flags: c_int) -> c_int, Some(SYS_eventfd2) => registry::clear_stale [short after];
+    safe fn timerfd_create(clock: c_int, flags: c_int) -> c_int, Some(SYS_timerfd_create) => registry::clear_stale [short after];
     unsafe fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int, None => new_fds::signalfd [short];
-    safe fn inotify_init() -> c_int, None => new_fds::inotify_init [short];
-    safe fn inotify_init1(flags: c_int) -> c_int, Some(SYS_inotify_init1) => new_fds::inotify_init1 [short];
+    safe fn inotify_init() -> c_int, None => registry::clear_stale [short after];
+    safe fn inotify_init1(flags: c_int) -> c_int, Some(SYS_inotify_init1) => registry::clear_stale [short after];
 
     unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int,
         Some(SYS_setsockopt) => options::setsockopt [short];
@@ -129,14 +131,14 @@ macro_rules! functions {
     unsafe fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, Some(SYS_write) => send::write;
     unsafe fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t, Some(SYS_writev) => send::writev;
 
-    unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll | wait::poll;
-    unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll | wait::poll;
-    unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int, None => wait::poll_chk | wait::poll_chk;
+    unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => poll::poll | poll::poll;
+    unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => poll::poll | poll::poll;
+    unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int, None => poll::poll_chk | poll::poll_chk;
     unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int, None
-        => wait::ppoll | wait::ppoll;
+        => poll::ppoll | poll::ppoll;
     unsafe fn __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
-    ) -> c_int, None => wait::ppoll_chk | wait::ppoll_chk;
+    ) -> c_int, None => poll::ppoll_chk | poll::ppoll_chk;
     unsafe fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int,
         None => select::select | select::select;
     unsafe fn __select(
@@ -163,42 +165,42 @@ macro_rules! functions {
         => handlers::sigaction [short];
     unsafe fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, None
         => handlers::sigaction [short];
-    unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::signal [short];
-    unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::bsd_signal [short];
-    unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::ssignal [short];
-    unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sysv_signal [short];
-    unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sysv_signal_alias [short];
-    unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::sigset [short];
-    safe fn sigignore(signal: c_int) -> c_int, None => handlers::sigignore [short];
-    safe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => handlers::siginterrupt [short];
+    unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => handlers::refresh [short after signal];
+    safe fn sigignore(signal: c_int) -> c_int, None => handlers::refresh [short after signal];
+    safe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => handlers::refresh [short after signal];
 
     unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, Some(SYS_prctl) => seccomp::prctl;
 
     safe fn unshare(what: c_int) -> c_int, Some(SYS_unshare) => process::unshare;
     safe fn setns(fd: c_int, kind: c_int) -> c_int, Some(SYS_setns) => process::setns;
-    safe fn setuid(uid: uid_t) -> c_int, None => process::setuid [short];
-    safe fn seteuid(uid: uid_t) -> c_int, None => process::seteuid [short];
-    safe fn setreuid(real: uid_t, effective: uid_t) -> c_int, None => process::setreuid [short];
-    safe fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int, None => process::setresuid [short];
-    unsafe fn execve(path: *const c_char, args: Args, env: Args) -> c_int, None => process::execve;
-    unsafe fn execv(path: *const c_char, args: Args) -> c_int, None => process::execv;
-    unsafe fn execvp(path: *const c_char, args: Args) -> c_int, None => process::execvp;
-    unsafe fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int, None => process::execvpe;
+    safe fn setuid(uid: uid_t) -> c_int, None => process::before_privilege_drop [short before];
+    safe fn seteuid(uid: uid_t) -> c_int, None => process::before_privilege_drop [short before];
+    safe fn setreuid(real: uid_t, effective: uid_t) -> c_int, None => process::before_privilege_drop [short before];
+    safe fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int, None => process::before_privilege_drop [short before];
+    unsafe fn execve(path: *const c_char, args: Args, env: Args) -> c_int, None => process::before_exec [before];
+    unsafe fn execv(path: *const c_char, args: Args) -> c_int, None => process::before_exec [before];
+    unsafe fn execvp(path: *const c_char, args: Args) -> c_int, None => process::before_exec [before];
+    unsafe fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int, None => process::before_exec [before];
     unsafe fn fexecve(fd: c_int, args: Args, env: Args) -> c_int, None => process::fexecve;
     unsafe fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
-    ) -> c_int, None => process::posix_spawn;
-    safe fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::exit_now;
-    safe fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::exit_now;
-    safe fn quick_exit(status: c_int) -> (), None => process::quick_exit;
-    safe fn sleep(seconds: c_uint) -> c_int, None => process::sleep;
-    safe fn usleep(microseconds: c_uint) -> c_int, None => process::usleep;
-    unsafe fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int, Some(SYS_nanosleep) => process::nanosleep;
+    ) -> c_int, None => process::before_exec [before];
+    safe fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::before_exit [before];
+    safe fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::before_exit [before];
+    safe fn quick_exit(status: c_int) -> (), None => process::before_exit [before];
+    safe fn sleep(seconds: c_uint) -> c_int, None => send_batch::flush [before];
+    safe fn usleep(microseconds: c_uint) -> c_int, None => send_batch::flush [before];
+    unsafe fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int, Some(SYS_nanosleep) => send_batch::flush [before];
     unsafe fn clock_nanosleep(clock: c_int, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int, None
-        => process::clock_nanosleep;
+        => send_batch::flush [before];
     unsafe fn posix_spawnp(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
-    ) -> c_int, None => process::posix_spawnp;
+    ) -> c_int, None => process::before_exec [before];
         }
     };
 }

@@ -2,10 +2,10 @@
 //! installs a seccomp filter (`seccomp.rs`).
 //!
 //! The library may make other system calls than the program's own. Before the first of them and
-//! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`], [`leave`].
-//! The program's own call, which may wait without a bound, is [`run_outside`]. A thread that finds
-//! that all are to leave ([`is_detaching`]) makes the program's own call instead. Before that it
-//! *parks* until the library is done with the sockets.
+//! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`], [`leave`],
+//! and [`run_inside`] for both. The program's own call, which may wait without a bound, is
+//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
+//! program's own call instead. Before that it *parks* until the library is done with the sockets.
 //!
 //! | stage | a thread that enters | that is in | that is parked |
 //! |---|---|---|---|
@@ -140,6 +140,33 @@ pub(crate) fn leave() {
     }
 }
 
+/// Calls `own` between [`enter`] and [`leave`]. None: the library has detached for good, and the
+/// caller must make the program's own call.
+#[inline]
+pub(crate) fn run_inside<T>(own: impl FnOnce() -> T) -> Option<T> {
+    if !enter() {
+        return None;
+    }
+    let answer = own();
+    leave();
+    Some(answer)
+}
+
+/// [`run_inside`] for a call that waits, and returns none if it finds that the library detaches.
+#[inline]
+pub(crate) fn wait_inside<T>(wait: impl FnOnce() -> Option<T>) -> Option<T> {
+    if !enter() {
+        return None;
+    }
+    let answer = wait();
+    if answer.is_some() {
+        leave();
+    } else {
+        park_and_leave();
+    }
+    answer
+}
+
 /// True if threads must leave the library, for good.
 #[inline]
 pub(crate) fn is_detaching() -> bool {
@@ -165,7 +192,7 @@ pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
 /// Leaves the library for good, once the detaching thread is done with the sockets. The caller
 /// then makes the program's own call.
 #[cold]
-pub(crate) fn park_and_leave() {
+fn park_and_leave() {
     park();
     leave();
 }

@@ -197,9 +197,9 @@ pub(crate) fn or_null<T>(at: Option<&T>) -> *const T {
 }
 
 /// The result of a call that the library fails without calling the kernel.
-pub(crate) fn fail_with_errno(errno: c_int) -> c_int {
+pub(crate) fn fail_with_errno<T: FromSyscall>(errno: c_int) -> T {
     set_errno(errno);
-    -1
+    T::from_syscall(-1)
 }
 
 /// Writes one line to standard error.
@@ -211,7 +211,7 @@ pub(crate) fn log(line: &str) {
 
 /// The C library's functions of the list.
 macro_rules! prototypes {
-    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
+    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$($flag:ident)+])? $(| $after:path)?;)*) => {
         /// Addresses of the C library's functions.
         #[allow(non_snake_case, reason = "as the C library calls them")]
         struct Table { $($name: AtomicPtr<c_void>,)* }
@@ -257,8 +257,7 @@ macro_rules! prototypes {
                                 .unwrap_or_default(),
                         );
                         if at.is_null() {
-                            set_errno(libc::ENOSYS);
-                            return <$ret as FromSyscall>::from_syscall(-1);
+                            return fail_with_errno(libc::ENOSYS);
                         }
                         // SAFETY: program arguments.
                         unsafe { self::$name($($arg),*) }

@@ -160,10 +160,7 @@ impl RecvBufs<'_> {
         match kept {
             Ok(kept) if flags & MSG_TRUNC == 0 => kept as isize,
             Ok(_) => parcel.len() as isize,
-            Err(errno) => {
-                real::set_errno(errno);
-                -1
-            }
+            Err(errno) => real::fail_with_errno(errno),
         }
     }
 }

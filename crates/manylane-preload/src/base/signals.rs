@@ -16,6 +16,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use libc::{c_int, sighandler_t, sigset_t};
 
@@ -119,6 +120,14 @@ impl DeferredSignals {
             self.defer();
         }
         found
+    }
+
+    /// Waits for `time`, the first time after [`poll_before_wait`](Self::poll_before_wait). `wait`
+    /// returns 0 if it found nothing.
+    pub(crate) fn wait(&self, time: Duration, wait: impl Fn(Duration) -> c_int) -> c_int {
+        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+        let found = if time.is_zero() { None } else { self.poll_before_wait(poll_now) };
+        found.unwrap_or_else(|| wait(time))
     }
 
     /// The mask for a wait: the program's own `mask` if it gave one; else the one before

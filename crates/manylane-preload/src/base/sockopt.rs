@@ -188,29 +188,17 @@ const CMSG_OPTIONS: [(c_int, c_int); 12] = [
     (libc::SOL_UDP, libc::UDP_GRO),
 ];
 
-/// Options that frames cannot honour unless they are zero: they add control messages, or change
-/// how a datagram is sent.
-const KERNEL_ONLY: [(c_int, c_int); 21] = [
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
-    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
-    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW),
-    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW),
+/// Other options that frames cannot honour unless they are zero: they change how a datagram is
+/// sent.
+const KERNEL_ONLY: [(c_int, c_int); 9] = [
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
     (libc::SOL_SOCKET, libc::SO_MARK),
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
     (libc::SOL_SOCKET, libc::SO_DONTROUTE),
     (libc::SOL_SOCKET, libc::SO_NO_CHECK),
-    (libc::SOL_IP, libc::IP_PKTINFO),
-    (libc::SOL_IP, libc::IP_RECVTOS),
-    (libc::SOL_IP, libc::IP_RECVTTL),
-    (libc::SOL_IP, libc::IP_RECVORIGDSTADDR),
     (libc::SOL_IP, libc::IP_TOS),
-    (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO),
-    (libc::SOL_IPV6, libc::IPV6_RECVTCLASS),
-    (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT),
     (libc::SOL_IPV6, libc::IPV6_TCLASS),
     (libc::SOL_UDP, libc::UDP_SEGMENT),
-    (libc::SOL_UDP, libc::UDP_GRO),
     (libc::SOL_UDP, UDP_NO_CHECK6_TX),
 ];
 
@@ -230,12 +218,13 @@ fn is_set(fd: c_int, (level, name): &(c_int, c_int)) -> bool {
 
 /// True if a socket's options require the kernel's data path, not frames (engine `xdp`).
 pub(crate) fn needs_kernel(fd: c_int) -> bool {
-    KERNEL_ONLY.iter().any(|at| is_set(fd, at))
+    has_cmsg(fd) || KERNEL_ONLY.iter().any(|at| is_set(fd, at))
 }
 
 /// True if an option changes frames: one that they cannot honour, or a field of the IP header.
 pub(crate) fn affects_frames(level: c_int, name: c_int) -> bool {
-    KERNEL_ONLY.contains(&(level, name))
+    enables_cmsg(level, name)
+        || KERNEL_ONLY.contains(&(level, name))
         || matches!(
             (level, name),
             (libc::SOL_IP, libc::IP_TTL | libc::IP_MTU_DISCOVER) | (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS)

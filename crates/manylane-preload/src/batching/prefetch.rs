@@ -4,7 +4,7 @@
 //!
 //! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
 //! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
-//! check includes it (`readiness.rs`, `wait.rs`, `epoll/`, `options.rs`). So prefetched datagrams
+//! check includes it (`readiness.rs`, `poll.rs`, `epoll/`, `options.rs`). So prefetched datagrams
 //! can be received by exactly those threads that could have received them from the kernel: at once
 //! by the owner and by a thread that polls, within a slice by a thread that sleeps while the owner
 //! is away (`coverage.rs`).
@@ -55,17 +55,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
-use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX, Settings};
+use crate::base::settings::PREFETCH_MAX;
 use crate::base::state;
-use crate::fds::{lane_socket, sock_fds};
-use crate::shared::memory::{self, Zeroed};
+use crate::fds::sock_fds;
+use crate::shared::memory::Zeroed;
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
-use crate::shared::{liveness, report, thread};
-use crate::xdp::queues;
+use crate::shared::{liveness, thread};
 
 /// Max sockets of a process that get prefetches: the mappings are never unmapped.
 const MAPPINGS_MAX: u32 = 64;
@@ -129,64 +127,19 @@ pub(crate) enum FillResult {
 /// Maps the prefetches of a socket that gets lanes, if batches are wanted. Requires the socket's
 /// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
-    let Some(settings) = state::settings().filter(|settings| settings.batch > 1) else { return };
-    if sock.prefetches().is_some() || MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
-        return;
+    let is_wanted = state::settings().is_some_and(|settings| settings.batch > 1);
+    if is_wanted && sock.prefetches().is_none() && MAPPED.fetch_add(1, Ordering::Relaxed) < MAPPINGS_MAX {
+        sock.prefetches.map(Prefetch::init);
     }
-    let Some(prefetches) = memory::map::<Prefetch>(settings.lanes.min(MAX_LANES), true) else { return };
-    prefetches.iter().for_each(Prefetch::init);
-    sock.set_prefetches(prefetches);
 }
 
 impl Sock {
     /// The prefetches of its lanes, by lane.
     #[inline]
     pub(crate) fn prefetches(&self) -> Option<&'static [Prefetch]> {
-        let at = self.prefetches.load(Ordering::Acquire).cast::<Prefetch>();
-        if at.is_null() {
-            return None;
-        }
-        let count = state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: the slice that `set_prefetches` was given: one for each possible lane, in a
-        // mapping that is never unmapped.
-        Some(unsafe { std::slice::from_raw_parts(at, count) })
+        // SAFETY: `map` makes them.
+        unsafe { self.prefetches.load::<Prefetch>() }
     }
-
-    /// `prefetches` has one for each possible lane.
-    fn set_prefetches(&self, prefetches: &'static [Prefetch]) {
-        self.prefetches.store(prefetches.as_ptr().cast_mut().cast(), Ordering::Release);
-    }
-}
-
-/// Stops prefetching for the socket.
-pub(crate) fn disable(shared: &Shared, fd: c_int, why: Reason) {
-    shared.prefetch_off.fetch_or(reason_bit(why), Ordering::SeqCst);
-    count_reasons(shared, fd);
-}
-
-/// Counts why wanted batches are not possible: each reason once for a socket.
-pub(crate) fn count_reasons(shared: &Shared, fd: c_int) {
-    let with_queues = queues::is_open(shared);
-    let has_any = shared.mode() == MULTI_LANE || with_queues;
-    let unasked = |settings: &Settings| settings.batch <= 1 || settings.batch_when_limited;
-    if !has_any || state::settings().is_none_or(unasked) {
-        return;
-    }
-    let mut all = shared.prefetch_off.load(Ordering::SeqCst);
-    if shared.oversubscribed.load(Ordering::Relaxed) != 0 {
-        all |= reason_bit(Reason::NoPrefetchShared);
-    }
-    if with_queues {
-        all |= reason_bit(Reason::NoPrefetchQueues);
-    }
-    let fresh = all & !shared.counted_reasons.fetch_or(all, Ordering::AcqRel);
-    for why in Reason::ALL.into_iter().filter(|why| fresh & reason_bit(*why) != 0) {
-        report::count_reason(why, lane_socket::local_addr(fd));
-    }
-}
-
-fn reason_bit(why: Reason) -> u32 {
-    1 << why as u32
 }
 
 /// The prefetch of a lane; none if nothing is prefetched.
@@ -572,6 +525,7 @@ fn end(word: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::memory;
 
     fn prefetch() -> &'static Prefetch {
         let prefetch = &memory::map::<Prefetch>(1, true).unwrap()[0];

@@ -2,11 +2,12 @@
 //! system call when the thread has no more prefetched datagrams to answer. For kernel sockets,
 //! wherever `prefetch.rs` is in use.
 //!
-//! An *outbox* belongs to a lane, beside its prefetch, in memory that is shared with all processes
-//! forked later. A reply is kept there only while the prefetch has more datagrams for the same
-//! thread ([`enqueue`]). So replies are sent at the latest with the reply to the last prefetched
-//! datagram, or when the outbox is full, or before the thread does anything but receive and reply
-//! ([`flush`]): before it waits, sends otherwise or elsewhere, closes, sleeps, forks or ends.
+//! An *outbox* (`outbox.rs`) belongs to a lane, beside its prefetch, in memory that is shared with
+//! all processes forked later. A reply is kept there only while the prefetch has more datagrams
+//! for the same thread ([`enqueue`]). So replies are sent at the latest with the reply to the last
+//! prefetched datagram, or when the outbox is full, or before the thread does anything but receive
+//! and reply ([`flush`]): before it waits, sends otherwise or elsewhere, closes, sleeps, forks or
+//! ends.
 //!
 //! # Who sends
 //!
@@ -30,61 +31,23 @@
 //! too, it is counted (`reply-failed`), the program's next send on the socket reports the error,
 //! and the socket keeps no more replies.
 
-use std::cell::{Cell, UnsafeCell};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::{mem, ptr};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd};
-use manylane_ipc::report::Reason;
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, c_int};
 
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX, WAIT_SLICE};
+use crate::base::settings::{MAX_LANES, PREFETCH_MAX};
 use crate::base::signals::SignalMask;
 use crate::base::{quiesce, real, state};
+use crate::batching::outbox::Outbox;
 use crate::batching::prefetch;
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, lane_socket, sock_fds};
+use crate::fds::{fast_path, sock_fds};
 use crate::shared::lock::UNTRACKED_HOLDER;
-use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
-use crate::shared::{liveness, report, thread};
+use crate::shared::{report, thread};
 use crate::xdp::frames::TxDatagram;
 use crate::xdp::queues;
-
-/// Max length of a batched reply: the payload of an Ethernet frame, and some more.
-const REPLY_LEN_MAX: usize = 2048;
-/// An address of either family.
-const SOCKADDR_LEN_MAX: usize = 32;
-/// Length of a message that the kernel has not sent.
-const NOT_SENT: u32 = u32::MAX;
-/// Attempts while another thread writes or sends. A send that waits for buffer space takes longer:
-/// then each thread sends by itself.
-const SPIN_LIMIT: u32 = 64;
-
-/// Queued replies of a lane.
-#[repr(C, align(64))]
-pub(crate) struct Outbox {
-    /// Liveness token of the thread that writes or sends; 0 if none does.
-    holder: AtomicU64,
-    /// Next and end (8 bits each) of the queued replies.
-    range: AtomicU32,
-    /// Changes with each queued reply; and its value at the last check by another thread.
-    seq: AtomicU32,
-    seen_seq: AtomicU32,
-    /// Send flags of all queued replies.
-    flags: AtomicI32,
-    /// The longest datagram that the lane has sent without an error.
-    sent_len_max: AtomicU32,
-    headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
-    iovecs: UnsafeCell<[iovec; PREFETCH_MAX]>,
-    names: UnsafeCell<[[u8; SOCKADDR_LEN_MAX]; PREFETCH_MAX]>,
-    bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
-}
-
-// SAFETY: only the thread in `holder` writes and reads the fields that are not atomic; `map` sets
-// them up before it publishes the mapping.
-unsafe impl Sync for Outbox {}
-// SAFETY: zeroes are an empty outbox.
-unsafe impl Zeroed for Outbox {}
 
 /// The outbox with the calling thread's queued replies.
 struct Pending {
@@ -108,30 +71,17 @@ thread_local! {
 /// Maps the outboxes of a socket that gets lanes, if it has prefetches. Requires the socket's
 /// lock; runs before any fork.
 pub(crate) fn map(sock: &Sock) {
-    let Some(prefetches) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
-    let Some(outboxes) = memory::map::<Outbox>(prefetches.len(), true) else { return };
-    outboxes.iter().for_each(Outbox::init);
-    sock.set_outboxes(outboxes);
-    state::start_send_batching();
+    if sock.prefetches().is_some() && sock.outboxes().is_none() && sock.outboxes.map(Outbox::init) {
+        state::start_send_batching();
+    }
 }
 
 impl Sock {
     /// The queued replies of its lanes, by lane.
     #[inline]
     pub(crate) fn outboxes(&self) -> Option<&'static [Outbox]> {
-        let at = self.outboxes.load(Ordering::Acquire).cast::<Outbox>();
-        if at.is_null() {
-            return None;
-        }
-        let count = state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: the slice that `set_outboxes` was given: one for each possible lane, in a
-        // mapping that is never unmapped.
-        Some(unsafe { std::slice::from_raw_parts(at, count) })
-    }
-
-    /// `outboxes` has one for each possible lane.
-    fn set_outboxes(&self, outboxes: &'static [Outbox]) {
-        self.outboxes.store(outboxes.as_ptr().cast_mut().cast(), Ordering::Release);
+        // SAFETY: `map` makes them.
+        unsafe { self.outboxes.load::<Outbox>() }
     }
 }
 
@@ -158,7 +108,7 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> 
     let len = out.len()?;
     let may = (is_pending || own_prefetch.has_datagrams())
         && reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
-        && len <= REPLY_LEN_MAX.min(outbox.sent_len_max.load(Ordering::Relaxed) as usize)
+        && outbox.accepts_len(len)
         && reply.shared.send_batch_off.load(Ordering::Relaxed) == 0
         && !queues::is_open(reply.shared)
         && own_prefetch.has_delivered_from(out.name()?);
@@ -168,7 +118,42 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> 
     if !is_pending {
         start_batch();
     }
-    outbox.enqueue(reply, out, len)
+    enqueue_now(outbox, reply, out, len)
+}
+
+fn enqueue_now(outbox: &Outbox, reply: &Reply<'_>, out: &TxDatagram<'_>, len: usize) -> Option<isize> {
+    let guard = outbox.lock(thread::acquired_liveness())?;
+    if outbox.has_other_flags(reply.flags) {
+        guard.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
+    }
+    let slot = guard.append(out, len, reply.flags)?;
+    // A thread that changes one of these then sends the queued replies, under the lock. Either
+    // it finds this reply, or this thread sees the change.
+    let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && state::is_send_batching();
+    let most = state::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
+    let has_more = prefetch::for_lane(reply.sock, reply.lane).is_some_and(prefetch::Prefetch::has_datagrams);
+    if goes_on && has_more && slot + 1 < most {
+        PENDING.with(|pending| {
+            pending.generation.set(reply.sock.generation.load(Ordering::Relaxed));
+            pending.lane.set(reply.lane);
+            pending.fd.set(reply.fd);
+            pending.sock.set(reply.sock.index() + 1);
+        });
+        report::record_batched(reply.member, len as u64);
+        return Some(len as isize);
+    }
+    PENDING.with(|pending| pending.sock.set(0));
+    let errno = real::errno();
+    let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
+    // Send the earlier ones, then this one, whose error is the program's own.
+    let calls = guard.send_up_to(reply.shared, way, Some(slot));
+    report::record_send_calls(reply.member, calls.0);
+    if let Some(failed) = calls.1 {
+        return Some(real::fail_with_errno(failed));
+    }
+    report::record_batched(reply.member, len as u64);
+    real::set_errno(errno);
+    Some(len as isize)
 }
 
 /// The calling thread is about to queue its first reply of a lane.
@@ -188,10 +173,8 @@ pub(crate) fn has_queued() -> bool {
 /// The kernel sent a datagram without an error: replies of this length may be queued.
 #[inline]
 pub(crate) fn record_sent_len(sock: &Sock, lane: usize, len: usize) {
-    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
-        && outbox.sent_len_max.load(Ordering::Relaxed) < len.min(REPLY_LEN_MAX) as u32
-    {
-        outbox.sent_len_max.store(len.min(REPLY_LEN_MAX) as u32, Ordering::Relaxed);
+    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane)) {
+        outbox.record_sent_len(len);
     }
 }
 
@@ -230,10 +213,7 @@ pub(crate) fn before_receive(sock: &Sock) {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    if quiesce::enter() {
-        flush_pending(pending);
-        quiesce::leave();
-    }
+    quiesce::run_inside(|| flush_pending(pending));
 }
 
 fn flush_pending(pending: &Pending) {
@@ -285,13 +265,13 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
 /// threads. If it ends, no more are queued.
 #[cold]
 pub(crate) fn flush_at_exit(for_good: bool) {
-    if !state::is_send_batching() || !quiesce::enter() {
-        return;
+    if state::is_send_batching() {
+        quiesce::run_inside(|| {
+            if thread::is_own_process() {
+                flush_all_sockets(for_good);
+            }
+        });
     }
-    if thread::is_own_process() {
-        flush_all_sockets(for_good);
-    }
-    quiesce::leave();
 }
 
 fn flush_all_sockets(for_good: bool) {
@@ -326,11 +306,9 @@ pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
 
 #[cold]
 fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
-    let turn = outbox.seq.load(Ordering::Relaxed);
-    if outbox.seen_seq.swap(turn, Ordering::Relaxed) != turn {
-        return;
+    if outbox.is_overdue() {
+        send_outbox(sock, shared, fd, lane, outbox);
     }
-    send_outbox(sock, shared, fd, lane, outbox);
 }
 
 /// The calling thread is about to receive from another thread's lane: sends that thread's queued
@@ -360,263 +338,4 @@ pub(crate) fn take_reply_error(shared: &Shared) -> Option<c_int> {
         return None;
     }
     Some(shared.reply_error.swap(0, Ordering::Relaxed)).filter(|errno| *errno != 0)
-}
-
-impl Outbox {
-    fn init(&self) {
-        let headers = self.headers.get().cast::<mmsghdr>();
-        let pieces = self.iovecs.get().cast::<iovec>();
-        for slot in 0..PREFETCH_MAX {
-            // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
-            // Its address is the same in all processes that have it, because they are forked.
-            unsafe {
-                (*pieces.add(slot)).iov_base =
-                    self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
-                let header = &mut *headers.add(slot);
-                header.msg_hdr.msg_name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
-                header.msg_hdr.msg_iov = pieces.add(slot);
-                header.msg_hdr.msg_iovlen = 1;
-            }
-        }
-    }
-
-    /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
-    /// False if a thread is still writing or sending: then it must not be given to another socket.
-    pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
-        let Some(guard) = self.lock(mine) else { return false };
-        self.range.store(0, Ordering::Relaxed);
-        self.sent_len_max.store(0, Ordering::Relaxed);
-        mem::forget(guard);
-        true
-    }
-
-    /// Called after [`reset`](Self::reset), once the socket's mode is that of a closed one.
-    pub(crate) fn reopen(&self) {
-        self.holder.store(0, Ordering::Release);
-    }
-
-    #[inline]
-    fn range(&self) -> (usize, usize) {
-        let ends = self.range.load(Ordering::Acquire) as usize;
-        (ends & 0xff, ends >> 8)
-    }
-
-    fn set_range(&self, next: usize, end: usize) {
-        let ends = if next < end { next | end << 8 } else { 0 };
-        self.range.store(ends as u32, Ordering::Release);
-    }
-
-    #[inline]
-    fn has_replies(&self) -> bool {
-        let (next, end) = self.range();
-        next < end
-    }
-
-    /// True if there are replies, or a thread is just writing one.
-    #[inline]
-    fn may_have_replies(&self) -> bool {
-        self.has_replies() || self.holder.load(Ordering::Acquire) != 0
-    }
-
-    /// Locks the outbox for writing and sending. None if another thread holds it for too long, or
-    /// the calling thread itself, which a signal handler interrupted.
-    fn lock(&self, mine: liveness::Token) -> Option<OutboxGuard<'_>> {
-        if mine == 0 {
-            return None;
-        }
-        for turn in 0..SPIN_LIMIT {
-            let holder = self.holder.load(Ordering::Relaxed);
-            if holder == mine {
-                return None;
-            }
-            let is_free = holder == 0 || liveness::has_exited(holder);
-            if is_free
-                && self.holder.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                if holder != 0 {
-                    self.recover();
-                }
-                return Some(OutboxGuard(self));
-            }
-            if turn > 0 {
-                std::thread::yield_now();
-            }
-        }
-        None
-    }
-
-    /// The holder died: skips the replies that the kernel has sent.
-    #[cold]
-    fn recover(&self) {
-        let (next, end) = self.range();
-        let sent = (next..end).take_while(|slot| self.was_sent(*slot)).count();
-        self.set_range(next + sent, end);
-    }
-
-    fn was_sent(&self, slot: usize) -> bool {
-        let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
-        // SAFETY: within the array; only the number is read, which the kernel wrote.
-        unsafe { (&raw const (*header).msg_len).read_volatile() != NOT_SENT }
-    }
-
-    fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram<'_>, len: usize) -> Option<isize> {
-        let guard = self.lock(thread::acquired_liveness())?;
-        let flags = self.flags.load(Ordering::Relaxed);
-        if self.has_replies() && flags != reply.flags {
-            guard.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
-        }
-        let (next, slot) = self.range();
-        if slot >= PREFETCH_MAX {
-            return None;
-        }
-        guard.write(slot, out, len);
-        self.flags.store(reply.flags, Ordering::Relaxed);
-        self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        self.set_range(next, slot + 1);
-        // A thread that changes one of these then sends the queued replies, under the lock. Either
-        // it finds this reply, or this thread sees the change.
-        let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && state::is_send_batching();
-        let most = state::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
-        let has_more =
-            prefetch::for_lane(reply.sock, reply.lane).is_some_and(prefetch::Prefetch::has_datagrams);
-        if goes_on && has_more && slot + 1 < most {
-            PENDING.with(|pending| {
-                pending.generation.set(reply.sock.generation.load(Ordering::Relaxed));
-                pending.lane.set(reply.lane);
-                pending.fd.set(reply.fd);
-                pending.sock.set(reply.sock.index() + 1);
-            });
-            report::record_batched(reply.member, len as u64);
-            return Some(len as isize);
-        }
-        PENDING.with(|pending| pending.sock.set(0));
-        let errno = real::errno();
-        let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
-        // Send the earlier ones, then this one, whose error is the program's own.
-        let calls = guard.send_up_to(reply.shared, way, Some(slot));
-        report::record_send_calls(reply.member, calls.0);
-        if let Some(failed) = calls.1 {
-            real::set_errno(failed);
-            return Some(-1);
-        }
-        report::record_batched(reply.member, len as u64);
-        real::set_errno(errno);
-        Some(len as isize)
-    }
-}
-
-/// The lock of an outbox, held: allows writing and sending.
-struct OutboxGuard<'a>(&'a Outbox);
-
-impl Drop for OutboxGuard<'_> {
-    fn drop(&mut self) {
-        self.0.holder.store(0, Ordering::Release);
-    }
-}
-
-impl OutboxGuard<'_> {
-    fn write(&self, slot: usize, out: &TxDatagram<'_>, len: usize) {
-        let name = out.name().unwrap_or_default();
-        // SAFETY: `slot` is within the arrays, which no other thread writes or reads while this is
-        // held; the caller has checked that the bytes fit.
-        unsafe {
-            let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
-            out.copy(std::slice::from_raw_parts_mut(room, len));
-            let to = self.0.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast::<u8>();
-            ptr::copy_nonoverlapping(name.as_ptr(), to, name.len().min(SOCKADDR_LEN_MAX));
-            (*self.0.iovecs.get().cast::<iovec>().add(slot)).iov_len = len;
-            let header = &mut *self.0.headers.get().cast::<mmsghdr>().add(slot);
-            header.msg_hdr.msg_namelen = name.len().min(SOCKADDR_LEN_MAX) as u32;
-            header.msg_len = NOT_SENT;
-        }
-    }
-
-    /// Sends all queued replies through `fd`. Returns the number of calls.
-    fn send(&self, shared: &Shared, fd: c_int) -> u64 {
-        self.send_up_to(shared, fd, None).0
-    }
-
-    /// [`send`](Self::send); the error of the reply at `own` is returned, not counted.
-    fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
-        let flags = self.0.flags.load(Ordering::Relaxed);
-        let (mut next, end) = self.0.range();
-        let (mut calls, mut failed) = (0, None);
-        while next < end {
-            calls += 1;
-            let mut sent = self.sendmmsg(fd, next, end - next, flags);
-            if sent <= 0 {
-                calls += 1;
-                sent = self.retry(fd, next, flags);
-            }
-            if sent <= 0 {
-                let errno = real::errno();
-                if own == Some(next) {
-                    failed = Some(errno);
-                } else {
-                    record_failure(shared, fd, errno);
-                }
-                sent = 1;
-            }
-            next += sent as usize;
-            self.0.set_range(next, end);
-        }
-        (calls, failed)
-    }
-
-    /// Sends the reply at `slot` by itself, after waiting for buffer space if there was none: the
-    /// program cannot send it again.
-    fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
-        if real::errno() == EAGAIN {
-            let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-            real::ppoll_raw(&mut room, WAIT_SLICE, None);
-        }
-        self.sendmmsg(fd, slot, 1, flags)
-    }
-
-    /// sendmmsg(2) as a direct system call: it is no cancellation point.
-    fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
-        let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
-        loop {
-            // SAFETY: `count` headers from `slot` on are within the array and were written; the
-            // guard keeps other threads from writing meanwhile.
-            let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
-            if sent >= 0 || real::errno() != EINTR {
-                return sent;
-            }
-        }
-    }
-}
-
-/// Records that a reply was lost that the program believes to be sent.
-#[cold]
-fn record_failure(shared: &Shared, fd: c_int, errno: c_int) {
-    report::count_reason(Reason::ReplyFailed, lane_socket::local_addr(fd));
-    _ = shared.reply_error.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
-    shared.send_batch_off.store(1, Ordering::Release);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Threads without a liveness token: never seen dead.
-    const OWN: liveness::Token = 1 << 32 | u16::MAX as u64;
-    const OTHER: liveness::Token = 2 << 32 | u16::MAX as u64;
-
-    #[test]
-    fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
-        let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
-        outbox.init();
-        let guard = outbox.lock(OTHER).unwrap();
-        guard.0.set_range(1, 3);
-        assert!(!outbox.reset(OWN));
-        assert_eq!((outbox.holder.load(Ordering::Relaxed), outbox.range()), (OTHER, (1, 3)));
-        drop(guard);
-        assert!(outbox.reset(OWN));
-        assert_eq!(outbox.range(), (0, 0));
-        // A thread that still uses it for the old lane sends by itself.
-        assert!(outbox.lock(OTHER).is_none());
-        outbox.reopen();
-        assert!(outbox.lock(OTHER).is_some());
-    }
 }

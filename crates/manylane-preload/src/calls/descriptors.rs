@@ -89,21 +89,14 @@ pub(crate) unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
 
 pub(crate) unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     send_batch::flush();
-    if table::sock(fd).is_some() && quiesce::enter() {
-        if let Some(sock) = entries::sock(fd) {
-            fallback::fall_back(sock, fd, Reason::Connect);
-        }
-        quiesce::leave();
-    }
+    fallback::fall_back_fd(fd, Reason::Connect);
     // SAFETY: program arguments.
     unsafe { call::connect(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
     send_batch::flush();
-    if let Some(sock) = entries::sock(fd) {
-        fallback::fall_back(sock, fd, Reason::Shutdown);
-    }
+    fallback::fall_back_fd(fd, Reason::Shutdown);
     call::shutdown(hidden_fds::kernel_fd(fd), how)
 }
 
@@ -265,13 +258,12 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
             done
         };
     }
-    if !quiesce::enter() {
-        return own(fd);
-    }
-    let done = own(hidden_fds::kernel_fd(fd));
-    after_fcntl(fd, command, arg, done);
-    quiesce::leave();
-    done
+    let tracked = || {
+        let done = own(hidden_fds::kernel_fd(fd));
+        after_fcntl(fd, command, arg, done);
+        done
+    };
+    quiesce::run_inside(tracked).unwrap_or_else(|| own(fd))
 }
 
 fn after_fcntl(fd: c_int, command: c_int, arg: c_ulong, done: c_int) {

@@ -14,23 +14,32 @@ use libc::c_long;
 use crate::base::functions::{function, functions, types::*};
 use crate::base::real::{self, call};
 use crate::base::{quiesce, state};
+use crate::batching::send_batch;
 use crate::calls::{descriptors, handlers, new_fds, options, process, seccomp};
+use crate::lanes::registry;
 use crate::transfer::{detached, receive, send};
-use crate::waiting::{epoll, select, wait};
+use crate::waiting::{epoll, poll, select};
 
-/// Calls a function of the library; `again` if the library has detached.
-macro_rules! guarded_call {
-    (, $ours:expr, $again:expr) => {
-        $ours
-    };
-    (short, $ours:expr, $again:expr) => {{
+/// Handles a call of the program, as the flags say; again, if the library has detached.
+macro_rules! handle {
+    ([short $($flag:ident)*] $ours:path, $name:ident $args:tt) => {{
         if !quiesce::enter() {
-            return $again;
+            return self::$name $args;
         }
-        let answer = $ours;
+        let answer = handle!([$($flag)*] $ours, $name $args);
         quiesce::leave();
         answer
     }};
+    ([before] $ours:path, $name:ident $args:tt) => {{
+        $ours();
+        call::$name $args
+    }};
+    ([after $($arg:ident)?] $ours:path, $name:ident $args:tt) => {
+        $ours(call::$name $args $(, $arg)?)
+    };
+    ([] $ours:path, $name:ident $args:tt) => {
+        $ours $args
+    };
 }
 
 /// Calls the replacement of the program's own call while there are leftovers.
@@ -44,7 +53,7 @@ macro_rules! leftovers_first {
 }
 
 macro_rules! exports {
-    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
+    ($($safety:ident fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$($flag:ident)+])? $(| $after:path)?;)*) => {
         $(function! {
             $safety
             [
@@ -57,7 +66,7 @@ macro_rules! exports {
                     leftovers_first!([$($after)?] ($($arg),*));
                     return call::$name($($arg),*);
                 }
-                guarded_call!($($short)?, $ours($($arg),*), self::$name($($arg),*))
+                handle!([$($($flag)+)?] $ours, $name($($arg),*))
             }
         })*
     };

@@ -31,8 +31,8 @@ pub(crate) unsafe fn sigaction(
 }
 
 /// Reads back the handler that a call of the C library installed, with flags of its choice: after
-/// siginterrupt(3), signal(2) installs handlers that interrupt, too.
-fn refresh(signal: c_int) {
+/// siginterrupt(3), signal(2) installs handlers that interrupt, too. Returns the call's result.
+pub(crate) fn refresh<T>(done: T, signal: c_int) -> T {
     let errno = real::errno();
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the call installs nothing, and writes the struct if it succeeds.
@@ -43,53 +43,5 @@ fn refresh(signal: c_int) {
         }
     }
     real::set_errno(errno);
-}
-
-fn refresh_installed(signal: c_int, before: sighandler_t) -> sighandler_t {
-    if before != libc::SIG_ERR {
-        refresh(signal);
-    }
-    before
-}
-
-pub(crate) unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::signal(signal, handler) })
-}
-
-pub(crate) unsafe fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::bsd_signal(signal, handler) })
-}
-
-pub(crate) unsafe fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::ssignal(signal, handler) })
-}
-
-pub(crate) unsafe fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::sysv_signal(signal, handler) })
-}
-
-pub(crate) unsafe fn sysv_signal_alias(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::__sysv_signal(signal, handler) })
-}
-
-pub(crate) unsafe fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: program arguments.
-    refresh_installed(signal, unsafe { call::sigset(signal, handler) })
-}
-
-pub(crate) fn sigignore(signal: c_int) -> c_int {
-    let done = call::sigignore(signal);
-    refresh(signal);
-    done
-}
-
-pub(crate) fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    let done = call::siginterrupt(signal, interrupts);
-    refresh(signal);
     done
 }

@@ -1,7 +1,8 @@
 //! Calls that hand out new descriptors. If the table still has an entry for such a number, the old
-//! descriptor was closed past the library, and the entry is removed.
+//! descriptor was closed past the library, and the entry is removed. Those that do no more than
+//! that are only in the list (`functions.rs`).
 
-use libc::{c_char, c_int, c_uint, mode_t, sigset_t, sockaddr, socklen_t};
+use libc::{c_char, c_int, mode_t, sigset_t, sockaddr, socklen_t};
 
 use crate::base::real::call;
 use crate::fds::hidden_fds;
@@ -18,21 +19,14 @@ macro_rules! new_fd {
 }
 
 new_fd! {
-    unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) => call::open(path, flags, mode);
-    unsafe fn open64(path: *const c_char, flags: c_int, mode: mode_t) => call::open64(path, flags, mode);
     unsafe fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t)
         => call::openat(hidden_fds::kernel_fd(folder), path, flags, mode);
     unsafe fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t)
         => call::openat64(hidden_fds::kernel_fd(folder), path, flags, mode);
-    unsafe fn open_2(path: *const c_char, flags: c_int) => call::__open_2(path, flags);
-    unsafe fn open64_2(path: *const c_char, flags: c_int) => call::__open64_2(path, flags);
     unsafe fn openat_2(folder: c_int, path: *const c_char, flags: c_int)
         => call::__openat_2(hidden_fds::kernel_fd(folder), path, flags);
     unsafe fn openat64_2(folder: c_int, path: *const c_char, flags: c_int)
         => call::__openat64_2(hidden_fds::kernel_fd(folder), path, flags);
-    unsafe fn creat(path: *const c_char, mode: mode_t) => call::creat(path, mode);
-    unsafe fn creat64(path: *const c_char, mode: mode_t) => call::creat64(path, mode);
-    unsafe fn memfd_create(name: *const c_char, flags: c_uint) => call::memfd_create(name, flags);
     unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t)
         => call::accept(hidden_fds::kernel_fd(fd), addr, len);
     unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int)
@@ -65,24 +59,8 @@ pub(crate) unsafe fn socketpair(domain: c_int, kind: c_int, protocol: c_int, fds
     unsafe { clear_stale_pair(call::socketpair(domain, kind, protocol, fds), fds) }
 }
 
-pub(crate) fn eventfd(count: c_uint, flags: c_int) -> c_int {
-    clear_stale(call::eventfd(count, flags))
-}
-
-pub(crate) fn timerfd_create(clock: c_int, flags: c_int) -> c_int {
-    clear_stale(call::timerfd_create(clock, flags))
-}
-
 pub(crate) unsafe fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int {
     // SAFETY: program arguments.
     let new = unsafe { call::signalfd(hidden_fds::kernel_fd(fd), mask, flags) };
     if new == fd { new } else { clear_stale(new) }
-}
-
-pub(crate) fn inotify_init() -> c_int {
-    clear_stale(call::inotify_init())
-}
-
-pub(crate) fn inotify_init1(flags: c_int) -> c_int {
-    clear_stale(call::inotify_init1(flags))
 }

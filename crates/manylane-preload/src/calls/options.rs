@@ -11,14 +11,14 @@ use manylane_ipc::report::Reason;
 use crate::base::real::{self, call};
 use crate::base::{quiesce, sockopt, state};
 use crate::batching::readiness::ready_lanes;
-use crate::batching::{prefetch, send_batch};
+use crate::batching::{no_prefetch, prefetch, send_batch};
 use crate::fds::sock_fds::is_managed;
 use crate::fds::{hidden_fds, table};
 use crate::group::coverage::uncovered;
 use crate::group::plain;
 use crate::lanes::fallback;
 use crate::lanes::{entries, members};
-use crate::shared::sock::{MULTI_LANE, PLAIN, Shared, Sock};
+use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::xdp::queues;
@@ -68,7 +68,7 @@ pub(crate) unsafe fn setsockopt(
         && let Some(shared) = sock.shared()
     {
         // Later datagrams have the control messages that the program asks for.
-        prefetch::disable(shared, fd, Reason::NoPrefetchControl);
+        no_prefetch::disable(shared, fd, Reason::NoPrefetchControl);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
         && is_zero()
@@ -117,8 +117,7 @@ fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: im
     }
     let Some(time) = value() else { return own() };
     if !(0..1_000_000).contains(&time.tv_usec) {
-        real::set_errno(libc::EDOM);
-        return -1;
+        return real::fail_with_errno(libc::EDOM);
     }
     store_timeout(sock, time);
     0
@@ -192,12 +191,8 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_i
         if table::sock(fd).is_none() {
             return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
         }
-        if !quiesce::enter() {
-            return detached::ioctl(fd, request, arg);
-        }
-        let done = ioctl_tracked(fd, request, arg);
-        quiesce::leave();
-        done
+        quiesce::run_inside(|| ioctl_tracked(fd, request, arg))
+            .unwrap_or_else(|| detached::ioctl(fd, request, arg))
     }
 }
 
@@ -219,9 +214,8 @@ unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
             done
         }
         libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
-            let own =
-                thread::cached_member(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
-            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own.max(0) };
+            let own = thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0);
+            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own };
             if let Some(len) = queues::next_len(sock, shared, mask) {
                 return answer(len);
             }
@@ -253,8 +247,7 @@ unsafe fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
 /// The lane that the calling thread would receive from.
 fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
     let errno = real::errno();
-    let own = members::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
-    let own = usize::try_from(own).unwrap_or(0);
+    let own = members::member(sock, shared, fd).and_then(Member::own_lane).unwrap_or(0);
     let mut lane = own;
     let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
     let older = shared.drain_first.load(Ordering::Acquire) | retired;

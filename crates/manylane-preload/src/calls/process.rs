@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
-use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
+use libc::c_int;
 use manylane_ipc::report::Reason;
 
 use crate::base::functions::types::Args;
@@ -29,13 +29,11 @@ use crate::shared::{report, thread};
 /// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
 /// is not in the others, and its datagrams would be lost with that process.
 pub(crate) extern "C" fn before_fork() {
-    if !quiesce::enter() {
-        return;
-    }
-    if thread::is_own_process() {
-        prepare_fork();
-    }
-    quiesce::leave();
+    quiesce::run_inside(|| {
+        if thread::is_own_process() {
+            prepare_fork();
+        }
+    });
 }
 
 fn prepare_fork() {
@@ -86,36 +84,16 @@ pub(crate) fn setns(fd: c_int, kind: c_int) -> c_int {
     call::setns(hidden_fds::kernel_fd(fd), kind)
 }
 
-fn before_privilege_drop() {
+pub(crate) fn before_privilege_drop() {
     // SAFETY: geteuid(2) takes nothing and touches no memory.
     if thread::is_own_process() && unsafe { libc::geteuid() } == 0 {
         create::preopen_lanes();
     }
 }
 
-pub(crate) fn setuid(uid: uid_t) -> c_int {
-    before_privilege_drop();
-    call::setuid(uid)
-}
-
-pub(crate) fn seteuid(uid: uid_t) -> c_int {
-    before_privilege_drop();
-    call::seteuid(uid)
-}
-
-pub(crate) fn setreuid(real: uid_t, effective: uid_t) -> c_int {
-    before_privilege_drop();
-    call::setreuid(real, effective)
-}
-
-pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-    before_privilege_drop();
-    call::setresuid(real, effective, saved)
-}
-
 /// The new program inherits descriptors that are not closed on exec. It may receive on them, and
 /// would see only lane 0.
-fn before_exec() {
+pub(crate) fn before_exec() {
     // If the exec fails, threads go on batching replies.
     send_batch::flush_at_exit(false);
     for (fd, entry) in table::tracked(0, u32::MAX) {
@@ -128,97 +106,14 @@ fn before_exec() {
     }
 }
 
-pub(crate) unsafe fn execve(path: *const c_char, args: Args, env: Args) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::execve(path, args, env) }
-}
-
-pub(crate) unsafe fn execv(path: *const c_char, args: Args) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::execv(path, args) }
-}
-
-pub(crate) unsafe fn execvp(path: *const c_char, args: Args) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::execvp(path, args) }
-}
-
-pub(crate) unsafe fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::execvpe(path, args, env) }
-}
-
 pub(crate) unsafe fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
     before_exec();
     // SAFETY: program arguments.
     unsafe { call::fexecve(hidden_fds::kernel_fd(fd), args, env) }
 }
 
-pub(crate) unsafe fn posix_spawn(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    args: Args,
-    env: Args,
-) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::posix_spawn(pid, path, actions, attributes, args, env) }
-}
-
-pub(crate) unsafe fn posix_spawnp(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    args: Args,
-    env: Args,
-) -> c_int {
-    before_exec();
-    // SAFETY: program arguments.
-    unsafe { call::posix_spawnp(pid, path, actions, attributes, args, env) }
-}
-
-/// The process ends without the handlers of `exit`.
-pub(crate) fn exit_now(status: c_int) {
+/// The process ends without the handlers of `exit`. Datagrams that a handler of `at_quick_exit`
+/// sends go out at once.
+pub(crate) fn before_exit() {
     send_batch::flush_at_exit(true);
-    call::_exit(status);
-}
-
-/// As [`exit_now`]. Datagrams that a handler of `at_quick_exit` sends go out at once.
-pub(crate) fn quick_exit(status: c_int) {
-    send_batch::flush_at_exit(true);
-    call::quick_exit(status);
-}
-
-pub(crate) fn sleep(seconds: c_uint) -> c_int {
-    send_batch::flush();
-    call::sleep(seconds)
-}
-
-pub(crate) fn usleep(microseconds: c_uint) -> c_int {
-    send_batch::flush();
-    call::usleep(microseconds)
-}
-
-pub(crate) unsafe fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
-    send_batch::flush();
-    // SAFETY: program arguments.
-    unsafe { call::nanosleep(time, left) }
-}
-
-pub(crate) unsafe fn clock_nanosleep(
-    clock: c_int,
-    flags: c_int,
-    time: *const timespec,
-    left: *mut timespec,
-) -> c_int {
-    send_batch::flush();
-    // SAFETY: program arguments.
-    unsafe { call::clock_nanosleep(clock, flags, time, left) }
 }

@@ -57,14 +57,13 @@ fn before_seccomp(is_strict: bool, is_filter: bool) {
 #[cold]
 fn detach() {
     let errno = real::errno();
-    if quiesce::enter() {
+    quiesce::run_inside(|| {
         if quiesce::start_detach() {
             mark_all_plain();
             state::detach();
             quiesce::finish_detach();
         }
-        quiesce::leave();
-    }
+    });
     real::set_errno(errno);
 }
 

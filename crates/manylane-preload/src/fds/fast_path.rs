@@ -93,6 +93,13 @@ pub(crate) fn find_for(sock: &Sock, fd: c_int) -> Option<&'static FastPath> {
     find(fd).filter(|path| path.is_for(sock))
 }
 
+/// Starts a wait of the calling thread if it is the only receiver of `sock`. True: the wait is the
+/// program's own call.
+#[inline]
+pub(crate) fn start_wait_for(sock: &Sock, fd: c_int) -> bool {
+    find_for(sock, fd).and_then(FastPath::start_wait).is_some()
+}
+
 /// Ends a wait of the calling thread, whose member this is.
 #[inline]
 pub(crate) fn finish_wait(member: &Member) {

@@ -24,12 +24,13 @@
 //! to a wildcard address has a filter that drops them (`steer::unicast_only`), so that the program
 //! gets one copy, through lane 0.
 
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use libc::{c_int, pollfd, sockaddr_storage, socklen_t};
+use libc::{c_int, pollfd, socklen_t};
 use manylane_ipc::report::Reason;
+use manylane_sys::addr::SockAddr;
 
 use crate::base::real::{self, call};
 use crate::base::settings::WAIT_SLICE_MS;
@@ -37,23 +38,12 @@ use crate::base::{sockopt, steer};
 use crate::fds::table::{self, Entry};
 use crate::fds::{hidden_fds, identity};
 
-/// The address that a socket is bound to, as the kernel wrote it.
-#[derive(Clone, Copy)]
-pub(crate) struct BoundAddr {
-    storage: sockaddr_storage,
-    len: socklen_t,
-}
-
 /// The address that `fd` is bound to.
-pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
-    let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
-    let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: both live through the call, which writes at most `len` bytes; zeroed before, and
-    // zeroes are a value of it.
-    unsafe {
-        (call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) == 0)
-            .then(|| BoundAddr { storage: storage.assume_init(), len })
-    }
+pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
+    let (mut addr, mut len) = (SockAddr::EMPTY, SockAddr::CAPACITY as socklen_t);
+    // SAFETY: both live through the call, which writes at most `len` bytes, the capacity of `addr`.
+    let done = unsafe { call::getsockname(fd, (&raw mut addr).cast(), &raw mut len) };
+    if done == 0 { addr.to_std() } else { None }
 }
 
 /// The inode of a socket, as in `/proc/PID/fd`; 0 if it is not known.
@@ -64,82 +54,25 @@ pub(crate) fn inode(fd: c_int) -> u64 {
     unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
 }
 
-impl BoundAddr {
-    pub(crate) fn addr(&self) -> Option<SocketAddr> {
-        let at = (&raw const self.storage).cast::<u8>();
-        match c_int::from(self.storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: an address of this family, in storage that is as aligned and longer.
-                let v4 = unsafe { &*at.cast::<libc::sockaddr_in>() };
-                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
-            }
-            libc::AF_INET6 => {
-                // SAFETY: as above.
-                let v6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
-                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
-            }
-            _ => None,
-        }
-    }
+fn bind(fd: c_int, addr: SocketAddr) -> bool {
+    let addr = SockAddr::from(addr);
+    let bytes = addr.as_bytes();
+    // SAFETY: the address lives through the call, which reads as many bytes.
+    unsafe { call::bind(fd, bytes.as_ptr().cast(), bytes.len() as socklen_t) == 0 }
+}
 
-    fn is_wildcard(&self) -> bool {
-        self.addr().is_none_or(|addr| addr.ip().is_unspecified())
-    }
-
-    /// The same with another address and port; for IPv6, `ip` may be an IPv4 address.
-    fn with(&self, ip: IpAddr, port: u16) -> Self {
-        let mut other = *self;
-        let at = (&raw mut other.storage).cast::<u8>();
-        match (c_int::from(self.storage.ss_family), ip) {
-            (libc::AF_INET, IpAddr::V4(ip)) => {
-                // SAFETY: as in addr(); `other` is ours alone.
-                let v4 = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
-                v4.sin_port = port.to_be();
-                v4.sin_addr.s_addr = u32::from(ip).to_be();
-            }
-            (libc::AF_INET6, ip) => {
-                let ip = match ip {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                // SAFETY: as above.
-                let v6 = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
-                v6.sin6_port = port.to_be();
-                v6.sin6_addr.s6_addr = ip.octets();
-            }
-            _ => {}
-        }
-        other
-    }
-
-    /// The same address with another port; loopback in place of the wildcard.
-    fn unreachable_addr(&self) -> Self {
-        let ip = match self.addr().map(|addr| addr.ip()) {
-            Some(IpAddr::V6(ip)) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-            Some(ip) if !ip.is_unspecified() => ip,
-            _ => Ipv4Addr::LOCALHOST.into(),
-        };
-        self.with(ip, 1)
-    }
-
-    fn bind(&self, fd: c_int) -> bool {
-        // SAFETY: the address lives through the call, and `len` is its length.
-        unsafe { call::bind(fd, (&raw const self.storage).cast(), self.len) == 0 }
-    }
-
-    fn connect(&self, fd: c_int) -> bool {
-        // SAFETY: as above.
-        unsafe { call::connect(fd, (&raw const self.storage).cast(), self.len) == 0 }
-    }
+fn connect(fd: c_int, addr: SocketAddr) -> bool {
+    let addr = SockAddr::from(addr);
+    let bytes = addr.as_bytes();
+    // SAFETY: as above.
+    unsafe { call::connect(fd, bytes.as_ptr().cast(), bytes.len() as socklen_t) == 0 }
 }
 
 /// Opens one more lane's socket in the group of the program's `fd`. The library does not steer to
 /// it yet. Calls `in_group` as soon as it is bound.
 pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
-    let bound = bound_addr(fd).ok_or(Reason::NoSocket)?;
-    let family = c_int::from(bound.storage.ss_family);
+    let bound = local_addr(fd).ok_or(Reason::NoSocket)?;
+    let family = if bound.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
     let lane = hidden_fds::hide(|| call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
     if lane < 0 {
         return Err(Reason::NoSocket);
@@ -155,11 +88,11 @@ pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Rea
     let mut ready = sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
         && sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
     // A socket bound to one unicast address gets no copies of datagrams.
-    if bound.is_wildcard() {
+    if bound.ip().is_unspecified() {
         ready &= steer::unicast_only()
             .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
     }
-    if ready && bound.bind(lane) {
+    if ready && bind(lane, bound) {
         in_group();
         sockopt::replicate(fd, lane, false);
         return Ok(lane);
@@ -252,10 +185,10 @@ const LOOPBACK_INDEX: c_int = 1;
 pub(crate) fn retire(lane: c_int) {
     attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
     let mut alone = false;
-    if let Some(bound) = bound_addr(lane) {
-        alone = bound.is_wildcard() && move_away(lane, &bound);
+    if let Some(bound) = local_addr(lane) {
+        alone = bound.ip().is_unspecified() && move_away(lane, bound);
         if !alone {
-            bound.unreachable_addr().connect(lane);
+            connect(lane, unreachable_addr(bound));
         }
     }
     sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
@@ -266,14 +199,35 @@ pub(crate) fn retire(lane: c_int) {
 /// Moves a socket from a wildcard to [`RETIRED_ADDR`]. A connect sets the local address; a connect
 /// to a multicast group sets it to that of IP_MULTICAST_IF. Fails without a loopback device that
 /// is up, and from `::` with IPV6_V6ONLY.
-fn move_away(lane: c_int, bound: &BoundAddr) -> bool {
+fn move_away(lane: c_int, bound: SocketAddr) -> bool {
     let source = libc::ip_mreqn {
         imr_multiaddr: libc::in_addr { s_addr: 0 },
         imr_address: libc::in_addr { s_addr: u32::from(RETIRED_ADDR).to_be() },
         imr_ifindex: LOOPBACK_INDEX,
     };
     sockopt::write(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, &source) == 0
-        && bound.with(NO_SOURCE_ADDR.into(), 1).connect(lane)
+        && connect(lane, peer_of(bound, NO_SOURCE_ADDR.into()))
+}
+
+/// An address that sends nothing: the bound one with another port, loopback in place of the
+/// wildcard.
+fn unreachable_addr(bound: SocketAddr) -> SocketAddr {
+    match bound.ip() {
+        IpAddr::V6(ip) if ip.is_unspecified() => peer_of(bound, Ipv6Addr::LOCALHOST.into()),
+        IpAddr::V4(ip) if ip.is_unspecified() => peer_of(bound, Ipv4Addr::LOCALHOST.into()),
+        ip => peer_of(bound, ip),
+    }
+}
+
+/// Port 1 of `ip`, in the family of `bound`, and with its scope.
+fn peer_of(bound: SocketAddr, ip: IpAddr) -> SocketAddr {
+    let SocketAddr::V6(mut peer) = bound else { return SocketAddr::new(ip, 1) };
+    peer.set_ip(match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    });
+    peer.set_port(1);
+    peer.into()
 }
 
 /// This process, or one that it was forked from, may have changed its network namespace.
@@ -290,7 +244,42 @@ pub(crate) fn mark_netns_changed() {
     HAS_CHANGED_NETNS.store(true, Ordering::SeqCst);
 }
 
-/// The address of `fd`.
-pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
-    bound_addr(fd)?.addr()
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    fn addr(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_retired_lane_keeps_its_address_and_scope_but_for_a_wildcard() {
+        for (bound, peer) in [
+            ("0.0.0.0:53", "127.0.0.1:1"),
+            ("[::]:53", "[::1]:1"),
+            ("10.0.0.1:53", "10.0.0.1:1"),
+            ("[fe80::1%3]:53", "[fe80::1%3]:1"),
+        ] {
+            assert_eq!(unreachable_addr(addr(bound)), addr(peer));
+        }
+        assert_eq!(peer_of(addr("[::]:53"), NO_SOURCE_ADDR.into()), addr("[::ffff:224.0.0.1]:1"));
+    }
+
+    #[test]
+    fn sockets_are_bound_and_connected_to_the_address_that_is_read_back() {
+        for text in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(first) = UdpSocket::bind(text) else { continue };
+            let at = local_addr(first.as_raw_fd()).unwrap();
+            assert_eq!(at, first.local_addr().unwrap());
+            let family = if at.is_ipv6() { libc::AF_INET6 } else { libc::AF_INET };
+            let fd = call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+            assert!(!bind(fd, at), "the port is taken");
+            assert!(bind(fd, addr(text)) && connect(fd, at));
+            assert_eq!(local_addr(fd).map(|own| own.ip()), Some(at.ip()));
+            call::close(fd);
+        }
+    }
 }

@@ -95,3 +95,11 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
         _ => true,
     }
 }
+
+/// The socket behind `fd`, if the library manages it.
+#[inline]
+pub(crate) fn managed(fd: c_int) -> Option<(&'static Sock, &'static Shared)> {
+    let sock = table::sock(fd)?;
+    let shared = sock.shared()?;
+    is_managed(shared).then_some((sock, shared))
+}

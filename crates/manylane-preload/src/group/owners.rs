@@ -6,7 +6,7 @@ use libc::c_int;
 
 use crate::base::settings::MAX_LANES;
 use crate::base::{state, steer};
-use crate::batching::prefetch;
+use crate::batching::no_prefetch;
 use crate::fds::{lane_socket, sock_fds};
 use crate::group::active_set;
 use crate::group::change::{OWNERS, start_change};
@@ -82,7 +82,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     }
     queues::distribute(shared);
     update_oversubscribed(shared);
-    prefetch::count_reasons(shared, fd);
+    no_prefetch::count_reasons(shared, fd);
 }
 
 /// Records which lanes several members share: nothing is prefetched for those.

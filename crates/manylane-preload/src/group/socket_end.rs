@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::batching::outbox::Outbox;
 use crate::batching::prefetch::Prefetch;
-use crate::batching::send_batch::{self, Outbox};
+use crate::batching::send_batch;
 use crate::fds::sock_fds::group_fd;
 use crate::fds::{fast_path, hidden_fds};
 use crate::group::leasing;

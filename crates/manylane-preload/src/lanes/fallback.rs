@@ -18,7 +18,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real};
 use crate::fds::sock_fds::{any_fd, dup_any, dup_preferring};
-use crate::fds::{identity, lane_socket};
+use crate::fds::{identity, lane_socket, table};
 use crate::group::change;
 use crate::group::plain;
 use crate::group::recovery;
@@ -33,9 +33,17 @@ use crate::xdp::queues;
 /// datagrams.
 #[cold]
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
-    if quiesce::enter() {
-        fall_back_now(sock, fd, reason);
-        quiesce::leave();
+    quiesce::run_inside(|| fall_back_now(sock, fd, reason));
+}
+
+/// [`fall_back`] for the socket behind a descriptor of the program, if it is one.
+pub(crate) fn fall_back_fd(fd: c_int, reason: Reason) {
+    if table::sock(fd).is_some() {
+        quiesce::run_inside(|| {
+            if let Some(sock) = entries::sock(fd) {
+                fall_back_now(sock, fd, reason);
+            }
+        });
     }
 }
 

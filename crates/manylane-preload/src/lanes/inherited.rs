@@ -41,9 +41,8 @@ fn register(fd: c_int) {
 /// The program receives on a plain socket: reports it if it was inherited.
 #[inline]
 pub(crate) fn report_inherited(shared: &Shared, fd: c_int) {
-    if shared.inherited.load(Ordering::Relaxed) != 0 && quiesce::enter() {
-        report_inherited_now(shared, fd);
-        quiesce::leave();
+    if shared.inherited.load(Ordering::Relaxed) != 0 {
+        quiesce::run_inside(|| report_inherited_now(shared, fd));
     }
 }
 

@@ -96,10 +96,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 
 /// A thread ends: its lanes are taken out of steering, and the other threads drain them.
 extern "C" fn on_thread_exit(_: *mut c_void) {
-    if quiesce::enter() {
-        leave_all();
-        quiesce::leave();
-    }
+    quiesce::run_inside(leave_all);
 }
 
 fn leave_all() {

@@ -32,9 +32,8 @@ pub(crate) fn release_replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
 /// `fd` is new and not tracked: removes a stale entry.
 #[inline]
 pub(crate) fn clear_stale(fd: c_int) -> c_int {
-    if fd >= 0 && table::entry(fd) != Entry::None && quiesce::enter() {
-        register(fd, Entry::None);
-        quiesce::leave();
+    if fd >= 0 && table::entry(fd) != Entry::None {
+        quiesce::run_inside(|| register(fd, Entry::None));
     }
     fd
 }

@@ -20,14 +20,14 @@
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
-use libc::{c_int, c_void};
+use libc::c_int;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::report::Reason;
 
 use crate::base::settings::MAX_LANES;
 use crate::shared::lease::Lease;
 use crate::shared::leftovers::Leftovers;
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory::{self, PerLane, Zeroed};
 
 /// Max threads that receive on one socket.
 pub(crate) const MAX_MEMBERS: usize = 128;
@@ -87,6 +87,12 @@ pub(crate) struct Member {
 const _: () = assert!(size_of::<Member>() == 64);
 
 impl Member {
+    /// The member's lane, if it has one.
+    #[inline]
+    pub(crate) fn own_lane(&self) -> Option<usize> {
+        usize::try_from(self.lane.load(Ordering::Acquire)).ok()
+    }
+
     /// Counts one heartbeat of the calling thread, whose member this is.
     #[inline]
     pub(crate) fn beat(&self) {
@@ -268,11 +274,10 @@ pub(crate) struct Sock {
     pub(crate) fd_lock: AtomicU64,
     shared: AtomicPtr<Shared>,
     lease: AtomicPtr<Lease>,
-    /// One for each possible lane, or null: `prefetch.rs` knows the type, and no other module
-    /// stores here.
-    pub(crate) prefetches: AtomicPtr<c_void>,
+    /// Of `prefetch.rs`, which alone maps them.
+    pub(crate) prefetches: PerLane,
     /// The same, of `send_batch.rs`.
-    pub(crate) outboxes: AtomicPtr<c_void>,
+    pub(crate) outboxes: PerLane,
     /// Datagrams left in its lanes when the library detached, or null: `seccomp.rs`.
     leftovers: AtomicPtr<Leftovers>,
     /// Descriptors of the lanes, plus 1; 0 if none. Lane 0 is the program's own descriptor,
@@ -367,8 +372,8 @@ impl Sock {
                 if !reset(shared) {
                     // The next socket gets new ones of both. The limit on prefetch mappings bounds
                     // their number.
-                    self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
-                    self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
+                    self.prefetches.clear();
+                    self.outboxes.clear();
                 }
                 // A fork that began meanwhile may just have set `forked`, which was reset.
                 if FORKS.load(Ordering::SeqCst) != forks {
@@ -384,8 +389,8 @@ impl Sock {
     /// The next socket in this slot gets its own mappings: another process uses these.
     fn unshare(&self) {
         self.shared.store(ptr::null_mut(), Ordering::Relaxed);
-        self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
-        self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
+        self.prefetches.clear();
+        self.outboxes.clear();
     }
 
     /// The state that all processes share; mapped at bind.

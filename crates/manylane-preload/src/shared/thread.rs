@@ -60,17 +60,15 @@ impl ThreadState {
     /// After a fork the child has another process and thread id.
     #[cold]
     fn reset_after_fork(&self, epoch: u32) {
-        if !quiesce::enter() {
-            return;
-        }
-        // SAFETY: gettid(2) takes nothing and touches no memory.
-        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-        self.id.set(u64::from(std::process::id()) << 32 | u64::from(tid));
-        self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
-        self.peeked.set((0, 0));
-        self.liveness.set(0);
-        self.epoch.set(epoch);
-        quiesce::leave();
+        quiesce::run_inside(|| {
+            // SAFETY: gettid(2) takes nothing and touches no memory.
+            let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+            self.id.set(u64::from(std::process::id()) << 32 | u64::from(tid));
+            self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
+            self.peeked.set((0, 0));
+            self.liveness.set(0);
+            self.epoch.set(epoch);
+        });
     }
 
     #[inline]

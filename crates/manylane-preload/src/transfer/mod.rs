@@ -3,11 +3,15 @@
 //! | file | what it does |
 //! |---|---|
 //! | `receive.rs` | the receiving calls |
-//! | `recv_call.rs` | one receive: which lanes, in which order, and the wait |
+//! | `recv_call.rs` | one receive: which lanes, in which order |
+//! | `recv_wait.rs` | its waits |
+//! | `backoff.rs` | waits that end too early |
 //! | `send.rs` | the sending calls |
 //! | `detached.rs` | all calls after the library detached |
 
+mod backoff;
 pub(crate) mod detached;
 pub(crate) mod receive;
 pub(crate) mod recv_call;
+mod recv_wait;
 pub(crate) mod send;

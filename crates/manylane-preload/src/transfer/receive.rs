@@ -410,16 +410,8 @@ fn slow_path(
             return detached::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
         }
     };
-    if quiesce::enter() {
-        match managed_receive(sock, shared, (fd, flags, into), &op, size) {
-            Some(answer) => {
-                quiesce::leave();
-                return answer;
-            }
-            None => quiesce::park_and_leave(),
-        }
-    }
-    detached::receive(fd, flags, &into, || op(fd, 0))
+    quiesce::wait_inside(|| managed_receive(sock, shared, (fd, flags, into), &op, size))
+        .unwrap_or_else(|| detached::receive(fd, flags, &into, || op(fd, 0)))
 }
 
 /// Receives on a socket that the library manages. None: the library has detached.
@@ -447,6 +439,7 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
         op,
         was_prefetched: Cell::new(false),
         signals: signals::DeferredSignals::new(),
+        until: Cell::new(None),
     };
     let (answer, helped) = call.run()?;
     if quiesce::is_detaching() {

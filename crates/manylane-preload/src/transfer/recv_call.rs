@@ -17,16 +17,16 @@
 //!   would.
 
 use std::cell::Cell;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
+use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd};
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::pollfds::EMPTY_POLLFD;
-use crate::base::real;
+use crate::base::real::{self, fail_with_errno};
 use crate::base::recv_bufs::RecvBufs;
-use crate::base::settings::{MAX_LANES, WAIT_SLICE, WAIT_SLICE_MS};
+use crate::base::settings::{MAX_LANES, WAIT_SLICE};
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
 use crate::batching::readiness::{lane_pollfds, ready_lanes};
@@ -38,20 +38,14 @@ use crate::group::recovery;
 use crate::group::{active_set, sampling};
 use crate::lanes::entries;
 use crate::shared::sock::{
-    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+    BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED,
 };
 use crate::shared::thread;
+use crate::transfer::backoff::Backoff;
 use crate::xdp::queues;
 
-/// Result of one attempt on one descriptor.
-enum TryRecv {
-    /// The call's result, to be returned to the program.
-    Done(isize),
-    /// No datagram.
-    WouldBlock,
-}
-
-/// One receive call of the program.
+/// One receive call of the program. An attempt returns the call's result, or none if there is no
+/// datagram.
 pub(crate) struct RecvCall<'a, Op> {
     pub(crate) sock: &'static Sock,
     pub(crate) shared: &'a Shared,
@@ -64,6 +58,8 @@ pub(crate) struct RecvCall<'a, Op> {
     /// The result came from a prefetch, by a system call that was counted before.
     pub(crate) was_prefetched: Cell<bool>,
     pub(crate) signals: signals::DeferredSignals,
+    /// When the program's own timeout ends; none before the first wait of the call.
+    pub(crate) until: Cell<Option<Instant>>,
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
@@ -75,30 +71,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         answer
     }
 
-    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
-    fn defer_signals(&self) {
-        if self.is_interruptible() {
-            self.signals.defer();
-        }
-    }
-
-    /// True if a signal handler interrupts the call.
-    fn is_interruptible(&self) -> bool {
-        !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
-    }
-
-    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
-    /// datagram, or defers signals.
-    fn poll_first(&self, lane: usize) -> Option<isize> {
-        let poll_now = || match self.try_lane(lane) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
-        if self.is_interruptible() { self.signals.poll_before_wait(poll_now) } else { None }
-    }
-
     fn retry(&self) -> Option<(isize, bool)> {
-        let mut until = None;
         let mut rounds = Backoff::default();
         let mut again = false;
         loop {
@@ -115,7 +88,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
             match self.shared.mode() {
                 SINGLE | OBSERVING if queues::is_open(self.shared) => {
-                    if let Some(answer) = self.recv_with_queues(nonblock, &mut until) {
+                    if let Some(answer) = self.recv_with_queues(nonblock) {
                         return Some((answer, false));
                     }
                 }
@@ -131,22 +104,22 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     let answer = quiesce::run_outside(|| (self.op)(self.fd, 0));
                     if quiesce::is_detaching() {
                         // Our own bound may have ended it.
-                        let goes_on = answer < 0 && self.should_wait_again(&mut until);
+                        let goes_on = answer < 0 && self.should_wait_again();
                         return (!goes_on).then_some((answer, false));
                     }
                     self.member.state.store(BUSY, Ordering::Release);
                     let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
-                    if answer >= 0 || !bounded || !self.should_wait_again(&mut until) {
+                    if answer >= 0 || !bounded || !self.should_wait_again() {
                         return Some((answer, false));
                     }
                 }
                 OBSERVING if nonblock => return Some(((self.op)(self.fd, 0), false)),
-                OBSERVING => match self.wait_on(0, &mut until) {
-                    TryRecv::Done(answer) => return Some((answer, false)),
-                    TryRecv::WouldBlock => recovery::recover(self.sock, self.shared),
+                OBSERVING => match self.wait_on(0) {
+                    Some(answer) => return Some((answer, false)),
+                    None => recovery::recover(self.sock, self.shared),
                 },
                 MULTI_LANE => {
-                    if let Some(answer) = self.recv_multi_lane(nonblock, again, &mut until) {
+                    if let Some(answer) = self.recv_multi_lane(nonblock, again) {
                         return Some(answer);
                     }
                 }
@@ -163,9 +136,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::is_draining(self.shared) {
                         return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
                     }
-                    match self.wait_on(0, &mut until) {
-                        TryRecv::Done(answer) => return Some((answer, false)),
-                        TryRecv::WouldBlock => {}
+                    if let Some(answer) = self.wait_on(0) {
+                        return Some((answer, false));
                     }
                 }
                 _ => return Some(((self.op)(self.fd, 0), false)),
@@ -181,108 +153,79 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// One attempt on a lane, without waiting: its queues, if it has any, and its kernel socket.
     #[inline]
-    fn try_lane(&self, lane: usize) -> TryRecv {
+    pub(crate) fn try_lane(&self, lane: usize) -> Option<isize> {
         if !queues::is_open(self.shared) {
             return self.try_kernel(lane);
         }
         // Check the companion now and then, in case the queues are never empty.
         let heartbeat = self.member.heartbeat.load(Ordering::Relaxed);
         if heartbeat % queues::KERNEL_CHECK_INTERVAL < 2
-            && let TryRecv::Done(answer) = self.try_kernel(lane)
+            && let Some(answer) = self.try_kernel(lane)
         {
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
         // A receive is one heartbeat or two: every second one begins with another queue.
         let turn = heartbeat / 2;
         if let Some(answer) = queues::receive(self.sock, self.shared, lane, turn, self.flags, &self.bufs) {
-            return TryRecv::Done(answer);
+            return Some(answer);
         }
         queues::flush();
         self.try_kernel(lane)
     }
 
     /// One attempt on the datagram that was peeked at.
-    fn try_peeked(&self, peeked: usize) -> TryRecv {
-        match queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs) {
-            Some(answer) => TryRecv::Done(answer),
-            None => self.try_kernel(peeked & 0xff),
-        }
+    fn try_peeked(&self, peeked: usize) -> Option<isize> {
+        queues::receive_peeked(self.sock, peeked, self.flags, &self.bufs)
+            .or_else(|| self.try_kernel(peeked & 0xff))
     }
 
     /// With queues: one receiver, or several that have no lanes of their own yet. All queues
     /// belong to lane 0.
-    fn recv_with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
+    fn recv_with_queues(&self, nonblock: bool) -> Option<isize> {
         if let Some(peeked) = thread::take_peeked(self.sock)
-            && let TryRecv::Done(answer) = self.try_peeked(peeked)
+            && let Some(answer) = self.try_peeked(peeked)
         {
             return Some(answer);
         }
-        if let TryRecv::Done(answer) = self.try_lane(0) {
+        if let Some(answer) = self.try_lane(0) {
             return Some(answer);
         }
         if nonblock {
-            real::set_errno(EAGAIN);
-            return Some(-1);
+            return Some(fail_with_errno(EAGAIN));
         }
-        if let Some(answer) = self.rx_coalesce(0, until) {
+        if let Some(answer) = self.rx_coalesce(0) {
             return Some(answer);
         }
-        match self.wait_on(0, until) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        }
+        self.wait_on(0)
     }
 
-    /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
-    /// receive on the socket would have returned.
-    fn wait_for_queues(&self, lane: usize) -> isize {
-        if let TryRecv::Done(answer) = self.try_lane(lane) {
-            return answer;
-        }
-        queues::flush();
-        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
-        fds[0].fd = self.sock.fd_of(lane, self.fd);
-        let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
-        let mask = self.signals.wait_mask(None);
-        if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
-            return -1;
-        }
-        match self.try_lane(lane) {
-            TryRecv::Done(answer) => answer,
-            TryRecv::WouldBlock => {
-                real::set_errno(EAGAIN);
-                -1
-            }
-        }
-    }
-
-    /// One attempt on a lane's prefetch; its owner may fill it first. None: the caller must ask
-    /// the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
-    fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> Option<TryRecv> {
+    /// One attempt on a lane's prefetch; its owner may fill it first. `Continue`: the caller must
+    /// ask the kernel for a datagram. `sleeps`: if there is no datagram, the caller sleeps next.
+    fn try_prefetch(&self, prefetched: &Prefetch, lane: usize, sleeps: bool) -> ControlFlow<Option<isize>> {
         let take = || {
             let answer = prefetched.recv(self.flags, &self.bufs)?;
             self.was_prefetched.set(true);
             if self.flags & MSG_PEEK != 0 {
                 thread::set_peeked(self.sock, lane);
             }
-            Some(TryRecv::Done(answer))
+            Some(answer)
         };
-        if let Some(got) = take() {
-            return Some(got);
+        if let Some(answer) = take() {
+            return Break(Some(answer));
         }
         if self.bufs.is_mmsg() || !self.can_prefetch(lane) || !prefetched.should_fill() {
-            return None;
+            return Continue(());
         }
         match prefetched.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
             FillResult::Ready => {
                 let got = take();
                 // The call to the kernel counts for the first datagram that it brought.
                 self.was_prefetched.set(false);
-                got
+                got.map_or(Continue(()), |answer| Break(Some(answer)))
             }
-            FillResult::Empty => Some(TryRecv::WouldBlock),
-            FillResult::Failed => Some(TryRecv::Done(-1)),
-            FillResult::Skipped => None,
+            FillResult::Empty => Break(None),
+            FillResult::Failed => Break(Some(-1)),
+            FillResult::Skipped => Continue(()),
         }
     }
 
@@ -297,125 +240,34 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             && active_set::can_prefetch(self.shared)
     }
 
-    /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
-    /// Returns what a receive would have returned.
-    fn wait_with_mask(&self, lane: usize) -> isize {
-        let fd = self.sock.fd_of(lane, self.fd);
-        let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let mask = self.signals.wait_mask(None);
-        match real::ppoll(&mut at, WAIT_SLICE, mask) {
-            ready if ready < 0 => -1,
-            // A datagram that poll reports may be gone: then the result is EAGAIN.
-            _ => (self.op)(fd, MSG_DONTWAIT),
-        }
-    }
-
     /// One attempt on a lane's kernel socket, without waiting.
     #[inline]
-    fn try_kernel(&self, lane: usize) -> TryRecv {
+    fn try_kernel(&self, lane: usize) -> Option<isize> {
         if state::is_send_batching() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
             send_batch::before_steal(self.sock, self.shared, self.fd, lane);
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, lane)
-            && let Some(got) = self.try_prefetch(prefetched, lane, false)
+            && let Break(got) = self.try_prefetch(prefetched, lane, false)
         {
             return got;
         }
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
         if answer < 0 && real::errno() == EAGAIN {
-            return TryRecv::WouldBlock;
+            return None;
         }
         if answer >= 0 && self.flags & MSG_PEEK != 0 {
             thread::set_peeked(self.sock, lane);
         }
-        TryRecv::Done(answer)
-    }
-
-    /// The program's own timeout counts from the first wait of a call.
-    fn start_timeout(&self, until: &mut Option<Instant>) {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && until.is_none() {
-            *until = Some(Instant::now() + Duration::from_micros(timeout));
-        }
-    }
-
-    /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
-    /// the result if the call is over.
-    fn rx_coalesce(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
-        self.start_timeout(until);
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let lane = self.sock.fd_of(own, self.fd);
-        let poll_now = || match self.try_lane(own) {
-            TryRecv::Done(answer) => Some(answer),
-            TryRecv::WouldBlock => None,
-        };
-        let sleep = |time: timespec| {
-            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
-            self.defer_signals();
-            let mask = self.signals.wait_mask(None);
-            let ended = real::ppoll_none(time, mask);
-            self.member.state.store(BUSY, Ordering::Release);
-            self.member.beat();
-            (ended < 0 && !self.should_wait_again(until)).then_some(-1)
-        };
-        rx_coalesce::before_sleep(lane, left, poll_now, sleep)
-    }
-
-    /// Waits on a lane for at most a slice.
-    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> TryRecv {
-        self.start_timeout(until);
-        self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        if let Some(answer) = self.poll_first(lane) {
-            self.member.state.store(BUSY, Ordering::Release);
-            self.member.beat();
-            return TryRecv::Done(answer);
-        }
-        let with_queues = queues::is_open(self.shared);
-        let answer = if with_queues {
-            self.wait_for_queues(lane)
-        } else if self.signals.is_active() {
-            self.wait_with_mask(lane)
-        } else {
-            (self.op)(self.sock.fd_of(lane, self.fd), 0)
-        };
-        self.member.state.store(BUSY, Ordering::Release);
-        self.member.beat();
-        if answer >= 0 {
-            if self.flags & MSG_PEEK != 0 && !with_queues {
-                thread::set_peeked(self.sock, lane);
-            }
-            return TryRecv::Done(answer);
-        }
-        if self.should_wait_again(until) { TryRecv::WouldBlock } else { TryRecv::Done(answer) }
-    }
-
-    /// A wait ended without a datagram: true if the program would still be waiting.
-    fn should_wait_again(&self, until: &mut Option<Instant>) -> bool {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        match real::errno() {
-            EAGAIN if timeout == 0 => true,
-            EAGAIN => {
-                let until = *until.get_or_insert_with(|| Instant::now() + Duration::from_micros(timeout));
-                Instant::now() < until
-            }
-            // With a timeout of its own, the kernel would not have restarted the call.
-            EINTR => timeout == 0 && signals::should_restart(),
-            _ => false,
-        }
+        Some(answer)
     }
 
     /// Mode `MULTI_LANE`: the result, or none if the mode may have changed. `again`: after a wait
     /// of the same call.
-    fn recv_multi_lane(
-        &self,
-        nonblock: bool,
-        again: bool,
-        until: &mut Option<Instant>,
-    ) -> Option<(isize, bool)> {
-        let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
+    fn recv_multi_lane(&self, nonblock: bool, again: bool) -> Option<(isize, bool)> {
+        let own = self.member.own_lane();
         // 1. The lane that was peeked at.
         if let Some(lane) = thread::take_peeked(self.sock)
-            && let TryRecv::Done(answer) = self.try_peeked(lane)
+            && let Some(answer) = self.try_peeked(lane)
         {
             return Some((answer, own != Some(lane & 0xff)));
         }
@@ -434,67 +286,60 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
                 match self.try_kernel(lane) {
-                    TryRecv::Done(answer) => {
+                    Some(answer) => {
                         owners::count_drained(self.shared);
                         return Some((answer, own != Some(lane)));
                     }
-                    TryRecv::WouldBlock => {
-                        _ = self.shared.drain_first.fetch_and(!(1 << lane), Ordering::AcqRel)
-                    }
+                    None => _ = self.shared.drain_first.fetch_and(!(1 << lane), Ordering::AcqRel),
                 }
             }
         }
-        let Some(own) = own else { return self.recv_any(nonblock, until) };
+        let Some(own) = own else { return self.recv_any(nonblock) };
         // 3. The caller's own lane, 4. lanes whose owners do not wait.
         if nonblock || self.member.has_stolen.load(Ordering::Relaxed) != 0 {
-            if let TryRecv::Done(answer) = self.try_lane(own) {
+            if let Some(answer) = self.try_lane(own) {
                 return Some((answer, false));
             }
-            if let TryRecv::Done(answer) = self.steal(Some(own)) {
+            if let Some(answer) = self.steal(Some(own)) {
                 return Some((answer, true));
             }
             if nonblock {
-                real::set_errno(EAGAIN);
-                return Some((-1, false));
+                return Some((fail_with_errno(EAGAIN), false));
             }
         }
         if let Some(prefetched) = prefetch::for_lane(self.sock, own)
-            && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, own, true)
+            && let Break(Some(answer)) = self.try_prefetch(prefetched, own, true)
         {
             return Some((answer, false));
         }
         // Other threads may have taken the prefetched datagrams meanwhile.
         send_batch::flush();
         if rx_coalesce::can_coalesce(self.shared)
-            && let Some(answer) = self.rx_coalesce(own, until)
+            && let Some(answer) = self.rx_coalesce(own)
         {
             return Some((answer, false));
         }
-        match self.wait_on(own, until) {
-            TryRecv::Done(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
+        match self.wait_on(own) {
+            Some(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice or the program's own timeout is over: in both cases poll the other lanes
             // once more.
             outcome => match (self.poll_others(own), outcome) {
-                (TryRecv::Done(answer), _) => Some((answer, true)),
-                (TryRecv::WouldBlock, TryRecv::Done(_)) => {
-                    real::set_errno(EAGAIN);
-                    Some((-1, false))
-                }
-                (TryRecv::WouldBlock, TryRecv::WouldBlock) => None,
+                (Some(answer), _) => Some((answer, true)),
+                (None, Some(_)) => Some((fail_with_errno(EAGAIN), false)),
+                (None, None) => None,
             },
         }
     }
 
     /// A thread without a lane receives from all of them.
-    fn recv_any(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
-        if let TryRecv::Done(answer) = self.steal(None) {
+    fn recv_any(&self, nonblock: bool) -> Option<(isize, bool)> {
+        if let Some(answer) = self.steal(None) {
             return Some((answer, true));
         }
         if nonblock {
-            real::set_errno(EAGAIN);
-            return Some((-1, false));
+            return Some((fail_with_errno(EAGAIN), false));
         }
-        self.start_timeout(until);
+        self.start_timeout();
         send_batch::flush();
         let all = sock_fds::lanes_mask(self.shared);
         let (lane_fds, count) = lane_pollfds(self.sock, self.fd, all);
@@ -507,24 +352,24 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, mask);
         self.member.beat();
         if ready < 0 {
-            return (!self.should_wait_again(until)).then_some((-1, false));
+            return (!self.should_wait_again()).then_some((-1, false));
         }
         real::set_errno(EAGAIN);
-        if ready == 0 && !self.should_wait_again(until) {
+        if ready == 0 && !self.should_wait_again() {
             return Some((-1, false));
         }
         None
     }
 
     /// After a slice: receives from uncovered lanes.
-    fn poll_others(&self, own: usize) -> TryRecv {
+    fn poll_others(&self, own: usize) -> Option<isize> {
         sampling::after_slice(self.sock, self.shared);
         self.steal(Some(own))
     }
 
     /// Polls the uncovered lanes, and receives from one that has a datagram. A thread without a
     /// lane polls all.
-    fn steal(&self, own: Option<usize>) -> TryRecv {
+    fn steal(&self, own: Option<usize>) -> Option<isize> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
@@ -535,14 +380,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         };
         let ready = ready_lanes(self.sock, self.shared, self.fd, mask);
         for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
-            if let TryRecv::Done(answer) = self.try_lane(lane) {
+            if let Some(answer) = self.try_lane(lane) {
                 self.member.has_stolen.store(1, Ordering::Relaxed);
-                return TryRecv::Done(answer);
+                return Some(answer);
             }
         }
         self.member.has_stolen.store(0, Ordering::Relaxed);
         real::set_errno(errno);
-        TryRecv::WouldBlock
+        None
     }
 
     /// Mode PLAIN, while lanes still hold datagrams: the kernel reports a pending socket error
@@ -553,17 +398,14 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         } else {
             0
         };
-        (error != 0).then(|| {
-            real::set_errno(error);
-            -1
-        })
+        (error != 0).then(|| fail_with_errno(error))
     }
 
     /// Mode PLAIN: receives the datagrams that lanes still hold, which are older.
     fn drain_retired(&self) -> Option<isize> {
         if queues::is_draining(self.shared) {
             if let Some(peeked) = thread::take_peeked(self.sock)
-                && let TryRecv::Done(answer) = self.try_peeked(peeked)
+                && let Some(answer) = self.try_peeked(peeked)
             {
                 return Some(answer);
             }
@@ -576,7 +418,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             // Prefetches of any lane: their datagrams are older than the kernel's.
             if let Some(peeked) = thread::take_peeked(self.sock)
                 && let Some(prefetched) = prefetch::for_lane(self.sock, peeked & 0xff)
-                && let Some(TryRecv::Done(answer)) = self.try_prefetch(prefetched, peeked & 0xff, false)
+                && let Break(Some(answer)) = self.try_prefetch(prefetched, peeked & 0xff, false)
             {
                 return Some(answer);
             }
@@ -586,8 +428,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
         for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
-                TryRecv::Done(answer) => return Some(answer),
-                TryRecv::WouldBlock => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
+                Some(answer) => return Some(answer),
+                None => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
             }
         }
         None
@@ -605,42 +447,17 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
 ) -> Option<isize> {
     // In a plain socket no member has a lane: any member will do.
     let member = thread::cached_member(sock, shared).unwrap_or(&shared.members[0]);
-    let signals = signals::DeferredSignals::new();
-    RecvCall { sock, shared, member, fd, flags: 0, bufs: into, op, was_prefetched: Cell::new(false), signals }
-        .drain_retired()
-}
-
-/// Counts waits of one call that brought no datagram. Each should last for a slice. It may not
-/// (poll reports data that cannot be received, another process made the socket non-blocking, a
-/// thread without a lane always wakes with the owner of one, and too late). Then the thread sleeps
-/// for a slice.
-#[derive(Default)]
-struct Backoff {
-    count: u32,
-    since: Option<Instant>,
-}
-
-impl Backoff {
-    /// Waits that are timed together.
-    const ROUNDS_MAX: u32 = 16;
-
-    #[inline]
-    fn backoff(&mut self) {
-        // A wait that a signal interrupted may be short.
-        if real::errno() != EAGAIN {
-            return;
-        }
-        self.count += 1;
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if self.count < Self::ROUNDS_MAX {
-            return;
-        }
-        let slice = Duration::from_millis(WAIT_SLICE_MS as u64);
-        if since.elapsed() < slice * Self::ROUNDS_MAX / 4 {
-            // One empty entry: in `/proc/PID/task/TID/syscall` this differs from a delay, which
-            // has none.
-            real::ppoll(&mut [EMPTY_POLLFD], WAIT_SLICE, None);
-        }
-        *self = Self::default();
+    RecvCall {
+        sock,
+        shared,
+        member,
+        fd,
+        flags: 0,
+        bufs: into,
+        op,
+        was_prefetched: Cell::new(false),
+        signals: signals::DeferredSignals::new(),
+        until: Cell::new(None),
     }
+    .drain_retired()
 }

@@ -10,9 +10,8 @@ use crate::base::real::{call, fail_with_errno};
 use crate::base::{quiesce, state};
 use crate::batching::send_batch::{self, Reply};
 use crate::fds::sock_fds::is_managed;
-use crate::fds::{fast_path, hidden_fds, table};
-use crate::lanes::fallback;
-use crate::lanes::{entries, registry};
+use crate::fds::{fast_path, hidden_fds};
+use crate::lanes::{fallback, registry};
 use crate::shared::sock::{MULTI_LANE, Member, Sock};
 use crate::shared::{report, thread};
 use crate::xdp::frames::TxDatagram;
@@ -188,17 +187,12 @@ fn send_plain(fd: c_int, own: impl FnOnce(c_int) -> isize) -> isize {
 /// Queues a datagram to be sent with others, if possible; otherwise flushes those. None: the
 /// caller must send it through the kernel now.
 fn send_batched(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
-    if !quiesce::enter() {
-        return None;
-    }
-    let sent = send_batched_now(at, out, flags);
-    quiesce::leave();
-    sent
+    quiesce::run_inside(|| send_batched_now(at, out, flags)).flatten()
 }
 
 fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     if let Some(errno) = at.reply_error {
-        return flush_before_send(at).or(Some(fail_with_errno(errno) as isize));
+        return flush_before_send(at).or(Some(fail_with_errno(errno)));
     }
     if let (Some(sock), Some(member)) = (at.sock, at.member)
         && let Some(lane) = at.lane
@@ -222,7 +216,7 @@ fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Optio
 #[inline]
 fn flush_before_send(at: &SendRoute) -> Option<isize> {
     send_batch::flush();
-    at.reply_error.map(|errno| fail_with_errno(errno) as isize)
+    at.reply_error.map(fail_with_errno)
 }
 
 /// Sends a datagram as a frame, if possible.
@@ -230,12 +224,7 @@ fn flush_before_send(at: &SendRoute) -> Option<isize> {
 fn send_frame(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     let (sock, member) = at.sock.zip(at.member)?;
     let shared = sock.shared()?;
-    if !quiesce::enter() {
-        return None;
-    }
-    let sent = queues::send(sock, shared, member, out, flags);
-    quiesce::leave();
-    sent
+    quiesce::run_inside(|| queues::send(sock, shared, member, out, flags)).flatten()
 }
 
 /// Sends messages as frames, up to the first that cannot be sent so. Returns their number.
@@ -336,14 +325,6 @@ fn finish_send(at: &SendRoute, sent: isize) -> isize {
 
 /// Makes sockets of the program plain that a message passes to another process.
 unsafe fn mark_passed_fds(message: *const msghdr) {
-    let mark = |fd| {
-        if table::sock(fd).is_some() && quiesce::enter() {
-            if let Some(sock) = entries::sock(fd) {
-                fallback::fall_back(sock, fd, Reason::Passed);
-            }
-            quiesce::leave();
-        }
-    };
     // SAFETY: program arguments.
-    unsafe { registry::for_each_fd(message, mark) };
+    unsafe { registry::for_each_fd(message, |fd| fallback::fall_back_fd(fd, Reason::Passed)) };
 }

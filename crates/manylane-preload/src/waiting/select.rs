@@ -13,11 +13,11 @@ use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::base::real::{self, call, fail_with_errno};
 use crate::base::{pollfds, quiesce};
 use crate::batching::send_batch;
-use crate::fds::sock_fds::is_managed;
-use crate::fds::{hidden_fds, table};
+use crate::fds::{hidden_fds, sock_fds, table};
 use crate::lanes::fallback;
 use crate::shared::sock::{Shared, Sock};
 use crate::transfer::detached;
+use crate::waiting::poll;
 use crate::waiting::wait::{self, Deadline, timespec_of};
 use crate::xdp::queues;
 
@@ -125,9 +125,6 @@ impl FdSets {
             send_batch::flush();
             return (Some(native()), None);
         };
-        if !quiesce::enter() {
-            return (None, until.remaining());
-        }
         let own = Cell::new(false);
         let native = || {
             own.set(true);
@@ -135,14 +132,13 @@ impl FdSets {
         };
         let by_poll = |room: &mut [pollfd]| {
             let used = self.fill_pollfds(room);
-            let answer = wait::poll_sliced(&mut room[..used], until, mask, |_| native())?;
+            let answer = poll::poll_sliced(&mut room[..used], until, mask, |_| native())?;
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
-        let answer =
-            pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)));
-        quiesce::leave();
-        (answer, until.remaining().filter(|_| !own.get()))
+        let sliced =
+            || pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)));
+        (quiesce::run_inside(sliced).flatten(), until.remaining().filter(|_| !own.get()))
     }
 
     /// Word `nth` of a set. Bits beyond the count are zero.
@@ -203,8 +199,8 @@ impl FdSets {
     }
 
     /// The sockets in the first set that the library manages.
-    fn managed_socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
-        self.tracked_fds().filter_map(managed)
+    fn managed_socks(&self) -> impl Iterator<Item = (c_int, (&'static Sock, &'static Shared))> {
+        self.tracked_fds().filter_map(|fd| Some((fd, sock_fds::managed(fd)?)))
     }
 
     /// Fills an array for poll(2) from the sets. Returns the number of entries.
@@ -234,8 +230,7 @@ impl FdSets {
             return answer;
         }
         if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
-            real::set_errno(libc::EBADF);
-            return -1;
+            return fail_with_errno(libc::EBADF);
         }
         let mut total = 0;
         for (set, (asked, says)) in self.sets.into_iter().zip(SET_EVENTS).filter(|(set, _)| !set.is_null()) {
@@ -257,7 +252,7 @@ impl FdSets {
     fn wait_unsliced(&self, mask: Option<&sigset_t>, native: impl FnOnce() -> c_int) -> c_int {
         let mut older = [-1; pollfds::STACK_POLLFDS_MAX];
         let mut count = 0;
-        for (fd, sock, shared) in self.managed_socks() {
+        for (fd, (sock, shared)) in self.managed_socks() {
             // The next call reports those that have no room here.
             if wait::start_unsliced(sock, shared, fd) && count < older.len() {
                 older[count] = fd;
@@ -284,13 +279,11 @@ impl FdSets {
             answer += c_int::from(*word & bit == 0);
             *word |= bit;
         }
-        let all = (0..self.count.min(table::fd_end())).filter_map(managed);
-        all.for_each(|(fd, sock, shared)| wait::finish_wait(sock, shared, fd));
+        for fd in 0..self.count.min(table::fd_end()) {
+            if let Some((sock, shared)) = sock_fds::managed(fd) {
+                wait::finish_wait(sock, shared, fd);
+            }
+        }
         answer
     }
-}
-
-fn managed(fd: c_int) -> Option<(c_int, &'static Sock, &'static Shared)> {
-    let sock = table::sock(fd)?;
-    sock.shared().filter(|shared| is_managed(shared)).map(|shared| (fd, sock, shared))
 }

@@ -299,7 +299,7 @@ pub(crate) fn send(
         return flush_for_kernel();
     }
     let Some(lease) = sock.lease() else { return flush_for_kernel() };
-    let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
+    let lane = member.own_lane().unwrap_or(0);
     let sent = out.len().zip(out.peer(lease.is_v6)).and_then(|(len, peer)| {
         // An IPv6 wildcard is one for IPv4, too.
         let any = lease.local.is_unspecified() && peer.is_ipv4();
@@ -381,10 +381,7 @@ pub(crate) fn flush() {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    if quiesce::enter() {
-        flush_pending(pending);
-        quiesce::leave();
-    }
+    quiesce::run_inside(|| flush_pending(pending));
 }
 
 fn flush_pending(pending: &Pending) {

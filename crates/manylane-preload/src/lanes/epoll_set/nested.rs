@@ -49,9 +49,12 @@ fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
 
 /// Adds the placeholder to a nested instance if there are leftovers; else removes it.
 pub(crate) fn refresh(epoll: &'static Epoll, epfd: c_int) {
-    if !thread::is_own_process() || !quiesce::enter() {
-        return;
+    if thread::is_own_process() {
+        quiesce::run_inside(|| refresh_now(epoll, epfd));
     }
+}
+
+fn refresh_now(epoll: &'static Epoll, epfd: c_int) {
     let errno = real::errno();
     let left = epoll.items().find(|(item, sock)| has_leftovers(item, sock));
     // Before taking the lock: opening a descriptor takes another one.
@@ -75,7 +78,6 @@ pub(crate) fn refresh(epoll: &'static Epoll, epfd: c_int) {
         }
     }
     real::set_errno(errno);
-    quiesce::leave();
 }
 
 fn insert_placeholder(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
@@ -100,16 +102,13 @@ fn remove_placeholder_locked(epoll: &Epoll, epfd: c_int) {
 /// Called before the entries of an instance are waited for or changed.
 #[inline]
 pub(crate) fn remove_placeholder(epoll: &Epoll, epfd: c_int) {
-    if epoll.placeholder.load(Ordering::Acquire) != 0 {
-        remove_placeholder_now(epoll, epfd);
+    if epoll.placeholder.load(Ordering::Acquire) != 0 && thread::is_own_process() {
+        quiesce::run_inside(|| remove_placeholder_now(epoll, epfd));
     }
 }
 
 #[cold]
 fn remove_placeholder_now(epoll: &Epoll, epfd: c_int) {
-    if !thread::is_own_process() || !quiesce::enter() {
-        return;
-    }
     let errno = real::errno();
     if let Some(_guard) = lock(&epoll.lock, true)
         && table::entry(epfd) == Entry::Epoll(epoll.index())
@@ -117,7 +116,6 @@ fn remove_placeholder_now(epoll: &Epoll, epfd: c_int) {
         remove_placeholder_locked(epoll, epfd);
     }
     real::set_errno(errno);
-    quiesce::leave();
 }
 
 /// The library is about to detach: no thread would remove placeholders after that.

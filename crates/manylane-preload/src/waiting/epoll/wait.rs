@@ -160,8 +160,7 @@ fn wait_sliced(
 ) -> Option<c_int> {
     // The only receiver of every socket: the program's own call.
     let alone = |(item, sock): (&Item, &'static Sock)| {
-        let fd = item.fd.load(Ordering::Relaxed);
-        fast_path::find_for(sock, fd).and_then(fast_path::FastPath::start_wait).is_some()
+        fast_path::start_wait_for(sock, item.fd.load(Ordering::Relaxed))
     };
     if epoll.items().all(alone) {
         send_batch::flush();
@@ -175,26 +174,20 @@ fn wait_sliced(
         }
         return Some(answer);
     }
-    if !quiesce::enter() {
-        return None;
-    }
-    claim(epoll);
-    let deferred = signals::DeferredSignals::new();
-    let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
-        // The program's own wait, once.
+    quiesce::wait_inside(|| {
+        claim(epoll);
+        let deferred = signals::DeferredSignals::new();
+        let answer = wait_loop(epoll, epfd, events, until, (&deferred, mask), || {
+            // The program's own wait, once.
+            deferred.release();
+            quiesce::run_outside(&native)
+        });
         deferred.release();
-        quiesce::run_outside(&native)
-    });
-    deferred.release();
-    if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
-        finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
-    }
-    if answer.is_some() {
-        quiesce::leave()
-    } else {
-        quiesce::park_and_leave()
-    }
-    answer
+        if epoll.nested.load(Ordering::Relaxed) == NESTED && !quiesce::is_detaching() {
+            finish_nested(epoll, epfd, Events { count: answer.unwrap_or(0).max(0), ..events });
+        }
+        answer
+    })
 }
 
 /// Ends the wait of the calling thread for all sockets of the instance.
@@ -251,11 +244,6 @@ fn wait_loop(
             wait_kernel(epfd, &events, time, until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
-        let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
-        let first_wait = |time: Duration| {
-            let found = if time.is_zero() { None } else { deferred.poll_before_wait(poll_now) };
-            found.unwrap_or_else(|| wait(time))
-        };
         let mut out = events;
         let mut answer = match any {
             true if left_out == LANES_FIRST && add_other_lanes(epoll, &mut out, |_, _| true) => {
@@ -267,11 +255,9 @@ fn wait_loop(
                 );
                 out.count
             }
-            true if first && !due => {
-                rx_coalesce(epoll, until, (deferred, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
-            }
-            true if slice.is_zero() => wait(slice),
-            true => first_wait(slice),
+            true if first && !due => rx_coalesce(epoll, until, (deferred, mask), wait)
+                .unwrap_or_else(|| deferred.wait(until.slice(), wait)),
+            true => deferred.wait(slice, wait),
             false if first => {
                 send_batch::flush();
                 native()

@@ -1,0 +1,133 @@
+//! The waits of a receive: in slices, on a lane's queues and its kernel socket, until the program's
+//! own timeout ends or a signal handler interrupts the call.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
+use manylane_ipc::lease::QUEUES_MAX;
+
+use crate::base::real::{self, fail_with_errno};
+use crate::base::settings::WAIT_SLICE;
+use crate::base::signals;
+use crate::batching::rx_coalesce;
+use crate::shared::sock::{BUSY, WAITS_ON};
+use crate::shared::thread;
+use crate::transfer::recv_call::RecvCall;
+use crate::xdp::queues;
+
+impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
+    /// Returns when the program's own timeout ends, which counts from the first wait of a call.
+    pub(crate) fn start_timeout(&self) -> Option<Instant> {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        if timeout > 0 && self.until.get().is_none() {
+            self.until.set(Some(Instant::now() + Duration::from_micros(timeout)));
+        }
+        self.until.get()
+    }
+
+    /// Delays before a wait on the caller's own lane, if that pays: see `rx_coalesce.rs`. Returns
+    /// the result if the call is over.
+    pub(crate) fn rx_coalesce(&self, own: usize) -> Option<isize> {
+        let left = self.start_timeout().map(|until| until.saturating_duration_since(Instant::now()));
+        let lane = self.sock.fd_of(own, self.fd);
+        let sleep = |time: timespec| {
+            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            self.defer_signals();
+            let mask = self.signals.wait_mask(None);
+            let ended = real::ppoll_none(time, mask);
+            self.member.state.store(BUSY, Ordering::Release);
+            self.member.beat();
+            (ended < 0 && !self.should_wait_again()).then_some(-1)
+        };
+        rx_coalesce::before_sleep(lane, left, || self.try_lane(own), sleep)
+    }
+
+    /// Waits on a lane for at most a slice. None: the program would still be waiting.
+    pub(crate) fn wait_on(&self, lane: usize) -> Option<isize> {
+        self.start_timeout();
+        self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+        if let Some(answer) = self.poll_first(lane) {
+            self.member.state.store(BUSY, Ordering::Release);
+            self.member.beat();
+            return Some(answer);
+        }
+        let with_queues = queues::is_open(self.shared);
+        let answer = if with_queues {
+            self.wait_for_queues(lane)
+        } else if self.signals.is_active() {
+            self.wait_with_mask(lane)
+        } else {
+            (self.op)(self.sock.fd_of(lane, self.fd), 0)
+        };
+        self.member.state.store(BUSY, Ordering::Release);
+        self.member.beat();
+        if answer >= 0 {
+            if self.flags & MSG_PEEK != 0 && !with_queues {
+                thread::set_peeked(self.sock, lane);
+            }
+            return Some(answer);
+        }
+        if self.should_wait_again() { None } else { Some(answer) }
+    }
+
+    /// A wait ended without a datagram: true if the program would still be waiting.
+    pub(crate) fn should_wait_again(&self) -> bool {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        match real::errno() {
+            EAGAIN if timeout == 0 => true,
+            EAGAIN => self.start_timeout().is_none_or(|until| Instant::now() < until),
+            // With a timeout of its own, the kernel would not have restarted the call.
+            EINTR => timeout == 0 && signals::should_restart(),
+            _ => false,
+        }
+    }
+
+    /// Waits for a lane's queues and its kernel socket, for at most a slice. Returns what a
+    /// receive on the socket would have returned.
+    fn wait_for_queues(&self, lane: usize) -> isize {
+        if let Some(answer) = self.try_lane(lane) {
+            return answer;
+        }
+        queues::flush();
+        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
+        fds[0].fd = self.sock.fd_of(lane, self.fd);
+        let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
+        let mask = self.signals.wait_mask(None);
+        if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
+            return -1;
+        }
+        self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN))
+    }
+
+    /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
+    /// Returns what a receive would have returned.
+    fn wait_with_mask(&self, lane: usize) -> isize {
+        let fd = self.sock.fd_of(lane, self.fd);
+        let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        let mask = self.signals.wait_mask(None);
+        match real::ppoll(&mut at, WAIT_SLICE, mask) {
+            ready if ready < 0 => -1,
+            // A datagram that poll reports may be gone: then the result is EAGAIN.
+            _ => (self.op)(fd, MSG_DONTWAIT),
+        }
+    }
+
+    /// Defers signals before a wait in slices, so that a handler interrupts it at any time.
+    pub(crate) fn defer_signals(&self) {
+        if self.is_interruptible() {
+            self.signals.defer();
+        }
+    }
+
+    /// True if a signal handler interrupts the call.
+    fn is_interruptible(&self) -> bool {
+        !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
+    }
+
+    /// Before the first wait of the call, if a handler would interrupt it: returns a queued
+    /// datagram, or defers signals.
+    fn poll_first(&self, lane: usize) -> Option<isize> {
+        if self.is_interruptible() { self.signals.poll_before_wait(|| self.try_lane(lane)) } else { None }
+    }
+}

@@ -1,0 +1,485 @@
+//! poll(2) and ppoll(2), and the slices of select(2).
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
+
+use crate::base::real::{self, call};
+use crate::base::{pollfds, quiesce, signals};
+use crate::batching::readiness::{ready_in_memory, ready_lanes};
+use crate::batching::{prefetch, rx_coalesce, send_batch};
+use crate::fds::table::{self, Entry};
+use crate::fds::{fast_path, hidden_fds, sock_fds};
+use crate::group::coverage::{self, uncovered};
+use crate::lanes::{entries, fallback};
+use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
+use crate::shared::thread;
+use crate::transfer::detached;
+use crate::waiting::wait::{
+    Deadline, WaitMode, finish_wait, is_poll_due, is_poll_overdue, start_unsliced, start_wait, timespec_of,
+};
+use crate::xdp::queues;
+
+/// Events that report a datagram.
+const READ_EVENTS: i16 = POLLIN | POLLRDNORM;
+
+/// Max entries that the fast path checks.
+const FAST_PATH_FDS_MAX: usize = 4;
+
+/// For a wait on one descriptor: the member of the calling thread, if it is the only receiver of
+/// the socket. Starts its wait.
+#[inline(always)]
+unsafe fn start_fast_path(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
+    if count != 1 || fds.is_null() {
+        return None;
+    }
+    // SAFETY: program arguments.
+    let at = unsafe { &*fds };
+    let place = fast_path::find(at.fd).filter(|_| at.events & READ_EVENTS != 0)?;
+    place.start_wait()
+}
+
+/// Makes the program's own call if the entries are few, and the calling thread is the only
+/// receiver of all UDP sockets among them.
+unsafe fn fast_path(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
+    if fds.is_null() || count == 0 || count as usize > FAST_PATH_FDS_MAX {
+        return None;
+    }
+    let mut members = [None; FAST_PATH_FDS_MAX];
+    for nth in 0..count as usize {
+        // SAFETY: program arguments.
+        let at = unsafe { &*fds.wrapping_add(nth) };
+        match fast_path::find(at.fd) {
+            Some(place) if at.events & READ_EVENTS != 0 => members[nth] = place.start_wait(),
+            _ if table::entry(at.fd) == Entry::None => continue,
+            _ => {}
+        }
+        if members[nth].is_none() {
+            // The slow path starts each wait again.
+            members.into_iter().flatten().for_each(fast_path::finish_wait);
+            return None;
+        }
+    }
+    send_batch::flush();
+    let answer = native();
+    members.into_iter().flatten().for_each(fast_path::finish_wait);
+    Some(answer)
+}
+
+#[inline]
+pub(crate) unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(fds, count) {
+            let answer = call::poll(fds, count, timeout);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        poll_slow_path(fds, count, timeout)
+    }
+}
+
+#[inline(never)]
+unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::poll(fds, count, timeout);
+        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
+            return answer;
+        }
+        if detached::has_leftovers() {
+            return detached::poll(fds, count, |now| own(if now { 0 } else { timeout }));
+        }
+        let Some(slice) = managed_fds(fds, count) else {
+            send_batch::flush();
+            return own(timeout);
+        };
+        let until = Deadline::from_ms(timeout);
+        let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+        poll_sliced(slice, until, None, native)
+            .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
+    }
+}
+
+pub(crate) unsafe fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if room / size_of::<pollfd>() < count as usize {
+            return call::__poll_chk(fds, count, timeout, room);
+        }
+        poll(fds, count, timeout)
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if let Some(member) = start_fast_path(fds, count) {
+            let answer = call::ppoll(fds, count, timeout, mask);
+            fast_path::finish_wait(member);
+            return answer;
+        }
+        ppoll_slow_path(fds, count, timeout, mask)
+    }
+}
+
+#[inline(never)]
+unsafe fn ppoll_slow_path(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        let own = |timeout| call::ppoll(fds, count, timeout, mask);
+        if let Some(answer) = fast_path(fds, count, || own(timeout)) {
+            return answer;
+        }
+        if detached::has_leftovers() {
+            let time = |now| if now { &raw const real::NO_WAIT } else { timeout };
+            return detached::poll(fds, count, |now| own(time(now)));
+        }
+        // The kernel must refuse an invalid timeout.
+        let until = |slice| Deadline::from_timespec(timeout.as_ref()).map(|until| (until, slice));
+        let Some((until, slice)) = managed_fds(fds, count).and_then(until) else {
+            send_batch::flush();
+            return own(timeout);
+        };
+        let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+        poll_sliced(slice, until, mask.as_ref(), native)
+            .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
+    }
+}
+
+pub(crate) unsafe fn ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    // SAFETY: program arguments.
+    unsafe {
+        if room / size_of::<pollfd>() < count as usize {
+            return call::__ppoll_chk(fds, count, timeout, mask, room);
+        }
+        ppoll(fds, count, timeout, mask)
+    }
+}
+
+/// The program's array, if the library manages one of its sockets.
+unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+    // The kernel refuses more entries than the limit of open files, and does not read them.
+    if fds.is_null() || count == 0 || count > pollfds::POLLFDS_MAX as nfds_t && count > hidden_fds::fd_limit()
+    {
+        return None;
+    }
+    // SAFETY: program arguments.
+    let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    fds.iter().for_each(|at| fallback::mark_nested(at.fd));
+    fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
+}
+
+/// True if an entry names a descriptor that the program does not have: the wait reports that, and
+/// ends at once.
+fn is_hidden(at: &pollfd) -> bool {
+    hidden_fds::kernel_fd(at.fd) != at.fd
+}
+
+/// The managed socket that an entry waits to receive from.
+fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
+    if at.events & READ_EVENTS == 0 {
+        return None;
+    }
+    sock_fds::managed(at.fd)
+}
+
+/// [`finish_wait`] for all managed sockets.
+fn finish_waits(fds: &[pollfd]) {
+    for at in fds {
+        if let Some((sock, shared)) = managed(at) {
+            finish_wait(sock, shared, at.fd);
+        }
+    }
+}
+
+/// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
+/// None: the caller must wait for the remaining time (the sockets became plain in an earlier
+/// round, or the library has detached).
+pub(crate) fn poll_sliced(
+    fds: &mut [pollfd],
+    until: Deadline,
+    mask: Option<&sigset_t>,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
+    // The only receiver of every socket: the program's own call.
+    let alone = |at: &pollfd| managed(at).is_none_or(|(sock, _)| fast_path::start_wait_for(sock, at.fd));
+    if !fds.iter().any(is_hidden) && fds.iter().all(alone) {
+        send_batch::flush();
+        let answer = quiesce::run_outside(|| native(fds));
+        finish_waits(fds);
+        return Some(answer);
+    }
+    quiesce::wait_inside(|| {
+        let deferred = signals::DeferredSignals::new();
+        let mut native = |fds: &mut [pollfd]| {
+            // The program's own wait, once.
+            deferred.release();
+            quiesce::run_outside(|| native(fds))
+        };
+        let answer = pollfds::with_pollfds(fds.len(), |all| {
+            poll_loop(fds, all, until, (&deferred, mask), &mut native)
+        });
+        deferred.release();
+        answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+    })
+}
+
+/// Too many entries, or no memory for them: waits for all as the program said.
+#[cold]
+fn wait_unsliced(
+    fds: &mut [pollfd],
+    mask: Option<&sigset_t>,
+    native: impl FnOnce(&mut [pollfd]) -> c_int,
+) -> c_int {
+    let begin = |at: &pollfd| managed(at).is_some_and(|(sock, shared)| start_unsliced(sock, shared, at.fd));
+    // Count them, so that the filter runs for all entries.
+    let older = fds.iter().filter(|at| begin(at)).count() > 0;
+    queues::flush();
+    send_batch::flush();
+    let answer = if older { real::ppoll(fds, real::NO_WAIT, mask) } else { native(fds) };
+    if older && answer >= 0 {
+        for at in fds.iter_mut() {
+            if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
+                at.revents |= at.events & READ_EVENTS;
+            }
+        }
+    }
+    finish_waits(fds);
+    if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
+}
+
+fn poll_loop(
+    fds: &mut [pollfd],
+    all: &mut [pollfd],
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
+    mut native: impl FnMut(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
+    // `all` has the program's entries, and after them the queues of the lanes.
+    let mut first = true;
+    // The datagram that was found is gone: the next round waits for a slice.
+    let mut in_vain = false;
+    loop {
+        if quiesce::is_detaching() {
+            return None;
+        }
+        let mut any = false;
+        let mut count = fds.len();
+        for (nth, from) in fds.iter().enumerate() {
+            all[nth] = pollfd { fd: hidden_fds::kernel_fd(from.fd), ..*from };
+            any |= is_hidden(from);
+            let Some((sock, shared)) = managed(from) else { continue };
+            if let WaitMode::Sliced(lane) = start_wait(sock, shared, from.fd) {
+                any = true;
+                all[nth].fd = sock.fd_of(lane, from.fd);
+                count = queues::append_pollfds(sock, shared, 1 << lane, all, count);
+            }
+        }
+        queues::flush();
+        let frames = any && has_frames(fds);
+        if !frames {
+            send_batch::flush();
+        }
+        let copy = &mut all[..fds.len()];
+        let slice = until.slice();
+        // Poll the other lanes before a wait only if the result would be 0, or if they hold older
+        // datagrams.
+        let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
+        let found = now && poll_others(fds, copy);
+        let mut answer = match (any, found || frames) {
+            (false, _) if first => native(fds),
+            // The sockets became plain in an earlier round, which took some of the time.
+            (false, _) => return None,
+            (true, true) => real::ppoll_raw(copy, real::NO_WAIT, deferred.wait_mask(mask)),
+            // The C library's own call: it is a cancellation point.
+            (true, false) => {
+                let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
+                paused.unwrap_or_else(|| {
+                    let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
+                    let wait = |time| real::ppoll_cells(all, timespec_of(time), deferred.wait_mask(mask));
+                    deferred.wait(until.slice(), wait)
+                })
+            }
+        };
+        let copy = &mut all[..fds.len()];
+        if any && answer >= 0 {
+            answer = add_frames(fds, copy, found);
+        }
+        for at in fds.iter() {
+            if let Some(sock) = table::sock(at.fd)
+                && let Some(shared) = sock.shared()
+            {
+                finish_wait(sock, shared, at.fd);
+            }
+        }
+        if !any || answer < 0 {
+            return Some(answer);
+        }
+        if answer > 0 {
+            add_other_lanes(fds, copy);
+        }
+        first = false;
+        let late = until.remaining().is_some_and(|left| left.is_zero());
+        in_vain = found && answer == 0;
+        if answer > 0 || (late && poll_others(fds, copy)) {
+            add_frames(fds, copy, late);
+            return Some(copy_revents(fds, copy));
+        }
+        if late {
+            fds.iter_mut().for_each(|at| at.revents = 0);
+            return Some(0);
+        }
+        if !slice.is_zero() {
+            fds.iter().for_each(|at| _ = entries::sock(at.fd));
+        }
+    }
+}
+
+/// Delays before a wait, if that pays: see `rx_coalesce.rs`. An event on a descriptor that is not
+/// one of our sockets ends the delay.
+fn rx_coalesce(
+    fds: &[pollfd],
+    copy: &mut [pollfd],
+    until: Deadline,
+    (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
+) -> Option<c_int> {
+    let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| rx_coalesce::can_coalesce(shared));
+    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
+    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let poll_now = || {
+        let answer = real::ppoll_cells(copy, real::NO_WAIT, deferred.wait_mask(mask));
+        (answer != 0).then_some(answer)
+    };
+    let sleep = |time: timespec| {
+        deferred.defer();
+        let mask = deferred.wait_mask(mask);
+        if fds.iter().all(|at| at.fd < 0 || pays(at)) {
+            let answer = real::ppoll_none(time, mask);
+            return (answer < 0).then_some(answer);
+        }
+        // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
+        let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
+        let answer = real::ppoll_cells(copy, time, mask);
+        fds.iter()
+            .zip(copy)
+            .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
+            .for_each(|(_, to)| negate_fd(to));
+        (answer < 0).then_some(answer)
+    };
+    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
+}
+
+fn has_leftovers(fds: &[pollfd]) -> bool {
+    fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
+}
+
+/// True if a socket has a datagram in a lane that is not watched. The copy then waits for that
+/// lane, and has the kernel's result.
+fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
+    let mut any = false;
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let watched = own_lane(sock, shared);
+        if coverage::poll_other_lanes(sock, shared, from.fd, watched) {
+            any |= coverage::has_older(sock, shared, from.fd);
+            // Wait for the lane that has it.
+            if let Some(lane) = find_ready_lane(sock, shared, from.fd, watched) {
+                to.fd = sock.fd_of(lane, from.fd);
+                any = true;
+            }
+        }
+    }
+    if any {
+        any = real::ppoll_raw(copy, real::NO_WAIT, None) > 0 || add_frames(fds, copy, true) > 0;
+    }
+    any
+}
+
+/// True if a watched lane has a datagram that the kernel does not report.
+fn has_frames(fds: &[pollfd]) -> bool {
+    fds.iter()
+        .filter_map(managed)
+        .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
+}
+
+/// Marks entries readable whose sockets have frames or prefetched datagrams, which the kernel does
+/// not report: in the watched lanes, and if `wide`, in all lanes that the caller may receive from.
+/// Returns the number of entries with events.
+fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let own = own_lane(sock, shared);
+        let mut mask = 1 << own;
+        if wide && shared.mode() == MULTI_LANE {
+            mask |= uncovered(sock, shared, Some(own));
+        }
+        if ready_in_memory(sock, shared, mask) != 0 || coverage::has_older(sock, shared, from.fd) {
+            to.revents |= from.events & READ_EVENTS;
+        }
+    }
+    copy.iter().filter(|at| at.revents != 0).count() as c_int
+}
+
+/// A wait ends before its slice: marks entries without a datagram readable if other lanes have one
+/// and a poll of these is overdue.
+fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
+    let datagrams = fds
+        .iter()
+        .zip(copy.iter())
+        .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
+    for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ_EVENTS == 0) {
+        if let Some((sock, shared)) = managed(from)
+            && is_poll_overdue(sock, shared, datagrams)
+            && coverage::poll_other_lanes(sock, shared, from.fd, own_lane(sock, shared))
+        {
+            to.revents |= from.events & READ_EVENTS;
+        }
+    }
+}
+
+fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
+    thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
+}
+
+fn find_ready_lane(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> Option<usize> {
+    let own = ready_lanes(sock, shared, fd, 1 << watched);
+    if own != 0 {
+        return Some(watched);
+    }
+    let mut mask = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
+    if shared.mode() == MULTI_LANE {
+        mask |= uncovered(sock, shared, Some(watched)) | shared.drain_first.load(Ordering::Acquire);
+    }
+    let has = ready_lanes(sock, shared, fd, mask);
+    (has != 0).then(|| has.trailing_zeros() as usize)
+}
+
+/// Copies the kernel's results for the lanes to the program's entries.
+fn copy_revents(fds: &mut [pollfd], copy: &[pollfd]) -> c_int {
+    let mut count = 0;
+    for (to, from) in fds.iter_mut().zip(copy) {
+        to.revents = from.revents;
+        count += c_int::from(from.revents != 0);
+    }
+    count
+}
