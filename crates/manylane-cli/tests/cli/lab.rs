@@ -4,51 +4,14 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_testbed::skip::{self, Forced};
+use manylane_testbed::skip;
 use serde_json::Value;
 
-fn lab(words: &[&str], out: &PathBuf) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_manylane"));
-    command.arg("lab").args(words).arg("--out").arg(out).stdin(Stdio::null());
-    command
-}
-
-fn folder(name: &str) -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&folder);
-    folder
-}
-
-/// The rows of a run that ends well.
-fn rows(name: &str, words: &[&str]) -> Vec<Value> {
-    let out = folder(name);
-    let done = lab(&[words, &["--json"]].concat(), &out).output().unwrap();
-    assert!(done.status.success(), "{}", stderr(&done));
-    let document: Value = serde_json::from_slice(&done.stdout).unwrap();
-    assert_eq!(document["schema"], "manylane.lab.v1");
-    assert!(document["machine"]["kernel"].is_string() && document["settings"]["scale"]["quick"] == true);
-    let page = fs::read_to_string(out.join(format!("lab-{}.html", words[0]))).unwrap();
-    assert!(page.trim_end().ends_with("</html>"));
-    document["rows"].as_array().unwrap().clone()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-/// Each row has a value or a reason; how many have which table.
-fn in_table<'a>(rows: &'a [Value], table: &str) -> Vec<&'a Value> {
-    let own: Vec<&Value> = rows.iter().filter(|row| row["table"] == table).collect();
-    for row in &own {
-        assert!(row["value"].is_f64() != row["why_not"].is_string(), "{row}");
-        assert_eq!(row["value"].is_f64(), !row["samples"].as_array().unwrap().is_empty(), "{row}");
-    }
-    own
-}
+use crate::lab_rows::{folder, in_table, lab, rows, stderr};
 
 #[test]
 fn what_there_is_is_listed_and_what_is_not_is_said() {
@@ -128,36 +91,6 @@ fn sarma_costs_have_a_figure_or_a_reason() {
     assert_eq!(paper, [2.719, 2.976]);
     assert!(writes.iter().all(|row| row["value"].as_f64().unwrap() > 0.0), "{writes:?}");
     assert!(in_table(&rows, "table 2").len() >= 13);
-}
-
-#[test]
-fn netns_sarma_floods_are_seen() {
-    let name = "netns_sarma_floods_are_seen";
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
-    if !skip::need_root(name)
-        || !skip::need_unless_forced(name, cpus > 1, Forced::Cpus, "it takes two processors")
-    {
-        return;
-    }
-    let words = ["sarma", "--quick", "--flood", "400ms", "--only", "softirqs"];
-    let rows = rows("lab-flood", &words);
-    assert_eq!(in_table(&rows, "figure 7").len(), 20);
-    assert_eq!(in_table(&rows, "figure 8").len(), 20);
-    assert_eq!(in_table(&rows, "flood").len(), 18);
-    assert_eq!(in_table(&rows, "figure 9").len(), 8);
-    let flood = |table: &str, column: &str| {
-        let found = in_table(&rows, table).into_iter().filter(|row| row["column"] == column).cloned();
-        found.collect::<Vec<Value>>()
-    };
-    for row in flood("flood", "unanswered, %") {
-        let counts = &row["counts"];
-        assert!(counts["flood"].as_u64().unwrap() > 0, "{row}");
-        assert!(counts["answered"].as_u64().unwrap() <= counts["asked"].as_u64().unwrap(), "{row}");
-    }
-    // The kernel knows nobody of 5.0.0.0/8, and looks for all of them.
-    for row in flood("flood", "neighbours at most") {
-        assert!(row["value"].as_f64().unwrap() > 1.0, "{row}");
-    }
 }
 
 #[test]

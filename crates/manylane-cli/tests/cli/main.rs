@@ -9,6 +9,8 @@ mod doctor;
 mod echo_xdp;
 #[cfg(feature = "bench")]
 mod lab;
+#[cfg(feature = "bench")]
+mod lab_rows;
 mod live;
 mod program;
 mod run;
