@@ -236,7 +236,7 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--testbed", "--loopback"], "--loopback"),
         (&["bench", "chrun"], "churn"),
         (&["bench", "flap", "--events", "lunch"], "sender-link"),
-        (&["bench", "echo", "--links", "0"], "1 to 16"),
+        (&["bench", "echo", "--links", "0"], "1..=16"),
         (&["bench", "rx", "--links", "2", "--loopback"], "--loopback"),
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
