@@ -2,9 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use manylane_sys::process;
@@ -44,6 +44,11 @@ impl NotLoadable {
     /// True if the dynamic linker would only print an error about the library.
     pub(crate) fn cannot_load(&self) -> bool {
         !matches!(self.reason, Reason::Go | Reason::Unreadable)
+    }
+
+    /// The same, of a file that users know by another path.
+    pub(crate) fn with_file(self, file: PathBuf) -> Self {
+        Self { file, ..self }
     }
 
     /// One line about it.
@@ -88,7 +93,7 @@ pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
     let mut file = program.to_owned();
     for _ in 0..INTERPRETER_DEPTH_MAX {
         let beyond = |why| Err(NotLoadable { file: file.clone(), reason: why });
-        let Ok(mut open) = File::open(&file) else {
+        let Ok(mut open) = open_regular(&file) else {
             return beyond(Reason::Unreadable);
         };
         let mut first = Vec::new();
@@ -113,6 +118,13 @@ pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
         };
     }
     Err(NotLoadable { file, reason: Reason::NotElf })
+}
+
+/// Opens a regular file. A FIFO or a device that has the name is not waited for.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 /// The program in a line that begins with `#!`; for `/usr/bin/env NAME` it is NAME.
@@ -269,6 +281,14 @@ mod tests {
         ] {
             assert_eq!(interpreter(line.as_bytes()), program.map(OsString::from), "{line}");
         }
+    }
+
+    #[test]
+    fn a_fifo_is_not_waited_for() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("program (deleted)");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert_eq!(check(&path).unwrap_err().reason, Reason::Unreadable);
     }
 
     /// A program that is only a header.

@@ -111,8 +111,8 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
         }
     }
     let exe = files.path(&format!("{base}/exe"));
-    // Named by its own path if that is still the same file, because users read the reason.
-    let named = std::fs::read_link(&exe).ok().filter(|path| path.exists());
+    // The link is text of another user's choice: it is shown, and never opened.
+    let named = std::fs::read_link(&exe).unwrap_or_else(|_| exe.clone());
     Program {
         pid,
         name: output::strip_control(&files.text(&format!("{base}/comm")).unwrap_or_default()),
@@ -122,9 +122,9 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
         on_lanes: files
             .text(&format!("{base}/maps"))
             .is_some_and(|maps| maps.contains("libmanylane_preload.so")),
-        beyond: loadable::check(&named.unwrap_or(exe))
+        beyond: loadable::check(&exe)
             .err()
-            .map(|beyond| output::strip_control(&beyond.message())),
+            .map(|beyond| output::strip_control(&beyond.with_file(named).message())),
     }
 }
 
