@@ -1,7 +1,7 @@
 //! Which lanes have a datagram: the one check that covers kernel sockets, queues and prefetched
 //! datagrams.
 
-use libc::{c_int, pollfd};
+use libc::{c_int, c_short, pollfd};
 
 use crate::base::real;
 use crate::base::settings::MAX_LANES;
@@ -28,6 +28,17 @@ pub(crate) fn ready_in_memory(sock: &'static Sock, shared: &Shared, mask: u64) -
 
 /// A bit for each lane of `mask` that has a datagram.
 pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
+    lanes_with(libc::POLLIN, sock, shared, fd, mask)
+}
+
+/// A bit for each lane of `mask` that has a datagram, or one of the poll(2) `events`.
+pub(crate) fn lanes_with(
+    events: c_short,
+    sock: &'static Sock,
+    shared: &Shared,
+    fd: c_int,
+    mask: u64,
+) -> u64 {
     if mask == 0 {
         return 0;
     }
@@ -37,6 +48,6 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask:
         return frames;
     }
     let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-    let readable = lanes.zip(&fds).filter(|(_, at)| at.revents & libc::POLLIN != 0);
+    let readable = lanes.zip(&fds).filter(|(_, at)| at.revents & events != 0);
     readable.fold(frames, |all, (lane, _)| all | 1 << lane)
 }

@@ -126,8 +126,8 @@ fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: im
 fn store_timeout(sock: &'static Sock, time: timeval) {
     // The kernel takes a negative time for a receive that does not wait. That is too rare to
     // imitate: here it is no timeout.
-    let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
-    let us = round_to_ticks(us);
+    let us = (time.tv_sec.max(0) as u64).saturating_mul(1_000_000);
+    let us = round_to_ticks(us.saturating_add(time.tv_usec.max(0) as u64));
     sock.timeout_us.store(us, Ordering::Relaxed);
     if let Some(shared) = sock.shared() {
         shared.timeout_us.store(us, Ordering::Relaxed);
@@ -141,7 +141,7 @@ fn round_to_ticks(us: u64) -> u64 {
     // if the call fails.
     unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
     match u64::try_from(tick.tv_nsec / 1000) {
-        Ok(tick @ 1..) => us.next_multiple_of(tick),
+        Ok(tick @ 1..) => us.checked_next_multiple_of(tick).unwrap_or(us),
         _ => us,
     }
 }

@@ -173,6 +173,8 @@ pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
 #[cold]
 pub(crate) fn install(sock: &'static Sock, member: &Member, fd: c_int, is_valid: impl Fn() -> bool) {
     let Some(path) = PATHS.get(fd as usize) else { return };
+    // The number may have been another socket's: its owner must not use the member of this one.
+    path.clear();
     path.sock.store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
     path.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     sock.had_fast_path.store(1, Ordering::SeqCst);

@@ -113,4 +113,6 @@ fn leave_all() {
             }
         }
     }
+    // A signal handler that received meanwhile may have installed one.
+    fast_path::disarm_own();
 }

@@ -29,7 +29,7 @@ use crate::base::recv_bufs::RecvBufs;
 use crate::base::settings::{MAX_LANES, WAIT_SLICE};
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
-use crate::batching::readiness::{lane_pollfds, ready_lanes};
+use crate::batching::readiness::{lane_pollfds, lanes_with};
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::sock_fds::{self, is_managed};
 use crate::group::coverage::uncovered;
@@ -378,7 +378,9 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                 sock_fds::lanes_mask(self.shared)
             }
         };
-        let ready = ready_lanes(self.sock, self.shared, self.fd, mask);
+        // An error of a socket is received as a datagram is: nobody else may wait for it.
+        let events = libc::POLLIN | libc::POLLERR;
+        let ready = lanes_with(events, self.sock, self.shared, self.fd, mask);
         for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
             if let Some(answer) = self.try_lane(lane) {
                 self.member.has_stolen.store(1, Ordering::Relaxed);

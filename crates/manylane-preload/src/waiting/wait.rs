@@ -16,7 +16,7 @@ use crate::base::settings::WAIT_SLICE_MS;
 use crate::fds::fast_path;
 use crate::fds::sock_fds::is_managed;
 use crate::group::{coverage, sampling};
-use crate::lanes::{fallback, members};
+use crate::lanes::{fallback, members, single_receiver};
 use crate::shared::sock::{BUSY, MULTI_LANE, OBSERVING, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
 use crate::shared::thread;
 use crate::xdp::queues;
@@ -57,6 +57,8 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
         // other one sees this state.
         member.state.swap(UNBOUNDED, Ordering::SeqCst);
         if shared.mode.load(Ordering::SeqCst) == SINGLE {
+            // The descriptor that is waited on may be another one than that of the receives.
+            single_receiver::arm(sock, shared, member, fd);
             return WaitMode::Native;
         }
     }
