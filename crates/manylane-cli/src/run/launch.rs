@@ -41,11 +41,10 @@ impl Running {
     ///
     /// # Errors
     /// Those of `fork(2)` and `execve(2)`.
-    pub(super) fn start(mut command: Command, follow: bool) -> io::Result<Self> {
+    pub(super) fn start(mut command: Command, signals: Signals, follow: bool) -> io::Result<Self> {
         if follow {
             process::become_subreaper()?;
         }
-        let signals = Signals::block()?;
         signals.restore_mask_in(&mut command);
         let child = command.spawn().inspect_err(|_| signals.unblock())?;
         // Dropped without a wait: the loop below waits for it, together with its signals.
