@@ -109,7 +109,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open_json).transpose()?;
     let port = args.metrics.map(MetricsPort::bind).transpose()?;
-    let running = match Running::start(command, signals, args.follow) {
+    let running = match Running::start(command, signals, args.follow, lessor.is_some()) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),
     };
