@@ -1,5 +1,6 @@
 //! Represents the program: forwards signals to it, stops and continues with it, and waits for its
-//! end.
+//! end. A process that leases queues does not stop: it has to take ports back whose sockets are
+//! closed, also those of processes that were not stopped.
 
 use std::fs;
 use std::io;
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::process::{self, SignalInfo, Signals, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
+
+use crate::output;
 
 /// Maximum number of generations searched between a process and the program.
 const ANCESTORS_MAX: usize = 32;
@@ -32,25 +35,33 @@ pub(super) struct Running {
     exit: Option<Exit>,
     /// This process was stopped and continued, and the signal that did so is still pending.
     resumed: bool,
-    /// Number of times that this process stopped with the program.
+    /// Number of times that the program stopped.
     stops: u32,
+    /// This process must not stop.
+    leases: bool,
+    /// The user was told so.
+    has_told: bool,
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts it. `leases` tells whether this process leases queues to it.
     ///
     /// # Errors
     /// Those of `fork(2)` and `execve(2)`.
-    pub(super) fn start(mut command: Command, follow: bool) -> io::Result<Self> {
+    pub(super) fn start(
+        mut command: Command,
+        signals: Signals,
+        follow: bool,
+        leases: bool,
+    ) -> io::Result<Self> {
         if follow {
             process::become_subreaper()?;
         }
-        let signals = Signals::block()?;
         signals.restore_mask_in(&mut command);
         let child = command.spawn().inspect_err(|_| signals.unblock())?;
         // Dropped without a wait: the loop below waits for it, together with its signals.
         let pid = child.id() as i32;
-        Ok(Self { signals, pid, follow, exit: None, resumed: false, stops: 0 })
+        Ok(Self { signals, pid, follow, exit: None, resumed: false, stops: 0, leases, has_told: false })
     }
 
     /// PID of the started process.
@@ -106,8 +117,13 @@ impl Running {
                 Err(err) => return Err(err),
             };
             let end = match change {
-                (pid, WaitStatus::Stopped(SIGTSTP | SIGTTIN | SIGTTOU)) if pid == self.pid => {
-                    self.stop();
+                (pid, WaitStatus::Stopped(signal @ (SIGTSTP | SIGTTIN | SIGTTOU))) if pid == self.pid => {
+                    self.stops += 1;
+                    if self.leases {
+                        self.stay(signal);
+                    } else {
+                        self.stop();
+                    }
                     continue;
                 }
                 // SIGSTOP is meant for that process only.
@@ -129,12 +145,27 @@ impl Running {
     /// Stops with the program, so that the shell notices, and continues with it.
     fn stop(&mut self) {
         process::stop();
-        self.stops += 1;
         self.resumed = true;
         // A shell continues the whole group. SIGCONT to this process alone is meant for the
         // program.
         if !matches!(process::try_wait(self.pid), Ok(Some((_, WaitStatus::Continued)))) {
             self.send_signal(SIGCONT);
+        }
+    }
+
+    /// Does not stop with the program. So the shell does not notice, and nobody would continue
+    /// after Ctrl-Z what that has stopped. After SIGTTIN and SIGTTOU, it would only stop again.
+    fn stay(&mut self, signal: i32) {
+        if signal == SIGTSTP {
+            let group = if process::is_in_own_group(self.pid) { 0 } else { self.pid };
+            // The program may have ended just now.
+            let _ = process::send_signal(group, SIGCONT);
+        }
+        if !std::mem::replace(&mut self.has_told, true) {
+            output::eprint_line(&format!(
+                "manylane: engine xdp: this does not stop with process {}; Ctrl-Z has no effect (docs/run.md)",
+                self.pid
+            ));
         }
     }
 

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane::MetricsPort;
 use manylane::control::ControlSocket;
-use manylane_sys::process;
+use manylane_sys::process::{self, Signals};
 
 use self::backlog::Backlog;
 use self::launch::{Exit, Running};
@@ -102,11 +102,14 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     }
     let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
+    // Before the threads of the lessor: a signal that one of them does not block stops or ends this
+    // process.
+    let signals = Signals::block()?;
     // Before the program: if this fails, the program is not started.
     let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open_json).transpose()?;
     let port = args.metrics.map(MetricsPort::bind).transpose()?;
-    let running = match Running::start(command, args.follow) {
+    let running = match Running::start(command, signals, args.follow, lessor.is_some()) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),
     };

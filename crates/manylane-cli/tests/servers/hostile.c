@@ -4,304 +4,7 @@
  * It speaks with the launcher by itself, without the library, and says what it
  * gets. PEERS is the network namespace that datagrams come from.
  */
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <err.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/if_xdp.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define WORDS 9
-#define MAGIC 0x324e4c4d
-#define MOST 32
-#define PATIENCE 20 /* seconds */
-
-enum {
-	ASK = 1,
-	OPEN,
-	CLOSE,
-	DONE,
-	REFUSED,
-	QUEUE
-};
-
-/* What one socket was leased. */
-struct lease {
-	int end, count;
-	int hops, xsk[MOST], memory[MOST];
-	uint32_t terms[MOST][WORDS];
-	char *rx[MOST], *bytes[MOST];
-	size_t rx_len[MOST], len[MOST];
-};
-
-static const char *ip;
-static int port = 7100, peer;
-static pid_t server; /* what runs after this, or beside it */
-
-static int say(int end, uint32_t kind, const uint32_t *words, const int *fds,
-	       int count)
-{
-	uint32_t message[WORDS] = { MAGIC, kind };
-	struct iovec part = { message, sizeof(message) };
-	char room[CMSG_SPACE(4 * sizeof(int))]
-		__attribute__((aligned(8))) = { 0 };
-	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
-
-	if (words)
-		memcpy(message + 2, words, 4 * sizeof(uint32_t));
-	if (count) {
-		struct cmsghdr *control = (void *)room;
-
-		header.msg_control = room;
-		header.msg_controllen = CMSG_SPACE(count * sizeof(int));
-		control->cmsg_level = SOL_SOCKET;
-		control->cmsg_type = SCM_RIGHTS;
-		control->cmsg_len = CMSG_LEN(count * sizeof(int));
-		memcpy(CMSG_DATA(control), fds, count * sizeof(int));
-	}
-	return sendmsg(end, &header, MSG_NOSIGNAL);
-}
-
-/* The kind of the message that comes, 0 when the other end is closed. */
-static uint32_t hear(int end, uint32_t *message, int *fds)
-{
-	struct iovec part = { message, WORDS * sizeof(uint32_t) };
-	char room[CMSG_SPACE(4 * sizeof(int))] __attribute__((aligned(8)));
-	struct msghdr header = { .msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = room,
-				 .msg_controllen = sizeof(room) };
-	struct cmsghdr *control;
-	ssize_t len = recvmsg(end, &header, 0);
-
-	/* What it had not read when it closed comes back as this error. */
-	if (len < 0 && errno != ECONNRESET)
-		err(1, "nothing from the launcher");
-	if (len <= 0)
-		return 0;
-	control = CMSG_FIRSTHDR(&header);
-	if (control && fds)
-		memcpy(fds, CMSG_DATA(control),
-		       control->cmsg_len - CMSG_LEN(0));
-	return message[1];
-}
-
-static const char *ticket(void)
-{
-	const char *text = getenv("MANYLANE_LEASE_SOCKET");
-
-	if (!text || strlen(text) != 48)
-		errx(1, "no launcher that leases");
-	return text;
-}
-
-static void secret(uint32_t *words)
-{
-	char digits[9] = { 0 };
-	int i;
-
-	for (i = 0; i < 4; i++) {
-		memcpy(digits, ticket() + 16 + 8 * i, 8);
-		words[i] = strtoul(digits, NULL, 16);
-	}
-}
-
-static int call(void)
-{
-	struct sockaddr_un at = { .sun_family = AF_UNIX };
-	struct timeval patience = { .tv_sec = PATIENCE };
-	int end = socket(AF_UNIX, SOCK_SEQPACKET, 0), len;
-
-	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	len = sprintf(at.sun_path + 1, "manylane.lease.%.16s", ticket());
-	if (connect(end, (void *)&at,
-		    offsetof(struct sockaddr_un, sun_path) + 1 + len))
-		err(1, "connect");
-	return end;
-}
-
-static void tell(const char *what, uint32_t kind, const uint32_t *message)
-{
-	if (kind == REFUSED)
-		printf("%s: refused %d\n", what, (int)message[2]);
-	else if (kind == DONE)
-		printf("%s: done\n", what);
-	else
-		printf("%s: closed\n", what);
-	fflush(stdout);
-}
-
-static int udp(const char *at, int reuse)
-{
-	struct timeval soon = { .tv_usec = 50000 };
-	struct sockaddr_in local = { .sin_family = AF_INET,
-				     .sin_port = htons(port) };
-	int fd = socket(AF_INET, SOCK_DGRAM, 0);
-
-	inet_pton(AF_INET, at, &local.sin_addr);
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof(soon));
-	if (bind(fd, (void *)&local, sizeof(local)))
-		err(1, "bind");
-	return fd;
-}
-
-static size_t map_ring(int xsk, uint32_t entries, char **at)
-{
-	struct xdp_mmap_offsets offsets;
-	socklen_t len = sizeof(offsets);
-	size_t bytes;
-
-	if (getsockopt(xsk, SOL_XDP, XDP_MMAP_OFFSETS, &offsets, &len))
-		err(1, "offsets");
-	bytes = offsets.rx.desc + entries * sizeof(struct xdp_desc);
-	*at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, xsk,
-		   XDP_PGOFF_RX_RING);
-	if (*at == MAP_FAILED)
-		err(1, "a ring");
-	return bytes;
-}
-
-/* Asks for a socket: whether there are queues. */
-static int request_lease(struct lease *lease, const char *what, int fd)
-{
-	uint32_t words[4], message[WORDS], kind;
-	int i, fds[4];
-
-	secret(words);
-	lease->end = call();
-	say(lease->end, ASK, words, &fd, 1);
-	kind = hear(lease->end, message, &lease->hops);
-	if (kind != DONE) {
-		tell(what, kind, message);
-		return 0;
-	}
-	lease->count = message[2];
-	for (i = 0; i < lease->count; i++) {
-		struct stat stat;
-
-		if (hear(lease->end, lease->terms[i], fds) != QUEUE)
-			errx(1, "no queue");
-		lease->xsk[i] = fds[0];
-		lease->memory[i] = fds[1];
-		fstat(fds[1], &stat);
-		lease->len[i] = stat.st_size;
-		lease->bytes[i] =
-			mmap(NULL, stat.st_size, PROT_READ | PROT_WRITE,
-			     MAP_SHARED, fds[1], 0);
-		lease->rx_len[i] =
-			map_ring(fds[0], lease->terms[i][6], &lease->rx[i]);
-	}
-	printf("%s: leased %d\n", what, lease->count);
-	fflush(stdout);
-	return 1;
-}
-
-static void order(struct lease *lease, const char *what, uint32_t kind)
-{
-	uint32_t message[WORDS];
-
-	say(lease->end, kind, NULL, NULL, 0);
-	tell(what, hear(lease->end, message, NULL), message);
-}
-
-static void send_to_port(const char *text)
-{
-	struct sockaddr_in to = { .sin_family = AF_INET,
-				  .sin_port = htons(port) };
-
-	inet_pton(AF_INET, ip, &to.sin_addr);
-	sendto(peer, text, strlen(text), 0, (void *)&to, sizeof(to));
-}
-
-static int has(const char *bytes, size_t len, const char *text)
-{
-	return memmem(bytes, len, text, strlen(text)) != NULL;
-}
-
-static int sees(const struct lease *lease, const char *text)
-{
-	int i, found = 0;
-
-	for (i = 0; i < lease->count; i++)
-		found |= has(lease->bytes[i], lease->len[i], text);
-	return found;
-}
-
-/* Sends until `is` holds. */
-static int until(int (*is)(void *), void *with, const char *text)
-{
-	int tries;
-
-	for (tries = 0; tries < PATIENCE * 50; tries++) {
-		send_to_port(text);
-		usleep(20000);
-		if (is(with))
-			return 1;
-	}
-	return 0;
-}
-
-static const char *marker;
-
-static int arrived(void *lease)
-{
-	return sees(lease, marker);
-}
-
-static int received(void *fd)
-{
-	char data[64];
-
-	return recv(*(int *)fd, data, sizeof(data), 0) > 0;
-}
-
-static const char *yes(int is)
-{
-	return is ? "yes" : "no";
-}
-
-/* Whether datagrams come to the socket itself. */
-static void serves(const char *what, int fd)
-{
-	printf("%s: %s\n", what, yes(until(received, &fd, "to the socket")));
-	fflush(stdout);
-}
-
-static void in_child(void (*what)(void *), void *with)
-{
-	int status;
-	pid_t pid;
-
-	fflush(stdout);
-	pid = fork();
-	if (!pid) {
-		what(with);
-		fflush(stdout);
-		_exit(0);
-	}
-	waitpid(pid, &status, 0);
-	if (status)
-		errx(1, "a child ended with %d", status);
-}
+#include "hostile.h"
 
 /* What is no question, and who says nothing. */
 static void noise(void)
@@ -378,6 +81,85 @@ static void closed(void)
 	order(&lease, "open", OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
+	close(fd);
+	serves("the next socket", udp(ip, 0));
+	tell("the lease", hear(lease.end, message, NULL), message);
+}
+
+/* Moves the producers of a lease's RX rings until its parent ends it. */
+static void move_producers(struct lease *lease)
+{
+	int i;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (;;)
+		for (i = 0; i < lease->count; i++) {
+			struct ring *rx = &lease->rings[i][RX];
+
+			*rx->producer = *rx->consumer + rx->entries / 2;
+		}
+}
+
+/* Rings that never become empty, at the end of a lease. */
+static void moves(void)
+{
+	struct lease first, second;
+	uint32_t message[WORDS];
+	pid_t movers[2];
+	int i, fd;
+
+	request_lease(&first, "the first", udp(ip, 0));
+	order(&first, "open", OPEN);
+	port++;
+	fd = udp(ip, 0);
+	request_lease(&second, "the second", fd);
+	order(&second, "open", OPEN);
+	marker = "while it is open";
+	printf("frames: %s\n", yes(until(arrived, &second, marker)));
+	fflush(stdout);
+	for (i = 0; i < first.count; i++) {
+		struct ring *rx = &first.rings[i][RX];
+
+		memset(rx->at + rx->slots, 0xff, rx->len - rx->slots);
+		/* The lock, behind the frames: nobody holds it. */
+		*(volatile uint64_t *)(first.bytes[i] +
+				       first.terms[i][4] * 2048UL) = 0;
+	}
+	for (i = 0; i < 2; i++) {
+		movers[i] = fork();
+		if (movers[i])
+			continue;
+		close(first.end);
+		close(second.end);
+		close(fd);
+		move_producers(&first);
+	}
+	usleep(100000);
+	close(first.end);
+	usleep(100000);
+	close(fd);
+	serves("the next socket", udp(ip, 0));
+	tell("the second", hear(second.end, message, NULL), message);
+	for (i = 0; i < 2; i++) {
+		kill(movers[i], SIGKILL);
+		waitpid(movers[i], NULL, 0);
+	}
+}
+
+/* A port after the launcher's child was stopped, and its socket closed. */
+static void stops(void)
+{
+	struct lease lease;
+	uint32_t message[WORDS];
+	int fd = udp(ip, 0);
+
+	request_lease(&lease, "before", fd);
+	order(&lease, "open", OPEN);
+	marker = "while it is open";
+	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
+	fflush(stdout);
+	kill(server, SIGTSTP);
+	usleep(300000);
 	close(fd);
 	serves("the next socket", udp(ip, 0));
 	tell("the lease", hear(lease.end, message, NULL), message);
@@ -461,7 +243,7 @@ static void look_at(void *with)
 static void kept(void)
 {
 	struct lease lease;
-	int i, fd = udp(ip, 1);
+	int i, ring, fd = udp(ip, 1);
 
 	request_lease(&lease, "the first", fd);
 	order(&lease, "open", OPEN);
@@ -477,10 +259,27 @@ static void kept(void)
 	in_child(ask_too, NULL);
 	/* The memory alone. */
 	for (i = 0; i < lease.count; i++) {
-		munmap(lease.rx[i], lease.rx_len[i]);
+		for (ring = 0; ring < RINGS; ring++)
+			munmap(lease.rings[i][ring].at,
+			       lease.rings[i][ring].len);
 		close(lease.xsk[i]);
 	}
 	in_child(look_at, &lease);
+}
+
+/*
+ * A ring full of ones. The kernel believes a producer in any case, and takes
+ * entry by entry: where it consumes, it is told of a few rings' worth only.
+ */
+static void scribble_ring(struct ring *ring, int is_consumed_by_kernel)
+{
+	if (!is_consumed_by_kernel) {
+		memset(ring->at, 0xff, ring->len);
+		return;
+	}
+	memset(ring->at + ring->slots, 0xff, ring->len - ring->slots);
+	*ring->consumer = UINT32_MAX;
+	*ring->producer += 3 * ring->entries;
 }
 
 /* Everything that is shared is full of ones. */
@@ -489,7 +288,7 @@ static void scribbles(void)
 	struct lease lease;
 	size_t len;
 	char *at;
-	int i;
+	int i, ring;
 
 	request_lease(&lease, "the first", udp(ip, 0));
 	order(&lease, "open", OPEN);
@@ -501,7 +300,9 @@ static void scribbles(void)
 		memset(at, i % 2 ? 0xff : 2, len);
 		for (n = 0; n < lease.count; n++) {
 			memset(lease.bytes[n], i % 2 ? 0xff : 1, lease.len[n]);
-			memset(lease.rx[n], 0xff, lease.rx_len[n]);
+			for (ring = 0; ring < RINGS; ring++)
+				scribble_ring(&lease.rings[n][ring],
+					      ring == TX || ring == FILL);
 		}
 		send_to_port("nowhere");
 		usleep(10000);
@@ -687,7 +488,8 @@ int main(int argc, char **argv)
 		    { "closed", closed }, { "parts", parts },
 		    { "kept", kept },	  { "scribbles", scribbles },
 		    { "users", users },	  { "slow", slow },
-		    { "flood", flood } };
+		    { "flood", flood },	  { "moves", moves },
+		    { "stops", stops } };
 	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;
 	unsigned int i;
 

@@ -14,6 +14,7 @@ fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let scene = Scene::with_queues(test, 2)?;
     let (code, program) =
         (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
+    scene.place.file("hostile.h", include_str!("hostile.h"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);
@@ -119,6 +120,27 @@ fn netns_xdp_hostile_memory_that_is_kept() {
 fn netns_xdp_hostile_memory_full_of_nonsense() {
     let lines = ["the first: leased 2", "open: done", "shorter: no"];
     expect("netns_xdp_hostile_memory_full_of_nonsense", "scribbles", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_rings_that_never_become_empty() {
+    let lines = [
+        "the first: leased 2",
+        "open: done",
+        "the second: leased 2",
+        "open: done",
+        "frames: yes",
+        "the next socket: yes",
+        "the second: closed",
+    ];
+    expect("netns_xdp_hostile_rings_that_never_become_empty", "moves", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_a_port_after_the_program_was_stopped() {
+    let lines =
+        ["before: leased 2", "open: done", "frames: yes", "the next socket: yes", "the lease: closed"];
+    expect("netns_xdp_hostile_a_port_after_the_program_was_stopped", "stops", &lines);
 }
 
 #[test]

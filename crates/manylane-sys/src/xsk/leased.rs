@@ -304,15 +304,16 @@ impl<'a> QueueGuard<'a> {
         self.refused
     }
 
-    /// The oldest pending packet, which stays in the ring.
+    /// The oldest pending packet, which stays in the ring. None if there is none, and after as many
+    /// invalid packets as the ring has entries: another process may write to the ring, and could
+    /// add them faster than they are removed.
     #[inline]
     pub fn peek(&mut self) -> Option<&[u8]> {
         loop {
             let desc = self.rx.pop()?;
             let (addr, len) = (desc.addr as usize, desc.len as usize);
             let room = FRAME_SIZE as usize - addr % FRAME_SIZE as usize;
-            let frames = self.queue.terms.frames as usize * FRAME_SIZE as usize;
-            if addr < frames && len <= room && desc.options == 0 {
+            if addr < self.frames_len() && len <= room && desc.options == 0 {
                 self.rx.cancel(1);
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays
                 // mapped as long as the queue is borrowed. The kernel has written them before it
@@ -324,12 +325,34 @@ impl<'a> QueueGuard<'a> {
                 });
             }
             // No frame of ours, or one of several fragments, which were not requested.
-            self.rx.release();
+            self.discard(addr);
             self.refused = self.refused.saturating_add(1);
-            if addr < frames {
-                self.return_frame(addr);
+            if self.refused >= self.queue.terms.ring_size {
+                return None;
             }
         }
+    }
+
+    /// Removes the pending packets, valid or not: at most as many as the ring has entries.
+    pub(super) fn clear(&mut self) {
+        for _ in 0..self.queue.terms.ring_size {
+            let Some(desc) = self.rx.pop() else { break };
+            self.discard(desc.addr as usize);
+        }
+    }
+
+    /// Releases the entry that was taken, and its frame if `addr` is in one.
+    fn discard(&mut self, addr: usize) {
+        self.rx.release();
+        if addr < self.frames_len() {
+            self.return_frame(addr);
+        }
+    }
+
+    /// Size of all frames in bytes.
+    #[inline]
+    fn frames_len(&self) -> usize {
+        self.queue.terms.frames as usize * FRAME_SIZE as usize
     }
 
     /// Removes the oldest pending packet; its frame can be received into again.
@@ -425,3 +448,7 @@ impl Drop for QueueGuard<'_> {
         self.queue.control().lock.store(0, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+#[path = "leased_tests.rs"]
+mod tests;

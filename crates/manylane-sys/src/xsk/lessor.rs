@@ -134,12 +134,7 @@ impl LessorQueue {
         let Some(mut guard) = left.try_lock(Holder::LESSOR, |holder| has_ended(holder.lease())) else {
             return false;
         };
-        for _ in 0..RING_ENTRIES {
-            if guard.peek().is_none() {
-                break;
-            }
-            guard.pop();
-        }
+        guard.clear();
         true
     }
 }

@@ -29,22 +29,30 @@ impl<T: Copy> MockRing<T> {
         }
     }
 
+    /// Its memory. The caller keeps the ring alive and at its address.
+    pub(in super::super) fn memory(&self) -> RingMemory<T> {
+        // SAFETY: all of it is memory of this ring, with this number of slots, accessed through
+        // atomics and cells only; callers keep the ring (see above).
+        unsafe {
+            RingMemory::new(
+                NonNull::from(&self.producer),
+                NonNull::from(&self.consumer),
+                Some(NonNull::from(&self.flags)),
+                NonNull::from(self.slots.as_slice()).cast(),
+                self.slots.len() as u32,
+            )
+        }
+    }
+
+    /// Its counters: produced, consumed.
+    #[cfg(not(loom))]
+    pub(in super::super) fn counters(&self) -> [&AtomicU32; 2] {
+        [&self.producer, &self.consumer]
+    }
+
     /// Its two ends. The caller keeps the ring alive and at its address, and calls this only once.
     pub(in super::super) fn split(&self) -> (Producer<T>, Consumer<T>) {
-        let slots = NonNull::from(self.slots.as_slice()).cast();
-        let [of_producer, of_consumer] = [(); 2].map(|()| {
-            // SAFETY: all of it is memory of this ring, with this number of slots, accessed
-            // through atomics and cells only; callers keep the ring (see above).
-            unsafe {
-                RingMemory::new(
-                    NonNull::from(&self.producer),
-                    NonNull::from(&self.consumer),
-                    Some(NonNull::from(&self.flags)),
-                    slots,
-                    self.slots.len() as u32,
-                )
-            }
-        });
+        let [of_producer, of_consumer] = [(); 2].map(|()| self.memory());
         (Producer::new(of_producer), Consumer::new(of_consumer))
     }
 }

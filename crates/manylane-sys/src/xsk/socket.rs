@@ -375,7 +375,7 @@ impl RingWakeup for Socket {
 }
 
 /// The mappings of two rings. Each ring has one producer or consumer on our side, made of it.
-pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Mapping; 2]);
+pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] pub(super) [Mapping; 2]);
 
 const DESC_SIZE: usize = size_of::<xdp_desc>();
 
