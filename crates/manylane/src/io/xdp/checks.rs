@@ -110,23 +110,24 @@ pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
 
 /// True if the kernel would filter sources on a device (`rp_filter` 1) and another device with
 /// addresses exists, over which such a source might be routed. An XDP program cannot do that
-/// check: `bpf_fib_lookup` works only on devices that forward.
-pub(super) fn has_strict_rp_filter(device: u32, locals: &LocalState) -> bool {
+/// check: `bpf_fib_lookup` works only on devices that forward. None if it cannot be read, such as
+/// without /proc (chroot), or at the limit of open files.
+pub(super) fn read_strict_rp_filter(device: u32, locals: &LocalState) -> Option<bool> {
     let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
+    if !locals.addresses.iter().any(is_another) {
+        return Some(false);
+    }
     // The current name: the device may have been renamed since it was opened.
-    let Some(name) = sys::name(device).ok().filter(|_| locals.addresses.iter().any(is_another)) else {
-        return false;
+    let name = sys::name(device).ok()?;
+    let read = |conf: &str| -> Option<u32> {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).ok()?;
+        text.trim().parse().ok()
     };
-    let read = |conf: &str| {
-        let text =
-            fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).unwrap_or_default();
-        text.trim().parse::<u32>().unwrap_or(0)
-    };
-    read("all").max(read(&name)) == 1
+    Some(read("all")?.max(read(&name)?) == 1)
 }
 
-/// Warns about a device with [`has_strict_rp_filter`]: the kernel checks its IPv4 sources unless
-/// the device was named.
+/// Warns about a device with a strict filter ([`read_strict_rp_filter`]): the kernel checks its
+/// IPv4 sources unless the device was named.
 pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     if is_named {
         log::warn!(
@@ -208,6 +209,13 @@ mod tests {
         for bound in ["0.0.0.0", "10.0.0.1", "::ffff:10.0.0.1"] {
             assert!(steered(bound).is_empty(), "{bound}");
         }
+    }
+
+    #[test]
+    fn an_unreadable_rp_filter_is_not_taken_as_off() {
+        const MISSING: u32 = i32::MAX as u32;
+        assert_eq!(read_strict_rp_filter(MISSING, &locals()), None);
+        assert_eq!(read_strict_rp_filter(MISSING, &LocalState::default()), Some(false));
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(crate) struct Device {
     pub(crate) has_tx_checksum: bool,
     /// The warning that XDP sees no VLAN tags, if it does not.
     vlan_stripping_warning: Option<String>,
+    /// The last known answer of [`has_strict_rp_filter`](Self::has_strict_rp_filter).
+    had_strict_rp_filter: AtomicBool,
     /// The program runs in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
@@ -201,6 +203,7 @@ impl Device {
             is_veth: is_virtual_pair,
             has_tx_checksum: driver != "virtio_net",
             vlan_stripping_warning: lost_tags,
+            had_strict_rp_filter: AtomicBool::new(true),
             is_native: attach == AttachMode::Native,
             maps: Mutex::new(maps),
             filters: Mutex::new(guards),
@@ -264,6 +267,16 @@ impl Device {
     pub(crate) fn check(&self, locals: &LocalState) -> Result<()> {
         let attach = if self.is_native { AttachMode::Native } else { AttachMode::Generic };
         checks::check_device(self.index, attach, locals)
+    }
+
+    /// True if the kernel checks IPv4 sources on it by a strict reverse path filter
+    /// ([`checks::read_strict_rp_filter`]). While that cannot be read, the last answer holds; true
+    /// before the first one.
+    pub(super) fn has_strict_rp_filter(&self, locals: &LocalState) -> bool {
+        if let Some(strict) = checks::read_strict_rp_filter(self.index, locals) {
+            self.had_strict_rp_filter.store(strict, Ordering::Relaxed);
+        }
+        self.had_strict_rp_filter.load(Ordering::Relaxed)
     }
 
     /// Records that it is no longer used.
