@@ -108,13 +108,12 @@ pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
     queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
-/// True if the kernel would filter sources on a device (`rp_filter` 1) and another device with
-/// addresses exists, over which such a source might be routed. An XDP program cannot do that
-/// check: `bpf_fib_lookup` works only on devices that forward. None if it cannot be read, such as
-/// without /proc (chroot), or at the limit of open files.
+/// True if the kernel would filter sources on a device (`rp_filter` 1) and another device is up,
+/// over which such a source might be routed: a route needs no address there. An XDP program cannot
+/// do that check: `bpf_fib_lookup` works only on devices that forward. None if it cannot be read,
+/// such as without /proc (chroot), or at the limit of open files.
 pub(super) fn read_strict_rp_filter(device: u32, locals: &LocalState) -> Option<bool> {
-    let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
-    if !locals.addresses.iter().any(is_another) {
+    if locals.up.iter().all(|at| *at == device) {
         return Some(false);
     }
     // The current name: the device may have been renamed since it was opened.
@@ -179,6 +178,7 @@ mod tests {
             ],
             broadcasts: vec!["10.0.0.255".parse().unwrap()],
             masters: vec![(PART, MASTER)],
+            up: vec![ETH, OTHER, PART, MASTER],
         }
     }
 
@@ -214,8 +214,9 @@ mod tests {
     #[test]
     fn an_unreadable_rp_filter_is_not_taken_as_off() {
         const MISSING: u32 = i32::MAX as u32;
-        assert_eq!(read_strict_rp_filter(MISSING, &locals()), None);
-        assert_eq!(read_strict_rp_filter(MISSING, &LocalState::default()), Some(false));
+        let locals = |up| LocalState { up, ..LocalState::default() };
+        assert_eq!(read_strict_rp_filter(MISSING, &locals(vec![MISSING, OTHER])), None, "without addresses");
+        assert_eq!(read_strict_rp_filter(MISSING, &locals(vec![MISSING])), Some(false));
     }
 
     #[test]

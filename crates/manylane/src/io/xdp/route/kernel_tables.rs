@@ -17,6 +17,9 @@ const NEIGHBOURS_MAX: usize = 65_536;
 /// epoch.
 const AWAITED_MAX: usize = 4096;
 
+/// Index of the loopback device of every namespace (`LOOPBACK_IFINDEX` of the kernel).
+const LOOPBACK: u32 = 1;
+
 /// Route changes at one time up to which the table is searched for each.
 const ROUTE_CHANGES_MAX: usize = 32;
 
@@ -65,18 +68,22 @@ pub(super) struct KernelTables {
 }
 
 impl KernelTables {
-    /// The local state: the addresses of devices that are up, their broadcast addresses, and the
+    /// The local state: the devices that are up, their addresses and broadcast addresses, and the
     /// masters of devices.
     pub(super) fn local_state(&self) -> LocalState {
-        let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
-        let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
+        let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
+        let there = || self.addresses.iter().filter(|((ifindex, _), _)| is_up(ifindex));
         let mut masters: Vec<(u32, u32)> =
             self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
         masters.sort_unstable();
+        let mut up: Vec<u32> =
+            self.links.keys().copied().filter(|ifindex| *ifindex != LOOPBACK && is_up(ifindex)).collect();
+        up.sort_unstable();
         LocalState {
             addresses: there().map(|(at, _)| *at).collect(),
             broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters,
+            up,
         }
     }
 
@@ -153,7 +160,8 @@ impl KernelTables {
         table.remove_device(ifindex);
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
-        if before.is_none_or(|before| (before.running, before.master) != (link.running, link.master)) {
+        let state = |link: Link| (link.up, link.running, link.master);
+        if before.map(state) != Some(state(link)) {
             effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
         }
         // The addresses of a device that is down are not delivered.
@@ -437,6 +445,21 @@ mod tests {
         assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
         assert_eq!(world.apply(KernelUpdate::Link(3, device())).changes, [up]);
         assert_eq!(world.kernel.local_state().masters, []);
+    }
+
+    #[test]
+    fn devices_that_are_up_are_known_without_addresses() {
+        let mut world = World::new([KernelUpdate::Link(LOOPBACK, device()), KernelUpdate::Link(3, device())]);
+        let no_carrier = LinkUpdate { running: false, ..device() };
+        let down = LinkUpdate { up: false, ..no_carrier };
+        world.apply(KernelUpdate::Link(4, down));
+        assert_eq!(world.kernel.local_state().up, [3]);
+        // Routes over it apply, with or without a carrier.
+        let change = Change::Link { ifindex: 4, up: false, gone: false };
+        assert_eq!(world.apply(KernelUpdate::Link(4, no_carrier)).changes, [change]);
+        assert_eq!(world.kernel.local_state().up, [3, 4]);
+        assert_eq!(world.apply(KernelUpdate::Link(4, down)).changes, [change]);
+        assert_eq!(world.kernel.local_state().up, [3]);
     }
 
     #[test]
