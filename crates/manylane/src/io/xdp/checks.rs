@@ -30,7 +30,7 @@ pub(super) fn steered_addrs(
     leaves_ip4: bool,
     locals: &LocalState,
 ) -> Vec<IpAddr> {
-    let LocalState { addresses, masters, .. } = locals;
+    let LocalState { addresses, masters, vrfs, .. } = locals;
     let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
     // The device has become part of a master, which decides about its frames.
     if is_part(device) {
@@ -44,11 +44,12 @@ pub(super) fn steered_addrs(
         IpAddr::V6(_) => ip.is_ipv6() || !only_v6,
     };
     // As in the kernel, any device accepts datagrams to the addresses of others, but not into a
-    // VRF. Link-local addresses are valid on their own link only, and loopback addresses never
-    // arrive from a wire.
+    // VRF: to its own addresses and those of its parts. Link-local addresses are valid on their own
+    // link only, and loopback addresses never arrive from a wire.
     let wanted = |(at, ip): &(u32, IpAddr)| {
         let family = if ip.is_ipv4() { !leaves_ip4 } else { has_v6 };
-        takes(*ip) && family && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at)
+        let elsewhere = ip.is_loopback() || is_link_local(*ip) || is_part(*at) || vrfs.contains(at);
+        takes(*ip) && family && !elsewhere
     };
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
@@ -161,6 +162,7 @@ mod tests {
     const OTHER: u32 = 3;
     const PART: u32 = 4;
     const MASTER: u32 = 9;
+    const VRF: u32 = 10;
 
     fn locals() -> LocalState {
         let at = |device: u32, ip: &str| (device, ip.parse().unwrap());
@@ -175,10 +177,14 @@ mod tests {
                 at(ETH, "fe80::1"),
                 at(OTHER, "10.1.0.1"),
                 at(PART, "10.2.0.1"),
+                at(MASTER, "10.3.0.1"),
+                at(VRF, "10.4.0.1"),
+                at(VRF, "fd04::1"),
             ],
             broadcasts: vec!["10.0.0.255".parse().unwrap()],
             masters: vec![(PART, MASTER)],
-            up: vec![ETH, OTHER, PART, MASTER],
+            vrfs: vec![VRF],
+            up: vec![ETH, OTHER, PART, MASTER, VRF],
         }
     }
 
@@ -189,14 +195,16 @@ mod tests {
 
     #[test]
     fn what_the_kernel_takes_from_a_wire_leads_to_a_socket() {
-        let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1"];
+        // Addresses of a bridge or bond (MASTER), but not those of a VRF.
+        let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1", "10.3.0.1"];
         assert_eq!(steered_to("0.0.0.0", false, ETH), four);
-        assert_eq!(steered_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
+        let both = ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1", "10.3.0.1"];
+        assert_eq!(steered_to("::", false, ETH), both);
         assert_eq!(steered_to("::", true, ETH), ["fd00::1"]);
         // A device without IPv6 addresses accepts no IPv6.
         assert_eq!(steered_to("::", false, OTHER), four);
         assert_eq!(steered_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
-        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.9.9.9"] {
+        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.4.0.1", "fd04::1", "10.9.9.9"] {
             assert_eq!(steered_to(bound, false, ETH), [""; 0], "{bound}");
         }
         assert_eq!(steered_to("0.0.0.0", false, PART), [""; 0]);
@@ -222,7 +230,7 @@ mod tests {
     #[test]
     fn nothing_comes_from_us_or_from_all() {
         let not_from = blocked_sources(&locals());
-        assert_eq!(not_from.len(), 10);
+        assert_eq!(not_from.len(), 13);
         for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
             assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
         }

@@ -48,6 +48,7 @@ struct Link {
     mtu: u32,
     mtu6: u32,
     master: Option<u32>,
+    vrf: bool,
 }
 
 /// A reachable neighbour, and whether entries of the table may use it.
@@ -68,22 +69,26 @@ pub(super) struct KernelTables {
 }
 
 impl KernelTables {
-    /// The local state: the devices that are up, their addresses and broadcast addresses, and the
-    /// masters of devices.
+    /// The local state: the devices that are up, their addresses and broadcast addresses, the
+    /// masters of devices, and the VRFs.
     pub(super) fn local_state(&self) -> LocalState {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
         let there = || self.addresses.iter().filter(|((ifindex, _), _)| is_up(ifindex));
         let mut masters: Vec<(u32, u32)> =
             self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
         masters.sort_unstable();
-        let mut up: Vec<u32> =
-            self.links.keys().copied().filter(|ifindex| *ifindex != LOOPBACK && is_up(ifindex)).collect();
-        up.sort_unstable();
+        let devices = |wanted: &dyn Fn(u32, &Link) -> bool| {
+            let found = self.links.iter().filter(|(ifindex, link)| wanted(**ifindex, link));
+            let mut found: Vec<u32> = found.map(|(ifindex, _)| *ifindex).collect();
+            found.sort_unstable();
+            found
+        };
         LocalState {
             addresses: there().map(|(at, _)| *at).collect(),
             broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters,
-            up,
+            vrfs: devices(&|_, link| link.vrf),
+            up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK),
         }
     }
 
@@ -149,6 +154,8 @@ impl KernelTables {
             // A message without the MAC address is a partial one, which omits what has not
             // changed.
             master: fact.master.or(before.filter(|_| fact.mac.is_none()).and_then(|link| link.master)),
+            // A device stays of its kind.
+            vrf: fact.vrf || before.is_some_and(|link| link.vrf),
         };
         // Devices also send events when nothing relevant has changed.
         if before == Some(link) {
@@ -301,7 +308,7 @@ mod tests {
             mac: Some(MAC),
             mtu: Some(1500),
             mtu6: Some(1400),
-            master: None,
+            ..LinkUpdate::default()
         }
     }
 
@@ -445,6 +452,11 @@ mod tests {
         assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
         assert_eq!(world.apply(KernelUpdate::Link(3, device())).changes, [up]);
         assert_eq!(world.kernel.local_state().masters, []);
+        let vrf = LinkUpdate { vrf: true, ..device() };
+        world.apply(KernelUpdate::Link(9, vrf));
+        // So does a partial message omit the kind.
+        world.apply(KernelUpdate::Link(9, LinkUpdate { mac: None, ..device() }));
+        assert_eq!(world.kernel.local_state().vrfs, [9]);
     }
 
     #[test]
