@@ -209,6 +209,22 @@ into_a_vrf() {
   counted delivered_by_xdp=100 delivered=100
   no_losses
 }
+# An address of a VRF itself, over a device outside of it, for a socket outside of it: neither takes it.
+to_a_vrf() {
+  pair p0
+  ip address add 10.2.0.1/24 dev p0
+  ip -n far address add 10.2.0.2/24 dev p0
+  ip link add upper0 type vrf table 10
+  ip link set upper0 up
+  ip address add 10.5.0.1/32 dev upper0
+  ip -n far route add 10.5.0.1 via 10.2.0.1
+  serve 0.0.0.0:7 --engine xdp --interface p0
+  is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
+  is "answered in the VRF" "$(far 10.5.0.1:7 50)" "50 0 0 0"
+  stop
+  counted delivered_by_xdp=100 delivered=100
+  no_losses
+}
 left_alone() { ! ip link show dev "$1" | grep -q xdp; }
 
 vlan() {
@@ -273,8 +289,14 @@ tags_taken_off() {
   grep -q "its driver takes VLAN tags off" /tmp/echo.err
   ethtool -K eth2 rxvlan off
   serve 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
-  stop
   is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 0
+  # Seen within four seconds, and said once.
+  ethtool -K eth2 rxvlan on
+  soon grep -q "its driver takes VLAN tags off" /tmp/echo.err
+  sleep 5
+  stop
+  is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 1
+  ethtool -K eth2 rxvlan off
 }
 
 # Of queues that the driver keeps to itself, a lane would get datagrams and could not answer: they are left to the kernel.
@@ -369,6 +391,7 @@ check "part of a bridge" part_of bridge
 check "part of a team" part_of team
 check "part of a VRF" part_of vrf table 10
 check "a device that joins a VRF" into_a_vrf
+check "an address of a VRF" to_a_vrf
 check "VLAN device on veth" vlan
 check "tags beside frames on veth" tags_beside_frames
 check "tags that the driver takes off" tags_taken_off

@@ -235,8 +235,8 @@ impl Builder {
 
     /// Engine `xdp`: the devices to use, by name. Default: the device that has the bound address.
     /// For a wildcard, and for an address that is on no Ethernet device: all Ethernet devices that
-    /// are up. If there are several devices, XDP takes IPv4 from one with `rp_filter` 1 only if it
-    /// is named here, because XDP does not check source addresses.
+    /// are up. If several devices are up, XDP takes IPv4 from one with `rp_filter` 1 only if it is
+    /// named here, because XDP does not check source addresses.
     pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
         self.config.xdp.devices = Some(names.into_iter().map(Into::into).collect());
         self

@@ -203,7 +203,7 @@ pub(crate) struct RunArgs {
     /// Network devices of engine xdp, such as eth0,eth1 [default: those safe to use]
     ///
     /// Default: all Ethernet devices that are up and have an address that is not link-local,
-    /// except veth devices, devices with rp_filter 1 if there are others, and devices that the
+    /// except veth devices, devices with rp_filter 1 if others are up, and devices that the
     /// default route or an ssh session needs, unless their driver keeps the link up.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) interface: Option<Vec<String>>,

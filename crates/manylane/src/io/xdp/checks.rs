@@ -30,7 +30,7 @@ pub(super) fn steered_addrs(
     leaves_ip4: bool,
     locals: &LocalState,
 ) -> Vec<IpAddr> {
-    let LocalState { addresses, masters, .. } = locals;
+    let LocalState { addresses, masters, vrfs, .. } = locals;
     let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
     // The device has become part of a master, which decides about its frames.
     if is_part(device) {
@@ -44,11 +44,12 @@ pub(super) fn steered_addrs(
         IpAddr::V6(_) => ip.is_ipv6() || !only_v6,
     };
     // As in the kernel, any device accepts datagrams to the addresses of others, but not into a
-    // VRF. Link-local addresses are valid on their own link only, and loopback addresses never
-    // arrive from a wire.
+    // VRF: to its own addresses and those of its parts. Link-local addresses are valid on their own
+    // link only, and loopback addresses never arrive from a wire.
     let wanted = |(at, ip): &(u32, IpAddr)| {
         let family = if ip.is_ipv4() { !leaves_ip4 } else { has_v6 };
-        takes(*ip) && family && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at)
+        let elsewhere = ip.is_loopback() || is_link_local(*ip) || is_part(*at) || vrfs.contains(at);
+        takes(*ip) && family && !elsewhere
     };
     addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
 }
@@ -108,25 +109,25 @@ pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
     queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
-/// True if the kernel would filter sources on a device (`rp_filter` 1) and another device with
-/// addresses exists, over which such a source might be routed. An XDP program cannot do that
-/// check: `bpf_fib_lookup` works only on devices that forward.
-pub(super) fn has_strict_rp_filter(device: u32, locals: &LocalState) -> bool {
-    let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
+/// True if the kernel would filter sources on a device (`rp_filter` 1) and another device is up,
+/// over which such a source might be routed: a route needs no address there. An XDP program cannot
+/// do that check: `bpf_fib_lookup` works only on devices that forward. None if it cannot be read,
+/// such as without /proc (chroot), or at the limit of open files.
+pub(super) fn read_strict_rp_filter(device: u32, locals: &LocalState) -> Option<bool> {
+    if locals.up.iter().all(|at| *at == device) {
+        return Some(false);
+    }
     // The current name: the device may have been renamed since it was opened.
-    let Some(name) = sys::name(device).ok().filter(|_| locals.addresses.iter().any(is_another)) else {
-        return false;
+    let name = sys::name(device).ok()?;
+    let read = |conf: &str| -> Option<u32> {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).ok()?;
+        text.trim().parse().ok()
     };
-    let read = |conf: &str| {
-        let text =
-            fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).unwrap_or_default();
-        text.trim().parse::<u32>().unwrap_or(0)
-    };
-    read("all").max(read(&name)) == 1
+    Some(read("all")?.max(read(&name)?) == 1)
 }
 
-/// Warns about a device with [`has_strict_rp_filter`]: the kernel checks its IPv4 sources unless
-/// the device was named.
+/// Warns about a device with a strict filter ([`read_strict_rp_filter`]): the kernel checks its
+/// IPv4 sources unless the device was named.
 pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     if is_named {
         log::warn!(
@@ -142,8 +143,8 @@ pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
 /// The warning for a device whose driver strips VLAN tags, if it does: frames of all VLANs then
 /// look untagged. None for veth, which always reports it: there, the other end decides whether
 /// tags are beside the frame.
-pub(super) fn vlan_stripping_warning(name: &str, driver: &str, strips: bool) -> Option<String> {
-    (strips && driver != "veth").then(|| {
+pub(super) fn vlan_stripping_warning(name: &str, is_veth: bool, strips: bool) -> Option<String> {
+    (strips && !is_veth).then(|| {
         format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
     })
 }
@@ -161,6 +162,7 @@ mod tests {
     const OTHER: u32 = 3;
     const PART: u32 = 4;
     const MASTER: u32 = 9;
+    const VRF: u32 = 10;
 
     fn locals() -> LocalState {
         let at = |device: u32, ip: &str| (device, ip.parse().unwrap());
@@ -175,9 +177,14 @@ mod tests {
                 at(ETH, "fe80::1"),
                 at(OTHER, "10.1.0.1"),
                 at(PART, "10.2.0.1"),
+                at(MASTER, "10.3.0.1"),
+                at(VRF, "10.4.0.1"),
+                at(VRF, "fd04::1"),
             ],
             broadcasts: vec!["10.0.0.255".parse().unwrap()],
             masters: vec![(PART, MASTER)],
+            vrfs: vec![VRF],
+            up: vec![ETH, OTHER, PART, MASTER, VRF],
         }
     }
 
@@ -188,14 +195,16 @@ mod tests {
 
     #[test]
     fn what_the_kernel_takes_from_a_wire_leads_to_a_socket() {
-        let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1"];
+        // Addresses of a bridge or bond (MASTER), but not those of a VRF.
+        let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1", "10.3.0.1"];
         assert_eq!(steered_to("0.0.0.0", false, ETH), four);
-        assert_eq!(steered_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
+        let both = ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1", "10.3.0.1"];
+        assert_eq!(steered_to("::", false, ETH), both);
         assert_eq!(steered_to("::", true, ETH), ["fd00::1"]);
         // A device without IPv6 addresses accepts no IPv6.
         assert_eq!(steered_to("::", false, OTHER), four);
         assert_eq!(steered_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
-        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.9.9.9"] {
+        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.4.0.1", "fd04::1", "10.9.9.9"] {
             assert_eq!(steered_to(bound, false, ETH), [""; 0], "{bound}");
         }
         assert_eq!(steered_to("0.0.0.0", false, PART), [""; 0]);
@@ -211,9 +220,17 @@ mod tests {
     }
 
     #[test]
+    fn an_unreadable_rp_filter_is_not_taken_as_off() {
+        const MISSING: u32 = i32::MAX as u32;
+        let locals = |up| LocalState { up, ..LocalState::default() };
+        assert_eq!(read_strict_rp_filter(MISSING, &locals(vec![MISSING, OTHER])), None, "without addresses");
+        assert_eq!(read_strict_rp_filter(MISSING, &locals(vec![MISSING])), Some(false));
+    }
+
+    #[test]
     fn nothing_comes_from_us_or_from_all() {
         let not_from = blocked_sources(&locals());
-        assert_eq!(not_from.len(), 10);
+        assert_eq!(not_from.len(), 13);
         for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
             assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
         }
@@ -221,11 +238,9 @@ mod tests {
 
     #[test]
     fn tags_that_a_driver_takes_off_are_missed() {
-        assert!(
-            vlan_stripping_warning("eth0", "ixgbe", true).unwrap().contains("ethtool -K eth0 rxvlan off")
-        );
-        assert_eq!(vlan_stripping_warning("eth0", "ixgbe", false), None);
-        assert_eq!(vlan_stripping_warning("eth0", "veth", true), None);
+        assert!(vlan_stripping_warning("eth0", false, true).unwrap().contains("ethtool -K eth0 rxvlan off"));
+        assert_eq!(vlan_stripping_warning("eth0", false, false), None);
+        assert_eq!(vlan_stripping_warning("eth0", true, true), None);
     }
 
     #[test]

@@ -209,7 +209,7 @@ impl XdpControl {
                     .and_then(|device| self.register(device));
             match opened {
                 Ok(device) => {
-                    if checks::has_strict_rp_filter(index, &locals) {
+                    if device.0.has_strict_rp_filter(&locals) {
                         checks::warn_of_rp_filter(&device.0.name, self.has_named_devices());
                     }
                     state.devices.push(device);
@@ -327,7 +327,7 @@ impl XdpControl {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
         for (device, number) in &state.devices {
-            let leaves_ip4 = !self.has_named_devices() && checks::has_strict_rp_filter(device.index, &locals);
+            let leaves_ip4 = !self.has_named_devices() && device.has_strict_rp_filter(&locals);
             let addresses =
                 checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, leaves_ip4, &locals);
             device.bind(*number, self.bound_addr.port(), &addresses, &not_from)?;

@@ -56,8 +56,10 @@ pub(crate) struct Device {
     /// It completes checksums that TX metadata requests. Not virtio_net: the kernel builds its
     /// skbs without copying, and ignored the metadata on that path (seen on Linux 6.12).
     pub(crate) has_tx_checksum: bool,
-    /// The warning that XDP sees no VLAN tags, if it does not.
-    vlan_stripping_warning: Option<String>,
+    /// XDP saw no VLAN tags when that was last read.
+    has_stripped_vlans: AtomicBool,
+    /// The last known answer of [`has_strict_rp_filter`](Self::has_strict_rp_filter).
+    had_strict_rp_filter: AtomicBool,
     /// The program runs in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
@@ -137,9 +139,6 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
-        let is_virtual_pair = driver == "veth";
-        let lost_tags =
-            checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
         // The driver passes whole frames to XDP; in generic mode GRO messages are not split yet.
         let trains = u8::from(attach == AttachMode::Generic);
         let mut program = EbpfLoader::new()
@@ -183,14 +182,13 @@ impl Device {
             sockets: [false; abi::MAX_SOCKETS as usize],
         };
         maps.device.set(0, words, 0).map_err(wrong)?;
-        lost_tags.iter().for_each(|what| log::warn!("engine xdp: {what}"));
         if queues < now.receive {
             log::warn!(
                 "engine xdp: {name} receives by {} queues and sends by {queues} of them: the others are left to the kernel ('ethtool -L', and docs/xdp.md on virtio_net)",
                 now.receive
             );
         }
-        Ok(Self {
+        let device = Self {
             index,
             name,
             queues: AtomicU32::new(queues),
@@ -198,14 +196,28 @@ impl Device {
             was_open_before: false,
             is_gone: AtomicBool::new(false),
             mac: AtomicU64::new(mac_to_u64(mac)),
-            is_veth: is_virtual_pair,
+            is_veth: driver == "veth",
             has_tx_checksum: driver != "virtio_net",
-            vlan_stripping_warning: lost_tags,
+            has_stripped_vlans: AtomicBool::new(false),
+            had_strict_rp_filter: AtomicBool::new(true),
             is_native: attach == AttachMode::Native,
             maps: Mutex::new(maps),
             filters: Mutex::new(guards),
             open_queues: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
-        })
+        };
+        // After an error, the next refresh reads it.
+        _ = device.vlan_stripping_warning();
+        Ok(device)
+    }
+
+    /// The warning that XDP sees no VLAN tags, if it sees none now. Logged when that begins.
+    fn vlan_stripping_warning(&self) -> io::Result<Option<String>> {
+        let name = sys::name(self.index)?;
+        let strips = sys::strips_vlan_tags(&name)?;
+        let warning = checks::vlan_stripping_warning(&name, self.is_veth, strips);
+        let had_any = self.has_stripped_vlans.swap(warning.is_some(), Ordering::Relaxed);
+        warning.iter().filter(|_| !had_any).for_each(|what| log::warn!("engine xdp: {what}"));
+        Ok(warning)
     }
 
     /// Opens a queue, or joins the sockets of this process that have it open. None if that is not
@@ -266,6 +278,16 @@ impl Device {
         checks::check_device(self.index, attach, locals)
     }
 
+    /// True if the kernel checks IPv4 sources on it by a strict reverse path filter
+    /// ([`checks::read_strict_rp_filter`]). While that cannot be read, the last answer holds; true
+    /// before the first one.
+    pub(super) fn has_strict_rp_filter(&self, locals: &LocalState) -> bool {
+        if let Some(strict) = checks::read_strict_rp_filter(self.index, locals) {
+            self.had_strict_rp_filter.store(strict, Ordering::Relaxed);
+        }
+        self.had_strict_rp_filter.load(Ordering::Relaxed)
+    }
+
     /// Records that it is no longer used.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
@@ -286,8 +308,8 @@ impl Device {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Reads what changes without an event: the number of its queues, its MAC address. False if it
-    /// is gone.
+    /// Reads what changes without an event: the number of its queues, its MAC address, whether VLAN
+    /// tags are stripped. False if it is gone.
     pub(crate) fn refresh(&self) -> bool {
         // Other errors, such as a lack of descriptors, are transient.
         if self.try_refresh().is_err_and(|err| err.raw_os_error() == Some(ENXIO)) {
@@ -300,6 +322,8 @@ impl Device {
         let name = sys::name(self.index)?;
         self.queues.store(checks::usable_queues(sys::queues(&name)?, self.reserved), Ordering::Relaxed);
         let mac = sys::mac(&name)?;
+        // After an error, the next refresh reads it.
+        _ = self.vlan_stripping_warning();
         let mut maps = self.maps();
         if maps.words[..6] != mac {
             self.mac.store(mac_to_u64(mac), Ordering::Relaxed);
@@ -325,8 +349,12 @@ impl Device {
     /// Registers one more socket on this device, for untagged frames and those with these tags;
     /// returns its number.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
-        if let Some(what) = self.vlan_stripping_warning.as_ref().filter(|_| !vlans.is_empty()) {
-            return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
+        if !vlans.is_empty() {
+            let asking =
+                |err| Error::system(format!("{}: asking whether VLAN tags are stripped", self.name), err);
+            if let Some(what) = self.vlan_stripping_warning().map_err(asking)? {
+                return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
+            }
         }
         let mut maps = self.maps();
         let free = maps.sockets.iter().position(|used| !used).ok_or_else(|| {

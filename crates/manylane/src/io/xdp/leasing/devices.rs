@@ -173,7 +173,7 @@ pub(super) fn attach(
             LIMIT_SOURCES_DEFAULT,
             true,
         )?;
-        if checks::has_strict_rp_filter(index, &locals) {
+        if device.has_strict_rp_filter(&locals) {
             checks::warn_of_rp_filter(&device.name, names.is_some());
         }
         Ok(LeasedDevice::new(device, names.is_some()))
@@ -233,7 +233,7 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
     if sys::driver(name).is_ok_and(|driver| driver == "veth") {
         return Some("it is an end of a veth pair, whose other end may be a container's".into());
     }
-    checks::has_strict_rp_filter(device, locals).then(|| {
+    checks::read_strict_rp_filter(device, locals).unwrap_or(true).then(|| {
         format!(
             "net.ipv4.conf.{name}.rp_filter is 1, and XDP would take datagrams that this keeps from coming in by it"
         )

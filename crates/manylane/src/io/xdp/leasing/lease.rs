@@ -243,7 +243,7 @@ impl Lessor {
         let not_from = checks::blocked_sources(&locals);
         self.attached_devices(lease).try_for_each(|(leased, number)| {
             let index = leased.device.index;
-            let leaves_ip4 = !leased.is_named && checks::has_strict_rp_filter(index, &locals);
+            let leaves_ip4 = !leased.is_named && leased.device.has_strict_rp_filter(&locals);
             let addresses = checks::steered_addrs(lease.addr.ip(), lease.only_v6, index, leaves_ip4, &locals);
             leased.device.bind(number, lease.addr.port(), &addresses, &not_from)
         })

@@ -6,12 +6,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use manylane_ipc::lease::{Fds, Message};
-use manylane_sys::netns::NetNs;
+use manylane_sys::netns::{NetNs, device_index};
 use manylane_sys::unix_socket;
 
 use super::Lessor;
 use super::lease::ENODEV;
-use crate::io::xdp::route::tests::{can_make_namespaces, run, try_ip, wait_until};
+use crate::config::LIMIT_SOURCES_DEFAULT;
+use crate::io::xdp::device::{AttachMode, Device};
+use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip, wait_until};
 use crate::io::xdp::route::xdp_program_id;
 use crate::skip;
 use crate::vlan::Vlan;
@@ -150,6 +152,31 @@ fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
         let (_end, _other, answer) = request(&mut lessor, 7002);
         assert!(matches!(answer, Some(Message::Refused(ENODEV))), "{answer:?}");
     });
+}
+
+/// As without /proc or descriptors: without the device, its filter cannot be read. The other one
+/// has no IPv4 address, but could have routes.
+#[test]
+fn netns_an_rp_filter_that_cannot_be_read_is_as_it_was() {
+    if !can_make_namespaces("netns_an_rp_filter_that_cannot_be_read_is_as_it_was") {
+        return;
+    }
+    for strict in [false, true] {
+        let ours = create_device();
+        set_sysctl(&ours, "ipv4/conf/all/rp_filter", "0");
+        set_sysctl(&ours, "ipv4/conf/near/rp_filter", if strict { "1" } else { "0" });
+        run(&ours, || {
+            let lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+            let locals = lessor.routes.local_state();
+            let near = &lessor.devices[0].device;
+            let (index, sources) = (device_index("far").unwrap(), LIMIT_SOURCES_DEFAULT);
+            let far = Device::open(index, AttachMode::Generic, &locals, 2048, sources, true).unwrap();
+            assert_eq!(near.has_strict_rp_filter(&locals), strict);
+            assert!(try_ip(&ours, "link del near\n"));
+            assert_eq!(near.has_strict_rp_filter(&locals), strict);
+            assert!(far.has_strict_rp_filter(&locals), "never read");
+        });
+    }
 }
 
 #[test]

@@ -17,6 +17,9 @@ const NEIGHBOURS_MAX: usize = 65_536;
 /// epoch.
 const AWAITED_MAX: usize = 4096;
 
+/// Index of the loopback device of every namespace (`LOOPBACK_IFINDEX` of the kernel).
+const LOOPBACK: u32 = 1;
+
 /// Route changes at one time up to which the table is searched for each.
 const ROUTE_CHANGES_MAX: usize = 32;
 
@@ -45,6 +48,7 @@ struct Link {
     mtu: u32,
     mtu6: u32,
     master: Option<u32>,
+    vrf: bool,
 }
 
 /// A reachable neighbour, and whether entries of the table may use it.
@@ -65,18 +69,26 @@ pub(super) struct KernelTables {
 }
 
 impl KernelTables {
-    /// The local state: the addresses of devices that are up, their broadcast addresses, and the
-    /// masters of devices.
+    /// The local state: the devices that are up, their addresses and broadcast addresses, the
+    /// masters of devices, and the VRFs.
     pub(super) fn local_state(&self) -> LocalState {
-        let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
-        let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
+        let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
+        let there = || self.addresses.iter().filter(|((ifindex, _), _)| is_up(ifindex));
         let mut masters: Vec<(u32, u32)> =
             self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
         masters.sort_unstable();
+        let devices = |wanted: &dyn Fn(u32, &Link) -> bool| {
+            let found = self.links.iter().filter(|(ifindex, link)| wanted(**ifindex, link));
+            let mut found: Vec<u32> = found.map(|(ifindex, _)| *ifindex).collect();
+            found.sort_unstable();
+            found
+        };
         LocalState {
             addresses: there().map(|(at, _)| *at).collect(),
             broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters,
+            vrfs: devices(&|_, link| link.vrf),
+            up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK),
         }
     }
 
@@ -142,6 +154,8 @@ impl KernelTables {
             // A message without the MAC address is a partial one, which omits what has not
             // changed.
             master: fact.master.or(before.filter(|_| fact.mac.is_none()).and_then(|link| link.master)),
+            // A device stays of its kind.
+            vrf: fact.vrf || before.is_some_and(|link| link.vrf),
         };
         // Devices also send events when nothing relevant has changed.
         if before == Some(link) {
@@ -153,7 +167,8 @@ impl KernelTables {
         table.remove_device(ifindex);
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
-        if before.is_none_or(|before| (before.running, before.master) != (link.running, link.master)) {
+        let state = |link: Link| (link.up, link.running, link.master);
+        if before.map(state) != Some(state(link)) {
             effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
         }
         // The addresses of a device that is down are not delivered.
@@ -293,7 +308,7 @@ mod tests {
             mac: Some(MAC),
             mtu: Some(1500),
             mtu6: Some(1400),
-            master: None,
+            ..LinkUpdate::default()
         }
     }
 
@@ -437,6 +452,26 @@ mod tests {
         assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
         assert_eq!(world.apply(KernelUpdate::Link(3, device())).changes, [up]);
         assert_eq!(world.kernel.local_state().masters, []);
+        let vrf = LinkUpdate { vrf: true, ..device() };
+        world.apply(KernelUpdate::Link(9, vrf));
+        // So does a partial message omit the kind.
+        world.apply(KernelUpdate::Link(9, LinkUpdate { mac: None, ..device() }));
+        assert_eq!(world.kernel.local_state().vrfs, [9]);
+    }
+
+    #[test]
+    fn devices_that_are_up_are_known_without_addresses() {
+        let mut world = World::new([KernelUpdate::Link(LOOPBACK, device()), KernelUpdate::Link(3, device())]);
+        let no_carrier = LinkUpdate { running: false, ..device() };
+        let down = LinkUpdate { up: false, ..no_carrier };
+        world.apply(KernelUpdate::Link(4, down));
+        assert_eq!(world.kernel.local_state().up, [3]);
+        // Routes over it apply, with or without a carrier.
+        let change = Change::Link { ifindex: 4, up: false, gone: false };
+        assert_eq!(world.apply(KernelUpdate::Link(4, no_carrier)).changes, [change]);
+        assert_eq!(world.kernel.local_state().up, [3, 4]);
+        assert_eq!(world.apply(KernelUpdate::Link(4, down)).changes, [change]);
+        assert_eq!(world.kernel.local_state().up, [3]);
     }
 
     #[test]

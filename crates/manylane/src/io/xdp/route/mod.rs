@@ -69,6 +69,10 @@ pub(crate) struct LocalState {
     pub(crate) broadcasts: Vec<Ipv4Addr>,
     /// Devices that are part of another one, with that one: a bridge, bond, team or VRF.
     pub(crate) masters: Vec<(u32, u32)>,
+    /// VRFs.
+    pub(crate) vrfs: Vec<u32>,
+    /// Devices that are up, except loopback.
+    pub(crate) up: Vec<u32>,
 }
 
 /// The id of the XDP program on a device of the calling thread's namespace, if there is one and

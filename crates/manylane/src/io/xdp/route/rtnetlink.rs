@@ -72,6 +72,8 @@ pub(super) struct LinkUpdate {
     pub(super) mtu6: Option<u32>,
     /// The bridge, bond, team or VRF that it is part of.
     pub(super) master: Option<u32>,
+    /// A VRF.
+    pub(super) vrf: bool,
 }
 
 /// A reachable neighbour.
@@ -131,13 +133,15 @@ fn find_attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     found.into_inner().get(HEADER..usize::from(found.length()))
 }
 
-/// Reads only four of a device's hundred attributes, some of which are deeply nested, so that a
+/// Reads only a few of a device's hundred attributes, some of which are deeply nested, so that a
 /// new or odd one does not prevent reading the others.
 fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     const HEADER: usize = 16;
     const IFLA_ADDRESS: u16 = 1;
     const IFLA_MTU: u16 = 4;
     const IFLA_MASTER: u16 = 10;
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_INFO_KIND: u16 = 1;
     const IFLA_AF_SPEC: u16 = 26;
     const IFLA_INET6_CONF: u16 = 2;
     /// Index of the MTU in that array (DEVCONF_MTU6).
@@ -156,6 +160,7 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
         find_attribute(find_attribute(attributes, IFLA_AF_SPEC)?, u16::from(u8::from(AddressFamily::Inet6)))
     };
     let conf6 = || find_attribute(inet6()?, IFLA_INET6_CONF)?.get(DEVCONF_MTU6 * 4..DEVCONF_MTU6 * 4 + 4);
+    let info_kind = || find_attribute(find_attribute(attributes, IFLA_LINKINFO)?, IFLA_INFO_KIND);
     let up = header.flags.contains(LinkFlags::Up);
     Ok(Some(KernelUpdate::Link(
         header.index,
@@ -167,6 +172,7 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
             mtu: find_attribute(attributes, IFLA_MTU).and_then(number),
             mtu6: conf6().and_then(number),
             master: find_attribute(attributes, IFLA_MASTER).and_then(number),
+            vrf: info_kind().is_some_and(|kind| kind == b"vrf\0"),
         },
     )))
 }
@@ -396,6 +402,7 @@ mod tests {
         header.extend([0; 4]);
         let conf = message(&[], &[(2, &[1, 0, 0, 0, 64, 0, 0, 0, 0, 5, 0, 0, 9, 9, 9, 9])]);
         let spec = message(&[], &[(2, &[1, 2]), (10, &conf)]);
+        let info = message(&[], &[(1, b"vrf\0"), (2, &[0; 8])]);
         let whole = message(
             &header,
             &[
@@ -403,6 +410,7 @@ mod tests {
                 (1, &[2, 3, 4, 5, 6, 7]),
                 (4, &1500u32.to_ne_bytes()),
                 (10, &7u32.to_ne_bytes()),
+                (18, &info),
                 (26, &spec),
             ],
         );
@@ -414,10 +422,15 @@ mod tests {
             mtu: Some(1500),
             mtu6: Some(0x500),
             master: Some(7),
+            vrf: true,
         };
         assert_eq!(decode(RTM_NEWLINK, &whole), Some(KernelUpdate::Link(9, fact)));
-        let partial = LinkUpdate { mac: None, mtu: None, mtu6: None, master: None, ..fact };
+        let partial = LinkUpdate { mac: None, mtu: None, mtu6: None, master: None, vrf: false, ..fact };
         assert_eq!(decode(RTM_NEWLINK, &header), Some(KernelUpdate::Link(9, partial)));
+        for other in [&b"vrf_slave\0"[..], b"bridge\0", b"vrf", b""] {
+            let bytes = message(&header, &[(18, &message(&[], &[(1, other)]))]);
+            assert_eq!(decode(RTM_NEWLINK, &bytes), Some(KernelUpdate::Link(9, partial)), "{other:?}");
+        }
         assert_eq!(decode(RTM_DELLINK, &header), Some(KernelUpdate::LinkGone(9)));
         header[0] = 7; // AF_BRIDGE
         assert_eq!(decode(RTM_DELLINK, &header), None);

@@ -47,7 +47,7 @@ pub(in crate::io::xdp) fn try_ip(namespace: &NetNs, lines: &str) -> bool {
     done.expect("the program ip: apt-get install iproute2").status.success()
 }
 
-fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
+pub(in crate::io::xdp) fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
     run(namespace, || fs::write(format!("/proc/sys/net/{name}"), value).unwrap());
 }
 
