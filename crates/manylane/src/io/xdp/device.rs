@@ -140,8 +140,7 @@ impl Device {
         let is_virtual_pair = driver == "veth";
         let lost_tags =
             checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
-        // The driver passes whole frames to XDP; in generic mode GRO messages are not split yet.
-        let trains = u8::from(attach == AttachMode::Generic);
+        let trains = u8::from(checks::may_be_unfinished(&driver, attach));
         let mut program = EbpfLoader::new()
             .btf(None)
             .override_global("ml_trains", &trains, true)
