@@ -27,7 +27,7 @@ const SO_TIMESTAMPNS_NEW: c_int = 64;
 const OPTION_LEN_MAX: usize = 64;
 
 /// The options that a lane mirrors: level, name, when.
-const REPLICATED: [(c_int, c_int, Phase); 44] = [
+const REPLICATED: [(c_int, c_int, Phase); 45] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, BeforeBind),
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE, BeforeBind),
     (libc::SOL_IP, libc::IP_FREEBIND, BeforeBind),
@@ -72,15 +72,15 @@ const REPLICATED: [(c_int, c_int, Phase); 44] = [
     (libc::SOL_UDP, libc::UDP_SEGMENT, AfterBind),
     (libc::SOL_UDP, libc::UDP_GRO, BeforeBind),
     (libc::SOL_UDP, UDP_NO_CHECK6_TX, AfterBind),
+    (libc::SOL_UDP, UDP_NO_CHECK6_RX, BeforeBind),
 ];
 
 /// Options without an effect on UDP.
-const IGNORED: [(c_int, c_int); 5] = [
+const IGNORED: [(c_int, c_int); 4] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
     (libc::SOL_SOCKET, libc::SO_DEBUG),
-    (libc::SOL_UDP, UDP_NO_CHECK6_RX),
 ];
 
 /// Why a socket with this option must be plain; none if lanes can have it, too.
@@ -189,8 +189,8 @@ const CMSG_OPTIONS: [(c_int, c_int); 12] = [
 ];
 
 /// Other options that frames cannot honour unless they are zero: they change how a datagram is
-/// sent.
-const KERNEL_ONLY: [(c_int, c_int); 9] = [
+/// sent, or which ones are received.
+const KERNEL_ONLY: [(c_int, c_int); 10] = [
     (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
     (libc::SOL_SOCKET, libc::SO_MARK),
     (libc::SOL_SOCKET, libc::SO_PRIORITY),
@@ -200,6 +200,7 @@ const KERNEL_ONLY: [(c_int, c_int); 9] = [
     (libc::SOL_IPV6, libc::IPV6_TCLASS),
     (libc::SOL_UDP, libc::UDP_SEGMENT),
     (libc::SOL_UDP, UDP_NO_CHECK6_TX),
+    (libc::SOL_UDP, UDP_NO_CHECK6_RX),
 ];
 
 /// True if an option adds control messages to datagrams.
@@ -255,4 +256,42 @@ pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int)
 pub(crate) fn set_recv_timeout(fd: c_int, us: u64) {
     let time = libc::timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
     write(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd as _;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn lanes_receive_ipv6_datagrams_without_a_checksum_if_the_programs_socket_does() {
+        let Ok(own) = UdpSocket::bind("[::1]:0") else { return };
+        let lane = UdpSocket::bind("[::1]:0").unwrap();
+        let client = UdpSocket::bind("[::1]:0").unwrap();
+        lane.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert!(set_int_option(client.as_raw_fd(), libc::SOL_UDP, UDP_NO_CHECK6_TX, 1));
+        let receives = || {
+            client.send_to(b"unchecked", lane.local_addr().unwrap()).unwrap();
+            lane.recv(&mut [0; 16]).is_ok()
+        };
+        assert!(!receives());
+        assert!(!needs_kernel(own.as_raw_fd()));
+        assert!(set_int_option(own.as_raw_fd(), libc::SOL_UDP, UDP_NO_CHECK6_RX, 1));
+        replicate(own.as_raw_fd(), lane.as_raw_fd(), true);
+        assert!(receives());
+        assert_eq!(plain_reason(libc::SOL_UDP, UDP_NO_CHECK6_RX), None);
+        assert!(needs_kernel(own.as_raw_fd()) && affects_frames(libc::SOL_UDP, UDP_NO_CHECK6_RX));
+    }
+
+    #[test]
+    fn options_that_lanes_do_not_have_make_a_socket_plain() {
+        const UDP_ENCAP: c_int = 100;
+        for name in [libc::UDP_CORK, UDP_ENCAP] {
+            assert_eq!(plain_reason(libc::SOL_UDP, name), Some(Reason::Option), "{name}");
+        }
+    }
 }

@@ -32,13 +32,7 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask:
 }
 
 /// A bit for each lane of `mask` that has a datagram, or one of the poll(2) `events`.
-pub(crate) fn lanes_with(
-    events: c_short,
-    sock: &'static Sock,
-    shared: &Shared,
-    fd: c_int,
-    mask: u64,
-) -> u64 {
+pub(crate) fn lanes_with(events: c_short, sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
     if mask == 0 {
         return 0;
     }

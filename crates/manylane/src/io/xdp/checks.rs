@@ -140,6 +140,14 @@ pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     }
 }
 
+/// True if a frame may arrive with an unfinished checksum, or as a GSO message, and the kernel has
+/// to finish it. The drivers of NICs pass whole frames to XDP. tun does not: checksums that a
+/// guest leaves unfinished are finished behind it. In generic mode GRO messages are not split yet.
+/// False for veth in native mode, where lanes accept unfinished checksums.
+pub(super) fn may_be_unfinished(driver: &str, attach: AttachMode) -> bool {
+    attach == AttachMode::Generic || driver == "tun"
+}
+
 /// The warning for a device whose driver strips VLAN tags, if it does: frames of all VLANs then
 /// look untagged. None for veth, which always reports it: there, the other end decides whether
 /// tags are beside the frame.
@@ -241,6 +249,15 @@ mod tests {
         assert!(vlan_stripping_warning("eth0", false, true).unwrap().contains("ethtool -K eth0 rxvlan off"));
         assert_eq!(vlan_stripping_warning("eth0", false, false), None);
         assert_eq!(vlan_stripping_warning("eth0", true, true), None);
+    }
+
+    #[test]
+    fn unfinished_frames_of_guests_and_in_generic_mode_are_left_to_the_kernel() {
+        assert!(may_be_unfinished("tun", AttachMode::Native));
+        assert!(may_be_unfinished("ixgbe", AttachMode::Generic));
+        for driver in ["ixgbe", "veth", "virtio_net", ""] {
+            assert!(!may_be_unfinished(driver, AttachMode::Native), "{driver}");
+        }
     }
 
     #[test]

@@ -139,8 +139,7 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
-        // The driver passes whole frames to XDP; in generic mode GRO messages are not split yet.
-        let trains = u8::from(attach == AttachMode::Generic);
+        let trains = u8::from(checks::may_be_unfinished(&driver, attach));
         let mut program = EbpfLoader::new()
             .btf(None)
             .override_global("ml_trains", &trains, true)

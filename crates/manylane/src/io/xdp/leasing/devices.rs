@@ -230,8 +230,14 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
     if !locals.addresses.iter().any(|(at, ip)| *at == device && is_global(*ip)) {
         return Some("it has link-local addresses only".into());
     }
-    if sys::driver(name).is_ok_and(|driver| driver == "veth") {
-        return Some("it is an end of a veth pair, whose other end may be a container's".into());
+    match sys::driver(name).as_deref() {
+        Ok("veth") => {
+            return Some("it is an end of a veth pair, whose other end may be a container's".into());
+        }
+        Ok("tun") => {
+            return Some("it is a tap device, whose other end may be a virtual machine's".into());
+        }
+        _ => {}
     }
     checks::read_strict_rp_filter(device, locals).unwrap_or(true).then(|| {
         format!(

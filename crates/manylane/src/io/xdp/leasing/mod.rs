@@ -97,9 +97,9 @@ impl std::fmt::Debug for Lessor {
 
 impl Lessor {
     /// Attaches the XDP program to the named devices, or to all devices that are up, have an
-    /// address that is not link-local, and support it. The latter excludes veth devices, devices
-    /// on which `rp_filter` prevents spoofed sources, and devices for which `spare` returns a
-    /// reason. No frames are taken yet.
+    /// address that is not link-local, and support it. The latter excludes veth and tap devices,
+    /// devices on which `rp_filter` prevents spoofed sources, and devices for which `spare`
+    /// returns a reason. No frames are taken yet.
     ///
     /// # Errors
     /// If a named device cannot be used, or none can.

@@ -5,7 +5,6 @@
 //! Senders control the number of peers. So a tick checks a limited number of peers, and sends a
 //! limited number of queries to the kernel, whatever their results.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -23,6 +22,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const SOURCE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of peers that one tick checks. Later ticks check the others.
 const PEERS_PER_TICK_MAX: usize = 512;
+/// Peers of which a new one replaces the least useful, if there are `next_hops::ENTRIES`.
+const EVICTION_CANDIDATES: usize = 8;
 /// Maximum number of source addresses that one tick queries: enough for all peers within
 /// `SOURCE_REFRESH_INTERVAL`.
 const QUERIES_PER_TICK_MAX: usize = 32;
@@ -94,23 +95,24 @@ impl Peers {
         mut choose: impl FnMut(IpAddr, IpAddr) -> Option<IpAddr>,
         mut find: impl FnMut(IpAddr, IpAddr) -> Option<NextHop>,
     ) {
-        let Self { all, schedule, inserts: entered } = self;
+        // New peers are at the front of the schedule.
+        let mut added = 0;
         next_hops.drain_requests(|pair| {
-            let is_full = all.len() >= next_hops::ENTRIES;
-            match all.entry(pair) {
-                Entry::Occupied(mut peer) => {
-                    let peer = peer.get_mut();
-                    peer.last_used = now;
-                    // Another pair has replaced its entry: it is inserted again.
-                    peer.next_hop = None;
-                }
-                Entry::Vacant(place) if !is_full => {
-                    place.insert(Peer { next_hop: None, last_used: now, source: None, last_query: None });
-                    schedule.push_front(pair);
-                }
-                Entry::Vacant(_) => {}
+            if let Some(peer) = self.all.get_mut(&pair) {
+                peer.last_used = now;
+                // Another pair has replaced its entry: it is inserted again.
+                peer.next_hop = None;
+                return;
             }
+            if self.all.len() >= next_hops::ENTRIES {
+                self.evict(next_hops, added);
+            }
+            let new = Peer { next_hop: None, last_used: now, source: None, last_query: None };
+            self.all.insert(pair, new);
+            self.schedule.push_front(pair);
+            added += 1;
         });
+        let Self { all, schedule, inserts: entered } = self;
         let mut questions = QUERIES_PER_TICK_MAX;
         for _ in 0..schedule.len().min(PEERS_PER_TICK_MAX) {
             let Some(pair) = schedule.pop_front() else { break };
@@ -136,6 +138,20 @@ impl Peers {
             } else {
                 all.remove(&pair);
             }
+        }
+    }
+
+    /// Removes one of the next few peers to check, but none of the first `added`: one without a
+    /// next hop, or else the one whose last use was the earliest.
+    fn evict(&mut self, next_hops: &NextHops, added: usize) {
+        let Self { all, schedule, .. } = self;
+        let rank =
+            |pair: &RouteKey| all.get(pair).map(|peer: &Peer| (peer.next_hop.is_some(), peer.last_used));
+        let candidates = schedule.iter().enumerate().skip(added).take(EVICTION_CANDIDATES);
+        let Some((at, _)) = candidates.min_by_key(|(_, pair)| rank(pair)) else { return };
+        if let Some(pair) = schedule.remove(at) {
+            next_hops.remove(&pair);
+            all.remove(&pair);
         }
     }
 }
@@ -275,5 +291,53 @@ mod tests {
         next_hops.request(&pair(replaced));
         (0..=count as usize / PEERS_PER_TICK_MAX).for_each(|_| tick());
         assert!(!is_missing(&replaced));
+    }
+
+    #[test]
+    fn a_new_peer_replaces_one_without_a_next_hop_or_the_oldest() {
+        let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        next_hops.set_seed(0x0123_4567_89ab_cdef);
+        let mut peers = Peers::default();
+        let mut now = Instant::now();
+        let local = |n: u32| RouteKey::new(OURS, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap();
+        let mut tick = |peers: &mut Peers| {
+            now += TICK / 100;
+            peers.tick(&next_hops, now, |_, _| None, |_, _| Some(NEXT_HOP));
+        };
+        // Spoofed sources, each with a route.
+        let mut last = 0;
+        while peers.all.len() < next_hops::ENTRIES {
+            // Requests that share a slot are lost.
+            let missing = next_hops::ENTRIES - peers.all.len();
+            for _ in 0..missing.min(128) {
+                last += 1;
+                next_hops.request(&local(last));
+            }
+            tick(&mut peers);
+        }
+        // All of them are checked, so that the next ones to check have next hops.
+        (0..next_hops::ENTRIES / PEERS_PER_TICK_MAX).for_each(|_| tick(&mut peers));
+        assert!(peers.all.values().all(|peer| peer.next_hop.is_some()));
+
+        let candidates = |peers: &Peers| {
+            let pairs: Vec<RouteKey> = peers.schedule.iter().take(EVICTION_CANDIDATES).copied().collect();
+            pairs
+        };
+        let mut request = |peers: &mut Peers| {
+            last += 1;
+            next_hops.request(&local(last));
+            tick(peers);
+            assert_eq!(next_hops.find(&local(last)), Some((OURS, NEXT_HOP)));
+            assert_eq!((peers.all.len(), peers.schedule.len()), (next_hops::ENTRIES, next_hops::ENTRIES));
+        };
+        let oldest = *candidates(&peers).iter().min_by_key(|pair| peers.all[*pair].last_used).unwrap();
+        request(&mut peers);
+        assert!(!peers.all.contains_key(&oldest));
+        assert_eq!(next_hops.find(&oldest), None);
+
+        let unreachable = candidates(&peers)[5];
+        peers.all.get_mut(&unreachable).unwrap().next_hop = None;
+        request(&mut peers);
+        assert!(!peers.all.contains_key(&unreachable));
     }
 }

@@ -119,6 +119,25 @@ fn netns_no_port_leads_to_a_lease_that_is_not_open() {
     });
 }
 
+#[test]
+fn netns_tap_devices_are_used_only_if_named() {
+    const TEST: &str = "netns_tap_devices_are_used_only_if_named";
+    if !can_make_namespaces(TEST) {
+        return;
+    }
+    let ours = NetNs::create().unwrap();
+    if !try_ip(&ours, "tuntap add dev guest mode tap\naddress add 10.9.0.1/24 dev guest\nlink set guest up\n")
+    {
+        return skip::report(TEST, "this kernel has no tap devices (CONFIG_TUN, /dev/net/tun)");
+    }
+    run(&ours, || {
+        let refused = Lessor::open(None, |_| None).map(|_| ()).unwrap_err().to_string();
+        assert!(refused.contains("guest: it is a tap device"), "{refused}");
+        let named = Lessor::open(Some(&["guest".into()]), |_| None).unwrap();
+        assert_eq!(named.devices(), ["guest"]);
+    });
+}
+
 /// From then on, the upper device decides about the frames.
 #[test]
 fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
