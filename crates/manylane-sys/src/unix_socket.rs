@@ -105,11 +105,19 @@ pub fn listen(name: &str) -> io::Result<OwnedFd> {
 /// # Errors
 /// As for [`listen`].
 pub fn listen_without_fds(name: &str) -> io::Result<OwnedFd> {
+    let socket = listen(name)?;
+    _ = accept_fds(socket.as_fd(), false);
+    Ok(socket)
+}
+
+/// Lets descriptors arrive by a connection, or not (`SO_PASSRIGHTS`, Linux 6.16).
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16: they always arrive.
+pub fn accept_fds(fd: BorrowedFd<'_>, do_accept: bool) -> io::Result<()> {
     /// Defined in asm-generic/socket.h.
     const SO_PASSRIGHTS: libc::c_int = 83;
-    let socket = listen(name)?;
-    _ = sock::set(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0_i32);
-    Ok(socket)
+    sock::set(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, i32::from(do_accept))
 }
 
 /// Accepts a connection, whose operations do not block either.
@@ -127,6 +135,19 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// `ECONNREFUSED` if there is no listener, `WouldBlock` after a timeout.
 pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     let socket = socket()?;
+    connect_socket(socket.as_fd(), name, patience)?;
+    Ok(socket)
+}
+
+/// As [`connect`], for a connection by which no descriptors arrive, as with
+/// [`listen_without_fds`], and messages can be peeked at ([`enable_peek`]).
+///
+/// # Errors
+/// As for [`connect`].
+pub fn connect_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    _ = accept_fds(socket.as_fd(), false);
+    enable_peek(socket.as_fd())?;
     connect_socket(socket.as_fd(), name, patience)?;
     Ok(socket)
 }
@@ -366,6 +387,20 @@ pub fn discard(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// As [`recv`], for a message without descriptors: one with descriptors stays queued, so that
+/// none are received or closed. Needs [`enable_peek`].
+///
+/// # Errors
+/// As for [`recv`]; `InvalidData` if the message carries descriptors.
+pub fn recv_without_fds(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    wait_for_message(fd)?;
+    match peek(fd, buffer)? {
+        None => Ok(0),
+        Some(Peeked { len, has_fds: false }) if len <= buffer.len() => discard(fd).map(|()| len),
+        Some(_) => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Refuses further messages, and discards those queued up to the first that carries descriptors.
 /// True if none does: closing the connection does not block then. Needs [`enable_peek`].
 #[must_use]
@@ -451,6 +486,37 @@ mod tests {
         // In the other direction they arrive as usual.
         send(server.as_fd(), b"back", &[server.as_fd()]).unwrap();
         assert_eq!(recv(client.as_fd(), &mut [0; 8]).unwrap().1.len(), 1);
+    }
+
+    #[test]
+    fn a_client_receives_no_descriptors_that_it_does_not_want() {
+        let name = name();
+        let listener = listen(&name).unwrap();
+        let client = connect_without_fds(&name, Duration::from_secs(5)).unwrap();
+        let server = accept(listener.as_fd()).unwrap();
+        let mut buffer = [0; 8];
+        send(server.as_fd(), b"some", &[]).unwrap();
+        assert_eq!(recv_without_fds(client.as_fd(), &mut buffer).unwrap(), 4);
+        assert_eq!(&buffer[..4], b"some");
+        let sent = send(server.as_fd(), b"more", &[server.as_fd()]);
+        match accept_fds(client.as_fd(), true) {
+            Ok(()) => {
+                assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
+                send(server.as_fd(), b"more", &[server.as_fd()]).unwrap();
+            }
+            Err(_) => sent.unwrap(),
+        }
+        let refused = recv_without_fds(client.as_fd(), &mut buffer).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidData);
+        let (len, fds) = recv(client.as_fd(), &mut buffer).unwrap();
+        assert_eq!((len, fds.len()), (4, 1), "it stays queued");
+        drop(fds);
+        send(server.as_fd(), b"longer than that", &[]).unwrap();
+        let refused = recv_without_fds(client.as_fd(), &mut buffer).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidData);
+        discard(client.as_fd()).unwrap();
+        drop(server);
+        assert_eq!(recv_without_fds(client.as_fd(), &mut buffer).unwrap(), 0);
     }
 
     #[test]

@@ -15,8 +15,8 @@ use manylane_ipc::lease;
 use manylane_sys::device::driver;
 
 use crate::args::RunArgs;
-use crate::output;
 use crate::tune::protected_links::ProtectedLinks;
+use crate::{logger, output};
 
 /// The open devices.
 pub(super) struct OpenDevices(Lessor);
@@ -84,10 +84,10 @@ impl OpenDevices {
                 output::eprint_line(&format!("manylane: no queues are leased any more: {err}"));
             }
         };
-        thread::Builder::new()
-            .name("manylane-lessor".into())
-            .spawn(run)
-            .context("engine xdp: cannot start a thread (raise ulimit -u)")?;
+        // The program may stop the terminal, and the lessor logs.
+        let no_thread = "engine xdp: cannot start a thread (raise ulimit -u)";
+        logger::print_on_thread().context(no_thread)?;
+        thread::Builder::new().name("manylane-lessor".into()).spawn(run).context(no_thread)?;
         Ok(())
     }
 }

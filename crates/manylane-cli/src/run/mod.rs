@@ -131,6 +131,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     }
     let reporter = Reporter::new(shared, file, args, filter);
     let end = supervise(running, &reporter, args, beyond.is_some())?;
+    log::logger().flush();
     reporter.finish(end, json)?;
     Ok(exit_as(end))
 }

@@ -320,7 +320,7 @@ fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Capture, SNAPLEN_MAX, find_targets};
+    use super::super::{Capture, SNAPLEN_MAX, find_targets, recv_reply};
     use super::*;
 
     /// Passes one frame through the tap of a lane.
@@ -386,6 +386,22 @@ mod tests {
             capture.is_finished()
         });
         assert!(ours().is_empty());
+    }
+
+    #[test]
+    fn only_a_ring_comes_with_descriptors() {
+        let name = format!("manylane.test.ring.{}", std::process::id());
+        let listener = unix_socket::listen(&name).unwrap();
+        let client = unix_socket::connect(&name, Duration::from_secs(5)).unwrap();
+        unix_socket::enable_peek(client.as_fd()).unwrap();
+        let server = unix_socket::accept(listener.as_fd()).unwrap();
+        for reply in [Reply::Ring(3), Reply::Started] {
+            send_reply(server.as_fd(), &reply, &[server.as_fd()]).unwrap();
+        }
+        assert!(recv_reply(&client, false).is_err(), "no ring was asked for");
+        let (reply, files) = recv_reply(&client, true).unwrap();
+        assert_eq!((reply, files.len()), (Reply::Ring(3), 1));
+        assert!(recv_reply(&client, true).is_err(), "it is no ring");
     }
 
     /// Sends malformed requests to every capture socket of this process.

@@ -38,7 +38,7 @@ use manylane_ipc::capture::messages::{self, Description, Reply, Request};
 use manylane_ipc::capture::{self as rings, Consumer};
 pub use manylane_ipc::capture::{Direction, SNAPLEN_MAX};
 use manylane_sys::measure::Epoll;
-use manylane_sys::unix_socket;
+use manylane_sys::unix_socket::{self, Peeked};
 
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
@@ -87,7 +87,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     let mut found = Targets::default();
     for (pid, name) in peer::find_listeners(messages::NAME_PREFIX, of)? {
         // The socket was closed meanwhile: skip it.
-        let Ok(connection) = unix_socket::connect(&name, REPLY_TIMEOUT) else { continue };
+        let Ok(connection) = unix_socket::connect_without_fds(&name, REPLY_TIMEOUT) else { continue };
         let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
         if let Err(why) = peer::verify_peer(peer, pid, unix_socket::effective_uid()) {
             found.refused.push((pid, why));
@@ -111,17 +111,19 @@ fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
     match unix_socket::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
         // A client that is refused was told so before its request.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(explain(err)),
-        _ => recv_reply(connection).map(|(answer, _)| answer),
+        _ => recv_reply(connection, false).map(|(answer, _)| answer),
     }
 }
 
-fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
+/// Receives a reply, and the descriptors of a ring if it `may_be_ring`. Any other reply with
+/// descriptors is an error and stays queued: closing those may block.
+fn recv_reply(connection: &OwnedFd, may_be_ring: bool) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut buffer = [0; messages::MESSAGE_LEN_MAX];
-    let reply = match unix_socket::recv(connection.as_fd(), &mut buffer) {
+    let reply = match recv_message(connection, &mut buffer, may_be_ring) {
         // The peer closed the connection with our request unread. Its reply is still queued behind
         // this error.
         Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
-            unix_socket::recv(connection.as_fd(), &mut buffer)
+            recv_message(connection, &mut buffer, may_be_ring)
         }
         other => other,
     };
@@ -130,6 +132,22 @@ fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
     }
     Ok((Reply::parse(&buffer[..len])?, files))
+}
+
+fn recv_message(
+    connection: &OwnedFd,
+    buffer: &mut [u8],
+    may_be_ring: bool,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let from = connection.as_fd();
+    unix_socket::wait_for_message(from)?;
+    if may_be_ring && let Some(Peeked { len, .. }) = unix_socket::peek(from, buffer)? {
+        let text = &buffer[..len.min(buffer.len())];
+        if matches!(Reply::parse(text), Ok(Reply::Ring(_))) {
+            return unix_socket::recv(from, buffer);
+        }
+    }
+    unix_socket::recv_without_fds(from, buffer).map(|len| (len, Vec::new()))
 }
 
 fn explain(err: io::Error) -> io::Error {
@@ -261,6 +279,8 @@ impl Capture {
             for (ifindex, name) in about.devices {
                 capture.add_device(ifindex, name);
             }
+            // The rings are descriptors. Before Linux 6.16 they arrive in any case.
+            _ = unix_socket::accept_fds(connection.as_fd(), true);
             let start = Request::Start { snaplen, buffer }.to_text();
             unix_socket::send(connection.as_fd(), start.as_bytes(), &[]).map_err(explain).map_err(failed)?;
             let mut source = Source { connection: None, lanes: Vec::new(), expected_ring: ring };
@@ -269,7 +289,7 @@ impl Capture {
                 if Instant::now() >= until {
                     return Err(failed(explain(io::ErrorKind::WouldBlock.into())));
                 }
-                match recv_reply(&connection).map_err(failed)? {
+                match recv_reply(&connection, true).map_err(failed)? {
                     (Reply::Ring(lane), files) => source.add(LaneId(lane), files).map_err(failed)?,
                     (Reply::Started, _) => break,
                     (Reply::Refused(why), _) => {
@@ -354,7 +374,7 @@ impl Capture {
             let Some(source) = self.sources.get_mut(token as usize) else { continue };
             let Some(connection) = &source.connection else { continue };
             // Reads one message; the next poll reports further ones.
-            match recv_reply(connection) {
+            match recv_reply(connection, true) {
                 Ok((Reply::Ring(lane), files)) => {
                     if let Err(err) = source.add(LaneId(lane), files) {
                         log::warn!("lane {lane} cannot be captured: {err}");
