@@ -125,18 +125,16 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
     if has_older(sock, shared, fd) {
         return true;
     }
-    let mut mask = retired & !prefetch::PREFETCH_BIT | older;
-    if shared.mode() == MULTI_LANE {
-        mask |= uncovered(sock, shared, Some(watched));
-    }
+    let mask = other_lanes(sock, shared, watched);
     let has = ready_lanes(sock, shared, fd, mask);
     // A lane that is empty now is drained: the next wait must not poll it first again.
-    if older & !has != 0 {
-        shared.drain_first.fetch_and(!(older & !has), Ordering::AcqRel);
+    let drained = older & mask & !has;
+    if drained != 0 {
+        shared.drain_first.fetch_and(!drained, Ordering::AcqRel);
     }
     if shared.mode() == PLAIN {
         (1..MAX_LANES)
-            .filter(|lane| retired & !has & 1 << lane != 0)
+            .filter(|lane| retired & mask & !has & 1 << lane != 0)
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }
     let found = has & !(1 << watched) != 0;
@@ -145,6 +143,14 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }
     found
+}
+
+/// A bit for each lane that the caller may receive from beside the one it watches, and for that one
+/// if it is to be drained.
+pub(crate) fn other_lanes(sock: &Sock, shared: &Shared, watched: usize) -> u64 {
+    let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
+    let others = if shared.mode() == MULTI_LANE { uncovered(sock, shared, Some(watched)) } else { 0 };
+    retired | shared.drain_first.load(Ordering::Acquire) | others
 }
 
 /// True if the library holds datagrams of a plain socket that are older than all in the kernel.

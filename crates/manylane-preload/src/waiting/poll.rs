@@ -1,19 +1,18 @@
 //! poll(2) and ppoll(2), and the slices of select(2).
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 
 use crate::base::real::{self, call};
 use crate::base::{pollfds, quiesce, signals};
 use crate::batching::readiness::{ready_in_memory, ready_lanes};
-use crate::batching::{prefetch, rx_coalesce, send_batch};
+use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, hidden_fds, sock_fds};
-use crate::group::coverage::{self, uncovered};
+use crate::group::coverage;
 use crate::lanes::{entries, fallback};
-use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
+use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::waiting::wait::{
@@ -304,7 +303,7 @@ fn poll_loop(
         // Poll the other lanes before a wait only if the result would be 0, or if they hold older
         // datagrams.
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
-        let found = now && poll_others(fds, copy);
+        let found = now && poll_others(fds);
         let mut answer = match (any, found || frames) {
             (false, _) if first => native(fds),
             // The sockets became plain in an earlier round, which took some of the time.
@@ -340,13 +339,11 @@ fn poll_loop(
         first = false;
         let late = until.remaining().is_some_and(|left| left.is_zero());
         in_vain = found && answer == 0;
-        if answer > 0 || (late && poll_others(fds, copy)) {
-            add_frames(fds, copy, late);
-            return Some(copy_revents(fds, copy));
+        if late && answer == 0 && poll_others(fds) {
+            add_frames(fds, copy, true);
         }
-        if late {
-            fds.iter_mut().for_each(|at| at.revents = 0);
-            return Some(0);
+        if late || answer > 0 {
+            return Some(copy_revents(fds, copy));
         }
         if !slice.is_zero() {
             fds.iter().for_each(|at| _ = entries::sock(at.fd));
@@ -393,24 +390,13 @@ fn has_leftovers(fds: &[pollfd]) -> bool {
     fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
 }
 
-/// True if a socket has a datagram in a lane that is not watched. The copy then waits for that
-/// lane, and has the kernel's result.
-fn poll_others(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
+/// True if a socket has a datagram in a lane that is not watched.
+fn poll_others(fds: &[pollfd]) -> bool {
     let mut any = false;
-    for (from, to) in fds.iter().zip(copy.iter_mut()) {
-        let Some((sock, shared)) = managed(from) else { continue };
-        let watched = own_lane(sock, shared);
-        if coverage::poll_other_lanes(sock, shared, from.fd, watched) {
-            any |= coverage::has_older(sock, shared, from.fd);
-            // Wait for the lane that has it.
-            if let Some(lane) = find_ready_lane(sock, shared, from.fd, watched) {
-                to.fd = sock.fd_of(lane, from.fd);
-                any = true;
-            }
+    for at in fds {
+        if let Some((sock, shared)) = managed(at) {
+            any |= coverage::poll_other_lanes(sock, shared, at.fd, own_lane(sock, shared));
         }
-    }
-    if any {
-        any = real::ppoll_raw(copy, real::NO_WAIT, None) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
 }
@@ -422,18 +408,19 @@ fn has_frames(fds: &[pollfd]) -> bool {
         .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
 }
 
-/// Marks entries readable whose sockets have frames or prefetched datagrams, which the kernel does
-/// not report: in the watched lanes, and if `wide`, in all lanes that the caller may receive from.
-/// Returns the number of entries with events.
+/// Marks entries readable whose sockets have datagrams that the kernel does not report for the
+/// watched lanes: those in memory, and if `wide`, those in other lanes that the caller may receive
+/// from. The kernel's other results stay: an error is of the program's own socket. Returns the
+/// number of entries with events.
 fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
-    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+    for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ_EVENTS == 0) {
         let Some((sock, shared)) = managed(from) else { continue };
         let own = own_lane(sock, shared);
-        let mut mask = 1 << own;
-        if wide && shared.mode() == MULTI_LANE {
-            mask |= uncovered(sock, shared, Some(own));
-        }
-        if ready_in_memory(sock, shared, mask) != 0 || coverage::has_older(sock, shared, from.fd) {
+        let others = if wide { coverage::other_lanes(sock, shared, own) } else { 0 };
+        if ready_in_memory(sock, shared, 1 << own) != 0
+            || coverage::has_older(sock, shared, from.fd)
+            || ready_lanes(sock, shared, from.fd, others) != 0
+        {
             to.revents |= from.events & READ_EVENTS;
         }
     }
@@ -459,19 +446,6 @@ fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
 
 fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {
     thread::cached_member(sock, shared).and_then(Member::own_lane).unwrap_or(0)
-}
-
-fn find_ready_lane(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> Option<usize> {
-    let own = ready_lanes(sock, shared, fd, 1 << watched);
-    if own != 0 {
-        return Some(watched);
-    }
-    let mut mask = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
-    if shared.mode() == MULTI_LANE {
-        mask |= uncovered(sock, shared, Some(watched)) | shared.drain_first.load(Ordering::Acquire);
-    }
-    let has = ready_lanes(sock, shared, fd, mask);
-    (has != 0).then(|| has.trailing_zeros() as usize)
 }
 
 /// Copies the kernel's results for the lanes to the program's entries.
