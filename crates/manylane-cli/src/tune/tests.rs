@@ -300,7 +300,7 @@ fn a_restart_of_the_machine_takes_settings_along() {
 
 #[test]
 fn devices_and_namespaces_are_not_mistaken_for_others() {
-    let place = Place::new("others");
+    let place = Place::new("elsewhere");
     let mut fake = fake();
     place.apply(&fake, &ring(), "512").unwrap();
     fake.namespace = 2;
