@@ -151,6 +151,17 @@ fn what_others_could_have_put_there_is_no_journal() {
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
     open().unwrap();
+    // Links to the folder: one that others may replace, and one that they may not.
+    let shared = folder.join("shared");
+    fs::create_dir(&shared).unwrap();
+    symlink("../deep/..", shared.join("link")).unwrap();
+    fs::set_permissions(&shared, Permissions::from_mode(0o777)).unwrap();
+    let said = Journal::open(&shared.join("link/new/tune.json")).unwrap_err();
+    assert!(format!("{said:#}").contains("others may write to"), "{said:#}");
+    assert!(!folder.join("new").exists());
+    symlink("deep/..", folder.join("link")).unwrap();
+    Journal::open(&folder.join("link/new/tune.json")).unwrap();
+    assert!(folder.join("new/tune.json.lock").exists());
     // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
         refused("is of the user 65533");
