@@ -131,6 +131,17 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// As [`connect`], but does not wait for a listener whose backlog is full.
+///
+/// # Errors
+/// As for [`connect`]; `WouldBlock` if the backlog is full.
+pub fn connect_now(name: &str, patience: Duration) -> io::Result<OwnedFd> {
+    let socket = open(SocketFlags::NONBLOCK)?;
+    connect_socket(socket.as_fd(), name, patience)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
 /// As [`connect`], with a socket of the caller.
 ///
 /// # Errors

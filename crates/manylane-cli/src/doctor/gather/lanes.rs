@@ -16,8 +16,8 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
         Err(err) => return facts.note_gap("lanes", err.to_string()),
     };
     let mut silent = BTreeMap::new();
-    for client in clients {
-        match client.metrics() {
+    for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
+        match reply {
             Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
             // The process has ended meanwhile.
             Err(err) if err.kind() == ErrorKind::State => {}
