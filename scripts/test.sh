@@ -20,6 +20,12 @@ if ! is_root; then
   say "for all tiers run 'make test' as root"
 fi
 
+# Files that the tests may leave by mistake.
+temporary_files() {
+  { find "${TMPDIR:-/tmp}" /dev/shm -maxdepth 1 -name 'manylane-*' 2>/dev/null || true; } | sort
+}
+before=$(temporary_files)
+
 # Half an hour is far more than it takes: a test that hangs in CI ends here, not
 # never. At a terminal Ctrl-C does the same, and only without a timeout between.
 limit=${TEST_TIMEOUT:-1800}
@@ -35,6 +41,13 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 status=0
 "${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 [ "$status" -ne 124 ] || say "the tests did not end within $limit seconds"
+
+left=$(comm -13 <(printf '%s\n' "$before") <(temporary_files))
+if [ -n "$left" ]; then
+  say "the tests left files behind:"
+  printf '%s\n' "$left" >&2
+  [ "$status" -ne 0 ] || status=1
+fi
 
 skips=$(grep -c . "$MANYLANE_SKIPS" || true)
 echo

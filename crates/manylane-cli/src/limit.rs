@@ -1,7 +1,7 @@
 //! `manylane limit`: shows and changes the filter of a running process through its control socket.
 
 use anyhow::{Context, Result, bail};
-use manylane::control::{self, ControlClient};
+use manylane::control;
 use manylane_measure::Document;
 use serde::Serialize;
 
@@ -22,9 +22,9 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     }
     // A process may also have sockets with other engines.
     let (mut guarded, mut why) = (Vec::new(), None);
-    for client in &sockets {
-        match client.filter() {
-            Ok(_) => guarded.push(client),
+    for (client, reply) in sockets.iter().zip(control::fetch_filters(&sockets)) {
+        match reply {
+            Ok(_) => guarded.push(client.clone()),
             Err(err) => why = Some(err),
         }
     }
@@ -37,7 +37,8 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
             client.change(&changes).context("nothing was changed there")?;
         }
     }
-    let rows = guarded.into_iter().map(Row::fetch).collect::<Result<Vec<_>>>()?;
+    let replies = control::fetch_filters(&guarded).into_iter();
+    let rows = replies.map(|reply| Row::parse(pid, &reply?)).collect::<Result<Vec<_>>>()?;
     if args.json {
         let settings = Settings { command: output::command_line(), pid };
         return output::print_json(&Document::new(SCHEMA, settings, rows));
@@ -76,9 +77,9 @@ struct Row {
 }
 
 impl Row {
-    fn fetch(client: &ControlClient) -> Result<Self> {
-        let mut row = Self { pid: client.pid(), ..Self::default() };
-        for line in client.filter()?.lines() {
+    fn parse(pid: u32, filter: &str) -> Result<Self> {
+        let mut row = Self { pid, ..Self::default() };
+        for line in filter.lines() {
             match line.split_once(' ') {
                 Some(("limit", limit)) => row.limits.push(limit.into()),
                 Some(("allow", prefix)) => row.allow.push(prefix.into()),

@@ -286,10 +286,11 @@ pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
 }
 
 /// Sleeps until a datagram is queued, the socket is shut down, or `timeout` expires, with the
-/// precision of the calling thread's timer slack (ppoll(2)). A signal ends it early.
-pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
-    // Errors are ignored: they mean invalid arguments.
-    _ = wait_for(fd, PollFlags::IN, timeout);
+/// precision of the calling thread's timer slack (ppoll(2)). A signal ends it early. True if a
+/// receive does not block.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
+    // Other errors than a signal mean invalid arguments.
+    wait_for(fd, PollFlags::IN, timeout).is_ok_and(|events| !events.is_empty())
 }
 
 /// Waits until one of `events` or an error is pending, for at most `timeout`; returns the pending

@@ -152,6 +152,19 @@ pub fn connect_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd
     Ok(socket)
 }
 
+/// As [`connect_without_fds`], but does not wait for a listener whose backlog is full.
+///
+/// # Errors
+/// As for [`connect`]; `WouldBlock` if the backlog is full.
+pub fn connect_now_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
+    let socket = open(SocketFlags::NONBLOCK)?;
+    _ = accept_fds(socket.as_fd(), false);
+    enable_peek(socket.as_fd())?;
+    connect_socket(socket.as_fd(), name, patience)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
 /// As [`connect`], with a socket of the caller.
 ///
 /// # Errors

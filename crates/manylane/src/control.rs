@@ -30,10 +30,10 @@ use manylane_sys::sock;
 use manylane_sys::unix_socket;
 
 use crate::config::FILTER_REFUSED;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{EMFILE, Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::FilterHandle;
-use crate::peer::{self, find_listeners, run_in_netns, verify_peer};
+use crate::peer::{self, Scan, find_listeners, run_in_netns, verify_peer};
 use crate::service::{LISTENER, Service, WAKE, Wakeups};
 use crate::socket::Handle;
 
@@ -47,6 +47,9 @@ const REPLY_LEN_MAX: usize = 16 << 20;
 /// Time limits of the peer, for each part and for a whole reply.
 const IO_TIMEOUT: Duration = Duration::from_secs(2);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of parts that are received after the deadline: more than a socket can queue of
+/// [`CHUNK_LEN`].
+const QUEUED_PARTS_MAX: usize = 64;
 /// Bound of an idle wait.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -225,6 +228,32 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
     of.map_or_else(find, |pid| run_in_netns(pid, find))
 }
 
+/// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once. However
+/// many of them do not reply, this ends after 2 seconds and some milliseconds for each.
+#[must_use]
+pub fn fetch_metrics(clients: &[ControlClient]) -> Vec<Result<String>> {
+    request_all(clients, "metrics")
+}
+
+/// As [`ControlClient::filter`] for each of `clients`, with the time limit of [`fetch_metrics`].
+#[must_use]
+pub fn fetch_filters(clients: &[ControlClient]) -> Vec<Result<String>> {
+    request_all(clients, "filter")
+}
+
+fn request_all(clients: &[ControlClient], verb: &str) -> Vec<Result<String>> {
+    let mut scan = Scan::start();
+    let mut request = |client: &ControlClient| {
+        let connection = client.connect(unix_socket::connect_now_without_fds)?;
+        scan.admit(client.pid).map_err(|err| client.failure(err))?;
+        client.send(&connection, verb, &[]);
+        Ok(connection)
+    };
+    let sent: Vec<Result<OwnedFd>> = clients.iter().map(&mut request).collect();
+    let until = scan.until;
+    clients.iter().zip(sent).map(|(client, connection)| client.receive(&connection?, until)).collect()
+}
+
 impl ControlClient {
     /// The process in the name. It is verified with each request.
     #[must_use]
@@ -235,8 +264,9 @@ impl ControlClient {
     /// Returns the metrics page.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if the control socket is gone. [`ErrorKind::Permission`] if it refuses
-    /// this user, or if another process is behind it.
+    /// [`ErrorKind::State`] if the control socket is gone, [`ErrorKind::Io`] if it does not reply
+    /// in time. [`ErrorKind::Permission`] if it refuses this user, or if another process is behind
+    /// it.
     pub fn metrics(&self) -> Result<String> {
         self.request("metrics", &[])
     }
@@ -259,25 +289,49 @@ impl ControlClient {
     }
 
     fn request(&self, verb: &str, lines: &[String]) -> Result<String> {
-        let mut question = format!("{NAME_PREFIX} {VERSION} {verb}");
-        for line in lines {
-            _ = write!(question, "\n{line}");
-        }
-        let failed =
-            |err| Error::with(ErrorKind::State, format!("process {} does not answer", self.pid), err);
-        let connect = || unix_socket::connect_without_fds(&self.name, IO_TIMEOUT);
-        let connection = match connect() {
+        let connection = self.connect(unix_socket::connect_without_fds)?;
+        self.send(&connection, verb, lines);
+        self.receive(&connection, Instant::now() + REPLY_TIMEOUT)
+    }
+
+    /// Connects, and verifies the process behind the socket.
+    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<OwnedFd> {
+        let failed = |err| self.failure(err);
+        let connection = match connect(&self.name, IO_TIMEOUT) {
             Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
-                run_in_netns(self.pid, || connect().map_err(failed))?
+                run_in_netns(self.pid, || connect(&self.name, IO_TIMEOUT).map_err(failed))?
             }
             other => other.map_err(failed)?,
         };
         let peer = unix_socket::peer_cred(connection.as_fd()).map_err(failed)?;
         verify_peer(peer, self.pid, unix_socket::effective_uid())
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
+        Ok(connection)
+    }
+
+    fn failure(&self, err: io::Error) -> Error {
+        match err.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                Error::with(ErrorKind::Io, format!("process {} does not answer in time", self.pid), err)
+            }
+            _ if err.raw_os_error() == Some(EMFILE) => {
+                Error::system(format!("a connection to process {}", self.pid), err)
+            }
+            _ => Error::with(ErrorKind::State, format!("process {} does not answer", self.pid), err),
+        }
+    }
+
+    fn send(&self, connection: &OwnedFd, verb: &str, lines: &[String]) {
+        let mut question = format!("{NAME_PREFIX} {VERSION} {verb}");
+        for line in lines {
+            _ = write!(question, "\n{line}");
+        }
         // A client that is refused was told so before its request.
         _ = unix_socket::send(connection.as_fd(), question.as_bytes(), &[]);
-        let reply = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT).map_err(failed)?;
+    }
+
+    fn receive(&self, connection: &OwnedFd, until: Instant) -> Result<String> {
+        let reply = recv_reply(connection, until).map_err(|err| self.failure(err))?;
         if let Some(text) = reply.strip_prefix("ok\n") {
             return Ok(text.into());
         }
@@ -289,14 +343,18 @@ impl ControlClient {
     }
 }
 
-/// Receives all parts of a reply, until the deadline `until`. A part with descriptors is an error:
-/// closing those may block.
+/// Receives all parts of a reply, until the deadline `until`. Those that are queued by then are
+/// received, too. A part with descriptors is an error: closing those may block.
 fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
     let (mut text, mut part) = (Vec::new(), vec![0; CHUNK_LEN]);
+    let mut late = 0;
     loop {
-        if Instant::now() >= until {
+        let now = Instant::now();
+        late += usize::from(now >= until);
+        if late > QUEUED_PARTS_MAX {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        peer::wait_for_reply(connection, until.min(now + IO_TIMEOUT))?;
         match unix_socket::recv_without_fds(connection.as_fd(), &mut part) {
             Ok(0) => break,
             Ok(len) => text.extend(&part[..len]),
@@ -384,6 +442,34 @@ mod tests {
         assert_eq!(reply.unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(connection);
         talker.join().unwrap();
+    }
+
+    #[test]
+    fn loopback_silent_sockets_delay_no_answer() {
+        let pid = std::process::id();
+        let client = |number: u32| ControlClient { name: format!("manylane.test.{pid}.{number}"), pid };
+        let clients: Vec<ControlClient> = (0..40).map(client).collect();
+        let listeners: Vec<OwnedFd> =
+            clients.iter().map(|client| unix_socket::listen(&client.name).unwrap()).collect();
+        // Fill the backlog of the first one.
+        let connect = || unix_socket::connect_now_without_fds(&clients[0].name, IO_TIMEOUT).ok();
+        let queued: Vec<OwnedFd> = std::iter::from_fn(connect).collect();
+        let replier = thread::spawn(move || {
+            let last = listeners.last().unwrap();
+            sock::wait_readable(last.as_fd(), Duration::from_secs(20));
+            let connection = unix_socket::accept(last.as_fd()).unwrap();
+            unix_socket::send(connection.as_fd(), b"ok\nhere", &[]).unwrap();
+            drop(connection);
+            // The others stay open.
+            listeners
+        });
+        let start = Instant::now();
+        let mut replies = fetch_metrics(&clients);
+        assert!(start.elapsed() < 2 * peer::SCAN_TIMEOUT, "{:?}", start.elapsed());
+        assert_eq!(replies.pop().unwrap().unwrap(), "here");
+        let is_late = |reply: &Result<String>| reply.as_ref().is_err_and(|err| err.kind() == ErrorKind::Io);
+        assert!(replies.iter().all(is_late), "{replies:?}");
+        drop((queued, replier.join().unwrap()));
     }
 
     #[test]

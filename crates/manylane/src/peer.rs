@@ -1,19 +1,68 @@
 //! Local sockets for requests of other processes: their names, `PREFIX.PID.N` in the abstract
 //! namespace, verification of the process behind one, and its network namespace.
 
-use std::os::fd::OwnedFd;
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 use std::{fs, io, panic, thread};
 
 use manylane_sys::netns::NetNs;
-use manylane_sys::process;
 use manylane_sys::unix_socket::{self, PeerCred};
+use manylane_sys::{process, sock};
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum number of names that [`listen`] tries.
 const NAME_ATTEMPTS_MAX: u32 = 1024;
+
+/// Time limit of a [`Scan`].
+pub(crate) const SCAN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of sockets of a process that a scan queries.
+const SCAN_SOCKETS_MAX: u32 = 64;
+
+/// A query of many sockets. Any user may have some that never reply: connecting does not block, all
+/// requests are sent before the first reply is awaited, and one deadline holds for all replies.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    pub(crate) until: Instant,
+    /// Connections by process.
+    connections: HashMap<u32, u32>,
+}
+
+impl Scan {
+    pub(crate) fn start() -> Self {
+        Self { until: Instant::now() + SCAN_TIMEOUT, connections: HashMap::new() }
+    }
+
+    /// Counts one more connection to process `pid`.
+    ///
+    /// # Errors
+    /// `TimedOut` if it has too many, or after the deadline.
+    pub(crate) fn admit(&mut self, pid: u32) -> io::Result<()> {
+        let count = self.connections.entry(pid).or_insert(0);
+        *count += 1;
+        let is_admitted = *count <= SCAN_SOCKETS_MAX && Instant::now() < self.until;
+        if is_admitted { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+}
+
+/// Waits until a reply or its end can be received.
+///
+/// # Errors
+/// `TimedOut` if there is none at the deadline `until`.
+pub(crate) fn wait_for_reply(connection: &OwnedFd, until: Instant) -> io::Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if sock::wait_readable(connection.as_fd(), left) {
+            return Ok(());
+        }
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
 
 /// Listens under the next free name. A name may be in use, because a process in another PID
 /// namespace may have the same number as this one.
@@ -146,6 +195,15 @@ mod tests {
             assert!(is_right, "{pid} of {uid}, asked by {own}: {judged:?}");
         }
         assert_eq!(inner_pid(me), Some(me));
+    }
+
+    #[test]
+    fn a_scan_queries_some_sockets_of_each_process() {
+        let mut scan = Scan::start();
+        assert!((0..SCAN_SOCKETS_MAX).all(|_| scan.admit(7).is_ok()));
+        assert!(scan.admit(7).is_err() && scan.admit(8).is_ok());
+        scan.until = Instant::now();
+        assert!(scan.admit(9).is_err());
     }
 
     #[test]

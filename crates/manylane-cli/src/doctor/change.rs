@@ -292,9 +292,8 @@ mod tests {
 
     #[test]
     fn names_lead_nowhere_else() {
-        let folder = std::env::temp_dir().join(format!("manylane-names-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let file = folder.join("file");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
         fs::write(&file, "before").unwrap();
         let up = format!("../../../../../..{}", file.display());
         for target in [
@@ -308,7 +307,6 @@ mod tests {
             assert!(read.is_err() && written.is_err(), "{target:?} is {read:?}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "before");
-        fs::remove_dir_all(&folder).unwrap();
         for (path, below) in
             [("a", true), ("queues/rx-0/rps_cpus", true), ("", false), ("a/../b", false), ("/a", false)]
         {

@@ -95,15 +95,18 @@ impl Snapshot {
     /// If there is no process `of`, or if processes cannot be listed.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
         let mut snapshot = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
-        for client in control::find_control_sockets(of)? {
+        let clients = control::find_control_sockets(of)?;
+        for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
             let pid = client.pid();
-            match client.metrics() {
+            match reply {
                 Ok(page) => snapshot.add(pid, &process_name(pid), &page),
                 // A process that has ended meanwhile is ignored.
                 Err(err) if err.kind() == manylane::ErrorKind::State => {}
                 Err(err) => snapshot.silent.push(Silent { pid, why: err.to_string() }),
             }
         }
+        // The sockets of a process follow each other.
+        snapshot.silent.dedup();
         for (key, lane) in &mut snapshot.lanes {
             // The program has another PID than its launcher, whose control socket this is.
             // `/proc/PID/task` lists the program's threads.

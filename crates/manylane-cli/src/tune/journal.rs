@@ -9,6 +9,7 @@
 //! folder on the path to it may belong to another user, or be writable by others. In the journal's
 //! own folder, no link is followed.
 
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -95,8 +96,7 @@ impl Journal {
                 path.display()
             )
         };
-        DirBuilder::new().recursive(true).mode(0o755).create(parent_dir(path)).with_context(hint)?;
-        let path = resolve_path(path).with_context(hint)?;
+        let path = resolve_path(path, true).with_context(hint)?;
         // A separate file, because the journal is replaced at each change.
         let lock = sibling_path(&path, ".lock").with_context(hint)?;
         let lock = open_options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
@@ -115,7 +115,7 @@ impl Journal {
     pub(super) fn open_read_only(path: &Path) -> Result<Self> {
         let path = match fs::exists(parent_dir(path)) {
             Ok(false) => path.into(),
-            _ => resolve_path(path).with_context(|| format!("cannot read {}", path.display()))?,
+            _ => resolve_path(path, false).with_context(|| format!("cannot read {}", path.display()))?,
         };
         let entries = load(&path)?;
         Ok(Self { path, lock: None, entries })
@@ -162,11 +162,12 @@ fn open_options() -> OpenOptions {
     options
 }
 
-/// True if only root and this user can change a file or a folder. In a sticky folder, others can
-/// add files.
+/// Checks that only root and this user can change a file, a folder or a link. In a sticky folder,
+/// others can add files.
 fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
     const STICKY: u32 = 0o1000;
-    let others = of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
+    // A link has no permissions of its own.
+    let others = !of.is_symlink() && of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
     let (path, uid) = (path.display(), of.uid());
     ensure!(
         [0, unix_socket::effective_uid()].contains(&uid),
@@ -176,13 +177,43 @@ fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Res
     Ok(())
 }
 
-/// The path with all links to the folder resolved. The folder and all its parents are checked.
-fn resolve_path(path: &Path) -> Result<PathBuf> {
-    let folder = fs::canonicalize(parent_dir(path))?;
-    for at in folder.ancestors() {
-        check_permissions(at, &fs::symlink_metadata(at)?, at != folder)?;
+/// The path with all links to the folder resolved. Each folder and link on the way is checked
+/// before it is used: only root and this user may replace it. With `create`, missing folders are
+/// created.
+fn resolve_path(path: &Path, create: bool) -> Result<PathBuf> {
+    /// As in the kernel.
+    const LINKS_MAX: u32 = 40;
+    let name = path.file_name().context("that names no file")?;
+    let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect();
+    let mut left: Vec<OsString> = parts(&std::path::absolute(parent_dir(path))?);
+    let (mut folder, mut links) = (PathBuf::new(), 0);
+    while let Some(part) = left.pop() {
+        if part == "." {
+            continue;
+        }
+        if part == ".." {
+            folder.pop();
+            continue;
+        }
+        let at = folder.join(part);
+        let found = match fs::symlink_metadata(&at) {
+            Err(err) if err.kind() == ErrorKind::NotFound && create => {
+                DirBuilder::new().mode(0o755).create(&at)?;
+                fs::symlink_metadata(&at)?
+            }
+            found => found?,
+        };
+        check_permissions(&at, &found, true)?;
+        if found.is_symlink() {
+            links += 1;
+            ensure!(links <= LINKS_MAX, "{} leads to too many links", path.display());
+            left.extend::<Vec<_>>(parts(&fs::read_link(&at)?));
+        } else {
+            folder = at;
+        }
     }
-    Ok(folder.join(path.file_name().context("that names no file")?))
+    check_permissions(&folder, &fs::symlink_metadata(&folder)?, false)?;
+    Ok(folder.join(name))
 }
 
 fn load(path: &Path) -> Result<Vec<Entry>> {

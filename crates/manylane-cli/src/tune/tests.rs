@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 
 use super::apply::{Outcome, apply, undo};
 use super::journal::Journal;
@@ -93,17 +93,15 @@ impl Fake {
 }
 
 /// A journal in a folder of this test, opened again for each use, as by a new process.
-struct Place(PathBuf);
+struct Place(TempDir);
 
 impl Place {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("manylane-tune-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        Self(folder)
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
     }
 
     fn open(&self) -> Journal {
-        Journal::open(&self.0.join("deep").join("tune.json")).unwrap()
+        Journal::open(&self.0.path().join("deep").join("tune.json")).unwrap()
     }
 
     fn apply(&self, fake: &Fake, target: &Target, value: &str) -> Result<Outcome> {
@@ -117,19 +115,13 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn what_others_could_have_put_there_is_no_journal() {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
-    let place = Place::new("others");
-    let deep = place.0.join("deep");
+    let place = Place::new();
+    let (folder, deep) = (place.0.path().to_owned(), place.0.path().join("deep"));
     let path = deep.join("tune.json");
     let open = || Journal::open(&path).map(drop).map_err(|err| format!("{err:#}"));
     let refused = |why: &str| {
@@ -138,7 +130,7 @@ fn what_others_could_have_put_there_is_no_journal() {
     };
     open().unwrap();
     // Links that other users created before.
-    let target = place.0.join("target");
+    let target = folder.join("target");
     for ending in ["tune.json.lock", "tune.json"] {
         let link = deep.join(ending);
         _ = fs::remove_file(&link);
@@ -151,7 +143,7 @@ fn what_others_could_have_put_there_is_no_journal() {
     assert!(!target.exists(), "it was written through a link");
     // Folders and files that others may write to.
     let modes =
-        [(&deep, 0o775, 0o755), (&deep, 0o1777, 0o755), (&place.0, 0o757, 0o755), (&path, 0o666, 0o644)];
+        [(&deep, 0o775, 0o755), (&deep, 0o1777, 0o755), (&folder, 0o757, 0o755), (&path, 0o666, 0o644)];
     for (what, wrong, right) in modes {
         fs::set_permissions(what, Permissions::from_mode(wrong)).unwrap();
         refused("others may write to");
@@ -159,6 +151,17 @@ fn what_others_could_have_put_there_is_no_journal() {
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
     open().unwrap();
+    // Links to the folder: one that others may replace, and one that they may not.
+    let shared = folder.join("shared");
+    fs::create_dir(&shared).unwrap();
+    symlink("../deep/..", shared.join("link")).unwrap();
+    fs::set_permissions(&shared, Permissions::from_mode(0o777)).unwrap();
+    let said = Journal::open(&shared.join("link/new/tune.json")).unwrap_err();
+    assert!(format!("{said:#}").contains("others may write to"), "{said:#}");
+    assert!(!folder.join("new").exists());
+    symlink("deep/..", folder.join("link")).unwrap();
+    Journal::open(&folder.join("link/new/tune.json")).unwrap();
+    assert!(folder.join("new/tune.json.lock").exists());
     // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
         refused("is of the user 65533");
@@ -167,7 +170,7 @@ fn what_others_could_have_put_there_is_no_journal() {
 
 #[test]
 fn what_was_changed_goes_back_and_only_once() {
-    let (place, fake) = (Place::new("back"), fake());
+    let (place, fake) = (Place::new(), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Done);
     assert_eq!(place.apply(&fake, &ring(), "512").unwrap(), Outcome::Done);
     // Applying it again does nothing. Another value keeps the first previous value.
@@ -182,7 +185,7 @@ fn what_was_changed_goes_back_and_only_once() {
 #[test]
 fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
     // No limit, and a limit: the value that is read is the value to write.
-    let place = Place::new("idle");
+    let place = Place::new();
     let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
     let fake = fake();
     fake.set(&target(0), "0");
@@ -201,7 +204,7 @@ fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
 
 #[test]
 fn what_is_right_already_is_not_taken_back() {
-    let (place, fake) = (Place::new("right"), fake());
+    let (place, fake) = (Place::new(), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "100").unwrap(), Outcome::Already);
     assert!(place.open().entries.is_empty());
 }
@@ -210,7 +213,7 @@ fn what_is_right_already_is_not_taken_back() {
 fn a_crash_at_any_point_leaves_what_can_be_taken_back() {
     for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
         for first in [false, true] {
-            let place = Place::new("crash");
+            let place = Place::new();
             let mut fake = fake();
             // Also where an earlier change is in force.
             if first {
@@ -241,7 +244,7 @@ fn a_crash_at_any_point_leaves_what_can_be_taken_back() {
 #[test]
 fn a_crash_while_taking_back_is_no_loss() {
     for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
-        let place = Place::new("crash-back");
+        let place = Place::new();
         let mut fake = fake();
         place.apply(&fake, &sysctl(), "200").unwrap();
         fake.crash = crash;
@@ -255,7 +258,7 @@ fn a_crash_while_taking_back_is_no_loss() {
 
 #[test]
 fn a_change_goes_on_after_a_crash() {
-    let place = Place::new("goes-on");
+    let place = Place::new();
     let mut fake = fake();
     fake.crash = Crash::AfterWriting;
     catch_unwind(AssertUnwindSafe(|| place.apply(&fake, &sysctl(), "200"))).unwrap_err();
@@ -270,7 +273,7 @@ fn a_change_goes_on_after_a_crash() {
 
 #[test]
 fn what_somebody_else_changed_is_left_alone() {
-    let (place, fake) = (Place::new("foreign"), fake());
+    let (place, fake) = (Place::new(), fake());
     place.apply(&fake, &sysctl(), "200").unwrap();
     fake.set(&sysctl(), "777");
     assert_eq!(place.undo(&fake), [Outcome::Foreign]);
@@ -286,7 +289,7 @@ fn what_somebody_else_changed_is_left_alone() {
 
 #[test]
 fn a_restart_of_the_machine_takes_settings_along() {
-    let place = Place::new("restart");
+    let place = Place::new();
     let mut fake = fake();
     place.apply(&fake, &sysctl(), "200").unwrap();
     place.apply(&fake, &ring(), "512").unwrap();
@@ -300,7 +303,7 @@ fn a_restart_of_the_machine_takes_settings_along() {
 
 #[test]
 fn devices_and_namespaces_are_not_mistaken_for_others() {
-    let place = Place::new("others");
+    let place = Place::new();
     let mut fake = fake();
     place.apply(&fake, &ring(), "512").unwrap();
     fake.namespace = 2;
@@ -316,7 +319,7 @@ fn devices_and_namespaces_are_not_mistaken_for_others() {
 
 #[test]
 fn what_fails_leaves_nothing_behind() {
-    let place = Place::new("fails");
+    let place = Place::new();
     let mut fake = fake();
     fake.refuses = true;
     assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("EINVAL"));
@@ -327,9 +330,9 @@ fn what_fails_leaves_nothing_behind() {
 
 #[test]
 fn one_works_at_a_time_and_strange_files_stay() {
-    let place = Place::new("one");
+    let place = Place::new();
     let first = place.open();
-    let path = place.0.join("deep").join("tune.json");
+    let path = place.0.path().join("deep").join("tune.json");
     assert!(Journal::open(&path).unwrap_err().to_string().contains("another manylane tune"));
     assert!(Journal::open_read_only(&path).unwrap().entries.is_empty());
     drop(first);

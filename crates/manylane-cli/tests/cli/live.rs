@@ -402,7 +402,11 @@ fn netns_xdp_devices_that_nobody_names_are_left_alone() {
         assert!(text.contains("(--interface)") && text.contains(why), "{text}");
     };
     refused("link0: it is an end of a veth pair");
-    assert!(run(&["--interface", b.device(0)]).status.success());
+    let output = run(&["--interface", b.device(0)]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{text}");
+    let warning = format!("the program may send any frame by {}, past the firewall", b.device(0));
+    assert_eq!(text.matches(&warning).count(), 1, "{text}");
     // Another kind of Ethernet device, if this kernel has one that is easily made.
     let made =
         b.ip_batch("link add card0 type ifb\nlink set dev card0 up\naddress add 169.254.7.7/16 dev card0\n");

@@ -254,6 +254,8 @@ int main(int argc, char **argv)
 		interrupted(7041);
 	} else if (!strcmp(argv[4], "restarted")) {
 		restarted(7051);
+	} else if (!strcmp(argv[4], "small")) {
+		small_stack(7101);
 	}
 	return 0;
 }

@@ -74,5 +74,6 @@ void thread_ended(int port);
 void threads(void);
 void interrupted(int port);
 void restarted(int port);
+void small_stack(int port);
 
 #endif /* CALLS_H */

@@ -10,7 +10,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -421,5 +423,58 @@ void restarted(int port)
 	/* Of both kinds now. */
 	handle(SIGUSR2, on_other, 0);
 	fallen();
+	leave();
+}
+
+/* Numbers that the handler has received as they were sent. */
+static volatile int on_stack;
+
+static void on_small_stack(int signal)
+{
+	static char data[2000];
+	ssize_t len;
+	int n;
+
+	(void)signal;
+	for (n = 0; n < 4; n++) {
+		len = recv(server, data, sizeof(data), MSG_DONTWAIT);
+		if (len < 0)
+			return;
+		on_stack += is_number(n, data, len);
+	}
+}
+
+/*
+ * The first receives, after which queues would come, are those of a handler on
+ * a signal stack of 8 KiB. They come with the next receive.
+ */
+void small_stack(int port)
+{
+	/* The kernel's own part of a signal stack is large on some machines. */
+	long size = getauxval(AT_MINSIGSTKSZ) + 4700, page = 4096;
+	stack_t stack;
+	char *at;
+	int n;
+
+	size = size < 2 * page ? 2 * page : (size + page - 1) & -page;
+	at = mmap(NULL, page + size, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	/* Nobody may touch what is below it. */
+	mprotect(at, page, PROT_NONE);
+	stack = (stack_t){ .ss_sp = at + page, .ss_size = size };
+	if (sigaltstack(&stack, NULL))
+		fail("sigaltstack");
+	handle(SIGUSR1, on_small_stack, SA_ONSTACK);
+	printf("small stack\n");
+	open_at(ip4, ip4, port);
+	for (n = 0; n < 4; n++)
+		put_number(n);
+	arrive();
+	raise(SIGUSR1);
+	CHECK(on_stack == 4);
+	put_number(n);
+	CHECK(take_numbers(server, n, n + 1) == 1);
+	fill();
+	CHECK(take_numbers(server, 0, MANY) == MANY);
 	leave();
 }

@@ -451,3 +451,8 @@ fn netns_xdp_calls_that_signals_interrupt() {
 fn netns_xdp_calls_that_signals_restart() {
     calls("netns_xdp_calls_that_signals_restart", "restarted", &["signals"], &[(7051, 101)]);
 }
+
+#[test]
+fn netns_xdp_queues_come_after_a_handler_on_a_small_stack() {
+    calls("netns_xdp_queues_come_after_a_handler_on_a_small_stack", "small", &[], &[(7101, 100)]);
+}

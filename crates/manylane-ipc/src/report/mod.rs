@@ -292,11 +292,10 @@ mod tests {
         // The number is closed, or another file; the path has the number in the process that made
         // it.
         let path = ReportFile::path(fd.as_fd());
-        let link = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("report");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        let found = ReportFile::find(&link);
-        std::fs::remove_file(&link).unwrap();
-        let (found, inherited) = found.unwrap();
+        let (found, inherited) = ReportFile::find(&link).unwrap();
         assert_eq!((is_ours(found), inherited), (true, None));
         assert!(ReportFile::find(Path::new("/nowhere/fd/-1")).is_err());
     }
@@ -315,10 +314,9 @@ mod tests {
         let (_ours, fd) = ReportFile::create().unwrap();
         let mut bytes = vec![0; size_of::<Report>()];
         File::from(fd).read_exact_at(&mut bytes, 0).unwrap();
-        let path = std::env::temp_dir().join(format!("manylane-report-of-a-file-{}", std::process::id()));
-        std::fs::write(&path, &bytes).unwrap();
-        assert!(ReportFile::open(&path).is_err());
-        std::fs::remove_file(&path).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, &bytes).unwrap();
+        assert!(ReportFile::open(file.path()).is_err());
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let loose = File::from(rustix::fs::memfd_create(c"open", flags).unwrap());
         loose.write_all_at(&bytes, 0).unwrap();

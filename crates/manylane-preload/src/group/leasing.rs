@@ -45,12 +45,14 @@
 //! under the socket's lock.
 
 use std::ffi::c_int;
-use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, IntoRawFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use std::{io, ptr};
 
 use manylane_ipc::lease::{Fds, Message, QUEUES_MAX};
+use manylane_ipc::next_hops::NextHops;
 use manylane_ipc::report::Reason;
 use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::unix_socket;
@@ -119,20 +121,19 @@ pub(crate) fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &
     if sockopt::needs_kernel(fd) {
         return reject(shared, fd, Reason::Control);
     }
+    let Some(mut new) = NewLease::map() else { return reject(shared, fd, Reason::Full) };
     if !reserve_one() {
         return reject(shared, fd, Reason::Full);
     }
     identity::record_port(shared);
-    let asked = request(fd);
+    let asked = request(fd, &mut new);
     if asked.is_err() {
         LEASE_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
     match asked {
-        Ok(lease) => {
-            let count = lease.queues.iter().flatten().count();
-            let Some(lease) = place_static(lease) else { return reject(shared, fd, Reason::Full) };
-            sock.set_lease(Some(lease));
-            shared.queue_count.store(count as u32, Ordering::Relaxed);
+        Ok(count) => {
+            sock.set_lease(Some(new.keep()));
+            shared.queue_count.store(count, Ordering::Relaxed);
             queues::distribute(shared);
             shared.lease.store(LEASED, Ordering::Release);
         }
@@ -143,29 +144,91 @@ pub(crate) fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &
     }
 }
 
-/// Moves a lease to memory that is never unmapped.
-fn place_static(lease: Lease) -> Option<&'static Lease> {
-    let words = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
-    let at = words.as_ptr().cast_mut().cast::<Lease>();
-    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and not published yet.
-    // The lease has no other owner afterwards.
-    unsafe {
-        at.write(lease);
-        Some(&*at)
+/// A lease that is being built where it stays: it is too large for the stack of a small thread or
+/// of a signal handler. Dropping it gives back what it has of the lease, and the memory.
+struct NewLease {
+    at: &'static [Word],
+    is_filled: bool,
+}
+
+impl NewLease {
+    fn map() -> Option<Self> {
+        let at = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
+        Some(Self { at, is_filled: false })
+    }
+
+    fn as_ptr(&self) -> *mut Lease {
+        self.at.as_ptr().cast_mut().cast()
+    }
+
+    /// A lease without queues and without a control connection.
+    fn fill(
+        &mut self,
+        next_hops: SharedMemory<NextHops>,
+        addr: SocketAddr,
+        (ttl, allow_fragments): (u8, bool),
+    ) -> &mut Lease {
+        let at = self.as_ptr();
+        // SAFETY: the mapping is as long as a lease, aligned to a page, and only this value has it.
+        // All fields are written, as the pattern shows, before there is a reference to the whole.
+        unsafe {
+            (&raw mut (*at).control_fd).write(AtomicI32::new(-1));
+            let queues = (&raw mut (*at).queues).cast::<Option<LeasedQueue>>();
+            (0..QUEUES_MAX).for_each(|nth| queues.add(nth).write(None));
+            (&raw mut (*at).next_hops).write(next_hops);
+            (&raw mut (*at).local).write(addr.ip().to_canonical());
+            (&raw mut (*at).port).write(addr.port());
+            (&raw mut (*at).is_v6).write(addr.is_ipv6());
+            (&raw mut (*at).ttl).write(ttl);
+            (&raw mut (*at).allow_fragments).write(allow_fragments);
+            self.is_filled = true;
+            let Lease {
+                control_fd: _,
+                queues: _,
+                next_hops: _,
+                local: _,
+                port: _,
+                is_v6: _,
+                ttl: _,
+                allow_fragments: _,
+            } = &*at;
+            &mut *at
+        }
+    }
+
+    /// The lease, in memory that is never unmapped. It has been filled.
+    fn keep(self) -> &'static Lease {
+        let at = self.as_ptr();
+        std::mem::forget(self);
+        // SAFETY: `request` has filled it, and it is neither dropped nor unmapped any more.
+        unsafe { &*at }
+    }
+}
+
+impl Drop for NewLease {
+    fn drop(&mut self) {
+        let at = self.as_ptr();
+        // SAFETY: no other reference to the lease or to its mapping exists: it was not published.
+        unsafe {
+            if self.is_filled {
+                ptr::drop_in_place(at);
+            }
+            libc::munmap(at.cast(), size_of_val(self.at));
+        }
     }
 }
 
 #[repr(transparent)]
-struct Word(std::sync::atomic::AtomicU64);
+struct Word(AtomicU64);
 
 // SAFETY: an atomic.
 unsafe impl memory::Zeroed for Word {}
 
-fn request(fd: c_int) -> io::Result<Lease> {
+/// Requests queues for a socket and maps them into `new`. Returns their number.
+fn request(fd: c_int, new: &mut NewLease) -> io::Result<u32> {
     let gone = || io::Error::from_raw_os_error(libc::EPIPE);
     let ticket = state::settings().and_then(|settings| settings.lessor.as_ref()).ok_or_else(gone)?;
     let addr = lane_socket::local_addr(fd).ok_or_else(gone)?;
-    let (ttl, may_be_cut) = sockopt::ip_header_fields(fd);
     let open = || unix_socket::socket().map_or(-1, IntoRawFd::into_raw_fd);
     let end = HiddenFd::open(open).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
     ticket.connect(end.as_fd(), LEASE_REPLY_TIMEOUT)?;
@@ -177,16 +240,7 @@ fn request(fd: c_int) -> io::Result<Lease> {
         (Message::Refused(errno), _) => Err(io::Error::from_raw_os_error(errno)),
         _ => Err(gone()),
     })?;
-    let mut lease = Lease {
-        control_fd: AtomicI32::new(-1),
-        queues: [const { None }; QUEUES_MAX],
-        next_hops,
-        local: addr.ip().to_canonical(),
-        port: addr.port(),
-        is_v6: addr.is_ipv6(),
-        ttl,
-        allow_fragments: may_be_cut,
-    };
+    let lease = new.fill(next_hops, addr, sockopt::ip_header_fields(fd));
     for place in lease.queues.iter_mut().take(count as usize) {
         let queue = receive(&end, |message, fds| {
             let (Message::Queue(terms), [xsk, Some(memory), ..]) = (message, fds) else { return Err(gone()) };
@@ -198,7 +252,7 @@ fn request(fd: c_int) -> io::Result<Lease> {
         *place = Some(queue);
     }
     *lease.control_fd.get_mut() = end.into_fd();
-    Ok(lease)
+    Ok(lease.queues.iter().flatten().count() as u32)
 }
 
 /// Receives one message of the lessor, and passes it to `open`. Its descriptors are closed, moved

@@ -284,6 +284,10 @@ fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
 /// A member is proven: requests queues if needed, and opens them.
 #[cold]
 pub(crate) fn open_queues(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    // As in `try_create`: a later receive does it.
+    if real::is_on_signal_stack() {
+        return;
+    }
     let errno = real::errno();
     if let Some(guard) = recovery::lock(sock, shared, true)
         && matches!(shared.mode(), SINGLE | OBSERVING | MULTI_LANE)

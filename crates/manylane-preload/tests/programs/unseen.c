@@ -34,6 +34,7 @@
 
 #define FLOWS 16
 #define WORKERS 3
+#define PATH_SIZE 32
 
 static int server, clients[FLOWS], polls;
 static struct sockaddr_in address;
@@ -81,6 +82,17 @@ static void raw_close(int fd)
 static int raw_open(const char *path)
 {
 	return raw(SYS_openat, AT_FDCWD, (long)path, O_RDONLY, 0, 0);
+}
+
+/* A file that no folder has, and its path while it is open. */
+static int memory_file(char path[PATH_SIZE])
+{
+	int fd = memfd_create("unseen", 0);
+
+	if (write(fd, "file", 4) != 4)
+		perror("memfd_create");
+	snprintf(path, PATH_SIZE, "/proc/self/fd/%d", fd);
+	return fd;
 }
 
 static void is(const char *what, int fine)
@@ -170,14 +182,11 @@ static void numbers(void)
 	struct sockaddr_in own;
 	struct itimerspec soon = { .it_value = { 0, 1 } };
 	uint64_t count = 7;
-	char path[] = "/tmp/manylane-unseen-XXXXXX", data[8] = "";
+	char path[PATH_SIZE], data[8] = "";
 	int fd, want, pair[2], pipes[2], other[2], listener = listening(&own);
+	int made = memory_file(path);
 	sigset_t set;
 
-	fd = mkstemp(path);
-	if (write(fd, "file", 4) != 4)
-		perror(path);
-	close(fd);
 #define OPENS(call)                                      \
 	do {                                             \
 		want = stale();                          \
@@ -196,7 +205,7 @@ static void numbers(void)
 	is("creat", fd == want && write(fd, "made", 4) == 4);
 	close(fd);
 	OPENS(fileno(fopen(path, "r")));
-	unlink(path);
+	close(made);
 
 	want = stale();
 	fd = memfd_create("unseen", 0);
@@ -440,16 +449,13 @@ static void other_socket(void)
 /* The number means a file. */
 static void other_file(void)
 {
-	char path[] = "/tmp/manylane-unseen-XXXXXX";
-	int made = mkstemp(path), fd = server;
+	char path[PATH_SIZE];
+	int made = memory_file(path), fd = server;
 
-	if (write(made, "file", 4) != 4)
-		perror(path);
-	close(made);
 	raw_close(server);
 	is("the file has the number", raw_open(path) == fd);
 	reads("read", fd, "file");
-	unlink(path);
+	close(made);
 	is_free();
 }
 

@@ -42,7 +42,7 @@ use manylane_sys::unix_socket::{self, Peeked};
 
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
-use crate::peer::{self, run_in_netns};
+use crate::peer::{self, Scan, run_in_netns};
 
 /// Time limits of one reply, and of starting a capture.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,33 +85,52 @@ pub fn find_targets(of: Option<u32>) -> Result<Targets> {
 /// Queries every capture socket in the network namespace of the calling thread.
 fn scan(of: Option<u32>) -> Result<Targets> {
     let mut found = Targets::default();
+    let (mut scan, mut requested) = (Scan::start(), Vec::new());
     for (pid, name) in peer::find_listeners(messages::NAME_PREFIX, of)? {
-        // The socket was closed meanwhile: skip it.
-        let Ok(connection) = unix_socket::connect_without_fds(&name, REPLY_TIMEOUT) else { continue };
-        let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
-        if let Err(why) = peer::verify_peer(peer, pid, unix_socket::effective_uid()) {
-            found.refused.push((pid, why));
-            continue;
-        }
-        match request(&connection, Request::Describe) {
-            Ok(Reply::Description(about)) => {
-                let lanes = about.lanes.iter().copied().map(LaneId).collect();
-                found.targets.push(Target { connection, pid: peer.pid, description: about, lanes });
+        let connection = match unix_socket::connect_now_without_fds(&name, REPLY_TIMEOUT) {
+            Ok(connection) => connection,
+            // The socket was closed meanwhile: skip it.
+            Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => continue,
+            Err(err) => {
+                found.refused.push((pid, explain(err).to_string()));
+                continue;
             }
-            Ok(Reply::Refused(why)) => found.refused.push((peer.pid, why)),
-            Ok(_) => found.refused.push((peer.pid, "it answers something else".into())),
-            Err(err) => found.refused.push((peer.pid, err.to_string())),
+        };
+        let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
+        let verified = peer::verify_peer(peer, pid, unix_socket::effective_uid());
+        let sent = verified.and_then(|()| {
+            let sent = scan.admit(pid).and_then(|()| send_describe(&connection));
+            sent.map_err(|err| explain(err).to_string())
+        });
+        match sent {
+            Ok(()) => requested.push((pid, connection)),
+            Err(why) => found.refused.push((pid, why)),
         }
     }
+    for (pid, connection) in requested {
+        let reply = peer::wait_for_reply(&connection, scan.until).map_err(explain);
+        match reply.and_then(|()| recv_reply(&connection, false)) {
+            Ok((Reply::Description(about), _)) => {
+                let lanes = about.lanes.iter().copied().map(LaneId).collect();
+                found.targets.push(Target { connection, pid, description: about, lanes });
+            }
+            Ok((Reply::Refused(why), _)) => found.refused.push((pid, why)),
+            Ok(_) => found.refused.push((pid, "it answers something else".into())),
+            Err(err) => found.refused.push((pid, err.to_string())),
+        }
+    }
+    // A process is named once with each reason.
+    found.refused.sort();
+    found.refused.dedup();
     found.targets.sort_by(|a, b| (a.pid, &a.description.address).cmp(&(b.pid, &b.description.address)));
     Ok(found)
 }
 
-fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
-    match unix_socket::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
+fn send_describe(connection: &OwnedFd) -> io::Result<()> {
+    match unix_socket::send(connection.as_fd(), Request::Describe.to_text().as_bytes(), &[]) {
         // A client that is refused was told so before its request.
-        Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(explain(err)),
-        _ => recv_reply(connection, false).map(|(answer, _)| answer),
+        Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(err),
+        _ => Ok(()),
     }
 }
 
@@ -152,7 +171,9 @@ fn recv_message(
 
 fn explain(err: io::Error) -> io::Error {
     match err.kind() {
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it does not answer"),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "it does not answer")
+        }
         _ => err,
     }
 }

@@ -11,26 +11,26 @@ use crate::top::prometheus::parse_samples;
 
 /// Queries all programs whose control socket this user may use.
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
-    let mut silent = 0;
-    match control::find_control_sockets(None) {
-        Ok(sockets) => {
-            for client in sockets {
-                match client.metrics() {
-                    Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
-                    // The process has ended meanwhile.
-                    Err(err) if err.kind() == ErrorKind::State => {}
-                    Err(_) => silent += 1,
-                }
-            }
+    let clients = match control::find_control_sockets(None) {
+        Ok(clients) => clients,
+        Err(err) => return facts.note_gap("lanes", err.to_string()),
+    };
+    let mut silent = BTreeMap::new();
+    for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
+        match reply {
+            Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
+            // The process has ended meanwhile.
+            Err(err) if err.kind() == ErrorKind::State => {}
+            Err(err) => _ = silent.insert(client.pid(), err.to_string()),
         }
-        Err(err) => facts.note_gap("lanes", err.to_string()),
     }
-    if silent > 0 {
-        let programs = if silent == 1 { "a program" } else { "programs" };
-        facts.note_gap(
-            "lanes",
-            format!("{programs} with lanes gave this user no answer ({silent}): run this as root"),
-        );
+    let mut reasons = silent.into_values();
+    if let Some(first) = reasons.next() {
+        let more = match reasons.len() {
+            0 => String::new(),
+            more => format!(" (and {more} more without an answer)"),
+        };
+        facts.note_gap("lanes", first + &more);
     }
 }
 

@@ -6,6 +6,8 @@
 //! trace the process.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, ErrorKind};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
 use manylane_sys::udp_table::Entry;
@@ -27,15 +29,21 @@ pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
             None => facts.note_gap("sockets", format!("/{table} cannot be read")),
         }
     }
-    let by_pid = asked.pid.map(|pid| descriptors(files, pid).map(|found| found.into_values().collect()));
-    let of_pid: Option<BTreeSet<u64>> = match by_pid {
-        Some(None) => {
-            facts.note_gap("processes", "its open files cannot be seen: run this as root, or as its user");
-            Some(BTreeSet::new())
+    let of_pid: Option<BTreeSet<u64>> = asked.pid.map(|pid| match descriptors(files, pid) {
+        Ok(found) => found.into_values().collect(),
+        Err(err) => {
+            let why = match err.kind() {
+                ErrorKind::PermissionDenied if is_root(facts) => "its open files cannot be seen".into(),
+                ErrorKind::PermissionDenied => {
+                    "its open files cannot be seen: run this as root, or as its user".into()
+                }
+                _ if is_over(&err) => format!("there is no process {pid}"),
+                _ => format!("its open files cannot be seen: {err}"),
+            };
+            facts.note_gap("processes", why);
+            BTreeSet::new()
         }
-        Some(found) => found,
-        None => None,
-    };
+    });
     let keep = |socket: &Socket| {
         of_pid.as_ref().is_none_or(|inodes| inodes.contains(&socket.inode))
             && asked.port.is_none_or(|port| socket.local.port() == port)
@@ -61,15 +69,24 @@ fn parse_socket(line: &str) -> Option<Socket> {
 }
 
 /// Inode of each socket that a process has open, by descriptor.
-fn descriptors(files: &Files, pid: u32) -> Option<BTreeMap<i32, u64>> {
+fn descriptors(files: &Files, pid: u32) -> io::Result<BTreeMap<i32, u64>> {
     let folder = format!("proc/{pid}/fd");
-    std::fs::read_dir(files.path(&folder)).ok()?;
+    fs::read_dir(files.path(&folder))?;
     let socket = |name: String| {
         let link = files.link_name(&format!("{folder}/{name}"))?;
         let inode = link.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()?;
         Some((name.parse().ok()?, inode))
     };
-    Some(files.names(&folder).into_iter().filter_map(socket).collect())
+    Ok(files.names(&folder).into_iter().filter_map(socket).collect())
+}
+
+/// True if the process has ended.
+fn is_over(err: &io::Error) -> bool {
+    err.kind() == ErrorKind::NotFound || err.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn is_root(facts: &Facts) -> bool {
+    facts.privileges.uid == Some(0)
 }
 
 /// Finds the processes of the wanted sockets.
@@ -85,9 +102,12 @@ fn programs(files: &Files, facts: &mut Facts) {
     }
     let mut hidden = 0;
     for pid in files.names("proc").into_iter().filter_map(|name| name.parse().ok()) {
-        let Some(open) = descriptors(files, pid) else {
-            hidden += 1;
-            continue;
+        let open = match descriptors(files, pid) {
+            Ok(open) => open,
+            Err(err) => {
+                hidden += u32::from(!is_over(&err));
+                continue;
+            }
         };
         let open: BTreeMap<i32, u64> = open.into_iter().filter(|(_, inode)| wanted.contains(inode)).collect();
         if !open.is_empty() {
@@ -95,7 +115,8 @@ fn programs(files: &Files, facts: &mut Facts) {
         }
     }
     if hidden > 0 {
-        let why = format!("the open files of {hidden} processes cannot be seen: run this as root");
+        let advice = if is_root(facts) { "" } else { ": run this as root" };
+        let why = format!("the open files of {hidden} processes cannot be seen{advice}");
         facts.gaps.entry("processes".into()).or_insert(why);
     }
 }
@@ -112,7 +133,7 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     }
     let exe = files.path(&format!("{base}/exe"));
     // The link is text of another user's choice: it is shown, and never opened.
-    let named = std::fs::read_link(&exe).unwrap_or_else(|_| exe.clone());
+    let named = fs::read_link(&exe).unwrap_or_else(|_| exe.clone());
     Program {
         pid,
         name: output::strip_control(&files.text(&format!("{base}/comm")).unwrap_or_default()),

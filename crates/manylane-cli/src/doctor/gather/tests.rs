@@ -200,6 +200,8 @@ fn sockets_of() -> Root {
         ("proc/30/maps", "7f00-7f01 r-xp 0 0 0 /usr/lib/manylane/libmanylane_preload.so\n"),
         ("proc/30/task/30/syscall", "7 0x3 0x1 0x0 0x0 0x0 0x0 0x0 0x0\n"),
         ("proc/40/comm", "other\n"),
+        // It ends while it is read.
+        ("proc/50/comm", "ended\n"),
     ]);
     root.link("proc/20/fd/3", "socket:[501]");
     root.link("proc/20/fd/4", "socket:[502]");
@@ -246,9 +248,23 @@ fn sockets_and_those_who_have_them() {
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [502]);
     let facts = look(Scope { pid: None, port: Some(7) });
     assert!(facts.asked && facts.sockets.is_empty() && facts.programs.is_empty());
-    // A process that cannot be read.
+    // A process that has ended, and one that cannot be read.
     let facts = look(Scope { pid: Some(77), port: None });
-    assert!(facts.sockets.is_empty() && facts.gaps.contains_key("processes"));
+    assert!(facts.sockets.is_empty());
+    assert_eq!(facts.gaps["processes"], "there is no process 77");
+    root.write(&[("proc/60/fd", "no folder")]);
+    let facts = look(Scope { pid: Some(60), port: None });
+    assert!(facts.gaps["processes"].starts_with("its open files cannot be seen: "), "{:?}", facts.gaps);
+    // Advice is for those who can follow it.
+    for (uid, why) in [
+        (0, "the open files of 1 processes cannot be seen"),
+        (1000, "the open files of 1 processes cannot be seen: run this as root"),
+    ] {
+        let mut facts = Facts::default();
+        facts.privileges.uid = Some(uid);
+        sockets::gather(&root.files(), Scope::default(), &mut facts);
+        assert_eq!(facts.gaps["processes"], why);
+    }
 }
 
 #[test]
