@@ -308,7 +308,11 @@ fn vacate(to: c_int) -> Vacated {
         return Vacated::Refused;
     }
     table::set(new, Entry::Hidden);
-    sock.set_lane_fd(lane, Some(new));
+    // A thread that has waited too long for the lock takes its lanes without it.
+    if !sock.replace_lane_fd(lane, to, Some(new)) {
+        hidden_fds::close_locked(new);
+        return Vacated::Busy;
+    }
     table::replace(to, Entry::Hidden, Entry::None);
     Vacated::Moved
 }

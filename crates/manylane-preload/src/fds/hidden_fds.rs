@@ -76,6 +76,12 @@ pub(crate) fn close_unhidden(fd: OwnedFd) {
 
 /// Closes a hidden descriptor, unless the program has closed it unseen and uses the number now.
 pub(crate) fn close(fd: c_int) {
+    let _numbers = lock();
+    close_locked(fd);
+}
+
+/// [`close`]. Requires the lock.
+pub(crate) fn close_locked(fd: c_int) {
     if table::entry(fd) == Entry::Hidden {
         call::close(fd);
         table::replace(fd, Entry::Hidden, Entry::None);

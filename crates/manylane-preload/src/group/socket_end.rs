@@ -33,12 +33,19 @@ pub(crate) fn close(sock: &Sock) {
             }
         }
     }
-    for (lane, fd) in sock.lane_fds() {
-        sock.set_lane_fd(lane, None);
-        hidden_fds::close(fd);
-    }
+    close_lanes(sock);
     leasing::release(sock);
     release_slot(sock);
+}
+
+/// Under the lock, so that no lane moves meanwhile because the program wants its number.
+fn close_lanes(sock: &Sock) {
+    let _numbers = hidden_fds::lock();
+    for (lane, fd) in sock.lane_fds() {
+        if sock.replace_lane_fd(lane, fd, None) {
+            hidden_fds::close_locked(fd);
+        }
+    }
 }
 
 /// Releases the slot of a socket, and empties what the next one in it uses again.

@@ -196,7 +196,7 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
             }
         };
         shared.inode[lane].store(lane_socket::inode(new), Ordering::Relaxed);
-        sock.set_lane_fd(lane, Some(new));
+        sock.set_lane_fd(lane, new);
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
     if shared.lanes.load(Ordering::Relaxed) < 2 {

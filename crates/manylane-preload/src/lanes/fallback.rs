@@ -109,7 +109,7 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     for sock in Sock::in_use() {
         let lane = sock.lane_fds().find(|(_, at)| *at == fd);
         if let Some((lane, _)) = lane {
-            sock.set_lane_fd(lane, None);
+            sock.replace_lane_fd(lane, fd, None);
         }
         if lane.is_some() || sock.lease().is_some_and(|lease| lease.has_fd(fd)) {
             let own = any_fd(sock).unwrap_or(-1);

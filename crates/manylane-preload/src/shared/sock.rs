@@ -465,8 +465,15 @@ impl Sock {
         fds.map(|(lane, fd)| (lane, fd.load(Ordering::Acquire) - 1)).filter(|(_, fd)| *fd >= 0)
     }
 
-    pub(crate) fn set_lane_fd(&self, lane: usize, fd: Option<c_int>) {
-        self.lane_fd[lane].store(fd.map_or(0, |fd| fd + 1), Ordering::Release);
+    pub(crate) fn set_lane_fd(&self, lane: usize, fd: c_int) {
+        self.lane_fd[lane].store(fd + 1, Ordering::Release);
+    }
+
+    /// The lane has `new` in place of `old`, or none. False, and nothing changes, if it does not
+    /// have `old`: another thread has moved or taken it.
+    pub(crate) fn replace_lane_fd(&self, lane: usize, old: c_int, new: Option<c_int>) -> bool {
+        let new = new.map_or(0, |fd| fd + 1);
+        self.lane_fd[lane].compare_exchange(old + 1, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 

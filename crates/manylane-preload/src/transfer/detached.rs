@@ -127,13 +127,14 @@ fn forget(fd: c_int) {
 }
 
 /// Lanes keep the port in use while they are open: closes them with the program's descriptor, by
-/// the same call.
+/// the same call. No lane moves any more. Not under the lock of hidden numbers, which takes other
+/// system calls.
 fn close_lanes(fd: c_int) {
     let Some(sock) = table::sock(fd) else { return };
     for (lane, fd) in sock.lane_fds() {
-        sock.set_lane_fd(lane, None);
-        // The program may have closed all descriptors that it did not open, and use the number.
-        if table::replace(fd, Entry::Hidden, Entry::None) {
+        // Another thread may close the socket, too. The program may have closed all descriptors
+        // that it did not open, and use the number.
+        if sock.replace_lane_fd(lane, fd, None) && table::replace(fd, Entry::Hidden, Entry::None) {
             call::close(fd);
         }
     }
