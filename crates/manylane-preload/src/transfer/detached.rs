@@ -132,8 +132,8 @@ fn forget(fd: c_int) {
 fn close_lanes(fd: c_int) {
     let Some(sock) = table::sock(fd) else { return };
     for (lane, fd) in sock.lane_fds() {
-        // Another thread may close the socket, too. The program may have closed all descriptors that
-        // it did not open, and use the number.
+        // Another thread may close the socket, too. The program may have closed all descriptors
+        // that it did not open, and use the number.
         if sock.replace_lane_fd(lane, fd, None) && table::replace(fd, Entry::Hidden, Entry::None) {
             call::close(fd);
         }
