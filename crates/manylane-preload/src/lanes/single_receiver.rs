@@ -7,6 +7,7 @@ use libc::c_int;
 use crate::batching::send_batch;
 use crate::fds::fast_path;
 use crate::fds::table::{self, Entry};
+use crate::group::leasing;
 use crate::lanes::members;
 use crate::shared::sock::{Member, PROVEN_RECEIVES_MIN, SINGLE, Shared, Sock};
 use crate::shared::thread;
@@ -25,7 +26,8 @@ pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_i
 }
 
 fn is_eligible(shared: &Shared) -> bool {
-    if queues::is_open(shared) {
+    // A later receive may still request queues: it has to come to the library.
+    if queues::is_open(shared) || leasing::is_pending(shared) {
         return false;
     }
     let joined = shared.joined.load(Ordering::SeqCst) as usize;
