@@ -80,11 +80,12 @@ fn netns_without_privileges_it_says_which() {
     if !skip::need_root("netns_without_privileges_it_says_which") {
         return;
     }
-    // The build folder may be closed to others: a copy is not.
+    // The build folder may be closed to others: a copy is not. Another process writes it: a program
+    // is busy (ETXTBSY) while a child that another test has just forked has its file open.
     let folder = tempfile::TempDir::new().unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("helper");
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    assert!(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&copy).status().unwrap().success());
     let mut command = Command::new(&copy);
     command.args(["--ignored", "--exact", "helper_builds_a_testbed"]).current_dir("/");
     command.env_remove("CI").env_remove("MANYLANE_SKIPS");

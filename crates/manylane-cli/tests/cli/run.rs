@@ -450,8 +450,10 @@ fn programs_beyond_reach_are_told_and_run_without_lanes() {
     let go = compile(&folder, "go", &(go.to_owned() + source), &[]);
     let musl = compile(&folder, "musl", source, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
     let script = folder.join("script");
-    fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    // By another process: a file that a child of another test still has open is busy (ETXTBSY).
+    let write =
+        format!("echo '#!{}' > {script}; chmod 755 {script}", fixed.display(), script = script.display());
+    assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
     for (program, code, hint) in [
         (&fixed, 8, "statically linked"),
         // It may need what else the user preloads, and is not hurt by our library.
