@@ -21,6 +21,7 @@ use manylane_sys::cpu::{self, CpuMask};
 
 use crate::base::settings::MAX_LANES;
 use crate::base::state;
+use crate::shared::process;
 use crate::shared::sock::Shared;
 use crate::xdp::queues;
 
@@ -60,6 +61,9 @@ pub(crate) fn can_prefetch(shared: &Shared) -> bool {
 fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     let quota = state::settings().and_then(|settings| settings.quota).unwrap_or(MAX_LANES as u32);
     let mask = |lane: usize| {
+        if process::has_pid_namespaces() {
+            return None;
+        }
         let thread = shared.owner_of(lane)?.thread_id.load(Ordering::Relaxed) as u32;
         cpu::affinity_mask(thread.cast_signed()).ok()
     };

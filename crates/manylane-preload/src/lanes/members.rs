@@ -69,10 +69,11 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.is_sampled.store(0, Ordering::Relaxed);
         member.polled_at_ms.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
+        member.pid.store(std::process::id(), Ordering::Relaxed);
         let signal_mask = SignalMask::new();
         member.liveness.store(liveness(), Ordering::Release);
         drop(signal_mask);
-        let slot = report::claim_slot(thread_id, lane_socket::local_addr(fd), shared.inode_of(0));
+        let slot = report::claim_slot(thread_id as u32, lane_socket::local_addr(fd), shared.inode_of(0));
         member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second receiver: every wait gets a bound. The mode changes only after the bound is

@@ -78,7 +78,7 @@ pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
 }
 
 /// Claims a slot for a thread that receives. Returns the value of [`Member::slot`].
-pub(crate) fn claim_slot(thread_id: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
+pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 {
     let Some(report) = report() else { return 0 };
     for wanted in [FREE, ENDED] {
         for (at, slot) in report.receivers.iter().enumerate() {
@@ -96,8 +96,8 @@ pub(crate) fn claim_slot(thread_id: u64, addr: Option<SocketAddr>, inode: u64) -
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
                 count.store(0, Ordering::Relaxed);
             }
-            slot.pid.store((thread_id >> 32) as u32, Ordering::Relaxed);
-            slot.tid.store(thread_id as u32, Ordering::Relaxed);
+            slot.pid.store(std::process::id(), Ordering::Relaxed);
+            slot.tid.store(tid, Ordering::Relaxed);
             slot.lane.store(NO_LANE, Ordering::Relaxed);
             slot.inode.store(inode, Ordering::Relaxed);
             if let Some(addr) = addr {

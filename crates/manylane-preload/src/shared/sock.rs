@@ -56,7 +56,7 @@ pub(crate) const POLLS: u32 = 2;
 /// it, except for `lane`.
 #[repr(C, align(64))]
 pub(crate) struct Member {
-    /// Process and thread; 0 if the slot is free.
+    /// [`thread::id`](crate::shared::thread::id); 0 if the slot is free.
     pub(crate) thread_id: AtomicU64,
     /// [`BUSY`], [`UNBOUNDED`], or [`WAITS_ON`] a lane.
     pub(crate) state: AtomicU32,
@@ -73,6 +73,8 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// Its last poll of other lanes found a datagram, so there may be more.
     pub(crate) has_stolen: AtomicU32,
+    /// Its process, as that sees itself.
+    pub(crate) pid: AtomicU32,
     /// Liveness token of its thread (`liveness.rs`); 0 if it has none.
     pub(crate) liveness: AtomicU64,
     /// A sample is running. The next two fields are the thread's voluntary switches and CPU time

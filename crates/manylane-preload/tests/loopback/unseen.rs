@@ -68,3 +68,18 @@ fn netns_lanes_are_in_the_namespace_of_their_socket() {
         }
     }
 }
+
+#[test]
+fn netns_receivers_with_one_pid_in_two_namespaces_are_told_apart() {
+    if !skip::need_root("netns_receivers_with_one_pid_in_two_namespaces_are_told_apart") {
+        return;
+    }
+    let program = build("pids");
+    for end in ["exit", "kill"] {
+        let expected = "ids 1 and 1, 800 received after the end\n";
+        assert_eq!(run_native(&program, &[end]).output, expected, "{end} without the library");
+        let with = run_preloaded(&program, &[end], &[("MANYLANE_LANES", "8")]);
+        assert_eq!((with.output.as_str(), with.lanes()), (expected, 2), "{end} with the library");
+        assert_eq!(with.reasons(), [""; 0], "{end}");
+    }
+}
