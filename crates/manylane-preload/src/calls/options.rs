@@ -51,7 +51,7 @@ pub(crate) unsafe fn setsockopt(
     }
     if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
         // SAFETY: program arguments.
-        return set_timeout(sock, || unsafe { read_value(value, len) }, || own(fd));
+        return set_timeout(sock, fd, || unsafe { read_value(value, len) }, || own(fd));
     }
     if sockopt::affects_frames(level, name) && sock.shared().is_some_and(queues::is_open) {
         fallback::fall_back(sock, fd, Reason::Control);
@@ -104,7 +104,17 @@ unsafe fn read_value<T>(value: *const c_void, len: socklen_t) -> Option<T> {
 
 /// Sets the program's own receive timeout. The kernel gets it only while the library has set no
 /// bound on waits.
-fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: impl Fn() -> c_int) -> c_int {
+fn set_timeout(
+    sock: &'static Sock,
+    fd: c_int,
+    value: impl Fn() -> Option<timeval>,
+    own: impl Fn() -> c_int,
+) -> c_int {
+    // With a negative time the kernel's receive does not wait, and getsockopt reports no timeout.
+    if value().is_some_and(|time| time.tv_sec < 0) {
+        fallback::fall_back(sock, fd, Reason::Option);
+        return own();
+    }
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
     if !bounded {
         let done = own();
@@ -124,8 +134,6 @@ fn set_timeout(sock: &'static Sock, value: impl Fn() -> Option<timeval>, own: im
 }
 
 fn store_timeout(sock: &'static Sock, time: timeval) {
-    // The kernel takes a negative time for a receive that does not wait. That is too rare to
-    // imitate: here it is no timeout.
     let us = (time.tv_sec.max(0) as u64).saturating_mul(1_000_000);
     let us = round_to_ticks(us.saturating_add(time.tv_usec.max(0) as u64));
     sock.timeout_us.store(us, Ordering::Relaxed);

@@ -20,6 +20,15 @@ fn loopback_lanes_whose_owners_are_away_hide_nothing() {
 }
 
 #[test]
+fn loopback_a_negative_timeout_is_a_receive_that_does_not_wait() {
+    let program = build("timeout");
+    let expected = "set 0, is 0.000000, recv -1 Resource temporarily unavailable, then 16 of 16\n";
+    assert_eq!(run_native(&program, &[]).output, expected);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.lanes(), with.reasons()), (expected, 2, vec!["option"]));
+}
+
+#[test]
 fn loopback_ports_that_are_not_named_are_left_alone() {
     let program = build("semantics");
     let without = run_native(&program, &[]);
