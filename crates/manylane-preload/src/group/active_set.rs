@@ -14,6 +14,11 @@
 //! The processors are those of the threads' affinity masks, which are read whenever lanes change
 //! owners and at each rotation, limited by the CPU quota of the control group at the start. With
 //! queues of devices (engine `xdp`) all lanes are active.
+//!
+//! While the set is limited, an active thread finds many datagrams in its lane. Then it receives
+//! them with one call (`prefetch.rs`), and sends the replies with one (`send_batch.rs`). While all
+//! lanes are active, batches would be small, and a thread that sleeps in its work would hold up
+//! replies for as long.
 
 use std::sync::atomic::Ordering;
 
@@ -47,13 +52,10 @@ pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     if next == LIMITED { some } else { owned }
 }
 
-/// True if datagrams may be prefetched and replies batched. If the user did not ask for it, only
-/// while the set is limited, because a thread that sleeps in its work would hold up answers for as
-/// long.
+/// True while the set is limited.
 #[inline]
-pub(crate) fn can_prefetch(shared: &Shared) -> bool {
+pub(crate) fn is_limited(shared: &Shared) -> bool {
     shared.active_state.load(Ordering::Relaxed) == LIMITED
-        || state::settings().is_some_and(|settings| !settings.batch_when_limited)
 }
 
 /// Limits `owned` to the lanes for which there are processors.

@@ -6,7 +6,7 @@
 //! | `sock.rs` | a socket as this process sees it, and what all processes share of it |
 //! | `lease.rs`, `leftovers.rs` | its queues on lease; its datagrams that are left after the library detached |
 //! | `thread.rs`, `liveness.rs` | the calling thread, and its cached members; which threads are alive |
-//! | `lock.rs`, `failpoint.rs` | the lock of changes; where tests kill a thread |
+//! | `lock.rs`, `failpoint.rs` | the lock of changes; what tests control |
 //! | `report.rs` | counters for the launcher |
 
 pub(crate) mod failpoint;
