@@ -19,7 +19,7 @@
 #include <stddef.h>
 
 #define MLS_MAGIC 0x48534c4d /* "MLSH" */
-#define MLS_VERSION 1
+#define MLS_VERSION 2
 /* Slots of receivers. */
 #define MLS_RECEIVERS 1024
 /* Slots of reasons; those without a name are zero. */
@@ -63,17 +63,11 @@ enum mls_reason_id {
 	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
 	MLS_NO_LEASE = 19, /* the launcher leased none */
 	MLS_FORKED = 20,   /* forked before there were lanes */
-	/* With --batch: the socket has its lanes, and each call receives one datagram. */
-	MLS_NO_PREFETCH_CONTROL = 21, /* options deliver control messages */
-	MLS_NO_PREFETCH_EDGES = 22,   /* EPOLLET */
-	MLS_NO_PREFETCH_SHARED = 23,  /* several threads share a lane */
-	MLS_NO_PREFETCH_QUEUES = 24,  /* engine xdp */
-	MLS_NO_PREFETCH_FULL = 25,    /* no memory, or too many sockets */
-	MLS_REPLY_FAILED = 26, /* a reply that was sent together with others */
-	MLS_NAMESPACE = 27,    /* receivers in another network namespace */
-	MLS_INHERITED = 28,    /* bound before the program was started */
-	MLS_SECCOMP = 29,      /* the program forbade itself system calls */
-	MLS_REASONS_USED = 30,
+	MLS_REPLY_FAILED = 21, /* a reply that was sent together with others */
+	MLS_NAMESPACE = 22,    /* receivers in another network namespace */
+	MLS_INHERITED = 23,    /* bound before the program was started */
+	MLS_SECCOMP = 24,      /* the program forbade itself system calls */
+	MLS_REASONS_USED = 25,
 };
 
 /* A bound address; family 0 if there is none. */

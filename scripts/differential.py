@@ -27,8 +27,9 @@ SOURCES = ROOT / "crates/manylane-cli/tests/differential"
 # Scripts that differed once: they are compared first.
 FOUND = sorted((SOURCES / "found").glob("*.txt"))
 MANYLANE = os.environ.get("MANYLANE") or str(ROOT / "target/debug/manylane")
-# Of 'manylane run'; scripts take turns.
-OPTIONS = ["", "--lanes 2", "--batch 32", "", "--lanes 8 --rx-usecs 0", "--rx-usecs 20000"]
+# Options of 'manylane run', with variables before them; scripts take turns. With MANYLANE_TEST_PREFETCH=1, a library that was built
+# with debug assertions prefetches also while all lanes are active (shared/failpoint.rs).
+OPTIONS = ["", "--lanes 2", "MANYLANE_TEST_PREFETCH=1", "", "--lanes 8 --rx-usecs 0", "--rx-usecs 20000"]
 WAITS = ["poll", "ppoll", "select", "pselect", "epoll_wait"]
 # Scripts that one process runs.
 CHUNK = 40
@@ -241,10 +242,14 @@ class Runner:
 
     def run_some(self, scripts, options):
         command, report = [self.program], os.path.join(self.folder, f"report-{threading.get_ident()}")
+        env = dict(os.environ)
         if options is not None:
-            command = [MANYLANE, "run", "--quiet", "--json", report, *shlex.split(options), "--", self.program]
+            words = shlex.split(options)
+            while words and re.match(r"\w+=", words[0]):
+                name, _, env[name] = words.pop(0).partition("=")
+            command = [MANYLANE, "run", "--quiet", "--json", report, *words, "--", self.program]
         text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=env)
         if options is not None:
             self.lanes += json.loads(pathlib.Path(report).read_text())["lanes"]
         outputs = [output.splitlines() for output in done.stdout.split("\n\n")[: len(scripts)]]
@@ -363,7 +368,7 @@ def main():
     parser.add_argument("seconds", nargs="?", type=float, default=20)
     parser.add_argument("seed", nargs="?", default=str(random.randrange(1 << 32)))
     parser.add_argument("--script", metavar="SEED.N|FILE", help="compare this one script")
-    parser.add_argument("--options", default=None, help="of 'manylane run' [default: different ones in turn]")
+    parser.add_argument("--options", default=None, help="of 'manylane run', after variables (NAME=VALUE) [default: different ones in turn]")
     args = parser.parse_args()
     counts = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:

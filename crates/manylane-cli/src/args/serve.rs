@@ -220,12 +220,6 @@ pub(crate) struct RunArgs {
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
-    /// Datagrams prefetched, and replies sent, by one system call: 1 to 32
-    ///
-    /// With engine xdp, replies sent together. Default: 32 while fewer lanes than threads are in
-    /// use, else 1; 16 with engine xdp.
-    #[arg(long, value_name = "N", value_parser = within(1..))]
-    pub(crate) batch: Option<usize>,
     /// Delay before a receive if larger batches pay; 0: none [default: 50 to 500]
     ///
     /// As rx-usecs of ethtool; at most 20000. The default depends on the measured cost of a delay

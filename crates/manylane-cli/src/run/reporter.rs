@@ -42,7 +42,6 @@ struct Settings {
     steering: Option<String>,
     lanes: Option<usize>,
     ports: Option<String>,
-    batch: Option<usize>,
     rx_usecs: Option<u32>,
     seconds: f64,
     exit_code: Option<i32>,
@@ -80,7 +79,6 @@ impl Reporter {
             steering: args.steering.map(|steering| steering.to_string()),
             lanes: args.lanes,
             ports: args.ports.clone(),
-            batch: args.batch,
             rx_usecs: args.rx_usecs,
             seconds: 0.0,
             exit_code: None,
@@ -277,8 +275,7 @@ fn text(report: &Report) -> String {
         // Without queues, a socket has its lanes as with engine mmsg.
         let what = match fallback.reason {
             queues if QUEUE_REASONS.contains(&queues) => "no queues",
-            one if one.starts_with(BATCH_REASON_PREFIX) => "one by one (--batch)",
-            "reply-failed" => "no replies together (--batch)",
+            "reply-failed" => "replies one by one",
             _ => "no lanes",
         };
         _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
@@ -288,9 +285,6 @@ fn text(report: &Report) -> String {
 
 /// Reasons that are only about the queues of engine xdp.
 const QUEUE_REASONS: [&str; 3] = ["no-queue", "control", "no-lease"];
-
-/// Prefix of the reasons that are only about batches. The socket has its lanes.
-const BATCH_REASON_PREFIX: &str = "no-prefetch-";
 
 /// Maximum number of rows: a server may have had thousands of sockets, one after the other.
 const ROWS_MAX: usize = 40;
@@ -353,7 +347,7 @@ mod tests {
         };
         let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
         let single =
-            Fallback { reason: "no-prefetch-edges", why: "edges", count: 1, pid: 7, ..Fallback::default() };
+            Fallback { reason: "reply-failed", why: "failed", count: 1, pid: 7, ..Fallback::default() };
         let receivers = vec![receiver(0), receiver(1)];
         Report { processes: 1, receivers, fallbacks: vec![fallback, single], ..Report::default() }
     }
@@ -372,7 +366,7 @@ mod tests {
             "300",
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
-            "one by one (--batch): edges (a socket, process 7)",
+            "replies one by one: failed (a socket, process 7)",
             "dropped by lanes: 5 frames",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");

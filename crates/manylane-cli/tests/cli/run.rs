@@ -139,21 +139,9 @@ fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
 #[test]
 fn standard_streams_and_the_environment_are_the_program_s() {
     let mut command = Command::new(PROGRAM);
-    command.args([
-        "run",
-        "--lanes",
-        "3",
-        "--ports",
-        "53",
-        "--batch",
-        "1",
-        "--rx-usecs",
-        "70",
-        "--engine",
-        "mmsg",
-    ]);
+    command.args(["run", "--lanes", "3", "--ports", "53", "--rx-usecs", "70", "--engine", "mmsg"]);
     command.args(["--steering", "key 0:8", "--", "sh", "-c"]).arg(
-        r#"echo "$LD_PRELOAD|$MANYLANE_LANES|$MANYLANE_PORTS|$MANYLANE_BATCH|$MANYLANE_RX_USECS|$MANYLANE_ENGINE|$MANYLANE_STEERING|$0|$1"
+        r#"echo "$LD_PRELOAD|$MANYLANE_LANES|$MANYLANE_PORTS|$MANYLANE_RX_USECS|$MANYLANE_ENGINE|$MANYLANE_STEERING|$0|$1"
         cat; echo problem >&2"#,
     );
     command.args(["zero", "--one"]).env("LD_PRELOAD", "/usr/lib/x/users.so");
@@ -163,7 +151,7 @@ fn standard_streams_and_the_environment_are_the_program_s() {
     let (line, input) = text.split_once('\n').unwrap();
     let (preload, rest) = line.split_once('|').unwrap();
     assert!(preload.starts_with("/usr/lib/x/users.so:/") && preload.ends_with(".so"), "{preload}");
-    assert_eq!(rest, "3|53|1|70|mmsg|key 0:8|zero|--one");
+    assert_eq!(rest, "3|53|70|mmsg|key 0:8|zero|--one");
     assert_eq!(input, fs::read_to_string("/etc/hostname").unwrap());
     assert!(stderr(&output).contains("problem\n"), "{}", stderr(&output));
     // The name that it was called by, which programs act upon.

@@ -125,7 +125,7 @@ static void make_step(size_t at)
 		step_fork(&step);
 	else
 		run(&step);
-	/* With --batch, what was sent may be kept until the thread sleeps. */
+	/* Replies that are sent together may be kept until the thread sleeps. */
 	usleep(0);
 }
 

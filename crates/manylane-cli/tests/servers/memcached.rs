@@ -2,7 +2,7 @@
 
 use crate::load::Load;
 use crate::place::Place;
-use crate::server::{Report, Server};
+use crate::server::{PREFETCH, Report, Server};
 use crate::words;
 
 const KEYS: usize = 100;
@@ -52,9 +52,8 @@ fn loopback_memcached() {
     }
     let place = Place::new("memcached");
     let (without, _) = serve(&place, None);
-    // With pauses as they come, and with none; one by one, and many with a call.
-    for options in [&[][..], &["--rx-usecs", "0"], &["--batch", "32"], &["--batch", "32", "--rx-usecs", "0"]]
-    {
+    // With pauses as they come, and with none; and many with a call.
+    for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
         let (with, report) = serve(&place, Some(options));
         assert!(without == with, "answers differ: {options:?}");
         let (report, lanes) = report.unwrap();

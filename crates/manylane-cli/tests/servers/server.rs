@@ -17,6 +17,8 @@ use serde_json::Value;
 
 use crate::place::Place;
 
+/// Prefetches also while all lanes are active: a library built with debug assertions does.
+pub(crate) const PREFETCH: &str = "MANYLANE_TEST_PREFETCH=1";
 /// How long anything may take.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -95,7 +97,8 @@ pub(crate) fn report_file(launcher: u32) -> ReportFile {
 }
 
 impl Server {
-    /// Starts a command line, by `manylane run` if `with` says so with its options.
+    /// Starts a command line, by `manylane run` if `with` has its options. Those that begin with
+    /// `MANYLANE_` are variables.
     pub(crate) fn start(place: &Place, words: &[String], with: Option<&[&str]>) -> Self {
         let name = if with.is_some() { "with" } else { "without" };
         let (report, log) = (place.path(&format!("{name}.json")), place.path(&format!("{name}.log")));
@@ -103,6 +106,9 @@ impl Server {
             None => place.command(&words[0]),
             Some(options) => {
                 let mut command = place.command(env!("CARGO_BIN_EXE_manylane"));
+                let (vars, options): (Vec<&str>, Vec<&str>) =
+                    options.iter().partition(|option| option.starts_with("MANYLANE_"));
+                command.envs(vars.iter().filter_map(|var| var.split_once('=')));
                 command.args(["run", "--json", &report]).args(options).arg("--").arg(&words[0]);
                 command
             }

@@ -28,7 +28,7 @@ pub use self::reason::Reason;
 /// First word of a report.
 pub const MAGIC: u32 = 0x4853_4c4d;
 /// Version of the layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Number of receiver slots.
 pub const RECEIVERS: usize = 1024;
 /// Number of reason slots.

@@ -27,20 +27,15 @@ pub enum Reason {
     Control = 18,
     NoLease = 19,
     Forked = 20,
-    NoPrefetchControl = 21,
-    NoPrefetchEdges = 22,
-    NoPrefetchShared = 23,
-    NoPrefetchQueues = 24,
-    NoPrefetchFull = 25,
-    ReplyFailed = 26,
-    Namespace = 27,
-    Inherited = 28,
-    Seccomp = 29,
+    ReplyFailed = 21,
+    Namespace = 22,
+    Inherited = 23,
+    Seccomp = 24,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 25] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -62,11 +57,6 @@ impl Reason {
         Self::Control,
         Self::NoLease,
         Self::Forked,
-        Self::NoPrefetchControl,
-        Self::NoPrefetchEdges,
-        Self::NoPrefetchShared,
-        Self::NoPrefetchQueues,
-        Self::NoPrefetchFull,
         Self::ReplyFailed,
         Self::Namespace,
         Self::Inherited,
@@ -130,21 +120,6 @@ impl Reason {
                 "forked",
                 "the program forked before the socket was bound, or before it had lanes and after thousands of others",
             ),
-            Self::NoPrefetchControl => {
-                ("no-prefetch-control", "options bring control messages with each datagram")
-            }
-            Self::NoPrefetchEdges => {
-                ("no-prefetch-edges", "an epoll instance watches it for edges (EPOLLET)")
-            }
-            Self::NoPrefetchShared => {
-                ("no-prefetch-shared", "more threads than lanes: some lanes are shared")
-            }
-            Self::NoPrefetchQueues => {
-                ("no-prefetch-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
-            }
-            Self::NoPrefetchFull => {
-                ("no-prefetch-full", "no memory, or many sockets before it, to hold datagrams for")
-            }
             Self::ReplyFailed => {
                 ("reply-failed", "a reply put together with others failed; the program's next send says why")
             }

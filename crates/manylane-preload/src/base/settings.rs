@@ -8,7 +8,6 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (its own only) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call prefetches, and replies that one sends, 1 (none) to 32 | 32 while lanes are limited (`active_set.rs`), else 1; replies by frames 16 |
 //! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane delays before it sleeps, where that pays; 0 for never; at most 20000 | 200 times the cost of a delay on this machine: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
@@ -22,8 +21,6 @@ use crate::base::steer::Policy;
 
 /// Max lanes of a socket: one bit each in a word.
 pub(crate) const MAX_LANES: usize = 64;
-/// Max datagrams in a prefetch.
-pub(crate) const PREFETCH_MAX: usize = 32;
 /// The longest time that a thread waits without polling other lanes, in milliseconds.
 pub(crate) const WAIT_SLICE_MS: c_int = 20;
 /// [`WAIT_SLICE_MS`], for ppoll(2).
@@ -32,11 +29,6 @@ pub(crate) const WAIT_SLICE: timespec = timespec { tv_sec: 0, tv_nsec: WAIT_SLIC
 const PORT_RANGES_MAX: usize = 32;
 /// The longest delay, in microseconds: a slice.
 const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
-/// Used while lanes are limited: elsewhere batches are too small to save anything (see
-/// docs/results).
-const BATCH_DEFAULT: usize = PREFETCH_MAX;
-/// With engine `xdp` a reply is a frame in a ring, and only telling the kernel is expensive.
-const TX_FRAME_BATCH_DEFAULT: u32 = 16;
 
 /// The settings, checked.
 #[derive(Clone, Debug)]
@@ -50,13 +42,6 @@ pub(crate) struct Settings {
     ports: Vec<(u16, u16)>,
     /// The delay before a sleep; none: by its measured cost.
     pub(crate) rx_coalesce: Option<Duration>,
-    /// Datagrams prefetched by one call, and replies sent by one; 1: no batches.
-    pub(crate) batch: usize,
-    /// `batch` is the default, not the user's choice: use it only while lanes are limited
-    /// (`active_set.rs`).
-    pub(crate) batch_when_limited: bool,
-    /// Replies that are put into rings before the kernel is told.
-    pub(crate) tx_frame_batch: u32,
     pub(crate) report: Option<PathBuf>,
     /// CPU quota of the control group, in processors, rounded up; none: no less than the affinity
     /// mask has.
@@ -78,9 +63,6 @@ impl Settings {
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
             rx_coalesce: None,
-            batch: BATCH_DEFAULT,
-            batch_when_limited: true,
-            tx_frame_batch: TX_FRAME_BATCH_DEFAULT,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             quota: None,
             lessor: None,
@@ -117,12 +99,6 @@ impl Settings {
         take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
             let delay = text.parse().ok().filter(|delay| *delay <= COALESCE_USECS_MAX)?;
             settings.rx_coalesce = Some(Duration::from_micros(delay));
-            Some(())
-        });
-        take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
-            settings.batch = text.parse().ok().filter(|batch| (1..=PREFETCH_MAX).contains(batch))?;
-            settings.batch_when_limited = false;
-            settings.tx_frame_batch = settings.batch as u32;
             Some(())
         });
         settings
@@ -176,22 +152,12 @@ mod tests {
             ("MANYLANE_PORTS", "9-1"),
             ("MANYLANE_LANES", "65"),
             ("MANYLANE_STEERING", "rr"),
-            ("MANYLANE_BATCH", "33"),
             ("MANYLANE_ENGINE", "dpdk"),
             ("MANYLANE_RX_USECS", "20001"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
         assert!(settings.allows_port(9) && settings.lanes == 8 && settings.rx_coalesce.is_none());
-        assert_eq!(settings.batch, BATCH_DEFAULT);
         assert_eq!(read(&[("MANYLANE_RX_USECS", "0")]).0.rx_coalesce, Some(Duration::ZERO));
-        assert_eq!(
-            (settings.tx_frame_batch, read(&[]).0.tx_frame_batch),
-            (TX_FRAME_BATCH_DEFAULT, TX_FRAME_BATCH_DEFAULT)
-        );
-        for batch in [1, 32] {
-            let asked = read(&[("MANYLANE_BATCH", &batch.to_string())]).0;
-            assert_eq!((asked.batch, asked.tx_frame_batch), (batch, batch as u32));
-        }
     }
 }

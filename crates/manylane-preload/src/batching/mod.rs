@@ -3,13 +3,11 @@
 //! | file | what it does |
 //! |---|---|
 //! | `prefetch.rs` | datagrams received ahead with one call |
-//! | `no_prefetch.rs` | why there are none |
 //! | `send_batch.rs` | replies that are sent together |
 //! | `outbox.rs` | the queued replies of a lane |
 //! | `rx_coalesce.rs` | the delay before a sleep, for larger batches |
 //! | `readiness.rs` | which lanes have a datagram |
 
-pub(crate) mod no_prefetch;
 pub(crate) mod outbox;
 pub(crate) mod prefetch;
 pub(crate) mod readiness;

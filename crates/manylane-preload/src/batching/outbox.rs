@@ -8,7 +8,8 @@ use libc::{EAGAIN, EINTR, c_int, iovec, mmsghdr, pollfd};
 use manylane_ipc::report::Reason;
 
 use crate::base::real;
-use crate::base::settings::{PREFETCH_MAX, WAIT_SLICE};
+use crate::base::settings::WAIT_SLICE;
+use crate::batching::prefetch::PREFETCH_MAX;
 use crate::fds::lane_socket;
 use crate::shared::memory::Zeroed;
 use crate::shared::sock::Shared;

@@ -1,6 +1,6 @@
 //! Datagrams received ahead: with one system call the owner of a lane takes the datagrams that its
-//! socket holds, and its calls return them one by one. Used with `--batch`, and by default while
-//! lanes are limited (`active_set.rs`).
+//! socket holds, and its calls return them one by one. Used while the active set is limited
+//! (`active_set.rs`).
 //!
 //! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
 //! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
@@ -41,10 +41,12 @@
 //!
 //! # What stays one by one
 //!
-//! Where prefetching would show: sockets with options that bring control messages, lanes that
-//! several threads share, edge-triggered epoll entries (the kernel drops one when its queue is
-//! empty), sockets with queues (engine `xdp`), receives of the error queue, and `recvmmsg`, which
-//! is a batch of its own. And where it would not pay: see [`Prefetch::should_fill`].
+//! - What would show it: sockets with options that bring control messages, lanes that several
+//!   threads share, and edge-triggered epoll entries (the kernel drops one when its queue is
+//!   empty).
+//! - Sockets with queues (engine `xdp`), whose datagrams are in memory anyway; receives of the
+//!   error queue; `recvmmsg`, which is a batch of its own.
+//! - What would not pay: see [`Prefetch::should_fill`].
 //!
 //! Bounds: [`PREFETCH_MAX`] datagrams for each lane, beside its receive buffer. Each takes 2 KiB,
 //! up to 64 KiB for long ones, once it is used. Without memory, or after [`MAPPINGS_MAX`] sockets
@@ -58,13 +60,13 @@ use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
 
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::PREFETCH_MAX;
-use crate::base::state;
 use crate::fds::sock_fds;
 use crate::shared::memory::Zeroed;
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::{liveness, thread};
 
+/// Max datagrams in a prefetch.
+pub(crate) const PREFETCH_MAX: usize = 32;
 /// Max sockets of a process that get prefetches: the mappings are never unmapped.
 const MAPPINGS_MAX: u32 = 64;
 static MAPPED: AtomicU32 = AtomicU32::new(0);
@@ -124,13 +126,18 @@ pub(crate) enum FillResult {
     Skipped,
 }
 
-/// Maps the prefetches of a socket that gets lanes, if batches are wanted. Requires the socket's
-/// lock; runs before any fork.
+/// Maps the prefetches of a socket that gets lanes. Requires the socket's lock; runs before any
+/// fork.
 pub(crate) fn map(sock: &Sock) {
-    let is_wanted = state::settings().is_some_and(|settings| settings.batch > 1);
-    if is_wanted && sock.prefetches().is_none() && MAPPED.fetch_add(1, Ordering::Relaxed) < MAPPINGS_MAX {
+    if sock.prefetches().is_none() && MAPPED.fetch_add(1, Ordering::Relaxed) < MAPPINGS_MAX {
         sock.prefetches.map(Prefetch::init);
     }
+}
+
+/// Stops prefetching for the socket, because the program would notice it.
+pub(crate) fn disable(shared: &Shared) {
+    // SeqCst, as where a fill checks it.
+    shared.prefetch_off.store(1, Ordering::SeqCst);
 }
 
 impl Sock {
@@ -427,7 +434,6 @@ impl Prefetch {
 
     /// Fills it from the lane's socket `fd`, for the owner.
     pub(crate) fn fill(&self, shared: &Shared, member: &Member, fd: c_int, sleeps: bool) -> FillResult {
-        let most = state::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
         let mine = member.liveness.load(Ordering::Relaxed);
         let before = self.recovered_state();
         if mine == 0 || before & FILLING != 0 {
@@ -440,12 +446,12 @@ impl Prefetch {
         if self.filler.compare_exchange(filler, mine, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return FillResult::Skipped;
         }
-        let filled = self.fill_locked(shared, fd, most, sleeps);
+        let filled = self.fill_locked(shared, fd, sleeps);
         self.filler.store(0, Ordering::Release);
         filled
     }
 
-    fn fill_locked(&self, shared: &Shared, fd: c_int, most: usize, sleeps: bool) -> FillResult {
+    fn fill_locked(&self, shared: &Shared, fd: c_int, sleeps: bool) -> FillResult {
         let word = self.state.load(Ordering::SeqCst);
         if word & FILLING != 0 {
             // Left by a filler that died meanwhile.
@@ -460,7 +466,7 @@ impl Prefetch {
         }
         let filling = (word & !0xffff_ffff).wrapping_add(GENERATION) & !FILLING | FILLING;
         let headers = self.headers.get().cast::<mmsghdr>();
-        for slot in 0..most {
+        for slot in 0..PREFETCH_MAX {
             // SAFETY: within the array; there is no claim, and only the filler writes.
             unsafe {
                 (*headers.add(slot)).msg_len = NOT_RECEIVED;
@@ -479,7 +485,7 @@ impl Prefetch {
         let errno = real::errno();
         // SAFETY: `init` made the headers, which name memory of this prefetch; only the filler
         // writes to it.
-        let got = unsafe { call::recvmmsg(fd, headers, most as u32, MSG_DONTWAIT, ptr::null_mut()) };
+        let got = unsafe { call::recvmmsg(fd, headers, PREFETCH_MAX as u32, MSG_DONTWAIT, ptr::null_mut()) };
         let count = usize::try_from(got).unwrap_or(0);
         #[cfg(manylane_tsan)]
         self.report_writes(count);

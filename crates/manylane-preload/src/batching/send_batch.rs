@@ -36,11 +36,11 @@ use std::sync::atomic::Ordering;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, c_int};
 
-use crate::base::settings::{MAX_LANES, PREFETCH_MAX};
+use crate::base::settings::MAX_LANES;
 use crate::base::signals::SignalMask;
 use crate::base::{quiesce, real, state};
 use crate::batching::outbox::Outbox;
-use crate::batching::prefetch;
+use crate::batching::prefetch::{self, PREFETCH_MAX};
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, sock_fds};
 use crate::shared::lock::UNTRACKED_HOLDER;
@@ -130,9 +130,8 @@ fn enqueue_now(outbox: &Outbox, reply: &Reply<'_>, out: &TxDatagram<'_>, len: us
     // A thread that changes one of these then sends the queued replies, under the lock. Either
     // it finds this reply, or this thread sees the change.
     let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && state::is_send_batching();
-    let most = state::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
     let has_more = prefetch::for_lane(reply.sock, reply.lane).is_some_and(prefetch::Prefetch::has_datagrams);
-    if goes_on && has_more && slot + 1 < most {
+    if goes_on && has_more && slot + 1 < PREFETCH_MAX {
         PENDING.with(|pending| {
             pending.generation.set(reply.sock.generation.load(Ordering::Relaxed));
             pending.lane.set(reply.lane);

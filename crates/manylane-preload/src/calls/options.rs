@@ -11,7 +11,7 @@ use manylane_ipc::report::Reason;
 use crate::base::real::{self, call};
 use crate::base::{quiesce, sockopt, state};
 use crate::batching::readiness::ready_lanes;
-use crate::batching::{no_prefetch, prefetch, send_batch};
+use crate::batching::{prefetch, send_batch};
 use crate::fds::sock_fds::is_managed;
 use crate::fds::{hidden_fds, table};
 use crate::group::coverage::uncovered;
@@ -68,7 +68,7 @@ pub(crate) unsafe fn setsockopt(
         && let Some(shared) = sock.shared()
     {
         // Later datagrams have the control messages that the program asks for.
-        no_prefetch::disable(shared, fd, Reason::NoPrefetchControl);
+        prefetch::disable(shared);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
         && is_zero()

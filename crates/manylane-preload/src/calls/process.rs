@@ -24,7 +24,7 @@ use crate::lanes::entries;
 use crate::lanes::epoll_set::Epoll;
 use crate::lanes::fallback;
 use crate::shared::sock::{MULTI_LANE, Sock};
-use crate::shared::{process, report, thread};
+use crate::shared::{processes, report, thread};
 
 /// Runs before a fork: opens the lanes in advance, because a socket that one process opens later
 /// is not in the others, and its datagrams would be lost with that process.
@@ -64,7 +64,7 @@ pub(crate) extern "C" fn in_child() {
         return;
     }
     quiesce::in_child();
-    process::in_child();
+    processes::in_child();
     thread::start();
     Epoll::in_child();
     Sock::in_child();

@@ -27,7 +27,7 @@ use crate::lanes::epoll_set;
 use crate::lanes::fallback;
 use crate::shared::leftovers::Leftovers;
 use crate::shared::sock::{PLAIN, Shared, Sock, UNBOUND};
-use crate::shared::{process, report, thread};
+use crate::shared::{processes, report, thread};
 use crate::transfer::{detached, recv_call};
 use crate::xdp::queues;
 
@@ -95,7 +95,7 @@ fn mark_all_plain() {
 /// it leaves them to the processes that have.
 fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let is_left = || shared.retired.load(Ordering::Acquire) != 0 || queues::is_draining(shared);
-    let process = u64::from(process::number());
+    let process = u64::from(processes::number());
     let members =
         || shared.members.iter().map(|at| at.thread_id.load(Ordering::Relaxed)).filter(|id| *id != 0);
     let is_others = shared.forked.load(Ordering::Acquire) != 0

@@ -12,7 +12,7 @@ use crate::fds::table::{self, Entry};
 use crate::lanes::epoll_set::Epoll;
 use crate::lanes::{inherited, members};
 use crate::shared::sock::Sock;
-use crate::shared::{failpoint, liveness, process, report, thread};
+use crate::shared::{failpoint, liveness, processes, report, thread};
 
 #[cfg(not(test))]
 #[used]
@@ -50,7 +50,7 @@ extern "C" fn start() {
         table::set(fd, Entry::Hidden);
     }
     liveness::start();
-    process::start();
+    processes::start();
     quiesce::start();
     failpoint::start();
     thread::start();

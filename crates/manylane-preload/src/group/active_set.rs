@@ -14,6 +14,11 @@
 //! The processors are those of the threads' affinity masks, which are read whenever lanes change
 //! owners and at each rotation, limited by the CPU quota of the control group at the start. With
 //! queues of devices (engine `xdp`) all lanes are active.
+//!
+//! While the set is limited, an active thread finds many datagrams in its lane. Then it receives
+//! them with one call (`prefetch.rs`), and sends the replies with one (`send_batch.rs`). While all
+//! lanes are active, batches would be small, and a thread that sleeps in its work would hold up
+//! replies for as long.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +26,7 @@ use manylane_sys::cpu::{self, CpuMask};
 
 use crate::base::settings::MAX_LANES;
 use crate::base::state;
-use crate::shared::process;
+use crate::shared::processes;
 use crate::shared::sock::Shared;
 use crate::xdp::queues;
 
@@ -48,20 +53,17 @@ pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     if next == LIMITED { some } else { owned }
 }
 
-/// True if datagrams may be prefetched and replies batched. If the user did not ask for it, only
-/// while the set is limited, because a thread that sleeps in its work would hold up answers for as
-/// long.
+/// True while the set is limited.
 #[inline]
-pub(crate) fn can_prefetch(shared: &Shared) -> bool {
+pub(crate) fn is_limited(shared: &Shared) -> bool {
     shared.active_state.load(Ordering::Relaxed) == LIMITED
-        || state::settings().is_some_and(|settings| !settings.batch_when_limited)
 }
 
 /// Limits `owned` to the lanes for which there are processors.
 fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     let quota = state::settings().and_then(|settings| settings.quota).unwrap_or(MAX_LANES as u32);
     let mask = |lane: usize| {
-        if process::has_pid_namespaces() {
+        if processes::has_pid_namespaces() {
             return None;
         }
         let thread = shared.owner_of(lane)?.thread_id.load(Ordering::Relaxed) as u32;

@@ -6,7 +6,6 @@ use libc::c_int;
 
 use crate::base::settings::MAX_LANES;
 use crate::base::{state, steer};
-use crate::batching::no_prefetch;
 use crate::fds::{lane_socket, sock_fds};
 use crate::group::active_set;
 use crate::group::change::{OWNERS, start_change};
@@ -82,7 +81,6 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     }
     queues::distribute(shared);
     update_oversubscribed(shared);
-    no_prefetch::count_reasons(shared, fd);
 }
 
 /// Records which lanes several members share: nothing is prefetched for those.

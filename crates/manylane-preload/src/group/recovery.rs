@@ -33,7 +33,7 @@ use crate::group::owners;
 use crate::group::plain::make_plain;
 use crate::shared::lock::{self, Guard};
 use crate::shared::sock::{MULTI_LANE, Member, OBSERVING, PLAIN, Shared, Sock};
-use crate::shared::{liveness, process, report};
+use crate::shared::{liveness, processes, report};
 
 /// The lock of changes, after any unfinished change was finished. None if another live thread
 /// holds it and `wait` is false.
@@ -143,7 +143,7 @@ pub(crate) fn has_exited(member: &Member) -> bool {
     let token = member.liveness.load(Ordering::Acquire);
     thread_id != 0
         && if token == 0 {
-            !process::has_pid_namespaces()
+            !processes::has_pid_namespaces()
                 && liveness::has_process_exited(member.pid.load(Ordering::Relaxed).cast_signed())
         } else {
             liveness::has_exited(token)

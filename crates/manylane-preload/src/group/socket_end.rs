@@ -11,7 +11,7 @@ use crate::group::leasing;
 use crate::group::owners::remove_member_locked;
 use crate::group::recovery;
 use crate::shared::sock::Sock;
-use crate::shared::{process, thread};
+use crate::shared::{processes, thread};
 
 /// The process closes the socket: frees the member slots of its threads.
 pub(crate) fn close(sock: &Sock) {
@@ -26,7 +26,7 @@ pub(crate) fn close(sock: &Sock) {
         }
         let fd = group_fd(sock);
         send_batch::flush_all(sock, shared, fd);
-        let process = u64::from(process::number());
+        let process = u64::from(processes::number());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {
             if shared.members[at].thread_id.load(Ordering::Relaxed) >> 32 == process {
                 remove_member_locked(shared, fd, at, &guard);

@@ -31,7 +31,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::settings::MAX_LANES;
 use crate::base::{real, signals, sockopt, state};
-use crate::batching::{no_prefetch, prefetch, send_batch};
+use crate::batching::{prefetch, send_batch};
 use crate::fds::identity;
 use crate::fds::lane_socket::{self, local_addr};
 use crate::fds::sock_fds::{dup_any, lanes_mask};
@@ -155,7 +155,6 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
     failpoint::hit("first set");
     shared.mode.store(MULTI_LANE, Ordering::Release);
     queues::distribute(shared);
-    no_prefetch::count_reasons(shared, fd);
     None
 }
 
@@ -177,12 +176,9 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     }
     prefetch::map(sock);
     send_batch::map(sock);
-    let whys = [
-        (Reason::NoPrefetchControl, sockopt::has_cmsg(fd)),
-        (Reason::NoPrefetchEdges, epoll_set::is_edge_triggered(sock)),
-        (Reason::NoPrefetchFull, sock.prefetches().is_none()),
-    ];
-    whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| no_prefetch::disable(shared, fd, why));
+    if sockopt::has_cmsg(fd) || epoll_set::is_edge_triggered(sock) {
+        prefetch::disable(shared);
+    }
     let mut steered = have >= 2;
     let mut why = Reason::NoSocket;
     for lane in have..wanted.min(most).min(MAX_LANES) {
@@ -297,7 +293,6 @@ pub(crate) fn open_queues(sock: &'static Sock, shared: &Shared, fd: c_int) {
         }
         if shared.lease.load(Ordering::Acquire) == lease::LEASED {
             leasing::open(sock, shared, &guard);
-            no_prefetch::count_reasons(shared, fd);
         }
     }
     real::set_errno(errno);

@@ -1,19 +1,28 @@
-//! Points of a change at which a test kills a process or a thread. Release builds have none.
+//! Test-only control in builds with debug assertions. Release builds ignore these variables.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `MANYLANE_TEST_DIE_AT`, `MANYLANE_TEST_END_AT` | the first process (thread) that reaches the point of a change with this name dies there |
+//! | `MANYLANE_TEST_PREFETCH` | 1: datagrams are prefetched also while all lanes are active; 0: never |
 
 /// A test may kill the process or thread that gets here first. In release builds, nothing.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) fn hit(_: &str) {}
 
-#[cfg(debug_assertions)]
-pub(crate) use armed::hit;
+/// Whether to prefetch, if a test decides it instead of the active set. In release builds, none.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub(crate) fn prefetch() -> Option<bool> {
+    None
+}
 
-/// Reads the failpoint from the environment, at start.
+/// Reads the variables from the environment, at start.
 #[cfg(not(debug_assertions))]
 pub(crate) fn start() {}
 
 #[cfg(debug_assertions)]
-pub(crate) use armed::start;
+pub(crate) use armed::{hit, prefetch, start};
 
 #[cfg(debug_assertions)]
 mod armed {
@@ -37,8 +46,12 @@ mod armed {
     }
 
     static FAILPOINT: OnceLock<Failpoint> = OnceLock::new();
+    static PREFETCH: OnceLock<bool> = OnceLock::new();
 
     pub(crate) fn start() {
+        if let Ok(value) = std::env::var("MANYLANE_TEST_PREFETCH") {
+            _ = PREFETCH.set(value == "1");
+        }
         for (variable, thread) in [("MANYLANE_TEST_DIE_AT", false), ("MANYLANE_TEST_END_AT", true)] {
             if let Ok(name) = std::env::var(variable)
                 && let Some([fired]) = memory::map::<Fired>(1, true)
@@ -46,6 +59,10 @@ mod armed {
                 _ = FAILPOINT.set(Failpoint { name, thread_only: thread, fired });
             }
         }
+    }
+
+    pub(crate) fn prefetch() -> Option<bool> {
+        PREFETCH.get().copied()
     }
 
     pub(crate) fn hit(name: &str) {

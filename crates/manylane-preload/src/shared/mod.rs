@@ -5,9 +5,9 @@
 //! | `memory.rs` | mappings of atomics |
 //! | `sock.rs` | a socket as this process sees it, and what all processes share of it |
 //! | `lease.rs`, `leftovers.rs` | its queues on lease; its datagrams that are left after the library detached |
-//! | `process.rs`, `thread.rs` | the number of the calling process; the calling thread, and its cached members |
+//! | `processes.rs`, `thread.rs` | the number of the calling process; the calling thread, and its cached members |
 //! | `liveness.rs` | which threads are alive |
-//! | `lock.rs`, `failpoint.rs` | the lock of changes; where tests kill a thread |
+//! | `lock.rs`, `failpoint.rs` | the lock of changes; what tests control |
 //! | `report.rs` | counters for the launcher |
 
 pub(crate) mod failpoint;
@@ -16,7 +16,7 @@ pub(crate) mod leftovers;
 pub(crate) mod liveness;
 pub(crate) mod lock;
 pub(crate) mod memory;
-pub(crate) mod process;
+pub(crate) mod processes;
 pub(crate) mod report;
 pub(crate) mod sock;
 pub(crate) mod thread;

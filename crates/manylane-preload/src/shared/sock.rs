@@ -129,11 +129,8 @@ pub(crate) struct Shared {
     /// Attempts to create lanes that failed.
     pub(crate) attempts: AtomicU32,
     pub(crate) port: AtomicU32,
-    /// Why nothing is prefetched: the program would notice it, or it is not possible. One bit for
-    /// each reason, by its number.
+    /// Nothing is prefetched, because the program would notice it: `prefetch.rs`.
     pub(crate) prefetch_off: AtomicU32,
-    /// Of those reasons, the ones already counted in the report.
-    pub(crate) counted_reasons: AtomicU32,
     /// A batched reply failed, so that replies are no longer batched. `reply_error` keeps the
     /// error until a send has reported it.
     pub(crate) send_batch_off: AtomicU32,
@@ -206,7 +203,6 @@ impl Shared {
             &self.lacks_fds,
             &self.port,
             &self.prefetch_off,
-            &self.counted_reasons,
         ]) {
             word.store(0, Ordering::Relaxed);
         }

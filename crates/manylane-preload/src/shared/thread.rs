@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::base::quiesce;
 use crate::base::signals::SignalMask;
 use crate::shared::sock::{Member, Shared, Sock};
-use crate::shared::{liveness, process};
+use crate::shared::{liveness, processes};
 
 /// Sockets whose member a thread caches; for others it is searched.
 const MEMBER_CACHE_SIZE: usize = 8;
@@ -63,7 +63,7 @@ impl ThreadState {
         quiesce::run_inside(|| {
             // SAFETY: gettid(2) takes nothing and touches no memory.
             let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-            self.id.set(u64::from(process::number()) << 32 | u64::from(tid));
+            self.id.set(u64::from(processes::number()) << 32 | u64::from(tid));
             self.member_cache.iter().for_each(|place| place.set((0, 0, 0)));
             self.peeked.set((0, 0));
             self.liveness.set(0);
@@ -81,7 +81,7 @@ impl ThreadState {
     }
 }
 
-/// The number of the calling process (`process.rs`), and the thread's id within it.
+/// The number of the calling process (`processes.rs`), and the thread's id within it.
 #[inline]
 pub(crate) fn id() -> u64 {
     THREAD.with(ThreadState::id)

@@ -40,7 +40,7 @@ use crate::lanes::entries;
 use crate::shared::sock::{
     BLOCKS, BUSY, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUNDED,
 };
-use crate::shared::thread;
+use crate::shared::{failpoint, thread};
 use crate::transfer::backoff::Backoff;
 use crate::xdp::queues;
 
@@ -229,15 +229,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// True if the caller owns the lane and does not share it, and its datagrams come from its
-    /// kernel socket only.
+    /// True if the active set is limited, the caller owns the lane and does not share it, and its
+    /// datagrams come from its kernel socket only.
     fn can_prefetch(&self, lane: usize) -> bool {
-        self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
+        failpoint::prefetch().unwrap_or_else(|| active_set::is_limited(self.shared))
+            && self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
             && self.member.lane.load(Ordering::Relaxed) == lane as i32
             && self.shared.oversubscribed.load(Ordering::Relaxed) & 1 << lane == 0
             && self.shared.prefetch_off.load(Ordering::Relaxed) == 0
             && !queues::is_open(self.shared)
-            && active_set::can_prefetch(self.shared)
     }
 
     /// One attempt on a lane's kernel socket, without waiting.

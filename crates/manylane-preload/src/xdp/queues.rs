@@ -16,7 +16,7 @@
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
 //! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
-//! | the kernel is told ([`flush`]) | the sender: at once; while more frames wait to be received, together with the replies to those, up to a limit; before any wait and before a send by the companion | the launcher checks every few milliseconds, too |
+//! | the kernel is told ([`flush`]) | the sender: at once; while more frames wait to be received, together with the replies to those, up to [`TX_FRAME_BATCH_MAX`]; before any wait and before a send by the companion | the launcher checks every few milliseconds, too |
 //!
 //! The queues of a lane change under the socket's lock ([`distribute`]), as lanes are made and
 //! removed. They go in turn to the lanes with owners; a single receiver has all of them. Frames in
@@ -38,7 +38,7 @@ use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::base::settings::MAX_LANES;
-use crate::base::{quiesce, real, state};
+use crate::base::{quiesce, real};
 use crate::shared::lease::{CLOSED, DRAINING, Lease, OPEN};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{failpoint, liveness, report, thread};
@@ -52,6 +52,8 @@ pub(crate) const KERNEL_CHECK_INTERVAL: u32 = 32;
 const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 /// Maximum number of invalid frames that one receive drops.
 const BAD_FRAMES_MAX: u32 = 256;
+/// Max replies that are put into rings before the kernel is told, which is the expensive part.
+const TX_FRAME_BATCH_MAX: u32 = 16;
 
 struct Pending {
     /// Queues of `lease` with frames that the kernel was not told of.
@@ -323,8 +325,7 @@ pub(crate) fn send(
     mark_pending(lease, number);
     // While more frames wait, the program comes back for them, and its replies leave together.
     let waits = lane_queues(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
-    let most = state::settings().map_or(1, |settings| settings.tx_frame_batch);
-    if !waits || PENDING.with(|pending| pending.count.get()) >= most {
+    if !waits || PENDING.with(|pending| pending.count.get()) >= TX_FRAME_BATCH_MAX {
         flush();
     }
     Some(len as isize)

@@ -1,10 +1,12 @@
 //! Datagrams that are taken ahead, many with one call, are handed out as the kernel would have: to
 //! whom, in which order, by which call, whoever dies, forks or falls back meanwhile.
-
+//!
+//! Prefetching can be forced only in builds with debug assertions.
+#![cfg(debug_assertions)]
 use crate::support::{Outcome, build, run_native, run_preloaded};
 
 const VARS: [(&str, &str); 3] =
-    [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
+    [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", "1"), ("MANYLANE_RX_USECS", "0")];
 
 fn assert_same_output(program: &str, args: &[&str]) -> Outcome {
     let program = build(program);

@@ -14,13 +14,13 @@ fn confined(when: &str, lanes: &str, output: &str, fallen: u64) {
             output,
             "{when}, {way}, without the library"
         );
-        for batch in ["1", "32"] {
-            let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch)];
+        for prefetch in ["0", "1"] {
+            let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", prefetch)];
             let with = run_preloaded(&program, &[when, way, lanes], &vars);
-            assert_eq!(with.output, output, "{when}, {way}, batch {batch}");
-            assert_eq!(with.count(Reason::Seccomp), fallen, "{when}, {way}, batch {batch}");
-            let others: Vec<_> = with.reasons().into_iter().filter(|why| !why.starts_with("one-")).collect();
-            assert_eq!(others, if fallen == 0 { vec![] } else { vec!["seccomp"] }, "{when}, {way}");
+            assert_eq!(with.output, output, "{when}, {way}, prefetch {prefetch}");
+            assert_eq!(with.count(Reason::Seccomp), fallen, "{when}, {way}, prefetch {prefetch}");
+            let reasons = if fallen == 0 { vec![] } else { vec!["seccomp"] };
+            assert_eq!(with.reasons(), reasons, "{when}, {way}, prefetch {prefetch}");
         }
     }
 }

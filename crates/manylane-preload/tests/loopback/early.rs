@@ -18,12 +18,13 @@ fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
     let program = build("early");
     let expected = "64 before, 64 early, 64 later\n";
     assert_eq!(run_native(&program, &["calm"]).output, expected);
-    for batch in ["1", "32"] {
+    for prefetch in ["0", "1"] {
         let both = format!("{}:{}", library().display(), build_library("rush").display());
-        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("LD_PRELOAD", &both)];
+        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", prefetch), ("LD_PRELOAD", &both)];
         for way in ["calm", "rush", "late", "asleep"] {
             let with = run_preloaded(&program, &[way], &vars);
-            assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![]), "{way}, batch {batch}");
+            let name = format!("{way}, prefetch {prefetch}");
+            assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![]), "{name}");
         }
     }
 }

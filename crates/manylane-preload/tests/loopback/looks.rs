@@ -1,12 +1,14 @@
 //! Replies that a thread has kept to be sent together leave by others' doing where it computes from
 //! then on, also where nothing is left that these could take from it.
-
+//!
+//! Prefetching can be forced only in builds with debug assertions.
+#![cfg(debug_assertions)]
 use crate::support::{build, run_native, run_preloaded};
 
 fn assert_replies_flushed(case: &str) {
     let program = build("looks");
     let without = run_native(&program, &[case]);
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", "1"), ("MANYLANE_RX_USECS", "0")];
     let with = run_preloaded(&program, &[case], &vars);
     assert_eq!(with.output, without.output, "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");

@@ -8,7 +8,7 @@ const WAYS: [&str; 5] = ["poll", "ppoll", "select", "pselect", "epoll"];
 const VARS: [&[(&str, &str)]; 3] = [
     &[("MANYLANE_LANES", "8")],
     &[("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", "0")],
-    &[("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32")],
+    &[("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", "1")],
 ];
 
 /// Runs `nested WAY WHAT` each way: what it prints without the library, and with it.

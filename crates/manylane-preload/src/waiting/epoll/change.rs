@@ -6,7 +6,7 @@ use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT, c
 use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
-use crate::batching::no_prefetch;
+use crate::batching::prefetch;
 use crate::fds::hidden_fds;
 use crate::fds::sock_fds::is_managed;
 use crate::fds::table::{self, Entry};
@@ -73,7 +73,7 @@ pub(crate) unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut ep
         {
             // The kernel reports an edge for its own queue only: nothing may be prefetched from
             // it.
-            no_prefetch::disable(shared, fd, Reason::NoPrefetchEdges);
+            prefetch::disable(shared);
         }
         if epoll.nested.load(Ordering::Acquire) != 0 {
             fallback::fall_back(sock, fd, Reason::NestedEpoll);
