@@ -1,6 +1,6 @@
 //! A copy of the kernel's tables: devices, neighbours, addresses. No I/O and no clock.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use manylane_ipc::next_hops::{NextHop, RouteKey};
@@ -51,6 +51,19 @@ struct Link {
     vrf: bool,
 }
 
+impl Link {
+    /// The state whose changes are reported to watchers: up, running, and the master.
+    fn reported(&self) -> (bool, bool, Option<u32>) {
+        (self.up, self.running, self.master)
+    }
+}
+
+/// The change to report of a device that was `before` and is `now`, if there is one.
+fn link_change(ifindex: u32, before: Option<&Link>, now: Option<&Link>) -> Option<Change> {
+    let change = Change::Link { ifindex, up: now.is_some_and(|link| link.running), gone: now.is_none() };
+    (before.map(Link::reported) != now.map(Link::reported)).then_some(change)
+}
+
 /// A reachable neighbour, and whether entries of the table may use it.
 #[derive(Clone, Copy, Debug)]
 struct NeighbourEntry {
@@ -61,7 +74,7 @@ struct NeighbourEntry {
 /// The tables of one namespace.
 #[derive(Debug, Default)]
 pub(super) struct KernelTables {
-    links: HashMap<u32, Link>,
+    links: BTreeMap<u32, Link>,
     neighbours: HashMap<NeighbourKey, NeighbourEntry>,
     /// Each with the broadcast addresses of its network.
     addresses: BTreeMap<(u32, IpAddr), [Option<Ipv4Addr>; 2]>,
@@ -74,19 +87,15 @@ impl KernelTables {
     pub(super) fn local_state(&self) -> LocalState {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
         let there = || self.addresses.iter().filter(|((ifindex, _), _)| is_up(ifindex));
-        let mut masters: Vec<(u32, u32)> =
-            self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
-        masters.sort_unstable();
         let devices = |wanted: &dyn Fn(u32, &Link) -> bool| {
             let found = self.links.iter().filter(|(ifindex, link)| wanted(**ifindex, link));
-            let mut found: Vec<u32> = found.map(|(ifindex, _)| *ifindex).collect();
-            found.sort_unstable();
-            found
+            found.map(|(ifindex, _)| *ifindex).collect()
         };
+        let masters = self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?)));
         LocalState {
             addresses: there().map(|(at, _)| *at).collect(),
             broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
-            masters,
+            masters: masters.collect(),
             vrfs: devices(&|_, link| link.vrf),
             up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK),
         }
@@ -97,10 +106,10 @@ impl KernelTables {
         match fact {
             KernelUpdate::Link(ifindex, fact) => self.apply_link(ifindex, &fact, table, effects),
             KernelUpdate::LinkGone(ifindex) => {
-                if self.links.remove(&ifindex).is_some() {
+                if let Some(link) = self.links.remove(&ifindex) {
                     table.remove_device(ifindex);
                     effects.requery = true;
-                    effects.changes.push(Change::Link { ifindex, up: false, gone: true });
+                    effects.changes.extend(link_change(ifindex, Some(&link), None));
                 }
                 // Its addresses and neighbours were removed before, each with an event; this makes
                 // sure.
@@ -167,10 +176,7 @@ impl KernelTables {
         table.remove_device(ifindex);
         effects.requery = true;
         effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
-        let state = |link: Link| (link.up, link.running, link.master);
-        if before.map(state) != Some(state(link)) {
-            effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
-        }
+        effects.changes.extend(link_change(ifindex, before.as_ref(), Some(&link)));
         // The addresses of a device that is down are not delivered.
         let has_addresses = || self.addresses.range((ifindex, IpAddr::from([0; 4]))..).next();
         if before.is_some_and(|before| before.up != link.up)
@@ -260,18 +266,11 @@ impl KernelTables {
 
     /// Replaces the tables by a new dump of them, and records the differences.
     pub(super) fn replace(&mut self, new: KernelTables, effects: &mut Effects) {
-        let changes = &mut effects.changes;
-        for ifindex in self.links.keys().filter(|ifindex| !new.links.contains_key(ifindex)) {
-            changes.push(Change::Link { ifindex: *ifindex, up: false, gone: true });
-        }
-        for (ifindex, link) in &new.links {
-            let same = |before: &Link| (before.running, before.master) == (link.running, link.master);
-            if !self.links.get(ifindex).is_some_and(same) {
-                changes.push(Change::Link { ifindex: *ifindex, up: link.running, gone: false });
-            }
-        }
+        let devices: BTreeSet<u32> = self.links.keys().chain(new.links.keys()).copied().collect();
+        let change = |&at: &u32| link_change(at, self.links.get(&at), new.links.get(&at));
+        effects.changes.extend(devices.iter().filter_map(change));
         if self.local_state() != new.local_state() {
-            changes.push(Change::Addresses);
+            effects.changes.push(Change::Addresses);
         }
         effects.flush = true;
         *self = new;

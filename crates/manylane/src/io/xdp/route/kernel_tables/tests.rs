@@ -317,22 +317,39 @@ fn addresses_of_a_link_need_one_device() {
 
 #[test]
 fn a_new_picture_tells_what_is_different() {
+    let no_carrier = LinkUpdate { running: false, ..device() };
     let mut old = World::new([
         KernelUpdate::Link(1, device()),
         KernelUpdate::Link(2, device()),
         KernelUpdate::Link(3, device()),
         address(3, "10.0.0.1", true),
+        KernelUpdate::Link(4, LinkUpdate { up: false, ..no_carrier }),
+        KernelUpdate::Link(5, device()),
+        KernelUpdate::Link(6, device()),
     ]);
     let new = World::new([
-        KernelUpdate::Link(2, LinkUpdate { running: false, ..device() }),
+        KernelUpdate::Link(2, no_carrier),
         KernelUpdate::Link(3, device()),
         address(3, "10.0.0.2", true),
+        KernelUpdate::Link(4, no_carrier),
+        KernelUpdate::Link(5, LinkUpdate { master: Some(3), ..device() }),
+        // Nobody is told of its MTU.
+        KernelUpdate::Link(6, LinkUpdate { mtu: Some(1400), ..device() }),
+        KernelUpdate::Link(7, device()),
     ]);
     let mut effects = Effects::default();
     old.kernel.replace(new.kernel, &mut effects);
-    let gone = Change::Link { ifindex: 1, up: false, gone: true };
-    let down = Change::Link { ifindex: 2, up: false, gone: false };
+    let link = |ifindex, up, gone| Change::Link { ifindex, up, gone };
     assert!(effects.flush);
-    assert_eq!(effects.changes, [gone, down, Change::Addresses]);
+    let changed = [
+        link(1, false, true),
+        link(2, false, false),
+        // It went up without a carrier.
+        link(4, false, false),
+        link(5, true, false),
+        link(7, true, false),
+        Change::Addresses,
+    ];
+    assert_eq!(effects.changes, changed);
     assert_eq!(old.kernel.local_state().addresses, [(3, ip("10.0.0.2"))]);
 }
