@@ -358,7 +358,6 @@ fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
         match unix_socket::recv_without_fds(connection.as_fd(), &mut part) {
             Ok(0) => break,
             Ok(len) => text.extend(&part[..len]),
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
             // The peer closed the connection with our request unread. The error is reported once,
             // before or after its reply.
             Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
