@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
-use manylane_sys::unix_socket;
+use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::config::FILTER_REFUSED;
 use crate::error::{EMFILE, Error, ErrorKind, Result};
@@ -228,14 +228,15 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
     of.map_or_else(find, |pid| run_in_netns(pid, find))
 }
 
-/// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once. However
-/// many of them do not reply, this ends after 2 seconds and some milliseconds for each.
+/// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once: those of at
+/// most 64 sockets of a process and 256 of a user. Each further one is an [`ErrorKind::Limit`].
+/// However many of them do not reply, this ends after 2 seconds and some milliseconds for each.
 #[must_use]
 pub fn fetch_metrics(clients: &[ControlClient]) -> Vec<Result<String>> {
     request_all(clients, "metrics")
 }
 
-/// As [`ControlClient::filter`] for each of `clients`, with the time limit of [`fetch_metrics`].
+/// As [`ControlClient::filter`] for each of `clients`, with the limits of [`fetch_metrics`].
 #[must_use]
 pub fn fetch_filters(clients: &[ControlClient]) -> Vec<Result<String>> {
     request_all(clients, "filter")
@@ -244,8 +245,8 @@ pub fn fetch_filters(clients: &[ControlClient]) -> Vec<Result<String>> {
 fn request_all(clients: &[ControlClient], verb: &str) -> Vec<Result<String>> {
     let mut scan = Scan::start();
     let mut request = |client: &ControlClient| {
-        let connection = client.connect(unix_socket::connect_now_without_fds)?;
-        scan.admit(client.pid).map_err(|err| client.failure(err))?;
+        let (connection, peer) = client.connect(unix_socket::connect_now_without_fds)?;
+        scan.admit(peer).map_err(|err| client.failure(err))?;
         client.send(&connection, verb, &[]);
         Ok(connection)
     };
@@ -289,13 +290,13 @@ impl ControlClient {
     }
 
     fn request(&self, verb: &str, lines: &[String]) -> Result<String> {
-        let connection = self.connect(unix_socket::connect_without_fds)?;
+        let (connection, _) = self.connect(unix_socket::connect_without_fds)?;
         self.send(&connection, verb, lines);
         self.receive(&connection, Instant::now() + REPLY_TIMEOUT)
     }
 
     /// Connects, and verifies the process behind the socket.
-    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<OwnedFd> {
+    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<(OwnedFd, PeerCred)> {
         let failed = |err| self.failure(err);
         let connection = match connect(&self.name, IO_TIMEOUT) {
             Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
@@ -306,13 +307,16 @@ impl ControlClient {
         let peer = unix_socket::peer_cred(connection.as_fd()).map_err(failed)?;
         verify_peer(peer, self.pid, unix_socket::effective_uid())
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
-        Ok(connection)
+        Ok((connection, peer))
     }
 
     fn failure(&self, err: io::Error) -> Error {
         match err.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
                 Error::with(ErrorKind::Io, format!("process {} does not answer in time", self.pid), err)
+            }
+            io::ErrorKind::QuotaExceeded => {
+                Error::new(ErrorKind::Limit, format!("process {}: {err}", self.pid))
             }
             _ if err.raw_os_error() == Some(EMFILE) => {
                 Error::system(format!("a connection to process {}", self.pid), err)
