@@ -37,7 +37,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
             client.change(&changes).context("nothing was changed there")?;
         }
     }
-    let replies = control::fetch_filters(&guarded).into_iter();
+    let replies = control::fetch_filters(&guarded);
     let rows = replies.map(|reply| Row::parse(pid, &reply?)).collect::<Result<Vec<_>>>()?;
     if args.json {
         let settings = Settings { command: output::command_line(), pid };

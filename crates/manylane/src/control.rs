@@ -230,19 +230,19 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
 
 /// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once: those of at
 /// most 64 sockets of a process and 256 of a user. Each further one is an [`ErrorKind::Limit`].
-/// However many of them do not reply, this ends after 2 seconds and some milliseconds for each.
-#[must_use]
-pub fn fetch_metrics(clients: &[ControlClient]) -> Vec<Result<String>> {
+///
+/// The iterator receives one reply at each step. However many clients do not reply, its last step
+/// is over 2 seconds after the call, and some milliseconds for each.
+pub fn fetch_metrics(clients: &[ControlClient]) -> impl Iterator<Item = Result<String>> {
     request_all(clients, "metrics")
 }
 
 /// As [`ControlClient::filter`] for each of `clients`, with the limits of [`fetch_metrics`].
-#[must_use]
-pub fn fetch_filters(clients: &[ControlClient]) -> Vec<Result<String>> {
+pub fn fetch_filters(clients: &[ControlClient]) -> impl Iterator<Item = Result<String>> {
     request_all(clients, "filter")
 }
 
-fn request_all(clients: &[ControlClient], verb: &str) -> Vec<Result<String>> {
+fn request_all(clients: &[ControlClient], verb: &'static str) -> impl Iterator<Item = Result<String>> {
     let mut scan = Scan::start();
     let mut request = |client: &ControlClient| {
         let (connection, peer) = client.connect(unix_socket::connect_now_without_fds)?;
@@ -252,7 +252,8 @@ fn request_all(clients: &[ControlClient], verb: &str) -> Vec<Result<String>> {
     };
     let sent: Vec<Result<OwnedFd>> = clients.iter().map(&mut request).collect();
     let until = scan.until;
-    clients.iter().zip(sent).map(|(client, connection)| client.receive(&connection?, until)).collect()
+    // Only one reply is in memory at a time. The others wait at their senders.
+    clients.iter().zip(sent).map(move |(client, connection)| client.receive(&connection?, until))
 }
 
 impl ControlClient {
@@ -467,12 +468,29 @@ mod tests {
             listeners
         });
         let start = Instant::now();
-        let mut replies = fetch_metrics(&clients);
+        let mut replies: Vec<Result<String>> = fetch_metrics(&clients).collect();
         assert!(start.elapsed() < 2 * peer::SCAN_TIMEOUT, "{:?}", start.elapsed());
         assert_eq!(replies.pop().unwrap().unwrap(), "here");
         let is_late = |reply: &Result<String>| reply.as_ref().is_err_and(|err| err.kind() == ErrorKind::Io);
         assert!(replies.iter().all(is_late), "{replies:?}");
         drop((queued, replier.join().unwrap()));
+    }
+
+    #[test]
+    fn loopback_a_socket_beyond_those_of_a_process_is_told_what_to_do() {
+        let pid = std::process::id();
+        let client = |number: u32| ControlClient { name: format!("manylane.test.{pid}.{number}"), pid };
+        let count = peer::SCAN_SOCKETS_OF_PROCESS_MAX + 1;
+        let clients: Vec<ControlClient> = (1000..1000 + count).map(client).collect();
+        let listeners: Vec<OwnedFd> =
+            clients.iter().map(|client| unix_socket::listen(&client.name).unwrap()).collect();
+        let replies = fetch_metrics(&clients);
+        // All requests were sent by the call, so that these connections end without a reply.
+        drop(listeners);
+        let kinds: Vec<ErrorKind> = replies.map(|reply| reply.unwrap_err().kind()).collect();
+        let (last, others) = kinds.split_last().unwrap();
+        assert_eq!(*last, ErrorKind::Limit);
+        assert!(others.iter().all(|kind| *kind == ErrorKind::Config), "{kinds:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ const NAME_ATTEMPTS_MAX: u32 = 1024;
 /// Time limit of a [`Scan`].
 pub(crate) const SCAN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of sockets of a process that a scan queries.
-const SCAN_SOCKETS_OF_PROCESS_MAX: u32 = 64;
+pub(crate) const SCAN_SOCKETS_OF_PROCESS_MAX: u32 = 64;
 /// Maximum number of sockets of a user that a scan queries. A scan keeps its connections open until
 /// their replies, and this is a quarter of the usual limit of open files.
 const SCAN_SOCKETS_OF_USER_MAX: u32 = 256;
