@@ -263,6 +263,13 @@ impl ControlClient {
         self.pid
     }
 
+    /// The abstract name of the socket, as it is listed: a process may have put anything after its
+    /// number.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Returns the metrics page.
     ///
     /// # Errors
