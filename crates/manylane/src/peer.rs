@@ -105,9 +105,10 @@ pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
 /// Process and name of each socket with this prefix that listens in the network namespace of the
 /// calling thread; only those of process `of`, if given.
 pub(crate) fn find_listeners(prefix: &str, of: Option<u32>) -> Result<Vec<(u32, String)>> {
-    let listed = fs::read_to_string("/proc/thread-self/net/unix")
+    let listed = fs::read("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
-    let mut found = parse_listeners(&listed, prefix);
+    // Any process may use any bytes as a name.
+    let mut found = parse_listeners(&String::from_utf8_lossy(&listed), prefix);
     // A name has the number of the process in the process's own PID namespace. The peer is verified
     // with each request.
     if let Some(pid) = of {
@@ -195,6 +196,9 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
     use super::*;
 
     #[test]
@@ -247,6 +251,16 @@ mod tests {
         for uid in [0, 1001] {
             scan.admit(PeerCred { pid: 2000 + uid, uid }).unwrap();
         }
+    }
+
+    #[test]
+    fn loopback_a_name_that_is_no_text_hides_no_other() {
+        let pid = std::process::id();
+        let odd = [b"manylane.odd.".as_slice(), pid.to_string().as_bytes(), b"\xff\n"].concat();
+        let _odd = UnixListener::bind_addr(&SocketAddr::from_abstract_name(odd).unwrap()).unwrap();
+        let name = format!("manylane.plain.{pid}.0");
+        let _plain = unix_socket::listen(&name).unwrap();
+        assert_eq!(find_listeners("manylane.plain", Some(pid)).unwrap(), [(pid, name)]);
     }
 
     #[test]
