@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use manylane_ipc::next_hops::{NextHop, RouteKey};
+use manylane_sys::device::LOOPBACK_IFINDEX;
 
 use super::netlink::RouteQuery;
 use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
@@ -16,9 +17,6 @@ const NEIGHBOURS_MAX: usize = 65_536;
 /// Maximum number of neighbours that are awaited. Lanes that wait for more retry at the next
 /// epoch.
 const AWAITED_MAX: usize = 4096;
-
-/// Index of the loopback device of every namespace (`LOOPBACK_IFINDEX` of the kernel).
-const LOOPBACK: u32 = 1;
 
 /// Route changes at one time up to which the table is searched for each.
 const ROUTE_CHANGES_MAX: usize = 32;
@@ -97,7 +95,7 @@ impl KernelTables {
             broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
             masters: masters.collect(),
             vrfs: devices(&|_, link| link.vrf),
-            up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK),
+            up: devices(&|ifindex, link| link.up && ifindex != LOOPBACK_IFINDEX),
         }
     }
 

@@ -177,7 +177,8 @@ fn what_a_device_is_a_part_of_is_followed() {
 
 #[test]
 fn devices_that_are_up_are_known_without_addresses() {
-    let mut world = World::new([KernelUpdate::Link(LOOPBACK, device()), KernelUpdate::Link(3, device())]);
+    let mut world =
+        World::new([KernelUpdate::Link(LOOPBACK_IFINDEX, device()), KernelUpdate::Link(3, device())]);
     let no_carrier = LinkUpdate { running: false, ..device() };
     let down = LinkUpdate { up: false, ..no_carrier };
     world.apply(KernelUpdate::Link(4, down));
