@@ -1,7 +1,8 @@
 //! `manylane limit`: shows and changes the filter of a running process through its control socket.
 
-use anyhow::{Context, Result, bail};
-use manylane::control;
+use anyhow::{Context, Error, Result, bail};
+use manylane::ErrorKind;
+use manylane::control::{self, ControlClient};
 use manylane_measure::Document;
 use serde::Serialize;
 
@@ -11,7 +12,8 @@ use crate::output;
 /// Name of the document.
 const SCHEMA: &str = "manylane.limit.v1";
 
-/// Makes the requested changes, then prints the filter in force.
+/// Makes the requested changes, then prints the filters in force. A socket that fails does not keep
+/// others from being changed.
 pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     let pid = args.pid;
     let sockets = control::find_control_sockets(Some(pid))?;
@@ -20,25 +22,77 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
             "process {pid} has no control socket: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
         );
     }
-    // A process may also have sockets with other engines.
-    let (mut guarded, mut why) = (Vec::new(), None);
-    for (client, reply) in sockets.iter().zip(control::fetch_filters(&sockets)) {
+    let (filtered, mut failed) = find_filtered(&sockets)?;
+    let changes = changes(args);
+    let (verb, done) = if changes.is_empty() {
+        ("read", filtered.iter().map(name).collect())
+    } else {
+        let (changed, refused) = change(&filtered, &changes);
+        failed.extend(refused);
+        ("changed", changed)
+    };
+    let shown = if done.is_empty() { Ok(()) } else { show(args, &filtered) };
+    outcome(verb, &done, failed).and(shown)
+}
+
+/// A socket that failed, with the reason.
+type Failure = (String, Error);
+
+/// The sockets with a filter, and those that may have one and did not answer.
+fn find_filtered(sockets: &[ControlClient]) -> Result<(Vec<ControlClient>, Vec<Failure>)> {
+    let (mut filtered, mut failed, mut why) = (Vec::new(), Vec::new(), None);
+    for (client, reply) in sockets.iter().zip(control::fetch_filters(sockets)) {
         match reply {
-            Ok(_) => guarded.push(client.clone()),
+            Ok(_) => filtered.push(client.clone()),
+            Err(err) if matches!(err.kind(), ErrorKind::Io | ErrorKind::Limit) => {
+                failed.push((name(client), err.into()));
+            }
+            // It has another engine, was closed meanwhile, or belongs to another process.
             Err(err) => why = Some(err),
         }
     }
-    if let (true, Some(err)) = (guarded.is_empty(), why) {
-        return Err(err.into());
+    match why {
+        Some(err) if filtered.is_empty() && failed.is_empty() => Err(err.into()),
+        _ => Ok((filtered, failed)),
     }
-    let changes = changes(args);
-    if !changes.is_empty() {
-        for client in &guarded {
-            client.change(&changes).context("nothing was changed there")?;
+}
+
+/// Changes the filter of each socket. Returns the names of those that are changed, and the others.
+fn change(filtered: &[ControlClient], changes: &[String]) -> (Vec<String>, Vec<Failure>) {
+    let (mut changed, mut failed) = (Vec::new(), Vec::new());
+    for client in filtered {
+        match client.change(changes) {
+            Ok(()) => changed.push(name(client)),
+            Err(err) => failed.push((name(client), err.into())),
         }
     }
-    let replies = control::fetch_filters(&guarded).into_iter();
-    let rows = replies.map(|reply| Row::parse(pid, &reply?)).collect::<Result<Vec<_>>>()?;
+    (changed, failed)
+}
+
+/// An error if some sockets failed, which names those that were changed or read, and the first
+/// reason.
+fn outcome(verb: &str, done: &[String], failed: Vec<Failure>) -> Result<()> {
+    let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
+    let (names, errors): (Vec<String>, Vec<Error>) = failed.into_iter().unzip();
+    match errors.into_iter().next() {
+        Some(err) => Err(err.context(format!("{verb} {done}; failed at {}", names.join(", ")))),
+        None => Ok(()),
+    }
+}
+
+/// The name of a socket, for a terminal.
+fn name(client: &ControlClient) -> String {
+    output::strip_control(client.name())
+}
+
+/// Prints the filters in force.
+fn show(args: &LimitArgs, filtered: &[ControlClient]) -> Result<()> {
+    let pid = args.pid;
+    let replies = control::fetch_filters(filtered);
+    let parse = |reply: manylane::Result<String>| {
+        Row::parse(pid, &reply.context("the filter in force cannot be shown")?)
+    };
+    let rows = replies.map(parse).collect::<Result<Vec<_>>>()?;
     if args.json {
         let settings = Settings { command: output::command_line(), pid };
         return output::print_json(&Document::new(SCHEMA, settings, rows));
@@ -102,5 +156,55 @@ impl Row {
             text.push_str("everything is let in\n");
         }
         text + &format!("dropped {} denied, {} over a limit\n", self.denied, self.limited)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use manylane::FilterHandle;
+    use manylane::control::ControlSocket;
+    use manylane_sys::unix_socket;
+
+    use super::*;
+
+    #[test]
+    fn loopback_a_change_of_some_sockets_is_an_error_that_names_them() {
+        let pid = std::process::id();
+        let filter = FilterHandle::default();
+        let control = ControlSocket::with_page(String::new, Some(filter.clone())).unwrap();
+        let changed = control::find_control_sockets(Some(pid)).unwrap();
+        let [changed] = &changed[..] else { panic!("{changed:?}") };
+        // Another one whose backlog is full.
+        let silent = format!("manylane.control.{pid}.900000");
+        let listener = unix_socket::listen(&silent).unwrap();
+        let connect = || unix_socket::connect_now_without_fds(&silent, Duration::from_secs(1)).ok();
+        let queued: Vec<OwnedFd> = std::iter::from_fn(connect).collect();
+
+        let mut args = LimitArgs {
+            pid,
+            limit: Vec::new(),
+            unlimited: false,
+            allow: Vec::new(),
+            deny: vec!["10.0.0.0/8".parse().unwrap()],
+            forget: Vec::new(),
+            json: false,
+        };
+        let text = format!("{:#}", run(&args).unwrap_err());
+        let expected =
+            format!("changed {}; failed at {silent}: process {pid} does not answer", changed.name());
+        assert!(text.starts_with(&expected), "{text}");
+        assert_eq!(filter.current().rules().count(), 1);
+        args.deny.clear();
+        let text = format!("{:#}", run(&args).unwrap_err());
+        assert!(text.starts_with(&format!("read {}; failed at {silent}", changed.name())), "{text}");
+
+        drop((control, queued, listener));
+        let ours = FilterHandle::default();
+        let control = ControlSocket::with_page(String::new, Some(ours)).unwrap();
+        run(&args).unwrap();
+        drop(control);
     }
 }

@@ -173,28 +173,40 @@ impl NextHops {
     /// calls this.
     pub fn insert(&self, key: &RouteKey, source: IpAddr, next: &NextHop, turn: usize) -> Option<RouteKey> {
         let bucket = self.bucket(self.hash(key));
-        let same = bucket.iter().find(|entry| entry.has(key));
-        if let Some(entry) = same.or_else(|| bucket.iter().find(|entry| entry.slot.is_empty())) {
+        if let Some(entry) = bucket.iter().find(|entry| entry.has(key)) {
             entry.write(key, source, next);
             return None;
         }
-        let entry = &bucket[turn % WAYS];
-        let replaced = entry.slot.key();
+        let free = bucket.iter().find(|entry| entry.slot.is_empty());
+        let entry = free.unwrap_or(&bucket[turn % WAYS]);
+        let replaced = free.is_none().then(|| entry.slot.key());
+        // It tells of the pair that had the entry before.
+        entry.used.store(0, Ordering::Relaxed);
         entry.write(key, source, next);
-        Some(replaced)
+        replaced
     }
 
     /// Removes a pair. Only the writer calls this.
     pub fn remove(&self, key: &RouteKey) {
-        if let Some(entry) = self.bucket(self.hash(key)).iter().find(|entry| entry.has(key)) {
+        if let Some(entry) = self.entry(key) {
             entry.slot.write(key, &NextHop::default(), [0; 2], || ());
         }
     }
 
+    /// As [`test_and_clear_used`](Self::test_and_clear_used), but does not write, so that lanes
+    /// need not write again. Only the writer calls this.
+    #[must_use]
+    pub fn is_used(&self, key: &RouteKey) -> bool {
+        self.entry(key).is_some_and(|entry| entry.used.load(Ordering::Relaxed) != 0)
+    }
+
     /// True if a lane has found the entry since the last call. Only the writer calls this.
     pub fn test_and_clear_used(&self, key: &RouteKey) -> bool {
-        let entry = self.bucket(self.hash(key)).iter().find(|entry| entry.has(key));
-        entry.is_some_and(|entry| entry.used.swap(0, Ordering::Relaxed) != 0)
+        self.entry(key).is_some_and(|entry| entry.used.swap(0, Ordering::Relaxed) != 0)
+    }
+
+    fn entry(&self, key: &RouteKey) -> Option<&Entry> {
+        self.bucket(self.hash(key)).iter().find(|entry| entry.has(key))
     }
 }
 
@@ -231,8 +243,9 @@ mod tests {
         ours.drain_requests(|pair| asked.push(pair));
         assert_eq!(asked, [pair(1)]);
         assert_eq!(ours.insert(&pair(1), SOURCE, &hop(1500), 0), None);
-        assert!(!ours.test_and_clear_used(&pair(1)));
+        assert!(!ours.is_used(&pair(1)) && !ours.test_and_clear_used(&pair(1)));
         assert_eq!(theirs.find(&pair(1)), Some((SOURCE, hop(1500))));
+        assert!(ours.is_used(&pair(1)) && ours.is_used(&pair(1)));
         assert!(ours.test_and_clear_used(&pair(1)) && !ours.test_and_clear_used(&pair(1)));
         ours.insert(&pair(1), SOURCE, &hop(1400), 0);
         assert_eq!(theirs.find(&pair(1)).map(|(_, hop)| hop.mtu), Some(1400));
@@ -246,6 +259,7 @@ mod tests {
         let mut gone = 0;
         for n in 0..3 * ENTRIES as u32 {
             gone += usize::from(hops.insert(&pair(n), SOURCE, &hop(1500), n as usize).is_some());
+            assert!(!hops.is_used(&pair(n)), "as the pair that it replaced");
             assert_eq!(hops.find(&pair(n)), Some((SOURCE, hop(1500))));
         }
         let there = (0..3 * ENTRIES as u32).filter(|n| hops.find(&pair(*n)).is_some()).count();

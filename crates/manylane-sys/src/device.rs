@@ -5,6 +5,9 @@ use std::io;
 
 use crate::netns::{device_flags, ethtool, ethtool_value, ifreq, ioctl};
 
+/// Index of the loopback device of every namespace (`LOOPBACK_IFINDEX` of the kernel).
+pub const LOOPBACK_IFINDEX: u32 = 1;
+
 /// Name of the device with this index.
 ///
 /// # Errors

@@ -145,11 +145,7 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
 /// # Errors
 /// As for [`connect`].
 pub fn connect_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
-    let socket = socket()?;
-    _ = accept_fds(socket.as_fd(), false);
-    enable_peek(socket.as_fd())?;
-    connect_socket(socket.as_fd(), name, patience)?;
-    Ok(socket)
+    connect_socket_without_fds(socket()?, name, patience)
 }
 
 /// As [`connect_without_fds`], but does not wait for a listener whose backlog is full.
@@ -157,11 +153,15 @@ pub fn connect_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd
 /// # Errors
 /// As for [`connect`]; `WouldBlock` if the backlog is full.
 pub fn connect_now_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
-    let socket = open(SocketFlags::NONBLOCK)?;
+    let socket = connect_socket_without_fds(open(SocketFlags::NONBLOCK)?, name, patience)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
+fn connect_socket_without_fds(socket: OwnedFd, name: &str, patience: Duration) -> io::Result<OwnedFd> {
     _ = accept_fds(socket.as_fd(), false);
     enable_peek(socket.as_fd())?;
     connect_socket(socket.as_fd(), name, patience)?;
-    rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(socket)
 }
 
@@ -401,12 +401,11 @@ pub fn discard(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// As [`recv`], for a message without descriptors: one with descriptors stays queued, so that
-/// none are received or closed. Needs [`enable_peek`].
+/// none are received or closed. Does not block. Needs [`enable_peek`].
 ///
 /// # Errors
 /// As for [`recv`]; `InvalidData` if the message carries descriptors.
 pub fn recv_without_fds(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    wait_for_message(fd)?;
     match peek(fd, buffer)? {
         None => Ok(0),
         Some(Peeked { len, has_fds: false }) if len <= buffer.len() => discard(fd).map(|()| len),
@@ -436,6 +435,7 @@ mod tests {
     use std::fs::File;
     use std::io::Read;
     use std::os::fd::AsFd;
+    use std::time::Instant;
 
     use super::*;
 
@@ -508,6 +508,10 @@ mod tests {
         let client = connect_without_fds(&name, Duration::from_secs(5)).unwrap();
         let server = accept(listener.as_fd()).unwrap();
         let mut buffer = [0; 8];
+        let start = Instant::now();
+        let nothing = recv_without_fds(client.as_fd(), &mut buffer).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        assert!(start.elapsed() < Duration::from_secs(5), "it does not wait");
         send(server.as_fd(), b"some", &[]).unwrap();
         assert_eq!(recv_without_fds(client.as_fd(), &mut buffer).unwrap(), 4);
         assert_eq!(&buffer[..4], b"some");

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
-use manylane_sys::unix_socket;
+use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::config::FILTER_REFUSED;
 use crate::error::{EMFILE, Error, ErrorKind, Result};
@@ -228,30 +228,32 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
     of.map_or_else(find, |pid| run_in_netns(pid, find))
 }
 
-/// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once. However
-/// many of them do not reply, this ends after 2 seconds and some milliseconds for each.
-#[must_use]
-pub fn fetch_metrics(clients: &[ControlClient]) -> Vec<Result<String>> {
+/// As [`ControlClient::metrics`] for each of `clients`, but requests all pages at once: those of at
+/// most 64 sockets of a process and 256 of a user. Each further one is an [`ErrorKind::Limit`].
+///
+/// The iterator receives one reply at each step. However many clients do not reply, its last step
+/// is over 2 seconds after the call, and some milliseconds for each.
+pub fn fetch_metrics(clients: &[ControlClient]) -> impl Iterator<Item = Result<String>> {
     request_all(clients, "metrics")
 }
 
-/// As [`ControlClient::filter`] for each of `clients`, with the time limit of [`fetch_metrics`].
-#[must_use]
-pub fn fetch_filters(clients: &[ControlClient]) -> Vec<Result<String>> {
+/// As [`ControlClient::filter`] for each of `clients`, with the limits of [`fetch_metrics`].
+pub fn fetch_filters(clients: &[ControlClient]) -> impl Iterator<Item = Result<String>> {
     request_all(clients, "filter")
 }
 
-fn request_all(clients: &[ControlClient], verb: &str) -> Vec<Result<String>> {
+fn request_all(clients: &[ControlClient], verb: &'static str) -> impl Iterator<Item = Result<String>> {
     let mut scan = Scan::start();
     let mut request = |client: &ControlClient| {
-        let connection = client.connect(unix_socket::connect_now_without_fds)?;
-        scan.admit(client.pid).map_err(|err| client.failure(err))?;
+        let (connection, peer) = client.connect(unix_socket::connect_now_without_fds)?;
+        scan.admit(peer).map_err(|err| client.failure(err))?;
         client.send(&connection, verb, &[]);
         Ok(connection)
     };
     let sent: Vec<Result<OwnedFd>> = clients.iter().map(&mut request).collect();
     let until = scan.until;
-    clients.iter().zip(sent).map(|(client, connection)| client.receive(&connection?, until)).collect()
+    // Only one reply is in memory at a time. The others wait at their senders.
+    clients.iter().zip(sent).map(move |(client, connection)| client.receive(&connection?, until))
 }
 
 impl ControlClient {
@@ -259,6 +261,13 @@ impl ControlClient {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The abstract name of the socket, as it is listed: a process may have put anything after its
+    /// number.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Returns the metrics page.
@@ -289,13 +298,13 @@ impl ControlClient {
     }
 
     fn request(&self, verb: &str, lines: &[String]) -> Result<String> {
-        let connection = self.connect(unix_socket::connect_without_fds)?;
+        let (connection, _) = self.connect(unix_socket::connect_without_fds)?;
         self.send(&connection, verb, lines);
         self.receive(&connection, Instant::now() + REPLY_TIMEOUT)
     }
 
     /// Connects, and verifies the process behind the socket.
-    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<OwnedFd> {
+    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<(OwnedFd, PeerCred)> {
         let failed = |err| self.failure(err);
         let connection = match connect(&self.name, IO_TIMEOUT) {
             Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
@@ -306,13 +315,16 @@ impl ControlClient {
         let peer = unix_socket::peer_cred(connection.as_fd()).map_err(failed)?;
         verify_peer(peer, self.pid, unix_socket::effective_uid())
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
-        Ok(connection)
+        Ok((connection, peer))
     }
 
     fn failure(&self, err: io::Error) -> Error {
         match err.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
                 Error::with(ErrorKind::Io, format!("process {} does not answer in time", self.pid), err)
+            }
+            io::ErrorKind::QuotaExceeded => {
+                Error::new(ErrorKind::Limit, format!("process {}: {err}", self.pid))
             }
             _ if err.raw_os_error() == Some(EMFILE) => {
                 Error::system(format!("a connection to process {}", self.pid), err)
@@ -358,7 +370,6 @@ fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
         match unix_socket::recv_without_fds(connection.as_fd(), &mut part) {
             Ok(0) => break,
             Ok(len) => text.extend(&part[..len]),
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
             // The peer closed the connection with our request unread. The error is reported once,
             // before or after its reply.
             Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
@@ -464,12 +475,29 @@ mod tests {
             listeners
         });
         let start = Instant::now();
-        let mut replies = fetch_metrics(&clients);
+        let mut replies: Vec<Result<String>> = fetch_metrics(&clients).collect();
         assert!(start.elapsed() < 2 * peer::SCAN_TIMEOUT, "{:?}", start.elapsed());
         assert_eq!(replies.pop().unwrap().unwrap(), "here");
         let is_late = |reply: &Result<String>| reply.as_ref().is_err_and(|err| err.kind() == ErrorKind::Io);
         assert!(replies.iter().all(is_late), "{replies:?}");
         drop((queued, replier.join().unwrap()));
+    }
+
+    #[test]
+    fn loopback_a_socket_beyond_those_of_a_process_is_told_what_to_do() {
+        let pid = std::process::id();
+        let client = |number: u32| ControlClient { name: format!("manylane.test.{pid}.{number}"), pid };
+        let count = peer::SCAN_SOCKETS_OF_PROCESS_MAX + 1;
+        let clients: Vec<ControlClient> = (1000..1000 + count).map(client).collect();
+        let listeners: Vec<OwnedFd> =
+            clients.iter().map(|client| unix_socket::listen(&client.name).unwrap()).collect();
+        let replies = fetch_metrics(&clients);
+        // All requests were sent by the call, so that these connections end without a reply.
+        drop(listeners);
+        let kinds: Vec<ErrorKind> = replies.map(|reply| reply.unwrap_err().kind()).collect();
+        let (last, others) = kinds.split_last().unwrap();
+        assert_eq!(*last, ErrorKind::Limit);
+        assert!(others.iter().all(|kind| *kind == ErrorKind::Config), "{kinds:?}");
     }
 
     #[test]

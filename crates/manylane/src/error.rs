@@ -16,7 +16,8 @@ pub enum ErrorKind {
     InUse,
     /// A privilege is missing.
     Permission,
-    /// A limit of the process or the system was reached: descriptors, memory, buffer sizes.
+    /// A limit was reached: descriptors, memory, buffer sizes, sockets of a process that are
+    /// queried at once.
     Limit,
     /// The kernel does not support what was requested.
     Unsupported,

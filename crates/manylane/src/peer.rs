@@ -20,31 +20,54 @@ const NAME_ATTEMPTS_MAX: u32 = 1024;
 /// Time limit of a [`Scan`].
 pub(crate) const SCAN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of sockets of a process that a scan queries.
-const SCAN_SOCKETS_MAX: u32 = 64;
+pub(crate) const SCAN_SOCKETS_OF_PROCESS_MAX: u32 = 64;
+/// Maximum number of sockets of a user that a scan queries. A scan keeps its connections open until
+/// their replies, and this is a quarter of the usual limit of open files.
+const SCAN_SOCKETS_OF_USER_MAX: u32 = 256;
 
 /// A query of many sockets. Any user may have some that never reply: connecting does not block, all
 /// requests are sent before the first reply is awaited, and one deadline holds for all replies.
 #[derive(Debug)]
 pub(crate) struct Scan {
     pub(crate) until: Instant,
-    /// Connections by process.
-    connections: HashMap<u32, u32>,
+    /// Connections by process and by user.
+    of_processes: HashMap<u32, u32>,
+    of_users: HashMap<u32, u32>,
 }
 
 impl Scan {
     pub(crate) fn start() -> Self {
-        Self { until: Instant::now() + SCAN_TIMEOUT, connections: HashMap::new() }
+        let until = Instant::now() + SCAN_TIMEOUT;
+        Self { until, of_processes: HashMap::new(), of_users: HashMap::new() }
     }
 
-    /// Counts one more connection to process `pid`.
+    /// Counts one more connection to `peer`, a verified one.
     ///
     /// # Errors
-    /// `TimedOut` if it has too many, or after the deadline.
-    pub(crate) fn admit(&mut self, pid: u32) -> io::Result<()> {
-        let count = self.connections.entry(pid).or_insert(0);
-        *count += 1;
-        let is_admitted = *count <= SCAN_SOCKETS_MAX && Instant::now() < self.until;
-        if is_admitted { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    /// `TimedOut` after the deadline. `QuotaExceeded` if its process or its user has too many, with
+    /// a text that says what to do.
+    pub(crate) fn admit(&mut self, peer: PeerCred) -> io::Result<()> {
+        let refused = |why| Err(io::Error::new(io::ErrorKind::QuotaExceeded, why));
+        if Instant::now() >= self.until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // A process that has too many uses up nothing of its user's other processes.
+        let of_process = self.of_processes.entry(peer.pid).or_insert(0);
+        if *of_process >= SCAN_SOCKETS_OF_PROCESS_MAX {
+            return refused(format!(
+                "at most {SCAN_SOCKETS_OF_PROCESS_MAX} of its sockets are queried at a time: let it open fewer, or query the others one by one"
+            ));
+        }
+        let of_user = self.of_users.entry(peer.uid).or_insert(0);
+        if *of_user >= SCAN_SOCKETS_OF_USER_MAX {
+            return refused(format!(
+                "at most {SCAN_SOCKETS_OF_USER_MAX} sockets of its user {} are queried at a time: query this process alone",
+                peer.uid
+            ));
+        }
+        *of_process += 1;
+        *of_user += 1;
+        Ok(())
     }
 }
 
@@ -82,9 +105,10 @@ pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
 /// Process and name of each socket with this prefix that listens in the network namespace of the
 /// calling thread; only those of process `of`, if given.
 pub(crate) fn find_listeners(prefix: &str, of: Option<u32>) -> Result<Vec<(u32, String)>> {
-    let listed = fs::read_to_string("/proc/thread-self/net/unix")
+    let listed = fs::read("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
-    let mut found = parse_listeners(&listed, prefix);
+    // Any process may use any bytes as a name.
+    let mut found = parse_listeners(&String::from_utf8_lossy(&listed), prefix);
     // A name has the number of the process in the process's own PID namespace. The peer is verified
     // with each request.
     if let Some(pid) = of {
@@ -172,6 +196,9 @@ pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> +
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+
     use super::*;
 
     #[test]
@@ -199,11 +226,41 @@ mod tests {
 
     #[test]
     fn a_scan_queries_some_sockets_of_each_process() {
-        let mut scan = Scan::start();
-        assert!((0..SCAN_SOCKETS_MAX).all(|_| scan.admit(7).is_ok()));
-        assert!(scan.admit(7).is_err() && scan.admit(8).is_ok());
+        let (mut scan, peer) = (Scan::start(), |pid| PeerCred { pid, uid: 1000 });
+        assert!((0..SCAN_SOCKETS_OF_PROCESS_MAX).all(|_| scan.admit(peer(7)).is_ok()));
+        let err = scan.admit(peer(7)).unwrap_err();
+        assert_eq!(err.kind(), io::ErrorKind::QuotaExceeded);
+        assert!(err.to_string().contains("one by one"), "{err}");
+        scan.admit(peer(8)).unwrap();
         scan.until = Instant::now();
-        assert!(scan.admit(9).is_err());
+        assert_eq!(scan.admit(peer(9)).unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn processes_of_one_user_leave_room_for_those_of_others() {
+        let mut scan = Scan::start();
+        // One process with too many, and many processes with one.
+        let own = (0..1000).map(|_| 1).chain(2..1000).map(|pid| PeerCred { pid, uid: 1000 });
+        let results: Vec<io::Result<()>> = own.map(|peer| scan.admit(peer)).collect();
+        let admitted = results.iter().filter(|result| result.is_ok()).count();
+        assert_eq!(admitted, SCAN_SOCKETS_OF_USER_MAX as usize);
+        assert!(results[1000].is_ok(), "the first process used up its own share only");
+        let err = results.last().unwrap().as_ref().unwrap_err();
+        assert_eq!(err.kind(), io::ErrorKind::QuotaExceeded);
+        assert!(err.to_string().contains("user 1000") && err.to_string().contains("alone"), "{err}");
+        for uid in [0, 1001] {
+            scan.admit(PeerCred { pid: 2000 + uid, uid }).unwrap();
+        }
+    }
+
+    #[test]
+    fn loopback_a_name_that_is_no_text_hides_no_other() {
+        let pid = std::process::id();
+        let odd = [b"manylane.odd.".as_slice(), pid.to_string().as_bytes(), b"\xff\n"].concat();
+        let _odd = UnixListener::bind_addr(&SocketAddr::from_abstract_name(odd).unwrap()).unwrap();
+        let name = format!("manylane.plain.{pid}.0");
+        let _plain = unix_socket::listen(&name).unwrap();
+        assert_eq!(find_listeners("manylane.plain", Some(pid)).unwrap(), [(pid, name)]);
     }
 
     #[test]

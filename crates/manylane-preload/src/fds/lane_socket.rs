@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_int, pollfd, socklen_t};
 use manylane_ipc::report::Reason;
 use manylane_sys::addr::SockAddr;
+use manylane_sys::device::LOOPBACK_IFINDEX;
 
 use crate::base::real::{self, call};
 use crate::base::settings::WAIT_SLICE_MS;
@@ -172,8 +173,6 @@ pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]
 const RETIRED_ADDR: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 254);
 /// All hosts (RFC 1112): no datagram has this source.
 const NO_SOURCE_ADDR: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
-/// The index of the loopback device in each network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK_INDEX: c_int = 1;
 
 /// Takes a lane out of the table of ports, for good. It keeps its queued datagrams, and gets no
 /// new ones: it is connected to an address that sends nothing. Without a route there, its filter
@@ -203,7 +202,7 @@ fn move_away(lane: c_int, bound: SocketAddr) -> bool {
     let source = libc::ip_mreqn {
         imr_multiaddr: libc::in_addr { s_addr: 0 },
         imr_address: libc::in_addr { s_addr: u32::from(RETIRED_ADDR).to_be() },
-        imr_ifindex: LOOPBACK_INDEX,
+        imr_ifindex: LOOPBACK_IFINDEX as c_int,
     };
     sockopt::write(lane, libc::SOL_IP, libc::IP_MULTICAST_IF, &source) == 0
         && connect(lane, peer_of(bound, NO_SOURCE_ADDR.into()))

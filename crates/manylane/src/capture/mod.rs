@@ -99,7 +99,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
         let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
         let verified = peer::verify_peer(peer, pid, unix_socket::effective_uid());
         let sent = verified.and_then(|()| {
-            let sent = scan.admit(pid).and_then(|()| send_describe(&connection));
+            let sent = scan.admit(peer).and_then(|()| send_describe(&connection));
             sent.map_err(|err| explain(err).to_string())
         });
         match sent {

@@ -126,16 +126,16 @@ pub(super) fn read_strict_rp_filter(device: u32, locals: &LocalState) -> Option<
     Some(read("all")?.max(read(&name)?) == 1)
 }
 
-/// Warns about a device with a strict filter ([`read_strict_rp_filter`]): the kernel checks its
-/// IPv4 sources unless the device was named.
+/// Warns about a device with a strict filter ([`read_strict_rp_filter`]), or with one that could
+/// not be read: the kernel checks its IPv4 sources unless the device was named.
 pub(super) fn warn_of_rp_filter(name: &str, is_named: bool) {
     if is_named {
         log::warn!(
-            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, but sources of what comes past the stack on {name} are not checked, since the device was named: a firewall before this machine has to do it (docs/xdp.md)"
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read, but sources of what comes past the stack on {name} are not checked, since the device was named: a firewall before this machine has to do it (docs/xdp.md)"
         );
     } else {
         log::warn!(
-            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1: IPv4 on {name} is left to the kernel, which checks sources; XDP takes it, unchecked, if the device is named (docs/xdp.md)"
+            "engine xdp: net.ipv4.conf.{name}.rp_filter is 1, or cannot be read: IPv4 on {name} is left to the kernel, which checks sources; XDP takes it, unchecked, if the device is named (docs/xdp.md)"
         );
     }
 }

@@ -239,9 +239,28 @@ fn exclusion_reason(device: u32, name: &str, locals: &LocalState) -> Option<Stri
         }
         _ => {}
     }
-    checks::read_strict_rp_filter(device, locals).unwrap_or(true).then(|| {
-        format!(
-            "net.ipv4.conf.{name}.rp_filter is 1, and XDP would take datagrams that this keeps from coming in by it"
-        )
-    })
+    let state = match checks::read_strict_rp_filter(device, locals) {
+        Some(false) => return None,
+        Some(true) => "is 1",
+        None => "cannot be read and may be 1",
+    };
+    Some(format!(
+        "net.ipv4.conf.{name}.rp_filter {state}, and XDP would take datagrams that this keeps from coming in by it"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_tells_an_unreadable_rp_filter_from_a_strict_one() {
+        const MISSING: u32 = i32::MAX as u32;
+        let addresses = vec![(MISSING, "192.0.2.1".parse().unwrap())];
+        let locals = LocalState { addresses, up: vec![MISSING, 1], ..LocalState::default() };
+        let why = exclusion_reason(MISSING, "missing0", &locals).unwrap();
+        assert!(why.starts_with("net.ipv4.conf.missing0.rp_filter cannot be read"), "{why}");
+        let alone = LocalState { up: vec![MISSING], ..locals };
+        assert_eq!(exclusion_reason(MISSING, "missing0", &alone), None);
+    }
 }

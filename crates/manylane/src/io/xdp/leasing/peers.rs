@@ -142,11 +142,16 @@ impl Peers {
     }
 
     /// Removes one of the next few peers to check, but none of the first `added`: one without a
-    /// next hop, or else the one whose last use was the earliest.
+    /// next hop, or else one that was not used since its last check, or else the one whose last use
+    /// was the earliest.
     fn evict(&mut self, next_hops: &NextHops, added: usize) {
         let Self { all, schedule, .. } = self;
-        let rank =
-            |pair: &RouteKey| all.get(pair).map(|peer: &Peer| (peer.next_hop.is_some(), peer.last_used));
+        let rank = |pair: &RouteKey| {
+            all.get(pair).map(|peer: &Peer| {
+                let has_next_hop = peer.next_hop.is_some();
+                (has_next_hop, has_next_hop && next_hops.is_used(pair), peer.last_used)
+            })
+        };
         let candidates = schedule.iter().enumerate().skip(added).take(EVICTION_CANDIDATES);
         let Some((at, _)) = candidates.min_by_key(|(_, pair)| rank(pair)) else { return };
         if let Some(pair) = schedule.remove(at) {
@@ -298,7 +303,8 @@ mod tests {
         let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         next_hops.set_seed(0x0123_4567_89ab_cdef);
         let mut peers = Peers::default();
-        let mut now = Instant::now();
+        let start = Instant::now();
+        let mut now = start;
         let local = |n: u32| RouteKey::new(OURS, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap();
         let mut tick = |peers: &mut Peers| {
             now += TICK / 100;
@@ -330,9 +336,14 @@ mod tests {
             assert_eq!(next_hops.find(&local(last)), Some((OURS, NEXT_HOP)));
             assert_eq!((peers.all.len(), peers.schedule.len()), (next_hops::ENTRIES, next_hops::ENTRIES));
         };
-        let oldest = *candidates(&peers).iter().min_by_key(|pair| peers.all[*pair].last_used).unwrap();
+        // A lane has sent to the oldest one since its last check. Some peers are not in the table.
+        let used = *candidates(&peers).iter().find(|pair| next_hops.find(pair).is_some()).unwrap();
+        peers.all.get_mut(&used).unwrap().last_used = start;
+        let mut idle = candidates(&peers);
+        idle.retain(|pair| *pair != used);
+        let oldest = *idle.iter().min_by_key(|pair| peers.all[*pair].last_used).unwrap();
         request(&mut peers);
-        assert!(!peers.all.contains_key(&oldest));
+        assert!(peers.all.contains_key(&used) && !peers.all.contains_key(&oldest));
         assert_eq!(next_hops.find(&oldest), None);
 
         let unreachable = candidates(&peers)[5];

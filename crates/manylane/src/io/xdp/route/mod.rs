@@ -53,7 +53,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) enum Change {
     /// The local addresses have changed.
     Addresses,
-    /// A device was added, gained or lost its carrier (`up`), or is gone.
+    /// A device was added, went up or down, gained or lost its carrier (`up`), became or ceased to
+    /// be a part of another one, or is gone.
     Link { ifindex: u32, up: bool, gone: bool },
     /// An interval has passed, or a refresh was requested: state without events may have changed.
     Refresh,
