@@ -13,7 +13,7 @@ fn frame(id: usize, text: &str) -> Vec<u8> {
     [&[id[0], id[1], 0, 0, 0, 1, 0, 0], text.as_bytes()].concat()
 }
 
-fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report, usize)>) {
+fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>) {
     let addr = place.free_addr();
     let port = addr.port().to_string();
     let options = ["-U", &port, "-p", &port, "-l", "127.0.0.1", "-t", "4", "-u", "root", "-m", "64"];
@@ -32,17 +32,16 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report,
         2 => frame(n, "get nothing\r\n"),
         _ => frame(n, &format!("get k{}\r\n", n % KEYS)),
     });
+    // Not at its end: a thread that waits for others to end is taken for a stopped one, as is one
+    // that gets no CPU time, and has no lane until it has received twice.
+    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     let received = load.count() as usize + asked;
-    (
-        answers,
-        report.map(|report| {
-            assert_eq!(report.received(addr), received as u64, "{report:?}");
-            let lanes = report.lanes(addr);
-            (report, lanes)
-        }),
-    )
+    if let Some(report) = &report {
+        assert_eq!(report.received(addr), received as u64, "{report:?}");
+    }
+    (answers, report)
 }
 
 #[test]
@@ -56,8 +55,6 @@ fn loopback_memcached() {
     for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
         let (with, report) = serve(&place, Some(options));
         assert!(without == with, "answers differ: {options:?}");
-        let (report, lanes) = report.unwrap();
-        assert_eq!(lanes, 4, "{options:?}: {report:?}");
-        assert_eq!(report.reasons(), [""; 0], "{options:?}");
+        assert_eq!(report.unwrap().reasons(), [""; 0], "{options:?}");
     }
 }
