@@ -21,7 +21,6 @@
 
 use std::sync::atomic::Ordering;
 
-use libc::pid_t;
 use manylane_ipc::report::Reason;
 
 use crate::base::real;
