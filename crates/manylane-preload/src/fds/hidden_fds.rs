@@ -110,6 +110,14 @@ pub(crate) fn readable_fd_if_open() -> Option<c_int> {
     Some(READABLE_FD.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
 
+/// Closes it. No instance of epoll may contain it.
+pub(crate) fn close_readable_fd() {
+    let fd = READABLE_FD.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        close(fd);
+    }
+}
+
 /// The program has taken the number `fd`.
 pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);

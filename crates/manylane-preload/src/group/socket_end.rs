@@ -35,6 +35,10 @@ pub(crate) fn close(sock: &Sock) {
     }
     close_lanes(sock);
     leasing::release(sock);
+    let holds_fds = |sock: &Sock| sock.lane_fds().next().is_some() || sock.lease().is_some();
+    if !Sock::in_use().any(holds_fds) {
+        hidden_fds::close_readable_fd();
+    }
     release_slot(sock);
 }
 

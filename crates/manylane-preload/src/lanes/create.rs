@@ -32,9 +32,9 @@ use manylane_ipc::report::Reason;
 use crate::base::settings::MAX_LANES;
 use crate::base::{real, signals, sockopt, state};
 use crate::batching::{no_prefetch, prefetch, send_batch};
-use crate::fds::identity;
 use crate::fds::lane_socket::{self, local_addr};
 use crate::fds::sock_fds::{dup_any, lanes_mask};
+use crate::fds::{hidden_fds, identity};
 use crate::group::change;
 use crate::group::leasing;
 use crate::group::owners::{assign, drain_first, is_live, remove_member_locked, steer_to};
@@ -199,6 +199,9 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         sock.set_lane_fd(lane, new);
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
+    if shared.lanes.load(Ordering::Relaxed) as usize > have {
+        open_readable_fd();
+    }
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         // No lane could be bound: no other socket may join the port.
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
@@ -212,6 +215,14 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         shared.lanes.store(1, Ordering::Release);
     }
     if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
+}
+
+/// Opens the descriptor that reports datagrams left in lanes (`nested.rs`), if one can be spared.
+/// Later the program may have lowered its limit of open files, so that none can be opened.
+fn open_readable_fd() {
+    if hidden_fds::readable_fd_if_open().is_none() && lane_socket::spare_fds(1) > 0 {
+        hidden_fds::readable_fd();
+    }
 }
 
 /// In mode `MULTI_LANE`: lanes for threads that joined later.
