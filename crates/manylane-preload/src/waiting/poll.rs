@@ -96,7 +96,7 @@ unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_i
         };
         let until = Deadline::from_ms(timeout);
         let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
-        poll_sliced(slice, until, None, native)
+        poll_sliced(slice, Caller::Poll, until, None, native)
             .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
     }
 }
@@ -153,7 +153,7 @@ unsafe fn ppoll_slow_path(
             return own(timeout);
         };
         let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
-        poll_sliced(slice, until, mask.as_ref(), native)
+        poll_sliced(slice, Caller::Poll, until, mask.as_ref(), native)
             .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
     }
 }
@@ -176,9 +176,10 @@ pub(crate) unsafe fn ppoll_chk(
 
 /// The program's array, if the library manages one of its sockets.
 unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    // The kernel refuses more entries than the limit of open files, and does not read them.
-    if fds.is_null() || count == 0 || count > pollfds::POLLFDS_MAX as nfds_t && count > hidden_fds::fd_limit()
-    {
+    // The kernel refuses more entries than the limit of open files, and does not read them. For a
+    // short array the limit is not asked for, which costs a call: the poll fails a moment later.
+    let is_long = count > pollfds::STACK_POLLFDS_MAX as nfds_t;
+    if fds.is_null() || count == 0 || is_long && count > hidden_fds::fd_limit() {
         return None;
     }
     // SAFETY: program arguments.
@@ -210,11 +211,29 @@ fn finish_waits(fds: &[pollfd]) {
     }
 }
 
+/// The program's call that waits.
+#[derive(Clone, Copy)]
+pub(crate) enum Caller {
+    Poll,
+    Select,
+}
+
+impl Caller {
+    /// Number of the program's entries, if the limit of open files applies to them.
+    fn limited(self, fds: &[pollfd]) -> Option<usize> {
+        match self {
+            Self::Poll => Some(fds.len()),
+            Self::Select => None,
+        }
+    }
+}
+
 /// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
 /// None: the caller must wait for the remaining time (the sockets became plain in an earlier
 /// round, or the library has detached).
 pub(crate) fn poll_sliced(
     fds: &mut [pollfd],
+    caller: Caller,
     until: Deadline,
     mask: Option<&sigset_t>,
     native: impl Fn(&mut [pollfd]) -> c_int,
@@ -235,10 +254,10 @@ pub(crate) fn poll_sliced(
             quiesce::run_outside(|| native(fds))
         };
         let answer = pollfds::with_pollfds(fds.len(), |all| {
-            poll_loop(fds, all, until, (&deferred, mask), &mut native)
+            poll_loop(fds, all, caller, until, (&deferred, mask), &mut native)
         });
         deferred.release();
-        answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+        answer.unwrap_or_else(|| Some(wait_unsliced(fds, caller, mask, native)))
     })
 }
 
@@ -246,6 +265,7 @@ pub(crate) fn poll_sliced(
 #[cold]
 fn wait_unsliced(
     fds: &mut [pollfd],
+    caller: Caller,
     mask: Option<&sigset_t>,
     native: impl FnOnce(&mut [pollfd]) -> c_int,
 ) -> c_int {
@@ -254,7 +274,11 @@ fn wait_unsliced(
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
-    let answer = if older { real::ppoll(fds, real::NO_WAIT, mask) } else { native(fds) };
+    let own = caller.limited(fds);
+    let poll_now = |fds: &mut [pollfd]| {
+        real::ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), own, real::NO_WAIT, mask)
+    };
+    let answer = if older { poll_now(fds) } else { native(fds) };
     if older && answer >= 0 {
         for at in fds.iter_mut() {
             if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
@@ -269,11 +293,13 @@ fn wait_unsliced(
 fn poll_loop(
     fds: &mut [pollfd],
     all: &mut [pollfd],
+    caller: Caller,
     until: Deadline,
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // `all` has the program's entries, and after them the queues of the lanes.
+    let own = caller.limited(fds);
     let mut first = true;
     // The datagram that was found is gone: the next round waits for a slice.
     let mut in_vain = false;
@@ -308,13 +334,16 @@ fn poll_loop(
             (false, _) if first => native(fds),
             // The sockets became plain in an earlier round, which took some of the time.
             (false, _) => return None,
-            (true, true) => real::ppoll_raw(copy, real::NO_WAIT, deferred.wait_mask(mask)),
-            // The C library's own call: it is a cancellation point.
+            (true, true) => {
+                let copy = Cell::from_mut(copy).as_slice_of_cells();
+                real::ppoll_cells(copy, own, real::NO_WAIT, deferred.wait_mask(mask))
+            }
             (true, false) => {
-                let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
+                let paused = if first { rx_coalesce(fds, copy, own, until, (deferred, mask)) } else { None };
                 paused.unwrap_or_else(|| {
                     let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
-                    let wait = |time| real::ppoll_cells(all, timespec_of(time), deferred.wait_mask(mask));
+                    let wait =
+                        |time| real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask));
                     deferred.wait(until.slice(), wait)
                 })
             }
@@ -356,6 +385,7 @@ fn poll_loop(
 fn rx_coalesce(
     fds: &[pollfd],
     copy: &mut [pollfd],
+    own: Option<usize>,
     until: Deadline,
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
 ) -> Option<c_int> {
@@ -363,7 +393,7 @@ fn rx_coalesce(
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
     let poll_now = || {
-        let answer = real::ppoll_cells(copy, real::NO_WAIT, deferred.wait_mask(mask));
+        let answer = real::ppoll_cells(copy, own, real::NO_WAIT, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
@@ -376,7 +406,7 @@ fn rx_coalesce(
         // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
         let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
         fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
-        let answer = real::ppoll_cells(copy, time, mask);
+        let answer = real::ppoll_cells(copy, own, time, mask);
         fds.iter()
             .zip(copy)
             .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
