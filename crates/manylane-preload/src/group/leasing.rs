@@ -20,13 +20,13 @@
 //!
 //! ```text
 //! NONE ─request─► LEASED ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
-//!   └─refused, or an option is in the way, with a reason──────────────────────────────────────────────► CLOSED
+//!   └─refused, or an option is in the way, with a reason; or the socket falls back before it is OPEN───► CLOSED
 //! ```
 //!
 //! - NONE, CLOSED: the socket is what it is with engine `mmsg`.
 //! - LEASED: the queues are mapped, and get no frames. Before a fork each socket requests its
 //!   queues, so that the child has them.
-//! - OPEN: the queues get frames, and each lane has some of them (`queues.rs`).
+//! - OPEN: the queues get frames, or are about to, and each lane has some of them (`queues.rs`).
 //! - DRAINING: the queues get no more frames, and those that they hold are received before
 //!   anything else. The launcher has taken the port out of the XDP programs and waited for a grace
 //!   period.
@@ -302,22 +302,32 @@ impl Drop for Lease {
 /// The launcher redirects frames to the queues from now on.
 pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     let Some(lease) = sock.lease() else { return };
-    if !lease.send_command(Message::Open) {
-        shared.lease.store(CLOSED, Ordering::Release);
-        report::count_reason(Reason::NoLease, None);
-        return;
-    }
     queues::distribute(shared);
     // A receiver on the fast path must check the queues from now on.
     fast_path::disarm(sock);
-    shared.lease.store(OPEN, Ordering::Release);
-    queues::report_lanes(shared);
+    // Before the command: if this thread dies meanwhile, the queues are checked, and closed, all
+    // the same.
+    if shared.lease.compare_exchange(LEASED, OPEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
+    }
+    if lease.send_command(Message::Open) {
+        queues::report_lanes(shared);
+        return;
+    }
+    // A launcher that was only too slow opens them later.
+    lease.post(Message::Close);
+    shared.lease.store(CLOSED, Ordering::Release);
+    report::count_reason(Reason::NoLease, None);
 }
 
 /// The socket is about to become plain, or to be closed: when this returns, the queues get no more
-/// frames. Requires the socket's lock.
+/// frames, and will get none. Requires the socket's lock.
 pub(crate) fn close(sock: &Sock, shared: &Shared) {
-    if shared.lease.load(Ordering::Acquire) != OPEN {
+    let before = shared.lease.load(Ordering::Acquire);
+    if before < OPEN {
+        shared.lease.store(CLOSED, Ordering::Release);
+    }
+    if before != OPEN {
         return;
     }
     queues::flush();
@@ -329,11 +339,31 @@ pub(crate) fn close(sock: &Sock, shared: &Shared) {
 }
 
 /// This process closes the socket, and its end of the lease. After the last process has, the
-/// lessor takes the queues back.
+/// lessor takes the queues back. Requires the socket's lock.
 pub(crate) fn release(sock: &Sock) {
     let Some(lease) = sock.lease() else { return };
     queues::flush();
+    // Under one lock, so that the program gets no number of a lease that is half closed.
+    let _numbers = hidden_fds::lock();
     sock.set_lease(None);
-    lease.fds().for_each(hidden_fds::close);
+    lease.fds().for_each(hidden_fds::close_locked);
     lease.control_fd.store(-1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_is_closed_is_not_opened_later() {
+        let sock = &memory::map::<Sock>(1, false).unwrap()[0];
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        for (before, after) in
+            [(NONE, CLOSED), (LEASED, CLOSED), (OPEN, DRAINING), (DRAINING, DRAINING), (CLOSED, CLOSED)]
+        {
+            shared.lease.store(before, Ordering::Relaxed);
+            close(sock, shared);
+            assert_eq!(shared.lease.load(Ordering::Relaxed), after, "{before}");
+        }
+    }
 }
