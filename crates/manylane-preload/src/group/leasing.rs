@@ -62,7 +62,7 @@ use crate::base::{sockopt, state};
 use crate::batching::send_batch;
 use crate::fds::hidden_fds::{self, HiddenFd};
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, identity, lane_socket};
+use crate::fds::{identity, lane_socket};
 use crate::shared::lease::{CLOSED, DRAINING, LEASED, Lease, NONE, OPEN};
 use crate::shared::lock::Guard;
 use crate::shared::sock::{Shared, Sock};
@@ -299,12 +299,11 @@ impl Drop for Lease {
     }
 }
 
-/// The launcher redirects frames to the queues from now on.
+/// The launcher redirects frames to the queues from now on. No receiver has the fast path, which
+/// does not check them: until this there is none (`single_receiver.rs`).
 pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     let Some(lease) = sock.lease() else { return };
     queues::distribute(shared);
-    // A receiver on the fast path must check the queues from now on.
-    fast_path::disarm(sock);
     // Before the command: if this thread dies meanwhile, the queues are checked, and closed, all
     // the same.
     if shared.lease.compare_exchange(LEASED, OPEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
