@@ -174,7 +174,7 @@ pub(crate) unsafe fn ppoll_chk(
     }
 }
 
-/// The program's array, if the library manages one of its sockets.
+/// The program's array, if it has a socket that the library manages, or a hidden descriptor.
 unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     // The kernel refuses more entries than the limit of open files, and does not read them. For a
     // short array the limit is not asked for, which costs a call: the poll fails a moment later.
