@@ -194,10 +194,35 @@ pub fn exists(pid: u32) -> bool {
     send_signal(pid, 0).err().is_none_or(|err| err.raw_os_error() != Some(libc::ESRCH))
 }
 
+/// Number of a process's group; 0 if the group has no number in this PID namespace.
+///
+/// # Errors
+/// `ESRCH` if there is no such process.
+fn group(pid: i32) -> io::Result<i32> {
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::getpgid(pid) })
+}
+
 /// True if a process is in this process's group: then signals of a terminal reach it, too.
 #[must_use]
 pub fn is_in_own_group(pid: i32) -> bool {
-    process::getpgid(Pid::from_raw(pid)).is_ok_and(|group| group == process::getpgrp())
+    group(pid).is_ok_and(|number| group(0).is_ok_and(|own| own == number))
+}
+
+/// Sends a signal to all processes of a process's group.
+///
+/// # Errors
+/// As for [`send_signal`].
+pub fn signal_group(pid: i32, signal: i32) -> io::Result<()> {
+    let (own, number) = (group(0)?, group(pid)?);
+    let target = match number {
+        // To kill(2), 0 is the caller's own group.
+        _ if number == own => 0,
+        // It has no number for such a group: -1 is all processes.
+        0 | 1 => pid,
+        _ => -number,
+    };
+    send_signal(target, signal)
 }
 
 /// Stops this process until it is continued, as Ctrl-Z does. Has no effect if there is no shell to
@@ -320,6 +345,9 @@ pub fn real_user() -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Stdio;
     use std::thread;
 
     use super::*;
@@ -360,6 +388,21 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_signal_to_a_group_reaches_all_its_processes() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & wait"]).process_group(0).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let pid = child.id() as i32;
+        assert!(!is_in_own_group(pid) && is_in_own_group(0));
+        signal_group(pid, libc::SIGKILL).unwrap();
+        // Both have it open until they end.
+        assert_eq!(output.read(&mut [0]).unwrap(), 0);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        assert_eq!(signal_group(pid, 0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 
     #[test]

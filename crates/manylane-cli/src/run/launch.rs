@@ -157,9 +157,8 @@ impl Running {
     /// after Ctrl-Z what that has stopped. After SIGTTIN and SIGTTOU, it would only stop again.
     fn stay(&mut self, signal: i32) {
         if signal == SIGTSTP {
-            let group = if process::is_in_own_group(self.pid) { 0 } else { self.pid };
             // The program may have ended just now.
-            let _ = process::send_signal(group, SIGCONT);
+            let _ = process::signal_group(self.pid, SIGCONT);
         }
         if !std::mem::replace(&mut self.has_told, true) {
             output::eprint_line(&format!(

@@ -102,13 +102,14 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     }
     let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
+    // While signals still end this process: a FIFO is not open before it has a reader.
+    let json = args.json.as_deref().map(open_json).transpose()?;
+    let port = args.metrics.map(MetricsPort::bind).transpose()?;
     // Before the threads of the lessor: a signal that one of them does not block stops or ends this
     // process.
     let signals = Signals::block()?;
     // Before the program: if this fails, the program is not started.
     let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
-    let json = args.json.as_deref().map(open_json).transpose()?;
-    let port = args.metrics.map(MetricsPort::bind).transpose()?;
     let running = match Running::start(command, signals, args.follow, lessor.is_some()) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),

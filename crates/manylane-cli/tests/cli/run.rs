@@ -295,6 +295,16 @@ fn programs_that_go_into_the_background_are_left_or_followed() {
 }
 
 #[test]
+fn a_signal_ends_it_while_its_document_has_no_reader() {
+    let fifo = folder("run-fifo").join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
+    wait_for("it sleeps", || state(running.pid()) == Some('S'));
+    process::send_signal(running.pid(), 2).unwrap();
+    assert_eq!(running.wait().signal(), Some(2));
+}
+
+#[test]
 fn the_report_is_a_document() {
     let folder = folder("run-json");
     let path = folder.join("run.json");

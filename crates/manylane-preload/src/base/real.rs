@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_long, c_ulong, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 
+use crate::base::by_select;
 use crate::base::functions::{function, functions, types::*};
 
 /// The return type of a function.
@@ -137,28 +138,63 @@ unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long
     answer
 }
 
-/// `ppoll(2)` as a direct system call, which is no cancellation point.
-pub(crate) fn ppoll_raw(fds: &mut [pollfd], mut timeout: timespec, mask: Option<&sigset_t>) -> c_int {
-    let (at, mask) = (&raw mut timeout, or_null(mask));
+/// `ppoll(2)` as a direct system call, which is no cancellation point. The number of entries has no
+/// limit.
+pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
+    let mut time = timeout;
+    let (at, bits) = (&raw mut time, or_null(mask));
     // The kernel's signal set has 64 bits; the C library's is longer.
     let size = 8_usize;
     // SAFETY: all arguments live through the call.
-    unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
+    let answer = unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, bits, size) };
+    if is_refused(answer as c_int) {
+        return by_select::ppoll(Cell::from_mut(fds).as_slice_of_cells(), timeout, mask);
+    }
+    answer as c_int
 }
 
 /// A timeout of zero: a wait that only polls.
 pub(crate) static NO_WAIT: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// `ppoll(2)` by the C library's function.
+/// `ppoll(2)` by the C library's function. The number of entries has no limit.
 pub(crate) fn ppoll(fds: &mut [pollfd], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
-    ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), timeout, mask)
+    ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), None, timeout, mask)
 }
 
-/// [`ppoll`], for entries with more than one reference.
-pub(crate) fn ppoll_cells(fds: &[Cell<pollfd>], timeout: timespec, mask: Option<&sigset_t>) -> c_int {
-    let (at, count) = (fds.as_ptr().cast_mut().cast(), fds.len() as nfds_t);
-    // SAFETY: all arguments live through the call; the entries may change, as cells.
-    unsafe { call::ppoll(at, count, &raw const timeout, or_null(mask)) }
+/// [`ppoll`], for entries with more than one reference. For a call of the program that has a limit
+/// of entries, the first ones are its `own`: if there are too many of these, it fails as the
+/// program's call does, and if there are too many with the others, these are left out.
+pub(crate) fn ppoll_cells(
+    fds: &[Cell<pollfd>],
+    own: Option<usize>,
+    timeout: timespec,
+    mask: Option<&sigset_t>,
+) -> c_int {
+    let ppoll = |fds: &[Cell<pollfd>]| {
+        let (at, count) = (fds.as_ptr().cast_mut().cast(), fds.len() as nfds_t);
+        // SAFETY: all arguments live through the call; the entries may change, as cells.
+        unsafe { call::ppoll(at, count, &raw const timeout, or_null(mask)) }
+    };
+    let answer = ppoll(fds);
+    if !is_refused(answer) {
+        return answer;
+    }
+    match own {
+        None => by_select::ppoll(fds, timeout, mask),
+        Some(own) => ppoll(&fds[..own]),
+    }
+}
+
+/// True if ppoll(2) with valid arguments was refused: there are more entries than the limit of open
+/// files.
+fn is_refused(answer: c_int) -> bool {
+    answer < 0 && errno() == libc::EINVAL
+}
+
+/// True if a signal handler has ended a call. After another error of a poll, each entry may have an
+/// event.
+pub(crate) fn is_interrupted(answer: c_int) -> bool {
+    answer < 0 && errno() == libc::EINTR
 }
 
 /// [`ppoll`] without entries: only sleeps.

@@ -31,17 +31,23 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, mask:
     lanes_with(libc::POLLIN, sock, shared, fd, mask)
 }
 
-/// A bit for each lane of `mask` that has a datagram, or one of the poll(2) `events`.
+/// A bit for each lane of `mask` that has a datagram, or one of the poll(2) `events`. If the kernel
+/// cannot be asked, each may have one: a lane that is taken to be empty may never be polled again.
 pub(crate) fn lanes_with(events: c_short, sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
     if mask == 0 {
         return 0;
     }
     let frames = ready_in_memory(sock, shared, mask);
     let (mut fds, count) = lane_pollfds(sock, fd, mask);
-    if real::ppoll_raw(&mut fds[..count], real::NO_WAIT, None) <= 0 {
-        return frames;
+    let fds = &mut fds[..count];
+    let mut answer = real::ppoll_raw(fds, real::NO_WAIT, None);
+    while real::is_interrupted(answer) {
+        answer = real::ppoll_raw(fds, real::NO_WAIT, None);
+    }
+    if answer < 0 {
+        return mask;
     }
     let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-    let readable = lanes.zip(&fds).filter(|(_, at)| at.revents & events != 0);
+    let readable = lanes.zip(fds.iter()).filter(|(_, at)| at.revents & events != 0);
     readable.fold(frames, |all, (lane, _)| all | 1 << lane)
 }

@@ -285,7 +285,7 @@ fn after_fcntl(fd: c_int, command: c_int, arg: c_ulong, done: c_int) {
 enum Vacated {
     /// It was a lane's, and has moved: the number is free.
     Moved,
-    /// The program may replace it: it is not worth failing the call for.
+    /// The kernel decides: it is not worth failing the call for.
     Overwrite,
     /// It is in use for a moment: try again.
     Busy,
@@ -294,6 +294,10 @@ enum Vacated {
 
 /// The program wants the number of a hidden descriptor. Requires the lock.
 fn vacate(to: c_int) -> Vacated {
+    // The kernel refuses it: the program has lowered its limit below the number.
+    if to as u64 >= hidden_fds::fd_limit() {
+        return Vacated::Overwrite;
+    }
     // Queues cannot move.
     if is_leased(to) {
         return Vacated::Refused;

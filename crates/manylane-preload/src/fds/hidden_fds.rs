@@ -1,12 +1,12 @@
-//! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The
-//! program does not see them.
+//! Descriptors of the library's own: lanes, queues on lease and their connections, copies of the
+//! program's sockets, the report's, one that is always readable. The program does not see them.
 //!
-//! They are close-on-exec, with numbers that programs seldom use: from 512 on, or from half of the
-//! limit of open files if that is lower. To the program these numbers are not open: a call on one
-//! fails with EBADF, and `close_range` goes around them. If the program puts a file at such a
-//! number (dup2(2)), a lane moves, dup2 waits for a copy, and fails for a queue. The library opens
-//! and marks a number under the same lock as dup2, so that neither side takes the other's file
-//! away.
+//! Those that the library opens are close-on-exec, with numbers that programs seldom use: from 512
+//! on, or from half of the limit of open files if that is lower, if such a number is free. To the
+//! program these numbers are not open: a call on one fails with EBADF, and `close_range` goes
+//! around them. If the program puts a file at such a number (dup2(2)), a lane moves, dup2 waits for
+//! a copy, fails for a lease, and replaces what the library can do without. The library opens and
+//! marks a number under the same lock as dup2, so that neither side takes the other's file away.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
@@ -22,7 +22,8 @@ use crate::shared::thread;
 
 static FD_LOCK: AtomicU64 = AtomicU64::new(0);
 
-/// While this is held, no other thread takes a number. Its holder waits for no other lock.
+/// While this is held, no other thread takes a number. Its holder may wait for the lock of an entry
+/// (`entries::lock_entry`), whose holders do not wait for this one.
 pub(crate) fn lock() -> Option<Guard<'static>> {
     lock::lock(&FD_LOCK, true)
 }
@@ -110,13 +111,21 @@ pub(crate) fn readable_fd_if_open() -> Option<c_int> {
     Some(READABLE_FD.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
 }
 
+/// Closes it. No instance of epoll may contain it.
+pub(crate) fn close_readable_fd() {
+    let fd = READABLE_FD.swap(-1, Ordering::AcqRel);
+    if fd >= 0 {
+        close(fd);
+    }
+}
+
 /// The program has taken the number `fd`.
 pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
-/// An owned hidden descriptor: of a connection, or a duplicate of a program's socket. The program
-/// may close its own, and reuse their numbers, while this is in use.
+/// An owned hidden descriptor: of a connection, or a duplicate of a socket of the program, which
+/// may close its own and reuse their numbers while this is in use.
 pub(crate) struct HiddenFd(c_int);
 
 impl HiddenFd {

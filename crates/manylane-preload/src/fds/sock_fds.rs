@@ -47,6 +47,11 @@ pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     table::tracked(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
 }
 
+/// `fd` if it is one of the socket's; else any.
+pub(crate) fn any_fd_preferring(sock: &Sock, fd: c_int) -> Option<c_int> {
+    if identity::is_same_socket(sock, fd) { Some(fd) } else { any_fd(sock) }
+}
+
 /// A duplicate descriptor of the socket, for a thread that was not called with one: another thread
 /// may close any of the program's at any time.
 pub(crate) fn dup_any(sock: &Sock) -> Option<HiddenFd> {

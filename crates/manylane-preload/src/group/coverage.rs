@@ -147,7 +147,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
 
 /// A bit for each lane that the caller may receive from beside the one it watches, and for that one
 /// if it is to be drained.
-pub(crate) fn other_lanes(sock: &Sock, shared: &Shared, watched: usize) -> u64 {
+fn other_lanes(sock: &Sock, shared: &Shared, watched: usize) -> u64 {
     let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
     let others = if shared.mode() == MULTI_LANE { uncovered(sock, shared, Some(watched)) } else { 0 };
     retired | shared.drain_first.load(Ordering::Acquire) | others

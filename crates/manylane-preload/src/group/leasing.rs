@@ -20,13 +20,13 @@
 //!
 //! ```text
 //! NONE ─request─► LEASED ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
-//!   └─refused, or an option is in the way, with a reason──────────────────────────────────────────────► CLOSED
+//!   └─refused, or an option is in the way, with a reason; or the socket falls back before it is OPEN───► CLOSED
 //! ```
 //!
 //! - NONE, CLOSED: the socket is what it is with engine `mmsg`.
 //! - LEASED: the queues are mapped, and get no frames. Before a fork each socket requests its
 //!   queues, so that the child has them.
-//! - OPEN: the queues get frames, and each lane has some of them (`queues.rs`).
+//! - OPEN: the queues get frames, or are about to, and each lane has some of them (`queues.rs`).
 //! - DRAINING: the queues get no more frames, and those that they hold are received before
 //!   anything else. The launcher has taken the port out of the XDP programs and waited for a grace
 //!   period.
@@ -58,11 +58,11 @@ use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::unix_socket;
 use manylane_sys::xsk::LeasedQueue;
 
-use crate::base::{real, sockopt, state};
+use crate::base::{sockopt, state};
 use crate::batching::send_batch;
 use crate::fds::hidden_fds::{self, HiddenFd};
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, identity, lane_socket};
+use crate::fds::{identity, lane_socket};
 use crate::shared::lease::{CLOSED, DRAINING, LEASED, Lease, NONE, OPEN};
 use crate::shared::lock::Guard;
 use crate::shared::sock::{Shared, Sock};
@@ -121,31 +121,41 @@ pub(crate) fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &
     if sockopt::needs_kernel(fd) {
         return reject(shared, fd, Reason::Control);
     }
-    let Some(mut new) = NewLease::map() else { return reject(shared, fd, Reason::Full) };
     if !reserve_one() {
         return reject(shared, fd, Reason::Full);
     }
     identity::record_port(shared);
-    let asked = request(fd, &mut new);
-    if asked.is_err() {
+    let generation = sock.generation.load(Ordering::Acquire);
+    let asked = request(fd);
+    // A thread that has waited too long for this lock has closed the socket without it. The slot
+    // may be another socket's.
+    let is_closed = sock.generation.load(Ordering::Acquire) != generation;
+    if is_closed || asked.is_err() {
         LEASE_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
     match asked {
-        Ok(count) => {
-            sock.set_lease(Some(new.keep()));
-            shared.queue_count.store(count, Ordering::Relaxed);
+        _ if is_closed => {}
+        Ok((new, connection)) => {
+            let lease = new.keep();
+            lease.control_fd.store(connection.into_fd(), Ordering::Release);
+            sock.set_lease(Some(lease));
+            shared.queue_count.store(lease.queues.iter().flatten().count() as u32, Ordering::Relaxed);
             queues::distribute(shared);
             shared.lease.store(LEASED, Ordering::Release);
         }
         Err(err) => {
-            let refused = matches!(err.raw_os_error(), Some(libc::ENODEV | libc::ENOSPC));
-            reject(shared, fd, if refused { Reason::NoQueue } else { Reason::NoLease });
+            let reason = match err.raw_os_error() {
+                Some(libc::ENODEV | libc::ENOSPC) => Reason::NoQueue,
+                Some(libc::ENOMEM) => Reason::Full,
+                _ => Reason::NoLease,
+            };
+            reject(shared, fd, reason);
         }
     }
 }
 
 /// A lease that is being built where it stays: it is too large for the stack of a small thread or
-/// of a signal handler. Dropping it gives back what it has of the lease, and the memory.
+/// of a signal handler. Dropping it closes its queues, and frees the memory.
 struct NewLease {
     at: &'static [Word],
     is_filled: bool,
@@ -224,20 +234,25 @@ struct Word(AtomicU64);
 // SAFETY: an atomic.
 unsafe impl memory::Zeroed for Word {}
 
-/// Requests queues for a socket and maps them into `new`. Returns their number.
-fn request(fd: c_int, new: &mut NewLease) -> io::Result<u32> {
+/// Requests queues for a socket and maps them. Returns the lease and then its connection: a lease
+/// that is dropped closes its queues before the lessor sees the connection end and has them again.
+fn request(fd: c_int) -> io::Result<(NewLease, HiddenFd)> {
     let gone = || io::Error::from_raw_os_error(libc::EPIPE);
     let ticket = state::settings().and_then(|settings| settings.lessor.as_ref()).ok_or_else(gone)?;
     let addr = lane_socket::local_addr(fd).ok_or_else(gone)?;
     let open = || unix_socket::socket().map_or(-1, IntoRawFd::into_raw_fd);
     let end = HiddenFd::open(open).ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
     ticket.connect(end.as_fd(), LEASE_REPLY_TIMEOUT)?;
+    // After the connection, so that it is dropped before it.
+    let mut new = NewLease::map().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
     // SAFETY: it is the descriptor of the calling thread's own call.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
     let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
         (Message::Ack(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
-        (Message::Refused(errno), _) => Err(io::Error::from_raw_os_error(errno)),
+        (Message::Refused(errno @ (libc::ENODEV | libc::ENOSPC)), _) => {
+            Err(io::Error::from_raw_os_error(errno))
+        }
         _ => Err(gone()),
     })?;
     let lease = new.fill(next_hops, addr, sockopt::ip_header_fields(fd));
@@ -251,8 +266,7 @@ fn request(fd: c_int, new: &mut NewLease) -> io::Result<u32> {
         })?;
         *place = Some(queue);
     }
-    *lease.control_fd.get_mut() = end.into_fd();
-    Ok(lease.queues.iter().flatten().count() as u32)
+    Ok((new, end))
 }
 
 /// Receives one message of the lessor, and passes it to `open`. Its descriptors are closed, moved
@@ -274,7 +288,7 @@ fn receive<T>(end: &HiddenFd, open: impl FnOnce(Message, &mut Fds) -> io::Result
     opened
 }
 
-/// For a lease that failed half-way. A complete one is never dropped.
+/// For a lease that is not kept, and has no connection yet.
 impl Drop for Lease {
     fn drop(&mut self) {
         send_batch::flush();
@@ -282,33 +296,37 @@ impl Drop for Lease {
         // The drops of the queues cannot close descriptors that are hidden.
         self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
         self.queues.iter_mut().for_each(|queue| *queue = None);
-        // The lessor sees the connection end.
-        let end = *self.control_fd.get_mut();
-        if end >= 0 {
-            real::call::close(end);
-        }
     }
 }
 
-/// The launcher redirects frames to the queues from now on.
+/// The launcher redirects frames to the queues from now on. No receiver has the fast path, which
+/// does not check them: until this there is none (`single_receiver.rs`).
 pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     let Some(lease) = sock.lease() else { return };
-    if !lease.send_command(Message::Open) {
-        shared.lease.store(CLOSED, Ordering::Release);
-        report::count_reason(Reason::NoLease, None);
+    queues::distribute(shared);
+    // Before the command: if this thread dies meanwhile, the queues are checked, and closed, all
+    // the same.
+    if shared.lease.compare_exchange(LEASED, OPEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
         return;
     }
-    queues::distribute(shared);
-    // A receiver on the fast path must check the queues from now on.
-    fast_path::disarm(sock);
-    shared.lease.store(OPEN, Ordering::Release);
-    queues::report_lanes(shared);
+    if lease.send_command(Message::Open) {
+        queues::report_lanes(shared);
+        return;
+    }
+    // A launcher that was only too slow opens them later.
+    lease.post(Message::Close);
+    shared.lease.store(CLOSED, Ordering::Release);
+    report::count_reason(Reason::NoLease, None);
 }
 
 /// The socket is about to become plain, or to be closed: when this returns, the queues get no more
-/// frames. Requires the socket's lock.
+/// frames, and will get none. Requires the socket's lock.
 pub(crate) fn close(sock: &Sock, shared: &Shared) {
-    if shared.lease.load(Ordering::Acquire) != OPEN {
+    let before = shared.lease.load(Ordering::Acquire);
+    if before < OPEN {
+        shared.lease.store(CLOSED, Ordering::Release);
+    }
+    if before != OPEN {
         return;
     }
     queues::flush();
@@ -320,11 +338,31 @@ pub(crate) fn close(sock: &Sock, shared: &Shared) {
 }
 
 /// This process closes the socket, and its end of the lease. After the last process has, the
-/// lessor takes the queues back.
+/// lessor takes the queues back. Requires the socket's lock.
 pub(crate) fn release(sock: &Sock) {
     let Some(lease) = sock.lease() else { return };
     queues::flush();
+    // Under one lock, so that the program gets no number of a lease that is half closed.
+    let _numbers = hidden_fds::lock();
     sock.set_lease(None);
-    lease.fds().for_each(hidden_fds::close);
+    lease.fds().for_each(hidden_fds::close_locked);
     lease.control_fd.store(-1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_is_closed_is_not_opened_later() {
+        let sock = &memory::map::<Sock>(1, false).unwrap()[0];
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        for (before, after) in
+            [(NONE, CLOSED), (LEASED, CLOSED), (OPEN, DRAINING), (DRAINING, DRAINING), (CLOSED, CLOSED)]
+        {
+            shared.lease.store(before, Ordering::Relaxed);
+            close(sock, shared);
+            assert_eq!(shared.lease.load(Ordering::Relaxed), after, "{before}");
+        }
+    }
 }

@@ -25,6 +25,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::real;
 use crate::base::settings::MAX_LANES;
+use crate::fds::hidden_fds::HiddenFd;
 use crate::fds::{lane_socket, sock_fds};
 use crate::group::active_set;
 use crate::group::change::{OWNERS, fallback_change, mark_counted, start_change};
@@ -67,9 +68,11 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
         // The mode is the last step.
         _ if shared.mode() == PLAIN => {}
         change => {
+            // A duplicate, unless no descriptor is free for it.
+            let kept = sock_fds::dup_any(sock);
+            let own = || sock_fds::any_fd(sock);
             // No descriptor: it is just being closed here. A later holder of the lock does it.
-            let Some(kept) = sock_fds::dup_any(sock) else { return };
-            let fd = kept.fd();
+            let Some(fd) = kept.as_ref().map(HiddenFd::fd).or_else(own) else { return };
             if let Some(reason) = Reason::ALL.into_iter().find(|reason| fallback_change(*reason) == change) {
                 report::count_reason(reason, lane_socket::local_addr(fd));
                 mark_counted(shared, guard);

@@ -16,9 +16,8 @@ use crate::shared::{processes, thread};
 /// The process closes the socket: frees the member slots of its threads.
 pub(crate) fn close(sock: &Sock) {
     fast_path::disarm(sock);
-    if let Some(shared) = sock.shared()
-        && let Some(guard) = recovery::lock(sock, shared, true)
-    {
+    let guard = sock.shared().and_then(|shared| recovery::lock(sock, shared, true));
+    if let (Some(shared), Some(guard)) = (sock.shared(), &guard) {
         // No other process has it: the next socket bound to the port must get every new datagram.
         // The lessor would see the end of the lease a moment too late.
         if shared.forked.load(Ordering::Relaxed) == 0 {
@@ -29,12 +28,17 @@ pub(crate) fn close(sock: &Sock) {
         let process = u64::from(processes::number());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {
             if shared.members[at].thread_id.load(Ordering::Relaxed) >> 32 == process {
-                remove_member_locked(shared, fd, at, &guard);
+                remove_member_locked(shared, fd, at, guard);
             }
         }
     }
     close_lanes(sock);
     leasing::release(sock);
+    drop(guard);
+    let holds_fds = |sock: &Sock| sock.lane_fds().next().is_some() || sock.lease().is_some();
+    if !Sock::in_use().any(holds_fds) {
+        hidden_fds::close_readable_fd();
+    }
     release_slot(sock);
 }
 

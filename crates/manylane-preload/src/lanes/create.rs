@@ -12,16 +12,17 @@
 //! once, the socket becomes plain after a number of attempts.
 //!
 //! A thread that comes later gets a lane when it has received twice. Until then it receives from
-//! all lanes. With more threads than lanes (`MANYLANE_LANES`, or the lanes that there were at a
-//! fork), some threads share a lane, as all would have shared the program's own socket.
+//! all lanes. With more threads than lanes (`MANYLANE_LANES`, the lanes that there were at a fork,
+//! or descriptors for no more), some threads share a lane, as all would have shared the program's
+//! own socket.
 //!
 //! # In advance
 //!
 //! After a fork no lane is opened: the other process would not have it. So before a fork, and
-//! before a process drops root, each socket that may need lanes gets them: one for each CPU, at
-//! least four, and at most `MANYLANE_LANES`. They are steered to once they have owners. The one
-//! receiver may be in a wait without a bound on lane 0 at that time, so that no datagram may land
-//! in another lane: see `lane_socket::pre_steer`.
+//! before a process drops root, each socket that may need lanes gets them, as far as descriptors
+//! can be spared: one for each CPU, at least four, and at most `MANYLANE_LANES`. They are steered
+//! to once they have owners. The one receiver may be in a wait without a bound on lane 0 at that
+//! time, so that no datagram may land in another lane: see `lane_socket::pre_steer`.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,9 +33,9 @@ use manylane_ipc::report::Reason;
 use crate::base::settings::MAX_LANES;
 use crate::base::{real, signals, sockopt, state};
 use crate::batching::{prefetch, send_batch};
-use crate::fds::identity;
 use crate::fds::lane_socket::{self, local_addr};
 use crate::fds::sock_fds::{dup_any, lanes_mask};
+use crate::fds::{hidden_fds, identity};
 use crate::group::change;
 use crate::group::leasing;
 use crate::group::owners::{assign, drain_first, is_live, remove_member_locked, steer_to};
@@ -96,7 +97,8 @@ pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Creates lanes if every thread can get one. Returns the reason if the socket must become plain.
+/// Creates lanes if every thread comes back; they share lanes if they are too many. Returns the
+/// reason if the socket must become plain.
 fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
     let Some(limit) = state::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
     let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
@@ -159,8 +161,8 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
 }
 
 /// Opens at most `share` sockets, until the group has `wanted`, a socket cannot be opened, or no
-/// descriptor can be spared. Opens none after a fork: the other process would not have them. The
-/// error says why the group has fewer than `wanted`.
+/// descriptor can be spared. Opens none after a fork: the other process would not have them. Steers
+/// to lane 0 from the first one on. The error says why the group has fewer than `wanted`.
 fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> Result<(), Reason> {
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     if have >= wanted {
@@ -195,6 +197,9 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         sock.set_lane_fd(lane, new);
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
+    if shared.lanes.load(Ordering::Relaxed) as usize > have {
+        open_readable_fd();
+    }
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         // No lane could be bound: no other socket may join the port.
         sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
@@ -208,6 +213,14 @@ fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         shared.lanes.store(1, Ordering::Release);
     }
     if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
+}
+
+/// Opens the descriptor that reports datagrams left in lanes (`nested.rs`), if one can be spared.
+/// Later the program may have lowered its limit of open files, so that none can be opened.
+fn open_readable_fd() {
+    if hidden_fds::readable_fd_if_open().is_none() && lane_socket::spare_fds(1) > 0 {
+        hidden_fds::readable_fd();
+    }
 }
 
 /// In mode `MULTI_LANE`: lanes for threads that joined later.
@@ -298,8 +311,8 @@ pub(crate) fn open_queues(sock: &'static Sock, shared: &Shared, fd: c_int) {
     real::set_errno(errno);
 }
 
-/// Runs before a fork or a loss of privileges: opens lanes for sockets that may need them later.
-/// They are not steered to.
+/// Runs before a fork or a loss of privileges: requests queues and opens lanes for sockets that may
+/// need them later. The lanes are not steered to.
 pub(crate) fn preopen_lanes() {
     let errno = real::errno();
     let (cpus, limit) = state::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));

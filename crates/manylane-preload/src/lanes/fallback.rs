@@ -17,8 +17,8 @@ use libc::c_int;
 use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real};
-use crate::fds::sock_fds::{any_fd, dup_any, dup_preferring};
-use crate::fds::{identity, lane_socket, table};
+use crate::fds::sock_fds::{any_fd, any_fd_preferring, dup_preferring};
+use crate::fds::{lane_socket, table};
 use crate::group::change;
 use crate::group::plain;
 use crate::group::recovery;
@@ -57,10 +57,10 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
         match dup_preferring(sock, fd) {
             Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
             // No descriptor is free for a duplicate.
-            None if identity::is_same_socket(sock, fd) => {
-                fall_back_locked(sock, shared, fd, generation, reason)
-            }
-            None => _ = entries::revalidate_all(sock),
+            None => match any_fd_preferring(sock, fd) {
+                Some(fd) => fall_back_locked(sock, shared, fd, generation, reason),
+                None => _ = entries::revalidate_all(sock),
+            },
         }
     }
     real::set_errno(errno);
@@ -95,9 +95,9 @@ pub(crate) fn on_mixed_signals() {
             .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
         if (matches!(shared.mode(), OBSERVING | MULTI_LANE) || queues::is_open(shared))
             && blocks
-            && let Some(fd) = dup_any(sock)
+            && let Some(fd) = any_fd(sock)
         {
-            fall_back(sock, fd.fd(), Reason::Signals);
+            fall_back(sock, fd, Reason::Signals);
         }
     }
 }

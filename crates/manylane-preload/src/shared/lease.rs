@@ -46,16 +46,22 @@ impl Lease {
         queues.chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
     }
 
-    /// Sends a command to the lessor; true if it acknowledged it.
-    pub(crate) fn send_command(&self, order: Message) -> bool {
+    /// Sends a command to the lessor; true if it acknowledged it. Requires the socket's lock.
+    pub(crate) fn send_command(&self, command: Message) -> bool {
+        let reply = |end| Message::receive(end, &mut Fds::default());
+        self.post(command) && matches!(self.connection().map(reply), Some(Ok(Some(Message::Ack(_)))))
+    }
+
+    /// Sends a command to the lessor and waits for no reply; true if it was sent. Requires the
+    /// socket's lock.
+    pub(crate) fn post(&self, command: Message) -> bool {
+        self.connection().is_some_and(|end| command.send(end, &[]).is_ok())
+    }
+
+    fn connection(&self) -> Option<BorrowedFd<'_>> {
         let end = self.control_fd.load(Ordering::Acquire);
-        if end < 0 {
-            return false;
-        }
-        // SAFETY: hidden from the program, and closed only by `release`, under the lock that the
-        // caller holds.
-        let end = unsafe { BorrowedFd::borrow_raw(end) };
-        let said = order.send(end, &[]).and_then(|()| Message::receive(end, &mut Fds::default()));
-        matches!(said, Ok(Some(Message::Ack(_))))
+        // SAFETY: hidden from the program, and closed only by `leasing::release`, under the lock
+        // that the caller holds.
+        (end >= 0).then(|| unsafe { BorrowedFd::borrow_raw(end) })
     }
 }

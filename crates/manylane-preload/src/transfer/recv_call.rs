@@ -351,11 +351,10 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let mask = self.signals.wait_mask(None);
         let ready = real::ppoll(&mut fds[..count], WAIT_SLICE, mask);
         self.member.beat();
-        if ready < 0 {
-            return (!self.should_wait_again()).then_some((-1, false));
+        if !real::is_interrupted(ready) {
+            real::set_errno(EAGAIN);
         }
-        real::set_errno(EAGAIN);
-        if ready == 0 && !self.should_wait_again() {
+        if ready <= 0 && !self.should_wait_again() {
             return Some((-1, false));
         }
         None

@@ -94,7 +94,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         fds[0].fd = self.sock.fd_of(lane, self.fd);
         let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
         let mask = self.signals.wait_mask(None);
-        if real::ppoll(&mut fds[..count], WAIT_SLICE, mask) < 0 {
+        if real::is_interrupted(real::ppoll(&mut fds[..count], WAIT_SLICE, mask)) {
             return -1;
         }
         self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN))
@@ -106,11 +106,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let fd = self.sock.fd_of(lane, self.fd);
         let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
         let mask = self.signals.wait_mask(None);
-        match real::ppoll(&mut at, WAIT_SLICE, mask) {
-            ready if ready < 0 => -1,
-            // A datagram that poll reports may be gone: then the result is EAGAIN.
-            _ => (self.op)(fd, MSG_DONTWAIT),
+        if real::is_interrupted(real::ppoll(&mut at, WAIT_SLICE, mask)) {
+            return -1;
         }
+        // A datagram that poll reports may be gone: then the result is EAGAIN.
+        (self.op)(fd, MSG_DONTWAIT)
     }
 
     /// Defers signals before a wait in slices, so that a handler interrupts it at any time.

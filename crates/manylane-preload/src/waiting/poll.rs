@@ -1,12 +1,13 @@
 //! poll(2) and ppoll(2), and the slices of select(2).
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 
 use crate::base::real::{self, call};
 use crate::base::{pollfds, quiesce, signals};
-use crate::batching::readiness::{ready_in_memory, ready_lanes};
+use crate::batching::readiness::ready_in_memory;
 use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::table::{self, Entry};
 use crate::fds::{fast_path, hidden_fds, sock_fds};
@@ -96,7 +97,7 @@ unsafe fn poll_slow_path(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_i
         };
         let until = Deadline::from_ms(timeout);
         let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
-        poll_sliced(slice, until, None, native)
+        poll_sliced(slice, Caller::Poll, until, None, native)
             .unwrap_or_else(|| poll_slow_path(fds, count, until.remaining_ms()))
     }
 }
@@ -153,7 +154,7 @@ unsafe fn ppoll_slow_path(
             return own(timeout);
         };
         let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
-        poll_sliced(slice, until, mask.as_ref(), native)
+        poll_sliced(slice, Caller::Poll, until, mask.as_ref(), native)
             .unwrap_or_else(|| until.with_timespec(|left| ppoll_slow_path(fds, count, left, mask)))
     }
 }
@@ -174,11 +175,12 @@ pub(crate) unsafe fn ppoll_chk(
     }
 }
 
-/// The program's array, if the library manages one of its sockets.
+/// The program's array, if it has a socket that the library manages, or a hidden descriptor.
 unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    // The kernel refuses more entries than the limit of open files, and does not read them.
-    if fds.is_null() || count == 0 || count > pollfds::POLLFDS_MAX as nfds_t && count > hidden_fds::fd_limit()
-    {
+    // The kernel refuses more entries than the limit of open files, and does not read them. For a
+    // short array the limit is not asked for, which costs a call: the poll fails a moment later.
+    let is_long = count > pollfds::STACK_POLLFDS_MAX as nfds_t;
+    if fds.is_null() || count == 0 || is_long && count > hidden_fds::fd_limit() {
         return None;
     }
     // SAFETY: program arguments.
@@ -210,11 +212,29 @@ fn finish_waits(fds: &[pollfd]) {
     }
 }
 
+/// The program's call that waits.
+#[derive(Clone, Copy)]
+pub(crate) enum Caller {
+    Poll,
+    Select,
+}
+
+impl Caller {
+    /// Number of the program's entries, if the limit of open files applies to them.
+    fn limited(self, fds: &[pollfd]) -> Option<usize> {
+        match self {
+            Self::Poll => Some(fds.len()),
+            Self::Select => None,
+        }
+    }
+}
+
 /// poll(2) over descriptors with managed sockets among them; `native` is the program's own call.
 /// None: the caller must wait for the remaining time (the sockets became plain in an earlier
 /// round, or the library has detached).
 pub(crate) fn poll_sliced(
     fds: &mut [pollfd],
+    caller: Caller,
     until: Deadline,
     mask: Option<&sigset_t>,
     native: impl Fn(&mut [pollfd]) -> c_int,
@@ -235,10 +255,10 @@ pub(crate) fn poll_sliced(
             quiesce::run_outside(|| native(fds))
         };
         let answer = pollfds::with_pollfds(fds.len(), |all| {
-            poll_loop(fds, all, until, (&deferred, mask), &mut native)
+            poll_loop(fds, all, caller, until, (&deferred, mask), &mut native)
         });
         deferred.release();
-        answer.unwrap_or_else(|| Some(wait_unsliced(fds, mask, native)))
+        answer.unwrap_or_else(|| Some(wait_unsliced(fds, caller, mask, native)))
     })
 }
 
@@ -246,6 +266,7 @@ pub(crate) fn poll_sliced(
 #[cold]
 fn wait_unsliced(
     fds: &mut [pollfd],
+    caller: Caller,
     mask: Option<&sigset_t>,
     native: impl FnOnce(&mut [pollfd]) -> c_int,
 ) -> c_int {
@@ -254,7 +275,11 @@ fn wait_unsliced(
     let older = fds.iter().filter(|at| begin(at)).count() > 0;
     queues::flush();
     send_batch::flush();
-    let answer = if older { real::ppoll(fds, real::NO_WAIT, mask) } else { native(fds) };
+    let own = caller.limited(fds);
+    let poll_now = |fds: &mut [pollfd]| {
+        real::ppoll_cells(Cell::from_mut(fds).as_slice_of_cells(), own, real::NO_WAIT, mask)
+    };
+    let answer = if older { poll_now(fds) } else { native(fds) };
     if older && answer >= 0 {
         for at in fds.iter_mut() {
             if managed(at).is_some_and(|(sock, shared)| coverage::poll_other_lanes(sock, shared, at.fd, 0)) {
@@ -269,14 +294,16 @@ fn wait_unsliced(
 fn poll_loop(
     fds: &mut [pollfd],
     all: &mut [pollfd],
+    caller: Caller,
     until: Deadline,
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
     // `all` has the program's entries, and after them the queues of the lanes.
-    let mut first = true;
-    // The datagram that was found is gone: the next round waits for a slice.
-    let mut in_vain = false;
+    let own = caller.limited(fds);
+    let mut has_waited = false;
+    // The last round polled the other lanes in vain: this one waits.
+    let mut has_polled = false;
     loop {
         if quiesce::is_detaching() {
             return None;
@@ -298,30 +325,30 @@ fn poll_loop(
         if !frames {
             send_batch::flush();
         }
-        let copy = &mut all[..fds.len()];
-        let slice = until.slice();
-        // Poll the other lanes before a wait only if the result would be 0, or if they hold older
-        // datagrams.
-        let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
-        let found = now && poll_others(fds);
-        let mut answer = match (any, found || frames) {
-            (false, _) if first => native(fds),
-            // The sockets became plain in an earlier round, which took some of the time.
-            (false, _) => return None,
-            (true, true) => real::ppoll_raw(copy, real::NO_WAIT, deferred.wait_mask(mask)),
-            // The C library's own call: it is a cancellation point.
-            (true, false) => {
-                let paused = if first { rx_coalesce(fds, copy, until, (deferred, mask)) } else { None };
-                paused.unwrap_or_else(|| {
-                    let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
-                    let wait = |time| real::ppoll_cells(all, timespec_of(time), deferred.wait_mask(mask));
-                    deferred.wait(until.slice(), wait)
-                })
+        // A round polls the other lanes, and does not wait, before the result is 0, after each
+        // slice, and first if they may hold older datagrams.
+        let now = any && !has_polled && (until.slice().is_zero() || has_waited || has_leftovers(fds));
+        let waits = !now && !frames;
+        let mut answer = if any {
+            let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
+            let wait = |time| real::ppoll_cells(all, own, timespec_of(time), deferred.wait_mask(mask));
+            if waits {
+                let entries = &all[..fds.len()];
+                let coalesce = || rx_coalesce(fds, entries, own, until, (deferred, mask));
+                let delayed = if has_waited { None } else { coalesce() };
+                delayed.unwrap_or_else(|| deferred.wait(until.slice(), wait))
+            } else {
+                wait(Duration::ZERO)
             }
+        } else if has_waited {
+            // The sockets became plain in an earlier round, which took some of the time.
+            return None;
+        } else {
+            native(fds)
         };
         let copy = &mut all[..fds.len()];
         if any && answer >= 0 {
-            answer = add_frames(fds, copy, found);
+            answer = add_frames(fds, copy);
         }
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)
@@ -333,19 +360,18 @@ fn poll_loop(
         if !any || answer < 0 {
             return Some(answer);
         }
-        if answer > 0 {
-            add_other_lanes(fds, copy);
+        if now {
+            answer = add_other_lanes(fds, copy, |_, _| true);
+        } else if answer > 0 {
+            add_due_lanes(fds, copy);
         }
-        first = false;
         let late = until.remaining().is_some_and(|left| left.is_zero());
-        in_vain = found && answer == 0;
-        if late && answer == 0 && poll_others(fds) {
-            add_frames(fds, copy, true);
-        }
-        if late || answer > 0 {
+        if answer > 0 || now && late {
             return Some(copy_revents(fds, copy));
         }
-        if !slice.is_zero() {
+        has_waited |= waits;
+        has_polled = now;
+        if waits {
             fds.iter().for_each(|at| _ = entries::sock(at.fd));
         }
     }
@@ -355,15 +381,15 @@ fn poll_loop(
 /// one of our sockets ends the delay.
 fn rx_coalesce(
     fds: &[pollfd],
-    copy: &mut [pollfd],
+    copy: &[Cell<pollfd>],
+    own: Option<usize>,
     until: Deadline,
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
 ) -> Option<c_int> {
     let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| rx_coalesce::can_coalesce(shared));
-    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
-    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let lane = fds.iter().zip(copy).find(|(at, _)| pays(at))?.1.get().fd;
     let poll_now = || {
-        let answer = real::ppoll_cells(copy, real::NO_WAIT, deferred.wait_mask(mask));
+        let answer = real::ppoll_cells(copy, own, real::NO_WAIT, deferred.wait_mask(mask));
         (answer != 0).then_some(answer)
     };
     let sleep = |time: timespec| {
@@ -376,7 +402,7 @@ fn rx_coalesce(
         // The kernel skips negative descriptors: negate those of sockets with lanes, and back.
         let negate_fd = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
         fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| negate_fd(to));
-        let answer = real::ppoll_cells(copy, time, mask);
+        let answer = real::ppoll_cells(copy, own, time, mask);
         fds.iter()
             .zip(copy)
             .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
@@ -390,17 +416,6 @@ fn has_leftovers(fds: &[pollfd]) -> bool {
     fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
 }
 
-/// True if a socket has a datagram in a lane that is not watched.
-fn poll_others(fds: &[pollfd]) -> bool {
-    let mut any = false;
-    for at in fds {
-        if let Some((sock, shared)) = managed(at) {
-            any |= coverage::poll_other_lanes(sock, shared, at.fd, own_lane(sock, shared));
-        }
-    }
-    any
-}
-
 /// True if a watched lane has a datagram that the kernel does not report.
 fn has_frames(fds: &[pollfd]) -> bool {
     fds.iter()
@@ -408,40 +423,51 @@ fn has_frames(fds: &[pollfd]) -> bool {
         .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
 }
 
-/// Marks entries readable whose sockets have datagrams that the kernel does not report for the
-/// watched lanes: those in memory, and if `wide`, those in other lanes that the caller may receive
-/// from. The kernel's other results stay: an error is of the program's own socket. Returns the
-/// number of entries with events.
-fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
+/// Marks entries readable whose sockets have datagrams that the kernel does not report: in memory.
+/// Returns the number of entries with events.
+fn add_frames(fds: &[pollfd], copy: &mut [pollfd]) -> c_int {
+    add_readable(fds, copy, |sock, shared, fd| {
+        ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0
+            || coverage::has_older(sock, shared, fd)
+    })
+}
+
+/// The same, of sockets that have a datagram in a lane that is not watched, among those that are
+/// `due`.
+fn add_other_lanes(
+    fds: &[pollfd],
+    copy: &mut [pollfd],
+    due: impl Fn(&'static Sock, &Shared) -> bool,
+) -> c_int {
+    add_readable(fds, copy, |sock, shared, fd| {
+        due(sock, shared) && coverage::poll_other_lanes(sock, shared, fd, own_lane(sock, shared))
+    })
+}
+
+/// A wait ends before its slice: the same, if a poll of other lanes is overdue.
+fn add_due_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
+    let datagrams = fds
+        .iter()
+        .zip(copy.iter())
+        .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
+    add_other_lanes(fds, copy, |sock, shared| is_poll_overdue(sock, shared, datagrams));
+}
+
+/// Marks entries without a datagram readable, if `has` one. The kernel's other results stay: an
+/// error is of the program's own socket. Returns the number of entries with events.
+fn add_readable(
+    fds: &[pollfd],
+    copy: &mut [pollfd],
+    has: impl Fn(&'static Sock, &Shared, c_int) -> bool,
+) -> c_int {
     for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ_EVENTS == 0) {
-        let Some((sock, shared)) = managed(from) else { continue };
-        let own = own_lane(sock, shared);
-        let others = if wide { coverage::other_lanes(sock, shared, own) } else { 0 };
-        if ready_in_memory(sock, shared, 1 << own) != 0
-            || coverage::has_older(sock, shared, from.fd)
-            || ready_lanes(sock, shared, from.fd, others) != 0
+        if let Some((sock, shared)) = managed(from)
+            && has(sock, shared, from.fd)
         {
             to.revents |= from.events & READ_EVENTS;
         }
     }
     copy.iter().filter(|at| at.revents != 0).count() as c_int
-}
-
-/// A wait ends before its slice: marks entries without a datagram readable if other lanes have one
-/// and a poll of these is overdue.
-fn add_other_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
-    let datagrams = fds
-        .iter()
-        .zip(copy.iter())
-        .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
-    for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ_EVENTS == 0) {
-        if let Some((sock, shared)) = managed(from)
-            && is_poll_overdue(sock, shared, datagrams)
-            && coverage::poll_other_lanes(sock, shared, from.fd, own_lane(sock, shared))
-        {
-            to.revents |= from.events & READ_EVENTS;
-        }
-    }
 }
 
 fn own_lane(sock: &'static Sock, shared: &Shared) -> usize {

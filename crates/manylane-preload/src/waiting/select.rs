@@ -7,9 +7,9 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDNORM, POLLWRNORM};
-use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
+use libc::{POLLNVAL, c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 
+use crate::base::by_select::SET_EVENTS;
 use crate::base::real::{self, call, fail_with_errno};
 use crate::base::{pollfds, quiesce};
 use crate::batching::send_batch;
@@ -17,21 +17,9 @@ use crate::fds::{hidden_fds, sock_fds, table};
 use crate::lanes::fallback;
 use crate::shared::sock::{Shared, Sock};
 use crate::transfer::detached;
-use crate::waiting::poll;
+use crate::waiting::poll::{self, Caller};
 use crate::waiting::wait::{self, Deadline, timespec_of};
 use crate::xdp::queues;
-
-/// The band events that the kernel counts as readable and as writable.
-const RDBAND: i16 = 0x80;
-const WRBAND: i16 = 0x200;
-
-/// For each set, the events to poll for, and the results that count for it; in the order of the
-/// call's arguments.
-const SET_EVENTS: [(i16, i16); 3] = [
-    (POLLIN | POLLRDNORM | RDBAND, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
-    (POLLOUT | POLLWRNORM | WRBAND, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
-    (POLLPRI, POLLPRI),
-];
 
 pub(crate) unsafe fn select(
     count: c_int,
@@ -132,7 +120,7 @@ impl FdSets {
         };
         let by_poll = |room: &mut [pollfd]| {
             let used = self.fill_pollfds(room);
-            let answer = poll::poll_sliced(&mut room[..used], until, mask, |_| native())?;
+            let answer = poll::poll_sliced(&mut room[..used], Caller::Select, until, mask, |_| native())?;
             Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
         let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };

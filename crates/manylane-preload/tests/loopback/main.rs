@@ -13,6 +13,7 @@ mod gaps;
 mod heirs;
 mod joins;
 mod looks;
+mod lowered;
 mod nested;
 mod patterns;
 mod pauses;

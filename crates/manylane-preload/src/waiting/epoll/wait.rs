@@ -347,8 +347,12 @@ fn wait_with_queues(
         queues::flush();
         send_batch::flush();
         let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
-        if real::ppoll(&mut fds[..used], time, mask) < 0 {
+        let ready = real::ppoll(&mut fds[..used], time, mask);
+        if real::is_interrupted(ready) {
             return -1;
+        }
+        if ready < 0 {
+            fds[0].revents = libc::POLLIN;
         }
     }
     if fds[0].revents != 0 || some && polls.is_multiple_of(KERNEL_POLL_INTERVAL) {
