@@ -60,8 +60,8 @@ pub struct Flushed {
 }
 
 impl<'a> Outbox<'a> {
-    pub(crate) fn new(replies: Replies<'a>, cells: &'a Cells, v6: bool) -> Self {
-        let Replies { queue, transport, bypass } = replies;
+    pub(crate) fn new(replies: Replies<'a>, bypass: Option<Bypass<'a>>, cells: &'a Cells, v6: bool) -> Self {
+        let Replies { queue, transport } = replies;
         Self { queue, transport, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
     }
 

@@ -11,7 +11,7 @@ use manylane_sys::xsk::{LeasedQueue, LessorQueue, QUEUE_MEMBERS_MAX};
 
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
-use crate::io::xdp::SocketIndex;
+use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 use crate::io::xdp::control::{FRAME_SIZE, HEADROOM};
 use crate::io::xdp::device::{AttachMode, Device};

@@ -18,7 +18,7 @@ use super::connection::RequestedSocket;
 use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
 use crate::error::{EPROTO, Result};
-use crate::io::xdp::SocketIndex;
+use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 
 pub(super) const ENOSPC: i32 = 28;
@@ -150,7 +150,7 @@ impl Lessor {
     fn add_queues(&mut self, lease: &mut Lease, queues: &[(usize, u32)]) {
         let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
         let Ok(number) = leased.device.register(&[]) else { return };
-        if let Err(err) = self.filter.attach(&leased.device, number) {
+        if let Err(err) = self.filter.attach(&leased.device.filters, number) {
             log::warn!("{} is not leased: {}", leased.device.name, err.chain());
             return leased.device.unregister(number);
         }
@@ -162,7 +162,7 @@ impl Lessor {
             }
         }
         if lease.members.len() == before {
-            self.filter.detach(&leased.device, number);
+            self.filter.detach(&leased.device.filters, number);
             leased.device.unregister(number);
         } else {
             lease.socket_indexes.push((leased.device.index, number));
@@ -283,7 +283,7 @@ impl Lessor {
             for member in lease.members.iter().filter(|member| member.params.ifindex == leased.device.index) {
                 leased.device.clear_redirect(number, member.params.queue);
             }
-            self.filter.detach(&leased.device, number);
+            self.filter.detach(&leased.device.filters, number);
             leased.device.unregister(number);
         }
         barrier::synchronize();
