@@ -15,6 +15,7 @@
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`bpf_link`] | detaching eBPF programs of other processes, for tests |
+//! | [`errno`] | error numbers, for crates that tell them apart |
 //! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
@@ -47,6 +48,7 @@ pub mod control;
 pub mod cpu;
 pub mod device;
 mod diag;
+pub mod errno;
 pub mod fd;
 pub mod flock;
 pub mod map;

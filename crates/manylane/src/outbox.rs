@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{SendBatch, fits};
-use manylane_sys::sock;
+use manylane_sys::{errno, sock};
 
 use crate::counters::{Cells, Count};
-use crate::error as errno;
 use crate::io::batch::Datagram;
 use crate::io::{Bypass, Replies, Transport};
 

@@ -58,6 +58,7 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
+use manylane_sys::errno::EPERM;
 use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
@@ -69,7 +70,7 @@ use super::socket_queue::TakeMessages;
 use super::{Capabilities, Io, NewLane, RecvSummary, Replies, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
-use crate::error::{EPERM, Error, Result};
+use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
 
 /// Upper bound of the messages that the kernel takes from a socket at a time

@@ -20,12 +20,13 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
+use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP};
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 use super::checks;
 pub(crate) use super::checks::AttachMode;
 use super::route::{self, LocalState};
-use crate::error::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::io::bpf_error::bpf_error;
 use crate::io::filter::maps::FilterMaps;
 use crate::io::filter::{SharedFilterMaps, SocketIndex};

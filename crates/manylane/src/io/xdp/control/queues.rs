@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::errno::EBUSY;
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
 use super::super::device::Device;
@@ -16,7 +17,7 @@ use super::super::lane_queue::{LaneQueue, QueueId};
 use super::super::mailbox::{Mailbox, QueueCommand};
 use super::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
 use crate::counters::LaneId;
-use crate::error::{EBUSY, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::port_owner;
 

@@ -11,18 +11,16 @@ use std::os::fd::AsFd as _;
 use manylane_ipc::lease::{self, Message};
 use manylane_sys::barrier;
 use manylane_sys::bound_sockets::{self, BoundSocket};
+use manylane_sys::errno::{ENODEV, ENOSPC, EPROTO};
 
 use super::Lessor;
 use super::connection::Client;
 use super::connection::RequestedSocket;
 use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
-use crate::error::{EPROTO, Result};
+use crate::error::Result;
 use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
-
-pub(super) const ENOSPC: i32 = 28;
-pub(super) const ENODEV: i32 = 19;
 
 /// The lease of one socket of a program.
 pub(super) struct Lease {

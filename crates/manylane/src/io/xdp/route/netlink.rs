@@ -6,6 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use manylane_sys::errno::{EINTR, ENOBUFS};
 use manylane_sys::sock::{self, Buffer};
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage,
@@ -20,7 +21,6 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
 use super::rtnetlink::{KernelUpdate, Route, decode, messages, parse_route_reply, parse_xdp_program};
-use crate::error::{EINTR, ENOBUFS};
 
 /// Subscribed event groups of linux/rtnetlink.h.
 const GROUPS: [u32; 8] = [
