@@ -1,6 +1,11 @@
 //! Netlink sockets: one for queries, and one for events.
 //!
 //! Nothing here needs a privilege.
+//!
+//! This client is for the thread that keeps next hops current: it never waits, sends many queries
+//! in one call, and detects lost events and inconsistent dumps. The doctor of the command line has
+//! its own, which waits for each reply: the two share only the split of a datagram into messages,
+//! six lines that this crate would have to export.
 
 use std::io;
 use std::net::IpAddr;
