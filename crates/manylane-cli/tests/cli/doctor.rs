@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
+use manylane_sys::test_support::set_queues;
 use manylane_sys::{cpu, device, sock};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
@@ -220,7 +221,7 @@ fn netns_doctor_sees_the_queues_of_a_device() {
     if !has_two_cpus("netns_doctor_sees_the_queues_of_a_device") {
         return;
     }
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     let (document, _) = json(host, &["doctor"]);
     let [row] = rows(&document, "queues-unused")[..] else { panic!("{document}") };
     assert!(row["seen"].as_str().unwrap().contains("1 of 4 receive queues"), "{row}");
@@ -392,7 +393,7 @@ fn netns_tune_does_not_cut_the_user_off() {
     let state = state("guard");
     let queues = || host.run(|| device::receive_queues("link0")).unwrap();
     let tune = |words: &[&str]| json(host, &[&["tune", "--state", &state], words].concat());
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     host.ip_batch(&format!("route add default via {}\n", testbed.host(1).ip4(0))).unwrap();
     for words in [&["queues-unused"][..], &["queues-unused", "--dry-run"], &["--all", "--dry-run"]] {
         let (document, code) = tune(words);
@@ -420,7 +421,7 @@ fn netns_tune_names_the_session_that_it_would_cut() {
     }
     let testbed = one_host(4);
     let host = testbed.host(0);
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     // A session with the port of ssh here.
     let listener = host.run(|| std::net::TcpListener::bind((host.ip4(0), 22)).unwrap());
     let addr: SocketAddr = listener.local_addr().unwrap();
