@@ -129,7 +129,7 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(output.status.code() == Some(1) && words.contains(&format!("lost {lost} datagrams")), "{text}");
     // Nothing is lost any more, and what was is over.
-    let (document, _) = json(host, &["doctor", "--watch", "0.01"]);
+    let (document, _) = json(host, &["doctor", "--duration", "10ms"]);
     assert!(rows(&document, "socket-drops").is_empty());
     // Of a socket that is gone, the number stays.
     drop(socket);
@@ -249,7 +249,7 @@ fn loopback_doctor_has_exit_codes() {
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(code(&["doctor", "--pid", "x"]).0, 2);
-    assert_eq!(code(&["doctor", "--watch", "-1"]).0, 2);
+    assert_eq!(code(&["doctor", "--duration", "-1"]).0, 2);
     // Above what the kernel gives, and one that has ended.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
