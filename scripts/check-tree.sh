@@ -32,6 +32,7 @@ while IFS= read -r found; do
 done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
   LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
 
+python3 scripts/module-cycles.py --self-test || failed=1
 python3 scripts/module-cycles.py || failed=1
 
 # The assertions on layouts in the headers; Rust has its own.

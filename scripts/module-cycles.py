@@ -1,62 +1,150 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Circles of modules: module-cycles.py [--edges] [CRATE...]
+"""Circles of modules: module-cycles.py [--edges | --self-test] [CRATE...]
 
 The modules of one folder are looked at together: an arrow goes from one to another if its code, or
-that of a module inside it, names the other. A module may use the folder's own file and be used by
-it: only arrows between siblings count. Tests do not.
+that of a module inside it, names the other, or an item of the other, under whatever name and by
+whichever re-export. A module may use the folder's own file and be used by it: only arrows between
+siblings count. Tests do not.
 """
 
 import collections
 import pathlib
 import re
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PATHS = re.compile(r"\b((?:crate|self|super)(?:::(?:super|r#)?\w+)+)")
+# Comments are dropped, literals emptied: both may contain anything.
+COMMENT_OR_LITERAL = re.compile(
+    r"""(//[^\n]*|/\*.*?\*/)|\br(#*)".*?"\2|"(?:\\.|[^"\\])*"|'(?:\\[^'\n]+|[^'\\\n]|\\')'""", re.DOTALL
+)
+TEST_ONLY = re.compile(r"#\[cfg\((?:all\()?test\b[^\n]*\n")
+ITEM_START = re.compile(
+    r"(?:\s|#\[[^\n]*\n|pub(?:\([^)]*\))?\s)*(use|mod|fn|impl|struct|enum|union|trait|type|const|static|unsafe|extern)?\b"
+)
+INLINE_MODULE = re.compile(r"\bmod \w+ \{")
+IMPORT = re.compile(r"\buse\s+([^;]+);")
+GROUP = re.compile(r"([\w:]*)\{([^{}]*)\}")
+PATH = re.compile(r"(?<![\w:])(?:r#)?\w+(?:::(?:r#)?\w+)+")
+ITEM = re.compile(r"\b(?:fn|struct|enum|union|trait|type|const|static|macro_rules!)\s+(\w+)")
 
 
-def code_of(path):
-    """The text without comments, strings and tests; grouped imports are written out."""
-    text = path.read_text()
-    text = re.split(r"\n#\[cfg\((?:all\()?test\b[^\n]*\n(?:#\[[^\n]*\n)*(?:pub(?:\([^)]*\))? )?mod \w+ \{", text)[0]
-    text = re.sub(r"#\[cfg\((?:all\()?test\b[^\n]*\n(?:#\[[^\n]*\n)*[^\n]*;", "", text)
-    text = re.sub(r"//[^\n]*", "", text)
-    text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
-    while match := re.search(r"((?:\w+::)+)\{([^{}]*)\}", text):
-        parts = [part.strip() for part in match[2].split(",") if part.strip()]
-        text = text[: match.start()] + " ".join(match[1] + part for part in parts) + text[match.end() :]
+def item_end(text, at):
+    """Where the item, variant, field or match arm ends that begins at `at`."""
+    keyword = ITEM_START.match(text, at)[1]
+    depth = 0
+    for place in range(at, len(text)):
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        if depth < 0:
+            return place
+        ends = text[place] == ";" or text[place] == "}" and keyword != "use" or text[place] == "," and not keyword
+        if depth == 0 and ends:
+            return place + 1
+    return len(text)
+
+
+def code_of(text):
+    """The text without comments, literals and tests. Inline modules count as the file's own code."""
+    text = COMMENT_OR_LITERAL.sub(lambda match: "" if match[1] else '""', text)
+    while match := TEST_ONLY.search(text):
+        text = text[: match.start()] + text[item_end(text, match.end()) :]
+    for match in INLINE_MODULE.finditer(text):
+        end = item_end(text, match.start())
+        body = re.sub(r"\bsuper(::(?:super::)*)", lambda found: found[1][2:] or "self::", text[match.end() : end])
+        # As long as before: the places of the modules that follow stay the same.
+        text = text[: match.end()] + body.ljust(end - match.end()) + text[end:]
     return text
 
 
-def module_of(source, path):
-    parts = list(path.relative_to(source).with_suffix("").parts)
-    return tuple(parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts)
+class Module:
+    def __init__(self, text):
+        code = code_of(text)
+        self.imports = collections.defaultdict(set)  # Name to the paths that it stands for.
+        self.globs = set()
+        for tree in IMPORT.findall(code):
+            # Innermost groups first: a::{b::{c, d}, e} is a::{b::c, b::d, e}, then a::b::c and so on.
+            while match := GROUP.search(tree):
+                parts = [match[1] + part.strip() for part in match[2].split(",") if part.strip()]
+                tree = tree[: match.start()] + ", ".join(parts) + tree[match.end() :]
+            for leaf in tree.split(","):
+                self.add_import(leaf)
+        code = IMPORT.sub("", code)
+        self.items = set(ITEM.findall(code))
+        self.words = set(re.findall(r"\w+", code))
+        self.paths = {tuple(path.replace("r#", "").split("::")) for path in PATH.findall(code)}
+        self.paths |= {path for paths in self.imports.values() for path in paths}
+
+    def add_import(self, leaf):
+        path, _, alias = leaf.replace("r#", "").partition(" as ")
+        words = tuple("".join(path.split()).split("::"))
+        if words[-1] == "self" and len(words) > 1:
+            words = words[:-1]
+        if words[-1] == "*":
+            self.globs.add(words[:-1])
+        elif words[0]:
+            self.imports[alias.strip() or words[-1]].add(words)
 
 
-def read(source):
-    """Module to those that it names."""
-    files = [path for path in source.rglob("*.rs") if "tests" not in path.relative_to(source).parts]
-    files = [path for path in files if path.stem != "tests" and not path.stem.endswith("_tests")]
-    modules = {module_of(source, path): path for path in files}
-    uses = {}
-    for module, path in modules.items():
-        found = set()
-        for text in PATHS.findall(code_of(path)):
-            words = text.split("::")
-            at = () if words[0] == "crate" else module
-            if words[0] == "super":
-                at = module[:-1]
-            for word in words[1:]:
-                if word == "super":
-                    at = at[:-1]
-                elif at + (word,) in modules:
-                    at += (word,)
-                else:
-                    break
+class Crate:
+    def __init__(self, source):
+        paths = [path for path in source.rglob("*.rs") if "tests" not in path.relative_to(source).parts]
+        paths = [path for path in paths if path.stem != "tests" and not path.stem.endswith("_tests")]
+        self.modules = {self.module_of(source, path): Module(path.read_text()) for path in paths}
+        # A glob that imports from a module with a glob needs another pass.
+        while any([self.expand_globs(at) for at in self.modules]):
+            pass
+
+    @staticmethod
+    def module_of(source, path):
+        parts = path.relative_to(source).with_suffix("").parts
+        return parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts
+
+    def expand_globs(self, at):
+        """Turns a glob into imports of all names in its module. True if it found new ones."""
+        module, count = self.modules[at], len(self.modules[at].imports)
+        for glob in module.globs:
+            end = self.resolve(at, glob)[1]
+            if end in self.modules and end != at:
+                source = self.modules[end]
+                children = {other[-1] for other in self.modules if other and other[:-1] == end}
+                for name in source.items | set(source.imports) | children:
+                    if name not in module.items and name not in module.imports:
+                        module.imports[name].add((*glob, name))
+                        if name in module.words:
+                            module.paths.add((*glob, name))
+        return len(module.imports) > count
+
+    def resolve(self, at, path, seen=frozenset()):
+        """The modules that the path leads through, and the one that it names (None: an item)."""
+        found, words = set(), path
+        if (at, path) in seen:
+            return found, None
+        if words[0] in ("crate", "self", "super"):
+            at = {"crate": (), "self": at, "super": at[:-1]}[words[0]]
+            words = words[1:]
+        for number, word in enumerate(words):
             found.add(at)
-        uses[module] = found - {module}
-    return uses
+            if word == "super":
+                at = at[:-1]
+            elif at + (word,) in self.modules:
+                at += (word,)
+            else:
+                end = None
+                for target in self.modules[at].imports.get(word, ()) if at in self.modules else ():
+                    # Of the same name: another crate.
+                    if target[0] != word:
+                        more, end = self.resolve(at, target + words[number + 1 :], seen | {(at, path)})
+                        found |= more
+                return found, end
+        return found | {at}, at
+
+    def uses(self):
+        """Module to those that it names."""
+        return {
+            at: set().union(*(self.resolve(at, path)[0] for path in module.paths)) - {at}
+            for at, module in self.modules.items()
+        }
 
 
 def cycles(graph):
@@ -84,9 +172,9 @@ def cycles(graph):
     return done
 
 
-def check(crate, show_edges):
-    source = ROOT / "crates" / crate / "src"
-    uses = read(source)
+def circles_of(source):
+    """Folder, circle and the arrows within it, for each circle."""
+    uses = Crate(source).uses()
     if not uses:
         sys.exit(f"{source} has no modules")
     folders = collections.defaultdict(lambda: collections.defaultdict(dict))
@@ -94,8 +182,7 @@ def check(crate, show_edges):
         for other in others:
             depth = next((n for n, (a, b) in enumerate(zip(module, other)) if a != b), None)
             if depth is not None:
-                folders[module[:depth]][module[depth]].setdefault(other[depth], []).append((module, other))
-    failed = False
+                folders[module[:depth]][module[depth]].setdefault(other[depth], set()).add((module, other))
     for folder, edges in sorted(folders.items()):
         graph = collections.defaultdict(set)
         for module, others in edges.items():
@@ -103,18 +190,73 @@ def check(crate, show_edges):
             for other in others:
                 graph.setdefault(other, set())
         for circle in cycles(graph):
-            failed = True
-            print(f"{crate}: {'::'.join(('crate', *folder))}: a circle of {len(circle)}: {' '.join(circle)}")
-            if show_edges:
-                for module in circle:
-                    for other in sorted(set(edges.get(module, {})) & set(circle)):
-                        names = sorted({"::".join(a) + " uses " + "::".join(b) for a, b in edges[module][other]})
-                        print(f"    {module} -> {other}: {'; '.join(names)}")
+            yield folder, circle, edges
+
+
+def check(crate, show_edges):
+    failed = False
+    for folder, circle, edges in circles_of(ROOT / "crates" / crate / "src"):
+        failed = True
+        print(f"{crate}: {'::'.join(('crate', *folder))}: a circle of {len(circle)}: {' '.join(circle)}")
+        for module in circle if show_edges else ():
+            for other in sorted(set(edges[module]) & set(circle)):
+                names = sorted({"::".join(a) + " uses " + "::".join(b) for a, b in edges[module][other]})
+                print(f"    {module} -> {other}: {'; '.join(names)}")
+    return failed
+
+
+# In each crate, b uses a. The other way is hidden, or there is none.
+B = "use crate::a::Item;\npub struct Thing(Item);\n"
+SELF_TEST = {
+    "a plain circle": (True, "mod a;\nmod b;\n", "use crate::b::Thing;\npub struct Item;\n"),
+    "no circle": (False, "mod a;\nmod b;\npub use b::Thing;\n", "pub struct Item;\n"),
+    "a re-export": (True, "mod a;\nmod b;\npub use b::Thing;\n", "use super::Thing;\npub struct Item;\n"),
+    "a group, renamed": (
+        True,
+        "mod a;\nmod b;\npub(crate) use self::{\n    a::Item,\n    b::{Thing as Renamed},\n};\n",
+        "use crate::{Renamed as Again};\npub struct Item;\n",
+    ),
+    "a private import, not imported": (
+        True,
+        "mod a;\nmod b;\nuse b::Thing;\n",
+        "pub struct Item;\nfn one(_: super::Thing) {}\n",
+    ),
+    "a module, renamed": (True, "mod a;\nmod b;\n", "use crate::b as c;\npub struct Item;\nfn one(_: c::Thing) {}\n"),
+    "a glob": (True, "mod a;\nmod b;\npub(crate) use b::*;\n", "use super::*;\npub struct Item(Thing);\n"),
+    "a glob, name not used": (False, "mod a;\nmod b;\npub(crate) use b::*;\n", "use super::*;\npub struct Item;\n"),
+    "an inline module": (
+        False,
+        "mod a;\nmod b;\npub use b::Thing;\n",
+        "pub struct Thing;\npub struct Item;\nmod inner {\n    pub(super) use super::Thing;\n}\n",
+    ),
+    "tests, comments and literals": (
+        False,
+        "mod a;\nmod b;\npub use b::Thing;\n",
+        "pub struct Item;\n// crate::Thing\nconst TEXT: &str = \"crate::Thing\";\n"
+        "enum Kind {\n    #[cfg(test)]\n    Sim(crate::Thing),\n}\n"
+        "#[cfg(test)]\nuse crate::{\n    Thing,\n};\n#[cfg(test)]\nmod tests {\n    use crate::Thing;\n}\n",
+    ),
+}
+
+
+def self_test():
+    failed = False
+    for name, (has_circle, lib, a) in SELF_TEST.items():
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder)
+            for file, text in (("lib.rs", lib), ("a.rs", a), ("b.rs", B)):
+                (source / file).write_text(text)
+            found = [circle for _, circle, _ in circles_of(source)]
+            if found != ([["a", "b"]] if has_circle else []):
+                failed = True
+                print(f"module-cycles.py --self-test: {name}: found {found or 'no circle'}")
     return failed
 
 
 def main():
     words = sys.argv[1:]
+    if "--self-test" in words:
+        return self_test()
     crates = [word for word in words if not word.startswith("-")]
     crates = crates or sorted(path.parent.name for path in ROOT.glob("crates/*/src"))
     failed = [check(crate, "--edges" in words) for crate in crates]

@@ -96,7 +96,7 @@ from_host() { # ADDRESS COUNT EXPECTED [OPTION...]
 
 serve() { # ADDRESS OPTION...: manylane echo, listening
   rm -f /tmp/*.json /tmp/*.err
-  manylane echo "$@" --stats 0 --json >/tmp/echo.json 2>/tmp/echo.err </dev/null 3>&- &
+  manylane echo "$@" --interval 0 --json >/tmp/echo.json 2>/tmp/echo.err </dev/null 3>&- &
   server=$!
   soon grep -qE "^listening|rror" /tmp/echo.err
   grep -q ^listening /tmp/echo.err || {
@@ -123,7 +123,7 @@ refused() { # TEXT OPTION...: by 'manylane echo', with that in its message
   text=$1
   shift
   status=0
-  timeout 20 manylane echo "$@" --stats 0 >/tmp/refused 2>&1 </dev/null 3>&- || status=$?
+  timeout 20 manylane echo "$@" --interval 0 >/tmp/refused 2>&1 </dev/null 3>&- || status=$?
   cat /tmp/refused
   is status $status 1
   grep -qF "$text" /tmp/refused

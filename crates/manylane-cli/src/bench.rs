@@ -79,6 +79,10 @@ impl Controller for Bar {
     }
 }
 
+/// Maximum numbers of messages of a call that `bench batch` and `bench replies` compare.
+const RECV_BATCHES: [usize; 5] = [1, 16, 64, 256, 1024];
+const SEND_BATCHES: [usize; 4] = [1, 16, 64, 256];
+
 /// Maximum number of queues of a testbed device.
 const QUEUES_MAX: u32 = 64;
 
@@ -90,7 +94,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let mut setup = make_setup(&args.place, &args.common, must, |cpus| {
         Setup::testbed_with_queues(cpus, args.links, queues)
     })?;
-    setup.set_count_hook(args.answers);
+    setup.set_count_hook(args.count_hook);
     let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all receivers. Loopback has no device that gives frames.
     // io_uring may be forbidden.
@@ -104,7 +108,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && !has_device) {
         bail!("{kind} takes frames from a device: it needs a testbed (root, without --loopback)");
     }
-    let mut options = options(&args.common, &args.threads, receivers, duration, args.rate);
+    let mut options = options(&args.common, &args.threads, receivers, duration, args.rate)?;
     options.quick = args.quick;
     options.work = work;
     options.synthetic_work = SyntheticWork::calibrate(args.work);
@@ -136,7 +140,7 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     if let Some(by) = by.iter().find(|by| by.needs_device() && !has_device) {
         bail!("{by} takes frames from a device: it needs a testbed (root, --testbed)");
     }
-    let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
+    let mut options = options_with(&args.common, None, &[1], Vec::new(), Duration::ZERO, None);
     let all = if has_device { &BATCH_SIZES[..3] } else { &BATCH_SIZES };
     options.sizes = or_default(&args.common.size, all);
     if let Some(size) = options.sizes.iter().find(|size| has_device && **size > FRAME_PAYLOAD_MAX) {
@@ -144,23 +148,25 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
             "--size {size} does not fit a frame of the testbed's sender: at most {FRAME_PAYLOAD_MAX}, or --loopback"
         );
     }
-    let plan = Plan { methods: by, messages: args.messages.clone(), fills: args.queues };
+    let plan =
+        Plan { methods: by, messages: or_default(&args.common.batch, &RECV_BATCHES), fills: args.iterations };
     let document = experiments::batch::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "batch", &document)
 }
 
 fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
-    let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
+    let mut options = options_with(&args.common, None, &[1], Vec::new(), Duration::ZERO, None);
     options.sizes = or_default(&args.common.size, &REPLY_SIZES);
     let setup = Setup::loopback(args.common.receiver_cpus.clone());
     let senders = or_default(&args.senders, &SendMethod::ALL);
-    let document = experiments::replies::run(&setup, &options, &senders, &args.messages, director)?;
+    let batches = or_default(&args.common.batch, &SEND_BATCHES);
+    let document = experiments::replies::run(&setup, &options, &senders, &batches, director)?;
     finish(&args.common, director, "replies", &document)
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_default(&args.receivers, &experiments::rx::GSO_RECEIVERS);
-    let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
+    let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps())?;
     options.flows = args.common.flows.unwrap_or(1);
     options.gso = true;
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone());
@@ -169,15 +175,15 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
 }
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
-    let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
+    let options = options(&args.common, &args.lanes, vec![Kind::LaneMmsg], args.duration, args.rate)?;
     let mut setup = default_setup(&args.place, &args.common)?;
-    let document = experiments::churn::run(&mut setup, &options, args.every, director)?;
+    let document = experiments::churn::run(&mut setup, &options, args.change_interval, director)?;
     finish(&args.common, director, "churn", &document)
 }
 
 fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_default(&args.receivers, &experiments::flap::RECEIVERS);
-    let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
+    let options = options(&args.common, &args.threads, receivers, args.duration, args.rate)?;
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
     let events = or_default(&args.events, &Event::ALL);
     let document = experiments::flap::run(&mut setup, &options, &events, director)?;
@@ -217,10 +223,10 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     let plan = rtt::Plan {
         contenders,
         placements: args.placements.clone(),
-        rates: or_default(&args.rates, quick_rates),
+        rates: or_default(&args.rate, quick_rates),
         arrivals: args.arrivals,
     };
-    let mut options = options(&args.common, &[1], Vec::new(), duration, None);
+    let mut options = options(&args.common, &[1], Vec::new(), duration, None)?;
     options.quick = args.quick;
     let document = rtt::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "rtt", &document)
@@ -230,8 +236,29 @@ fn or_default<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
 
+/// The options of a benchmark that does not compare batches.
 fn options(
     args: &BenchArgs,
+    threads: &[usize],
+    receivers: Vec<Kind>,
+    duration: Duration,
+    pps: Option<f64>,
+) -> Result<Options> {
+    let batch = match args.batch[..] {
+        [] => None,
+        [batch] => Some(batch),
+        _ => {
+            return Err(
+                UsageError("--batch: only bench batch and bench replies compare several".into()).into()
+            );
+        }
+    };
+    Ok(options_with(args, batch, threads, receivers, duration, pps))
+}
+
+fn options_with(
+    args: &BenchArgs,
+    batch: Option<usize>,
     threads: &[usize],
     receivers: Vec<Kind>,
     duration: Duration,
@@ -245,7 +272,7 @@ fn options(
         duration,
         pps,
         flows: args.flows.unwrap_or(usual.flows),
-        batch: args.batch,
+        batch: batch.unwrap_or(usual.batch),
         recv_buffer: args.recv_buffer.unwrap_or(usual.recv_buffer),
         rx_coalesce: args.rx_usecs.map(Duration::from_micros),
         steering: args.steering,

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     let served = AtomicBool::new(false);
     let start = Instant::now();
     let counters = thread::scope(|scope| {
-        scope.spawn(|| monitor(&handle, &stop, &served, args.stats));
+        scope.spawn(|| monitor(&handle, &stop, &served, args.interval));
         let counters = socket.serve(|batch: Batch<'_>, out: &mut Outbox<'_>| {
             for datagram in batch {
                 out.reply_borrowed(&datagram, datagram.payload());
@@ -108,9 +108,8 @@ fn open(args: &EchoArgs) -> Result<Socket> {
 }
 
 /// Prints statistics, and stops the server on a signal.
-fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
+fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, interval: Duration) {
     let progress = Progress::live();
-    let every = Duration::from_secs_f64(every);
     let mut last = (Instant::now(), Counters::default());
     while !served.load(Ordering::Relaxed) {
         thread::sleep(POLL_INTERVAL);
@@ -118,7 +117,7 @@ fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) 
             handle.stop();
             return;
         }
-        if !every.is_zero() && last.0.elapsed() >= every {
+        if !interval.is_zero() && last.0.elapsed() >= interval {
             let now = handle.counters();
             progress.line(&interval_line(&last.1, &now, last.0.elapsed()));
             last = (Instant::now(), now);

@@ -59,8 +59,8 @@ fn scale(args: &LabArgs) -> Scale {
     Scale {
         rounds: args.rounds.unwrap_or(usual.rounds),
         units: args.units.unwrap_or(usual.units),
-        flood_ms: millis(args.flood, usual.flood_ms),
-        stretch_ms: millis(args.stretch, usual.stretch_ms),
+        flood_ms: millis(args.flood_duration, usual.flood_ms),
+        sample_ms: millis(args.duration, usual.sample_ms),
         ..usual
     }
 }

@@ -1,7 +1,7 @@
 //! `manylane send`: the load generator, with or without replies.
 
 #[cfg(feature = "bench")]
-mod fast;
+mod testbed;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ pub(crate) fn run(args: &SendArgs) -> Result<()> {
 
 fn send(args: &SendArgs) -> Result<Row> {
     #[cfg(feature = "bench")]
-    if args.fast {
-        return fast::send(args);
+    if args.testbed {
+        return testbed::send(args);
     }
     let to = resolve(args.addr.as_deref().unwrap_or_default())?;
     match args.expect {
@@ -163,7 +163,7 @@ impl Settings {
             to: args.addr.clone(),
             sender: match (&args.expect, args.gso) {
                 #[cfg(feature = "bench")]
-                _ if args.fast => "XDP live frames in a testbed",
+                _ if args.testbed => "XDP live frames in a testbed",
                 (Expect::Nothing, false) => "sockets (sendmmsg)",
                 (Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
                 _ => "sockets, open loop",
@@ -200,7 +200,7 @@ struct Row {
     latency_ns: Option<Quantiles>,
     /// Delay of the sender behind its schedule.
     behind_ns: Option<Quantiles>,
-    /// Datagrams that the receiver in the testbed counted, with --fast.
+    /// Datagrams that the receiver in the testbed counted, with --testbed.
     delivered: Option<u64>,
 }
 

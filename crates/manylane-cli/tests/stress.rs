@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use manylane_sys::process;
+use manylane_sys::test_support::kill_on_parent_exit;
 use serde_json::Value;
 
 const SECONDS: &str = "5";
@@ -29,7 +29,7 @@ fn build() -> PathBuf {
 
 /// Runs it: what it says.
 fn run(mut command: Command) -> String {
-    process::kill_on_parent_exit(&mut command);
+    kill_on_parent_exit(&mut command);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);

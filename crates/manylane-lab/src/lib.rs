@@ -144,7 +144,7 @@ pub struct Scale {
     /// Total number of units that the readers of one run receive.
     pub units: u64,
     /// Length of a traffic sample, in milliseconds.
-    pub stretch_ms: u64,
+    pub sample_ms: u64,
     /// Length of a flood, in milliseconds.
     pub flood_ms: u64,
 }
@@ -153,7 +153,7 @@ impl Scale {
     /// As the papers have it.
     #[must_use]
     pub fn full() -> Self {
-        Self { quick: false, rounds: 9, units: 500_000, stretch_ms: 1000, flood_ms: 60_000 }
+        Self { quick: false, rounds: 9, units: 500_000, sample_ms: 1000, flood_ms: 60_000 }
     }
 
     /// Notes for the reader of the figures.
@@ -164,10 +164,10 @@ impl Scale {
             _ => format!("{} s", ms as f64 / 1e3),
         };
         let much = format!(
-            "{} rounds, {} units, stretches of {}, floods of {}",
+            "{} rounds, {} units, samples of {}, floods of {}",
             self.rounds,
             table::format_number(self.units as f64),
-            seconds(self.stretch_ms),
+            seconds(self.sample_ms),
             seconds(self.flood_ms)
         );
         format!("{}: {much}.", if self.quick { "Quick run" } else { "Scale" })
@@ -176,7 +176,7 @@ impl Scale {
     /// Each paper within a minute.
     #[must_use]
     pub fn quick() -> Self {
-        Self { quick: true, rounds: 2, units: 25_000, stretch_ms: 300, flood_ms: 2000 }
+        Self { quick: true, rounds: 2, units: 25_000, sample_ms: 300, flood_ms: 2000 }
     }
 }
 
@@ -352,11 +352,11 @@ mod tests {
         let quick = Scale::quick().describe();
         assert!(
             quick.starts_with("Quick run: 2 rounds")
-                && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
+                && quick.ends_with("25000 units, samples of 300 ms, floods of 2 s."),
             "{quick}"
         );
         let full = Scale { flood_ms: 2500, ..Scale::full() }.describe();
-        assert_eq!(full, "Scale: 9 rounds, 500,000 units, stretches of 1 s, floods of 2.5 s.");
+        assert_eq!(full, "Scale: 9 rounds, 500,000 units, samples of 1 s, floods of 2.5 s.");
     }
 
     #[test]

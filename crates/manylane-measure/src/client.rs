@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::errno::ENOBUFS;
 use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::sock::{self, Buffer};
 pub use payload::{Expect, MAX_PAYLOAD, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
@@ -291,9 +292,6 @@ impl<'a> Client<'a> {
         }
     }
 }
-
-/// `ENOBUFS` on every architecture of Linux but Alpha, MIPS and SPARC, where it then ends the run.
-const ENOBUFS: i32 = 105;
 
 fn new_tracker(plan: &Plan, request: &[u8]) -> Tracker {
     let timeout_ns = nanos(plan.timeout);

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use manylane_sys::errno::ENOBUFS;
 use manylane_sys::send_burst::{self, SendBurst};
 use manylane_sys::{cpu, measure, sock};
 
@@ -160,7 +161,6 @@ fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Se
 
 /// True if the socket may accept later what it rejects now.
 fn is_transient(err: &std::io::Error) -> bool {
-    const ENOBUFS: i32 = 105;
     matches!(
         err.kind(),
         ErrorKind::WouldBlock

@@ -58,7 +58,7 @@ pub const RET_K: u16 = 0x06;
 pub const TAX: u16 = 0x07;
 
 // Negative offsets of linux/filter.h.
-const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
+pub(crate) const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
 /// Type of the packet, as set by its device or the loopback (`PACKET_HOST` is 0).
 pub const AD_PKTTYPE: u32 = SKF_AD_OFF + 4;
 /// Number of the CPU that the program runs on.
@@ -180,50 +180,10 @@ impl<'a> Assembler<'a> {
 #[must_use]
 pub struct Branch(usize);
 
-/// Runs a program on an IP packet, for tests; ancillary loads return `ancillary`.
-///
-/// # Panics
-/// On an operation that this module does not name, or a load outside the packet.
-#[must_use]
-pub fn interpret(code: &[Insn], packet: &[u8], ancillary: u32) -> u32 {
-    let (mut a, mut x, mut mem, mut at) = (0_u32, 0_u32, [0_u32; 16], 0);
-    let load = |offset: u32, size: usize| -> u32 {
-        if (SKF_AD_OFF..SKF_AD_OFF + 64).contains(&offset) {
-            return ancillary;
-        }
-        let from = offset.wrapping_sub(NET) as usize;
-        packet[from..from + size].iter().fold(0, |word, byte| word << 8 | u32::from(*byte))
-    };
-    loop {
-        let Insn { code: op, jt, jf, k } = code[at];
-        at += 1;
-        match op {
-            LD_W_ABS => a = load(k, 4),
-            LD_B_ABS => a = load(k, 1),
-            LD_W_IND => a = load(k.wrapping_add(x), 4),
-            LDX_MSH => x = (load(k, 1) & 15) * 4,
-            LD_MEM => a = mem[k as usize],
-            LDX_MEM => x = mem[k as usize],
-            LD_IMM => a = k,
-            ST => mem[k as usize] = a,
-            TAX => x = a,
-            MUL_K => a = a.wrapping_mul(k),
-            MOD_K => a %= k,
-            AND_K => a &= k,
-            RSH_K => a >>= k,
-            XOR_X => a ^= x,
-            JA => at += k as usize,
-            JEQ_K => at += usize::from(if a == k { jt } else { jf }),
-            JGE_K => at += usize::from(if a >= k { jt } else { jf }),
-            RET_K => return k,
-            other => panic!("operation {other:#x}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_support::interpret;
 
     #[test]
     fn branches_land_where_they_are_told() {

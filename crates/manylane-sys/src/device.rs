@@ -65,20 +65,19 @@ pub fn is_up(name: &str) -> io::Result<bool> {
 /// `struct ethtool_channels` of linux/ethtool.h.
 #[repr(C)]
 #[derive(Default)]
-struct Channels {
+pub(crate) struct Channels {
     cmd: u32,
     max: [u32; 4],
-    rx: u32,
-    tx: u32,
+    pub(crate) rx: u32,
+    pub(crate) tx: u32,
     other: u32,
     combined: u32,
 }
 
 impl Channels {
-    const GET: u32 = 0x3c;
-    const SET: u32 = 0x3d;
+    pub(crate) const GET: u32 = 0x3c;
 
-    fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
+    pub(crate) fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
         self.cmd = cmd;
         ethtool(name, self)
     }
@@ -115,19 +114,6 @@ pub fn queues(name: &str) -> io::Result<Queues> {
 /// As [`queues`].
 pub fn receive_queues(name: &str) -> io::Result<u32> {
     Ok(queues(name)?.receive)
-}
-
-/// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`). For drivers that count them
-/// separately, such as veth (Linux 5.15).
-///
-/// # Errors
-/// `EINVAL` above the maximum of the device, or if an XDP program or an XSK prevents it; `EPERM`
-/// without CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
-pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
-    let mut channels = Channels::default();
-    channels.ethtool_ioctl(name, Channels::GET)?;
-    (channels.rx, channels.tx) = (receive, send);
-    channels.ethtool_ioctl(name, Channels::SET)
 }
 
 /// Name of the driver (`ETHTOOL_GDRVINFO`); empty if there is none.
@@ -245,6 +231,6 @@ mod tests {
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
         assert!(flow_hash("lo", FlowType::Udp4).is_err() && set_flow_hash("lo", FlowType::Udp6, 0).is_err());
         assert!(!strips_vlan_tags(&name).unwrap() && strips_vlan_tags("nosuchdevice").is_err());
-        assert!(mtu("nosuchdevice").is_err() && set_queues("nosuchdevice", 1, 1).is_err());
+        assert!(mtu("nosuchdevice").is_err());
     }
 }

@@ -1,5 +1,8 @@
 //! Lists the sockets of the calling thread's network namespace by netlink (`sock_diag(7)`, Linux
 //! 3.3).
+//!
+//! Written without a netlink crate: this is the only netlink query here, and the preload library,
+//! which contains this crate, has no other use for one.
 
 use std::io;
 use std::time::Duration;

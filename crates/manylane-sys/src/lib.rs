@@ -14,39 +14,39 @@
 //! | [`cbpf`] | classic BPF programs for sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
-//! | [`bpf_link`] | detaching eBPF programs of other processes, for tests |
+//! | [`errno`] | error numbers, for crates that tell them apart |
 //! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`numa`] | NUMA nodes of memory |
-//! | [`netns`] | network namespaces and devices, for tests |
+//! | [`netns`] | network namespaces and their devices |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
-//! | [`packet`] | sending whole frames, for tests |
+//! | [`packet`] | sending whole frames, for tests and benches |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, as a baseline |
 //! | [`signal`] | interrupting a thread in a system call |
-//! | [`send_burst`] | sending one datagram many times, for tests |
+//! | [`send_burst`] | sending one datagram many times, as a generator |
 //! | [`barrier`] | waiting for packets that are being steered |
 //! | [`bound_sockets`] | the UDP sockets that are bound to a port |
 //! | [`udp_table`] | the kernel's tables of bound UDP sockets |
 //! | [`uring`] | io_uring: multishot receives into registered buffers |
-//! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
+//! | `test_support` | for tests only, with the feature of this name: forbidding system calls, detaching eBPF programs |
 
 pub mod addr;
 pub mod barrier;
 pub mod bound_sockets;
-pub mod bpf_link;
 pub mod busy_poll;
 pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;
 mod diag;
+pub mod errno;
 pub mod fd;
 pub mod flock;
 pub mod map;
@@ -58,11 +58,12 @@ pub mod packet;
 pub mod process;
 pub mod raw_xsk;
 pub mod rx_coalesce;
-pub mod seccomp;
 pub mod send_burst;
 pub mod shared;
 pub mod signal;
 pub mod sock;
+#[cfg(any(test, feature = "test-support"))]
+pub mod test_support;
 pub mod tick;
 pub mod udp_table;
 pub mod unix_socket;

@@ -1,4 +1,4 @@
-//! Sends and receives whole frames on a device (`AF_PACKET`), for tests that no UDP socket can do.
+//! Sends and receives whole frames on a device (`AF_PACKET`), as no UDP socket can.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

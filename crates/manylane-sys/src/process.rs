@@ -1,7 +1,7 @@
 //! A process that runs in place of its child: waits for signals instead of handling them, observes
 //! the child, and ends as the child ended.
 
-mod isolated;
+pub(crate) mod isolated;
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{self, Pid, WaitOptions};
 
 use crate::check;
-pub use isolated::{IsolatedChild, StdinGuard, run_isolated, spawn_isolated};
+pub use isolated::run_isolated;
 
 /// A signal that this process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,18 +142,6 @@ impl Signals {
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous_mask, std::ptr::null_mut())
         };
-    }
-}
-
-/// Makes `command` be killed when the calling thread ends in any way; does not apply to processes
-/// that it starts.
-pub fn kill_on_parent_exit(command: &mut Command) {
-    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe
-    // calls are allowed: it makes one system call without pointers.
-    unsafe {
-        command.pre_exec(|| {
-            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong)).map(drop)
-        });
     }
 }
 
@@ -319,22 +307,6 @@ pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
 #[must_use]
 pub fn has_capabilities(path: &Path) -> bool {
     rustix::fs::getxattr(path, c"security.capability", &mut [0_u8; 0]).is_ok_and(|len| len > 0)
-}
-
-/// Gives this process, with all its threads, the user and the group `id`, and no supplementary
-/// groups. The kernel removes all capabilities from a process that gives up root.
-///
-/// # Errors
-/// `EPERM` without CAP_SETUID and CAP_SETGID. A process that continues after an error may have
-/// changed only in part.
-pub fn become_user(id: u32) -> io::Result<()> {
-    // SAFETY: setgroups(2) reads no address when the number of groups is zero.
-    check(unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: setresgid(2) takes numbers only. The C library applies it to all threads.
-    check(unsafe { libc::setresgid(id, id, id) })?;
-    // SAFETY: as above.
-    check(unsafe { libc::setresuid(id, id, id) })?;
-    Ok(())
 }
 
 /// The user and the group that started this process: the real ones.

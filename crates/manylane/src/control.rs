@@ -25,12 +25,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::errno::EMFILE;
 use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::config::FILTER_REFUSED;
-use crate::error::{EMFILE, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::FilterHandle;
 use crate::peer::{self, Scan, find_listeners, run_in_netns, verify_peer};

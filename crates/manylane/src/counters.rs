@@ -244,7 +244,24 @@ pub struct Counters {
     /// Datagrams to the socket that the XDP program dropped before they reached a lane: see
     /// [`FilterHandle`](crate::FilterHandle). Datagrams sent to the socket are these plus those
     /// that [arrived](LaneCounters::arrived) at its lanes.
-    pub filter_drops: crate::FilterDrops,
+    pub filter_drops: FilterDrops,
+}
+
+/// Counts of datagrams dropped by a [`Filter`](crate::Filter).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FilterDrops {
+    /// From a denied prefix.
+    pub denied: u64,
+    /// Over a limit.
+    pub limited: u64,
+}
+
+impl AddAssign for FilterDrops {
+    fn add_assign(&mut self, other: Self) {
+        self.denied += other.denied;
+        self.limited += other.limited;
+    }
 }
 
 impl Counters {

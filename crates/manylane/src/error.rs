@@ -4,6 +4,11 @@
 use std::error::Error as StdError;
 use std::{fmt, io};
 
+use manylane_sys::errno::{
+    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EMFILE, ENFILE, ENOBUFS, ENOMEM, ENOPROTOOPT, ENOSYS,
+    EOPNOTSUPP, EPERM,
+};
+
 /// The kind of an error, for programs that react to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -136,33 +141,3 @@ pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
     }
     code
 }
-
-// Numbers of asm-generic/errno.h that the library distinguishes. They are the same on every
-// supported Linux architecture (alpha, mips, parisc and sparc number differently and are not
-// supported).
-pub(crate) const EPERM: i32 = 1;
-pub(crate) const EINTR: i32 = 4;
-pub(crate) const EIO: i32 = 5;
-pub(crate) const ENXIO: i32 = 6;
-pub(crate) const EAGAIN: i32 = 11;
-pub(crate) const ENOMEM: i32 = 12;
-pub(crate) const EACCES: i32 = 13;
-pub(crate) const EBUSY: i32 = 16;
-pub(crate) const EEXIST: i32 = 17;
-pub(crate) const EINVAL: i32 = 22;
-pub(crate) const ENFILE: i32 = 23;
-pub(crate) const EMFILE: i32 = 24;
-pub(crate) const ENOSPC: i32 = 28;
-pub(crate) const ENOSYS: i32 = 38;
-pub(crate) const EPROTO: i32 = 71;
-pub(crate) const EMSGSIZE: i32 = 90;
-pub(crate) const ENOPROTOOPT: i32 = 92;
-pub(crate) const EOPNOTSUPP: i32 = 95;
-pub(crate) const EAFNOSUPPORT: i32 = 97;
-pub(crate) const EADDRINUSE: i32 = 98;
-pub(crate) const EADDRNOTAVAIL: i32 = 99;
-pub(crate) const ENETDOWN: i32 = 100;
-pub(crate) const ENETUNREACH: i32 = 101;
-pub(crate) const ENOBUFS: i32 = 105;
-pub(crate) const ECONNREFUSED: i32 = 111;
-pub(crate) const EHOSTUNREACH: i32 = 113;

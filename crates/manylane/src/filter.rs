@@ -1,5 +1,5 @@
 //! What a socket accepts: limits per source, and prefixes that are allowed or denied. Values only:
-//! the XDP program enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` writes them to its maps.
+//! the XDP program enforces them (`bpf/filter.h`), and `io/filter.rs` writes them to its maps.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -232,8 +232,9 @@ impl Lane {
     /// The last batch, in the form for the application.
     #[inline]
     pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
-        let Parts { batch, replies } = self.io.split(taken, &self.shared.addr);
-        Received { batch, out: Outbox::new(replies, &self.lane_shared.cells, self.shared.addr.is_ipv6()) }
+        let Parts { batch, replies, bypass } = self.io.split(taken, &self.shared.addr);
+        let out = Outbox::new(replies, bypass, &self.lane_shared.cells, self.shared.addr.is_ipv6());
+        Received { batch, out }
     }
 }
 

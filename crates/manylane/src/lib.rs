@@ -56,12 +56,12 @@ mod vlan;
 mod wait;
 
 pub use config::{Builder, Engine};
-pub use counters::{Counters, LaneCounters, LaneId, NamedCounters};
+pub use counters::{Counters, FilterDrops, LaneCounters, LaneId, NamedCounters};
 pub use drop_policy::DropPolicy;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, Limit, Prefix, Rule};
 pub use io::batch::{Batch, Datagram, Ecn};
-pub use io::{Capabilities, FilterDrops, FilterHandle, LeasedRing, LeasedRings, Lessor, XdpQueue};
+pub use io::{Capabilities, FilterHandle, LeasedRing, LeasedRings, Lessor, XdpQueue};
 pub use lane::{Lane, Received};
 pub use metrics::{MetricsPage, write_all_metrics};
 pub use metrics_port::{MetricsPort, MetricsServer};

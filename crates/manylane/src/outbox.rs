@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{SendBatch, fits};
-use manylane_sys::sock;
+use manylane_sys::{errno, sock};
 
 use crate::counters::{Cells, Count};
-use crate::error as errno;
 use crate::io::batch::Datagram;
 use crate::io::{Bypass, Replies, Transport};
 
@@ -60,8 +59,8 @@ pub struct Flushed {
 }
 
 impl<'a> Outbox<'a> {
-    pub(crate) fn new(replies: Replies<'a>, cells: &'a Cells, v6: bool) -> Self {
-        let Replies { queue, transport, bypass } = replies;
+    pub(crate) fn new(replies: Replies<'a>, bypass: Option<Bypass<'a>>, cells: &'a Cells, v6: bool) -> Self {
+        let Replies { queue, transport } = replies;
         Self { queue, transport, cells, datagrams: 0, v6, bypass, bypass_pending: (0, 0) }
     }
 

@@ -2,7 +2,9 @@
 
 use std::error::Error as StdError;
 
-use crate::error::{EAGAIN, errno_of};
+use manylane_sys::errno::EAGAIN;
+
+use crate::error::errno_of;
 
 /// As many as in libbpf.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
@@ -44,6 +46,6 @@ mod tests {
         assert_eq!(attempts(EAGAIN, 0), (1, true));
         assert_eq!(attempts(EAGAIN, 4), (5, true));
         assert_eq!(attempts(EAGAIN, 5), (5, false));
-        assert_eq!(attempts(crate::error::EACCES, 1), (1, false));
+        assert_eq!(attempts(manylane_sys::errno::EACCES, 1), (1, false));
     }
 }

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use manylane_sys::process::{IsolatedChild, StdinGuard, spawn_isolated};
+use manylane_sys::test_support::{IsolatedChild, StdinGuard, spawn_isolated};
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};

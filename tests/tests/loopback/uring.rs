@@ -8,7 +8,7 @@ use std::thread;
 
 use manylane::{Builder, Engine, Lane, Socket};
 use manylane_sys::measure::Epoll;
-use manylane_sys::seccomp::{self, Syscall};
+use manylane_sys::test_support::seccomp::{self, Syscall};
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT, need_uring};
 
 fn builder() -> Builder {

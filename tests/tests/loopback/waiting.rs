@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use manylane::{Builder, Engine, Handle, Lane, WaitPolicy};
 use manylane_sys::cpu;
-use manylane_sys::seccomp::{self, Syscall};
+use manylane_sys::errno::EINVAL;
+use manylane_sys::test_support::seccomp::{self, Syscall};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, Variant, need_uring, on_every_engine, record_counters};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -172,12 +173,11 @@ fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
 fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
     /// `IORING_REGISTER_NAPI` of linux/io_uring.h.
     const REGISTER_NAPI: u32 = 27;
-    /// The kernel's error for an unknown operation.
-    const EINVAL: i32 = 22;
     if !need_uring("loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so") {
         return;
     }
     let in_vain = || {
+        // The kernel's error for an unknown operation.
         seccomp::forbid_with_errno(Syscall::UringRegister(REGISTER_NAPI), EINVAL).unwrap();
         assert!(manylane::probe().uring_napi.is_err() && manylane::probe().uring.is_ok());
         let time = Duration::from_micros(50);

@@ -8,7 +8,7 @@ use crate::xdp_support::{
 };
 use manylane::{Builder, Engine, ErrorKind, Handle};
 use manylane_measure::{Traffic, Until};
-use manylane_sys::device;
+use manylane_sys::test_support::set_queues;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, skip};
@@ -317,7 +317,7 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let receive_by = |queues| b.run(|| device::set_queues(b.device(0), queues, 4)).unwrap();
+    let receive_by = |queues| b.run(|| set_queues(b.device(0), queues, 4)).unwrap();
     let addr = any_port(b);
     let open = || b.run(|| Builder::new(addr).unwrap().engine(Engine::Xdp).lanes(2).open());
     receive_by(2);
@@ -339,7 +339,7 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
     // A veth device with a program needs as many receive queues as its peer has send queues, and
     // sockets keep theirs.
     let set = |host: &Host, receive: u32, send: u32| {
-        let set = host.run(|| device::set_queues(host.device(0), receive, send));
+        let set = host.run(|| set_queues(host.device(0), receive, send));
         for host in [a, b].into_iter().filter(|_| set.is_ok()) {
             host.wait_for_carrier(0).unwrap();
         }
@@ -388,7 +388,7 @@ fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
     let name = "netns_xdp_queues_that_cannot_send_are_left_to_the_kernel";
     let Some(testbed) = testbed(name, &ipv4_layout(4)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    b.run(|| device::set_queues(b.device(0), 4, 2)).unwrap();
+    b.run(|| set_queues(b.device(0), 4, 2)).unwrap();
     b.wait_for_carrier(0).unwrap();
     let serving = echo(b, xdp(b, any_port(b), |_| ()));
     let all = ping_all_queues(a, serving.addr) + ping_all_queues(a, serving.addr);

@@ -13,7 +13,8 @@ use crate::xdp_support::{
 use aya::EbpfLoader;
 use aya::programs::{Xdp, XdpMode};
 use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
-use manylane_sys::seccomp::{self, Syscall};
+use manylane_sys::errno::ENOTTY;
+use manylane_sys::test_support::seccomp::{self, Syscall};
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
@@ -113,8 +114,6 @@ fn netns_xdp_a_stop_ends_polling() {
 fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
     /// `EPIOCSPARAMS` of linux/eventpoll.h.
     const SET_PARAMS: u32 = 0x4008_8a01;
-    /// The kernel's error for an unknown request.
-    const ENOTTY: i32 = 25;
     let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
     let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -123,6 +122,7 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
         let open = || {
             if is_refused {
                 // For this thread, which ends with the closure.
+                // The kernel's error for an unknown request.
                 seccomp::forbid_with_errno(Syscall::Ioctl(SET_PARAMS), ENOTTY).unwrap();
             }
             assert_eq!(manylane::probe().epoll_busy_poll.is_err(), is_refused);

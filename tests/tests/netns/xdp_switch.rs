@@ -12,7 +12,8 @@ use std::time::Duration;
 use crate::netns_support::{RECV_BUFFER, lane_driver, wait_within};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
-use manylane_sys::{bpf_link, sock};
+use manylane_sys::sock;
+use manylane_sys::test_support::bpf_link;
 use manylane_testbed::Host;
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
 

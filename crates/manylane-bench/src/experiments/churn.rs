@@ -19,11 +19,11 @@ use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_
 /// Interval at which a request to stop is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs the benchmark with a change every `every`.
+/// Runs the benchmark with a change every `interval`.
 pub fn run(
     setup: &mut Setup,
     options: &Options,
-    every: Duration,
+    interval: Duration,
     director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, ChurnRow>> {
     let limits = Limits { precision: 0.1, ..Limits::default() };
@@ -34,7 +34,7 @@ pub fn run(
     for &size in &options.sizes {
         for &threads in &options.threads {
             let pps = safe_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
-            rows.push(churn(setup, options, threads, size, pps, every, director)?);
+            rows.push(churn(setup, options, threads, size, pps, interval, director)?);
         }
     }
     director.progress(1.0, "done");
@@ -47,7 +47,7 @@ fn churn(
     threads: usize,
     size: usize,
     pps: f64,
-    every: Duration,
+    interval: Duration,
     director: &mut dyn Controller,
 ) -> Result<ChurnRow> {
     let receiver = options.receiver_options(setup, Kind::LaneMmsg, threads, size);
@@ -57,10 +57,10 @@ fn churn(
     let changer = {
         let stop = stop.clone();
         // Lanes are opened in the network namespace of the calling thread.
-        setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, every, &stop)))
+        setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, interval, &stop)))
     };
     let load = Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
-    let what = format!("{threads} lanes, one more or less every {} ms", every.as_millis());
+    let what = format!("{threads} lanes, one more or less every {} ms", interval.as_millis());
     let (sent, sample, (added, removed)) = measure_during(setup, running, &load, 0, |_, sender_ended| {
         let start = Instant::now();
         let mut outcome = Ok(());
@@ -86,19 +86,24 @@ fn churn(
         lost: sent.datagrams.saturating_sub(sample.delivered),
         added,
         removed,
-        every_ms: u64::try_from(every.as_millis()).unwrap_or(u64::MAX),
+        change_interval_ms: u64::try_from(interval.as_millis()).unwrap_or(u64::MAX),
         samples: vec![sample],
     })
 }
 
 /// Adds a lane, removes the oldest, adds one, …, one change a tick. So after a while, none of the
 /// first lanes is left.
-fn change_lanes(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
+fn change_lanes(
+    lanes: &Handle,
+    at_least: usize,
+    interval: Duration,
+    stop: &AtomicBool,
+) -> Result<(u64, u64)> {
     let (mut added, mut removed) = (0, 0);
-    let mut next = Instant::now() + every;
+    let mut next = Instant::now() + interval;
     while !stop.load(Ordering::Relaxed) {
         thread::sleep(next.saturating_duration_since(Instant::now()));
-        next += every;
+        next += interval;
         let ids = lanes.lane_ids();
         match ids.first() {
             Some(oldest) if ids.len() > at_least => {

@@ -119,7 +119,7 @@ fn lost_datagrams_stand_beside_added_and_removed_lanes() {
         lost,
         added: 11,
         removed: 12,
-        every_ms: 50,
+        change_interval_ms: 50,
         samples: vec![sample(0, 1.0)],
     };
     let html = page(BENCH_CHURN, &[row(2, 0), row(4, 3)], 1, 1 + 2);

@@ -23,7 +23,7 @@ pub struct ChurnRow {
     /// Lanes removed while traffic ran.
     pub removed: u64,
     /// Milliseconds between two changes.
-    pub every_ms: u64,
+    pub change_interval_ms: u64,
     /// The same figures as raw samples.
     pub samples: Vec<Sample>,
 }
@@ -52,7 +52,15 @@ impl Figures for ChurnRow {
     fn cells(&self, _all: &[Self]) -> Vec<String> {
         let Metrics { receiver, lanes, size, offered_pps, .. } = &self.figures;
         let dropped = self.kernel_dropped();
-        let counts = [self.sent, self.delivered, self.lost, dropped, self.added, self.removed, self.every_ms];
+        let counts = [
+            self.sent,
+            self.delivered,
+            self.lost,
+            dropped,
+            self.added,
+            self.removed,
+            self.change_interval_ms,
+        ];
         let first = [receiver.clone(), lanes.to_string(), size.to_string(), format_number(*offered_pps)];
         first.into_iter().chain(counts.map(|count| count.to_string())).collect()
     }

@@ -89,7 +89,7 @@ pub(crate) struct RxArgs {
     /// stack: where its network stack begins. driver: in its driver, which copies each reply
     /// first. The thread that answers pays for that.
     #[arg(long, default_value_t, value_name = "stack|driver", conflicts_with = "loopback")]
-    pub(crate) answers: CountHook,
+    pub(crate) count_hook: CountHook,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
@@ -104,12 +104,9 @@ pub(crate) struct BatchArgs {
     /// lane/xdp and xsk/* only in a testbed, with datagrams of at most 1024 bytes.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<RecvMethod>,
-    /// Maximum number of messages of a call; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256,1024", value_name = "N,…", value_parser = within(1..=1024))]
-    pub(crate) messages: Vec<usize>,
-    /// Queues of 2048 datagrams that a sample drains
+    /// Times that a sample fills a queue with 2048 datagrams and drains it
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = within(1..))]
-    pub(crate) queues: usize,
+    pub(crate) iterations: usize,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
@@ -122,9 +119,6 @@ pub(crate) struct RepliesArgs {
     /// Senders to compare [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) senders: Vec<SendMethod>,
-    /// Number of messages that a call sends; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_name = "N,…", value_parser = within(1..=1024))]
-    pub(crate) messages: Vec<usize>,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
 }
@@ -156,13 +150,13 @@ pub(crate) struct GsoArgs {
 pub(crate) struct ChurnArgs {
     /// Number of lanes at the start; each change adds or removes one
     #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = within(1..))]
-    pub(crate) threads: Vec<usize>,
+    pub(crate) lanes: Vec<usize>,
     /// How long lanes are added and removed
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Time between two changes
     #[arg(long, default_value = "50ms", value_name = "TIME", value_parser = parse::duration)]
-    pub(crate) every: Duration,
+    pub(crate) change_interval: Duration,
     /// Datagrams per second [default: half of the no-loss rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
@@ -216,7 +210,7 @@ pub(crate) struct FloodArgs {
     pub(crate) duration: Option<Duration>,
     /// Total time with new sources, of all rounds [default: 60s; 5s with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
-    pub(crate) sources: Option<Duration>,
+    pub(crate) sources_duration: Option<Duration>,
     /// Finish within a minute: shorter samples
     #[arg(long)]
     pub(crate) quick: bool,
@@ -232,11 +226,11 @@ pub(crate) struct RttArgs {
     /// Default: the baselines, and each engine with each wait policy.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) contenders: Vec<Contender>,
-    /// Requests per second of the open loops
+    /// Requests per second of the open loops; several are compared
     ///
     /// Default: 10, 40 and 80 % of the lowest no-loss rate, and 20k.
     #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
-    pub(crate) rates: Vec<f64>,
+    pub(crate) rate: Vec<f64>,
     /// Intervals of the open loops: even, or chance (random, as from many clients)
     #[arg(long, default_value = "even", value_name = "HOW")]
     pub(crate) arrivals: Arrivals,
@@ -282,9 +276,11 @@ pub(crate) struct BenchArgs {
     /// Number of flows [default: 64; 1 for gso, as a GSO message has one flow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) flows: Option<u16>,
-    /// Maximum number of messages that one call receives, for all receivers
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = within(1..))]
-    pub(crate) batch: usize,
+    /// Maximum number of messages that one call receives or sends [default: 64]
+    ///
+    /// batch and replies compare several: by default 1,16,64,256,1024 and 1,16,64,256.
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = within(1..=1024))]
+    pub(crate) batch: Vec<usize>,
     /// Receive buffer of each socket [default: 64M, or the most allowed]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,

@@ -25,10 +25,10 @@ pub(crate) struct LabArgs {
     pub(crate) units: Option<u64>,
     /// Length of a flood (sarma) [default: 60s; 2s with --quick]
     #[arg(long, value_name = "TIME", value_parser = crate::parse::duration)]
-    pub(crate) flood: Option<std::time::Duration>,
+    pub(crate) flood_duration: Option<std::time::Duration>,
     /// Length of a sample in all other experiments [default: 1s; 300ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = crate::parse::duration)]
-    pub(crate) stretch: Option<std::time::Duration>,
+    pub(crate) duration: Option<std::time::Duration>,
     /// Run only the parts whose names contain TEXT (see --list)
     #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,

@@ -1,10 +1,11 @@
 //! Options of `doctor` and `tune`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
-use super::values::interval;
+use crate::parse;
 
 /// `manylane doctor`.
 #[derive(Debug, Args)]
@@ -18,11 +19,11 @@ pub(crate) struct DoctorArgs {
     /// Check the sockets on this port
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<u16>,
-    /// Count losses during the next SECONDS instead of since boot
-    #[arg(long, value_name = "SECONDS", value_parser = interval)]
-    pub(crate) watch: Option<f64>,
+    /// Count losses during the next TIME, such as 10s, instead of since boot
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
     /// List all possible findings with meaning and remedy, and check nothing
-    #[arg(long, conflicts_with_all = ["pid", "port", "watch", "json"])]
+    #[arg(long, conflicts_with_all = ["pid", "port", "duration", "json"])]
     pub(crate) list: bool,
     /// Print everything as JSON (manylane.doctor.v1)
     #[arg(long)]

@@ -142,6 +142,8 @@ pub(crate) struct CompletionsArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::CommandFactory;
     use manylane::{Placement, Steering};
 
@@ -196,15 +198,20 @@ mod tests {
                 Err(err) => Err(err.exit_code()),
             }
         };
-        let run = parse(&["--lanes", "2", "--stats", "--", "server", "--lanes", "-p", "53"]).unwrap();
-        assert_eq!((run.lanes, run.stats, run.json), (Some(2), Some(5.0), None));
+        let run =
+            parse(&["--lanes", "2", "--interval", "5s", "--", "server", "--lanes", "-p", "53"]).unwrap();
+        assert_eq!((run.lanes, run.interval, run.json), (Some(2), Some(Duration::from_secs(5)), None));
         assert_eq!(run.command, ["server", "--lanes", "-p", "53"]);
-        let run = parse(&["--stats=0.5", "server", "-x", "--", "--exec"]).unwrap();
-        assert_eq!((run.stats, run.exec), (Some(0.5), false));
+        let run = parse(&["--interval=0.5", "server", "-x", "--", "--exec"]).unwrap();
+        assert_eq!((run.interval, run.exec), (Some(Duration::from_millis(500)), false));
         assert_eq!(run.command, ["server", "-x", "--", "--exec"]);
-        for bad in
-            [&[][..], &["--"], &["--lanes", "0", "x"], &["--ports", "53-", "x"], &["--exec", "--stats", "x"]]
-        {
+        for bad in [
+            &[][..],
+            &["--"],
+            &["--lanes", "0", "x"],
+            &["--ports", "53-", "x"],
+            &["--exec", "--interval", "5s", "x"],
+        ] {
             assert_eq!(parse(bad).unwrap_err(), 2, "{bad:?}");
         }
     }

@@ -11,7 +11,7 @@ use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, W
 use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
 
 use super::FilterArgs;
-use super::values::{CaptureTarget, Switch, capture_target, interval, seconds, within};
+use super::values::{CaptureTarget, Switch, capture_target, duration_or_zero, within};
 use crate::metrics;
 use crate::parse::{self, Rate};
 
@@ -96,9 +96,9 @@ pub(crate) struct EchoArgs {
     pub(crate) reuse_port: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Interval of the statistics; 0 for none
-    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) stats: f64,
+    /// Time between two lines of statistics, such as 500ms or 10s; 0 for none
+    #[arg(long, short, default_value = "5s", value_name = "TIME", value_parser = duration_or_zero)]
+    pub(crate) interval: Duration,
     /// Serve the counters of each lane to Prometheus at http://ADDR/metrics
     ///
     /// ADDR may be a port only, which then listens on loopback.
@@ -114,7 +114,7 @@ pub(crate) struct EchoArgs {
 pub(crate) struct SendArgs {
     /// Address and port to send to
     #[arg(value_name = "ADDR")]
-    #[cfg_attr(feature = "bench", arg(required_unless_present = "fast", conflicts_with = "fast"))]
+    #[cfg_attr(feature = "bench", arg(required_unless_present = "testbed", conflicts_with = "testbed"))]
     #[cfg_attr(not(feature = "bench"), arg(required = true))]
     pub(crate) addr: Option<String>,
     /// Datagrams per second, such as 1000, 250k or 1.5M; max for no limit
@@ -145,16 +145,16 @@ pub(crate) struct SendArgs {
     pub(crate) timeout: Duration,
     /// Send many datagrams as one message (UDP GSO); not with --expect
     #[arg(long)]
-    #[cfg_attr(feature = "bench", arg(conflicts_with = "fast"))]
+    #[cfg_attr(feature = "bench", arg(conflicts_with = "testbed"))]
     pub(crate) gso: bool,
-    /// Generate frames with an XDP program, several times faster (root)
+    /// Send frames by an XDP program in a testbed, several times faster (root)
     ///
-    /// The frames do not leave this machine. They are sent through a testbed, two network
-    /// namespaces created for this run, to lanes that count them.
+    /// The frames do not leave this machine. The testbed is two network namespaces created for
+    /// this run, with lanes that count the frames.
     #[cfg(feature = "bench")]
     #[arg(long, conflicts_with = "payload")]
-    pub(crate) fast: bool,
-    /// Receiving lanes in the testbed of --fast
+    pub(crate) testbed: bool,
+    /// Number of receiving lanes, with --testbed
     #[cfg(feature = "bench")]
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: usize,
@@ -226,11 +226,9 @@ pub(crate) struct RunArgs {
     /// on this machine.
     #[arg(long, value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) rx_usecs: Option<u32>,
-    /// Print a line about the lanes every SECONDS on standard error
-    ///
-    /// 5 if no number is given.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
-    pub(crate) stats: Option<f64>,
+    /// Print a line of statistics on standard error at this interval, such as 5s
+    #[arg(long, short, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) interval: Option<Duration>,
     /// Serve the report to Prometheus at http://ADDR/metrics while the program runs
     ///
     /// ADDR may be a port only, which then listens on loopback.
@@ -253,6 +251,6 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program (execve) instead of waiting for it; without a report
-    #[arg(long, conflicts_with_all = ["stats", "metrics", "json", "interface"])]
+    #[arg(long, conflicts_with_all = ["interval", "metrics", "json", "interface"])]
     pub(crate) exec: bool,
 }

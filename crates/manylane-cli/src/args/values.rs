@@ -2,9 +2,12 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+
+use crate::parse;
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +45,7 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     })
 }
 
-pub(super) fn seconds(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|value: &f64| (0.0..=1e6).contains(value)).ok_or("give seconds, or 0".into())
-}
-
-pub(super) fn interval(text: &str) -> Result<f64, String> {
-    let seconds: Option<f64> = text.parse().ok();
-    seconds.filter(|value| (0.01..=1e6).contains(value)).ok_or("give seconds, 0.01 at least".into())
+/// Parses a time; 0 for none.
+pub(super) fn duration_or_zero(text: &str) -> Result<Duration, String> {
+    if text == "0" { Ok(Duration::ZERO) } else { parse::duration(text) }
 }

@@ -27,13 +27,13 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     let plan = Plan {
         parts: or_default(&args.parts, &Part::ALL),
         limit: args.limit,
-        sources: scaled(args.sources, QUICK_SOURCES_DURATION, SOURCES_DURATION),
+        sources: scaled(args.sources_duration, QUICK_SOURCES_DURATION, SOURCES_DURATION),
     };
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), LINKS)?;
     let options = Options {
         quick: args.quick,
         sizes: vec![32],
-        ..options(&args.common, &[1], Vec::new(), duration, args.rate)
+        ..options(&args.common, &[1], Vec::new(), duration, args.rate)?
     };
     let document = flood::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "flood", &document)

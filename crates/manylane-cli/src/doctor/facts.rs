@@ -15,7 +15,7 @@ pub(crate) struct Facts {
     pub(crate) kernel: String,
     /// Seconds since boot, when the machine's counters started.
     pub(crate) uptime: Option<f64>,
-    /// Length of the watch in seconds, if losses are those of a watch and not all since boot.
+    /// Seconds during which losses were counted, if not since boot.
     pub(crate) watched: Option<f64>,
     /// Kernel features that this process can use.
     pub(crate) features: Vec<Feature>,

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if let Some(pid) = asked.pid {
         ensure!(process::exists(pid), "there is no process {pid}");
     }
-    let facts = gather_facts(asked, args.watch)?;
+    let facts = gather_facts(asked, args.duration)?;
     let verdict = rules::evaluate(&facts);
     if args.json {
         output::print_json(&document(args, &facts, &verdict))?;
@@ -56,17 +56,17 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if verdict.has_problems() { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
-/// The facts, with losses since boot or during the watch.
-fn gather_facts(asked: Scope, watch: Option<f64>) -> Result<Facts> {
+/// The facts, with losses since boot or during `duration`.
+fn gather_facts(asked: Scope, duration: Option<Duration>) -> Result<Facts> {
     let before = gather::gather_all(asked);
     if before.asked && before.sockets.is_empty() {
         bail!("{}", no_socket_message(asked, &before));
     }
-    let mut facts = match watch {
+    let mut facts = match duration {
         None => before,
-        Some(seconds) => {
+        Some(duration) => {
             let start = Instant::now();
-            std::thread::sleep(Duration::from_secs_f64(seconds));
+            std::thread::sleep(duration);
             gather::gather_all(asked).delta_since(&before, start.elapsed().as_secs_f64())
         }
     };
@@ -99,7 +99,11 @@ fn document(args: &DoctorArgs, facts: &Facts, verdict: &Verdict) -> serde_json::
     json!({
         "schema": "manylane.doctor.v1",
         "machine": Machine::read(),
-        "settings": { "pid": args.pid, "port": args.port, "watch": args.watch },
+        "settings": {
+            "pid": args.pid,
+            "port": args.port,
+            "duration": args.duration.map(|duration| duration.as_secs_f64()),
+        },
         "rows": verdict.findings,
         "unknown": verdict.unknown,
         "facts": facts,

@@ -5,6 +5,11 @@
 //! attributes. A truncated message ends the parsing, and nothing beyond it is read. Only the
 //! wanted attributes are parsed, so that a device is not lost if the kernel reports more, or in
 //! another form.
+//!
+//! This client is for commands that run once: it waits for each reply, works with every netlink
+//! protocol, and reports the kernel's message for an error. The library has its own
+//! (`io/xdp/route/netlink.rs`), which never waits and follows events: the two share only the split
+//! of a datagram into messages, six lines that the library would have to export.
 
 use std::io;
 

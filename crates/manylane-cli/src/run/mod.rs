@@ -175,7 +175,7 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
     let failed = "cannot wait for the program";
     let start = Instant::now();
     let mut look = (!is_beyond).then_some(start + LOAD_TIMEOUT);
-    let mut next = args.stats.map(|every| start + Duration::from_secs_f64(every));
+    let mut next = args.interval.and_then(|interval| start.checked_add(interval));
     let mut follows = false;
     loop {
         let now = Instant::now();
@@ -198,11 +198,11 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
                 ));
             }
         }
-        if let (Some(due), Some(every)) = (next, args.stats)
+        if let (Some(due), Some(interval)) = (next, args.interval)
             && now >= due
         {
             reporter.print_progress();
-            next = Some(now + Duration::from_secs_f64(every));
+            next = now.checked_add(interval);
         }
     }
 }

@@ -70,7 +70,7 @@ impl Drop for Running {
 
 fn echo(host: &Host, port: u16) -> Running {
     let addr = format!("{}:{port}", host.ip4(0));
-    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "2", "--stats", "0"];
+    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "2", "--interval", "0"];
     let echo = Running::start(host.command(PROGRAM).unwrap(), &words, "listening on ");
     assert_eq!(echo.first, addr);
     echo
@@ -198,7 +198,7 @@ fn netns_capture_asks_which_one_if_there_are_several() {
     let b = testbed.host(1);
     let first = echo(b, 4242);
     let addr = format!("{}:4343", b.ip4(1));
-    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "1", "--stats", "0"];
+    let words = ["echo", &addr, "--engine", "xdp", "--lanes", "1", "--interval", "0"];
     let second = Running::start(b.command(PROGRAM).unwrap(), &words, "listening on ");
     let output = run(Some(b), &["capture", "-w", "/dev/null"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));

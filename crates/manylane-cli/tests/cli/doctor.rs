@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
+use manylane_sys::test_support::set_queues;
 use manylane_sys::{cpu, device, sock};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
@@ -128,7 +129,7 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(output.status.code() == Some(1) && words.contains(&format!("lost {lost} datagrams")), "{text}");
     // Nothing is lost any more, and what was is over.
-    let (document, _) = json(host, &["doctor", "--watch", "0.01"]);
+    let (document, _) = json(host, &["doctor", "--duration", "10ms"]);
     assert!(rows(&document, "socket-drops").is_empty());
     // Of a socket that is gone, the number stays.
     drop(socket);
@@ -220,7 +221,7 @@ fn netns_doctor_sees_the_queues_of_a_device() {
     if !has_two_cpus("netns_doctor_sees_the_queues_of_a_device") {
         return;
     }
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     let (document, _) = json(host, &["doctor"]);
     let [row] = rows(&document, "queues-unused")[..] else { panic!("{document}") };
     assert!(row["seen"].as_str().unwrap().contains("1 of 4 receive queues"), "{row}");
@@ -248,7 +249,7 @@ fn loopback_doctor_has_exit_codes() {
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
     assert_eq!(code(&["doctor", "--pid", "x"]).0, 2);
-    assert_eq!(code(&["doctor", "--watch", "-1"]).0, 2);
+    assert_eq!(code(&["doctor", "--duration", "-1"]).0, 2);
     // Above what the kernel gives, and one that has ended.
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
@@ -392,7 +393,7 @@ fn netns_tune_does_not_cut_the_user_off() {
     let state = state("guard");
     let queues = || host.run(|| device::receive_queues("link0")).unwrap();
     let tune = |words: &[&str]| json(host, &[&["tune", "--state", &state], words].concat());
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     host.ip_batch(&format!("route add default via {}\n", testbed.host(1).ip4(0))).unwrap();
     for words in [&["queues-unused"][..], &["queues-unused", "--dry-run"], &["--all", "--dry-run"]] {
         let (document, code) = tune(words);
@@ -420,7 +421,7 @@ fn netns_tune_names_the_session_that_it_would_cut() {
     }
     let testbed = one_host(4);
     let host = testbed.host(0);
-    host.run(|| device::set_queues("link0", 1, 1)).unwrap();
+    host.run(|| set_queues("link0", 1, 1)).unwrap();
     // A session with the port of ssh here.
     let listener = host.run(|| std::net::TcpListener::bind((host.ip4(0), 22)).unwrap());
     let addr: SocketAddr = listener.local_addr().unwrap();

@@ -37,7 +37,7 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     let addr = format!("{}:0", b.ip4(0));
     let mut command = b.command(PROGRAM).unwrap();
     // Engine auto, which takes xdp on a device that is named.
-    command.args(["echo", &addr, "--lanes", "2", "--interface", b.device(0), "--json", "--stats", "0"]);
+    command.args(["echo", &addr, "--lanes", "2", "--interface", b.device(0), "--json", "--interval", "0"]);
     command.args(["--xdp-vlan", "5", "--xdp-vlan", "100.5", "--wait", "busy-poll"]);
     // Each reply is to be a frame of its own, those that leave through the kernel, too.
     command.args(["--gso", "off"]);

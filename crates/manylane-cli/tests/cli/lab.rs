@@ -115,7 +115,7 @@ fn loopback_orlowsky_every_message_is_taken() {
 
 #[test]
 fn priambodo_runs_have_all_methods() {
-    let words = ["priambodo", "--quick", "--rounds", "1", "--stretch", "300ms", "--only", "run-1"];
+    let words = ["priambodo", "--quick", "--rounds", "1", "--duration", "300ms", "--only", "run-1"];
     let rows = rows("lab-priambodo", &words);
     assert_eq!((in_table(&rows, "table 1").len(), in_table(&rows, "table 2").len()), (9, 8));
     if !skip::need_root("priambodo_runs_have_all_methods") {

@@ -49,7 +49,7 @@ struct Running {
 impl Running {
     fn echo(host: Option<&Host>, addr: &str, words: &[&str]) -> Self {
         let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
-        command.args(["echo", addr, "--lanes", "2", "--stats", "0"]).args(words);
+        command.args(["echo", addr, "--lanes", "2", "--interval", "0"]).args(words);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -173,7 +173,7 @@ fn loopback_who_may_be_anybody_is_not_let_in() {
     if !skip::need_unless_forced(name, works, Forced::Kernel, "no user namespaces") {
         return;
     }
-    let mut command = unshare(&[PROGRAM, "echo", "127.0.0.1:0", "--engine", "mmsg", "--stats", "0"]);
+    let mut command = unshare(&[PROGRAM, "echo", "127.0.0.1:0", "--engine", "mmsg", "--interval", "0"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let addr = lines.next().unwrap().unwrap();

@@ -228,7 +228,7 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
         (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),
         (&["bench", "rtt", "--arrivals", "never"], "even, chance"),
-        (&["bench", "rtt", "--rates", "max"], "250k"),
+        (&["bench", "rtt", "--rate", "max"], "250k"),
         (&["bench", "rtt", "--loopback", "--size", "7"], "8 bytes"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
         (&["send", "127.0.0.1:9", "--expect", "pong"], "text:"),
@@ -240,6 +240,7 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--links", "2", "--loopback"], "--loopback"),
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
+        (&["bench", "gso", "--batch", "16,64"], "bench replies"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {
             continue;
@@ -366,7 +367,7 @@ fn netns_a_benchmark_of_flaps_is_one_document() {
 fn loopback_lanes_that_come_and_go_lose_nothing() {
     let out = folder("bench-churn");
     let words = ["bench", "churn", "--loopback", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
-    let output = run(&[&words[..], &["--duration", "1s", "--every", "50ms"]].concat());
+    let output = run(&[&words[..], &["--duration", "1s", "--change-interval", "50ms"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let row = &document(&stdout(&output))["rows"][0];
     assert_eq!(row["lost"], 0, "{row}");
@@ -415,7 +416,7 @@ fn scrape(at: &str) -> String {
 
 #[test]
 fn loopback_metrics_are_the_counters_of_the_lanes() {
-    let mut child = manylane(&["echo", "127.0.0.1:0", "--lanes", "2", "--stats", "0", "--metrics", "0"])
+    let mut child = manylane(&["echo", "127.0.0.1:0", "--lanes", "2", "--interval", "0", "--metrics", "0"])
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
@@ -460,7 +461,7 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
 fn loopback_a_benchmark_of_round_trips_has_a_row_for_each_contender_and_load() {
     let out = folder("bench-rtt");
     let words =
-        ["bench", "rtt", "--loopback", "--quick", "--json", "--rates", "2k", "--out", out.to_str().unwrap()];
+        ["bench", "rtt", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
     let more = ["--rounds", "2", "--duration", "20ms", "--size", "20", "--recv-buffer", "4M", "--contenders"];
     let contenders =
         ["socket/recvfrom", "socket/recvfrom+spin:1000", "lane/mmsg+spin:50", "lane/mmsg+adaptive"];

@@ -363,7 +363,7 @@ fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -
 
 #[test]
 fn what_happens_is_told_while_it_runs() {
-    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
+    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--interval=20ms"], &[]);
     assert!(said.ends_with("no UDP socket was received on"), "{said}");
 }
 

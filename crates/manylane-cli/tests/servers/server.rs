@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
+use manylane_sys::test_support::kill_on_parent_exit;
 use serde_json::Value;
 
 use crate::place::Place;
@@ -116,7 +117,7 @@ impl Server {
         let out = File::create(&log).unwrap();
         command.args(&words[1..]).current_dir(place.folder()).process_group(0);
         command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
-        process::kill_on_parent_exit(&mut command);
+        kill_on_parent_exit(&mut command);
         let child = command.spawn().unwrap();
         Self { child, report: with.map(|_| report), log }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use manylane_ipc::report::ReportFile;
 use manylane_sys::process;
+use manylane_sys::test_support::kill_on_parent_exit;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 
@@ -365,11 +366,11 @@ fn calls_with(
     let arguments = [&clients[..], &ip4, &ip6, what];
     let mut alone = place.command(&program);
     alone.args(arguments);
-    process::kill_on_parent_exit(&mut alone);
+    kill_on_parent_exit(&mut alone);
     let mut with = place.command(env!("CARGO_BIN_EXE_manylane"));
     with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
     with.envs(vars.iter().copied());
-    process::kill_on_parent_exit(&mut with);
+    kill_on_parent_exit(&mut with);
     let (alone, with) = (run_ok(alone), run_ok(with));
     assert!(alone == with, "alone:\n{alone}\nwith queues:\n{with}");
     assert!(!alone.contains(": no\n"), "{alone}");

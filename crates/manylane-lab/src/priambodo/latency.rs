@@ -42,11 +42,11 @@ fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
 
 /// One run of all methods.
 pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
-    let stretch = Duration::from_millis(places.scale.stretch_ms);
+    let duration = Duration::from_millis(places.scale.sample_ms);
     let mut rows = Vec::new();
     for (column, kind, wait, pinned) in methods() {
         bench::check_stop(stop)?;
-        let got = places.testbed().and_then(|setup| measure_rtt(setup, kind, wait, pinned, stretch, stop));
+        let got = places.testbed().and_then(|setup| measure_rtt(setup, kind, wait, pinned, duration, stop));
         let counts = got.as_ref().map(|got| [("asked", got.requests), ("answered", got.replies)]);
         let median = got.as_ref().map(|got| got.latency.value_at_quantile(0.5) as f64 / 1e6);
         let row = Row::measured(TABLE_2, run, column, "ms", median);
@@ -60,7 +60,7 @@ fn measure_rtt(
     kind: Kind,
     wait: WaitPolicy,
     pinned: bool,
-    stretch: Duration,
+    duration: Duration,
     stop: &AtomicBool,
 ) -> Result<RequestStats> {
     let cpus =
@@ -76,7 +76,7 @@ fn measure_rtt(
     let mut asker = Generator::open(setup, running.addr(), REQUEST_SIZE)?;
     let asked = asker.run_pinned(cpus, |asker| {
         asker.ping_pong(WARM_UP_TIME, stop)?;
-        asker.ping_pong(stretch, stop)
+        asker.ping_pong(duration, stop)
     })?;
     running.stop()?;
     bench::check_stop(stop)?;

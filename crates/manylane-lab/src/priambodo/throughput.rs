@@ -59,7 +59,7 @@ fn cells() -> Vec<Cell> {
 /// One run of all methods. Each run starts with another method, so that none is always first or
 /// after the same one.
 pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
-    let stretch = Duration::from_millis(places.scale.stretch_ms);
+    let duration = Duration::from_millis(places.scale.sample_ms);
     let cells = cells();
     let mut rows = Vec::new();
     for index in cell_order(run, cells.len()) {
@@ -68,7 +68,7 @@ pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<
         let setup = if method.3 > 1 { places.two_links() } else { places.testbed() };
         let got = setup.and_then(|setup| {
             let node = node.map(|pick| pick(node_choice(setup)).map_err(|why| anyhow!(why))).transpose()?;
-            measure_rate(setup, method, node.as_ref(), stretch)
+            measure_rate(setup, method, node.as_ref(), duration)
         });
         rows.push((index, row(run, column, got)));
     }
@@ -136,7 +136,7 @@ fn measure_rate(
     setup: &mut Setup,
     (_, kind, threads, addresses): Method,
     node: Option<&NumaNode>,
-    stretch: Duration,
+    duration: Duration,
 ) -> Result<RateSample> {
     let port = setup.bind_addr().port();
     let mut running: Vec<Box<dyn RunningReceiver>> = Vec::new();
@@ -154,11 +154,11 @@ fn measure_rate(
         });
     }
     let to = running[0].addr();
-    let load = Load { pps: None, duration: stretch, size: PAYLOAD_SIZE, flows: FLOWS, gso: false };
-    let warm = setup.send(to, &Load { duration: stretch / 5, ..load })?;
+    let load = Load { pps: None, duration, size: PAYLOAD_SIZE, flows: FLOWS, gso: false };
+    let warm = setup.send(to, &Load { duration: duration / 5, ..load })?;
     let (sent, pps) = thread::scope(|scope| {
         let sender = scope.spawn(|| setup.send(to, &load));
-        let pps = steady_rate(&running, stretch);
+        let pps = steady_rate(&running, duration);
         (sender.join(), pps)
     });
     let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
@@ -178,10 +178,10 @@ fn total_delivered(running: &[Box<dyn RunningReceiver>]) -> u64 {
 
 /// Measured in the middle of the traffic, without its first moments and without the queue that is
 /// drained after its end.
-fn steady_rate(running: &[Box<dyn RunningReceiver>], stretch: Duration) -> f64 {
-    thread::sleep(stretch.mul_f64(0.3));
+fn steady_rate(running: &[Box<dyn RunningReceiver>], duration: Duration) -> f64 {
+    thread::sleep(duration.mul_f64(0.3));
     let (start, before) = (Instant::now(), total_delivered(running));
-    thread::sleep(stretch.mul_f64(0.6));
+    thread::sleep(duration.mul_f64(0.6));
     (total_delivered(running) - before) as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 

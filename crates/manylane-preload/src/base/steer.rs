@@ -143,6 +143,8 @@ pub(crate) static FIRST_SOCKET: [Insn; 1] = DROP_ALL;
 
 #[cfg(test)]
 mod tests {
+    use manylane_sys::test_support::interpret;
+
     use super::*;
 
     fn v4(source: [u8; 4], dest: [u8; 4], port: u16) -> Vec<u8> {
@@ -169,8 +171,8 @@ mod tests {
         let made = program(Policy::Flow, lanes).unwrap();
         let mut counts = [0_usize; 64];
         for port in 1..=4000 {
-            counts[cbpf::interpret(made.code(), &v4([10, 0, 0, 1], [10, 0, 0, 2], port), 0) as usize] += 1;
-            counts[cbpf::interpret(made.code(), &v6([0x20; 16], port), 0) as usize] += 1;
+            counts[interpret(made.code(), &v4([10, 0, 0, 1], [10, 0, 0, 2], port), 0) as usize] += 1;
+            counts[interpret(made.code(), &v6([0x20; 16], port), 0) as usize] += 1;
         }
         for (lane, count) in counts.iter().enumerate() {
             assert_eq!(*count > 0, lanes & 1 << lane != 0, "lane {lane}: {count}");
@@ -186,7 +188,7 @@ mod tests {
                 let mut counts = [0_usize; 4];
                 for nth in 0..32 {
                     let packet = v4([127, 0, 0, 1], [127, 0, 0, 1], first + nth * step);
-                    counts[cbpf::interpret(made.code(), &packet, 0) as usize] += 1;
+                    counts[interpret(made.code(), &packet, 0) as usize] += 1;
                 }
                 assert!(counts.iter().all(|count| (1..=20).contains(count)), "{first}: {counts:?}");
             }
@@ -199,16 +201,16 @@ mod tests {
         assert!(made.len < PROGRAM_LEN_MAX);
         let cpu = program(Policy::Cpu, u64::MAX).unwrap();
         for lane in 0..64 {
-            assert_eq!(cbpf::interpret(cpu.code(), &[], lane), lane);
+            assert_eq!(interpret(cpu.code(), &[], lane), lane);
         }
-        assert_eq!(cbpf::interpret(&single_lane(0), &[], 7), 0);
-        assert_eq!(cbpf::interpret(&single_lane(4), &[], 7), 2);
+        assert_eq!(interpret(&single_lane(0), &[], 7), 0);
+        assert_eq!(interpret(&single_lane(4), &[], 7), 2);
     }
 
     #[test]
     fn copies_are_refused_and_unicast_is_not() {
         let made = unicast_only().unwrap();
-        let takes = |packet: &[u8], kind: u32| cbpf::interpret(made.code(), packet, kind) != 0;
+        let takes = |packet: &[u8], kind: u32| interpret(made.code(), packet, kind) != 0;
         assert!(takes(&v4([10, 0, 0, 1], [10, 0, 0, 2], 1), 0));
         assert!(takes(&v4([10, 0, 0, 1], [127, 0, 0, 1], 1), 0));
         assert!(!takes(&v4([10, 0, 0, 1], [10, 0, 0, 2], 1), 1));

@@ -11,28 +11,11 @@
 //!                             └► threads that read and write them, and share the table
 //! ```
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::io::{self, Write as _};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use crate::netns::NetNs;
-
-/// A program started by [`spawn_isolated`]. Threads of their own have its pipes, not this value.
-#[derive(Debug)]
-pub struct IsolatedChild {
-    /// The process.
-    pub process: Child,
-    /// Lines of its standard output, without their ends.
-    pub lines: Receiver<String>,
-    /// Its standard input stays open as long as this lives.
-    pub stdin_guard: StdinGuard,
-}
-
-/// See [`IsolatedChild::stdin_guard`].
-#[derive(Debug)]
-pub struct StdinGuard(#[expect(dead_code, reason = "lives: that is all")] Sender<std::convert::Infallible>);
 
 /// ThreadSanitizer knows only one descriptor table per process. With a second one it treats the
 /// same number in two tables as one object, and writes its report to a descriptor that is another
@@ -45,7 +28,7 @@ const SINGLE_FD_TABLE: bool = cfg!(manylane_tsan);
 /// # Safety
 /// Neither `work` nor its result may own or use a descriptor that it has not opened itself: the
 /// number is invalid, or another file.
-unsafe fn run_on_isolated_thread<T: Send>(
+pub(crate) unsafe fn run_on_isolated_thread<T: Send>(
     namespace: Option<&NetNs>,
     work: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
@@ -92,51 +75,12 @@ pub fn run_isolated(
     unsafe { run_on_isolated_thread(namespace, work) }
 }
 
-/// Starts `program`, in `namespace` if there is one, with `variables` added to the environment,
-/// and as `user` if there is one. The child never has descriptors of this process beyond the first
-/// three.
-///
-/// # Errors
-/// As for [`run_isolated`].
-pub fn spawn_isolated(
-    namespace: Option<&NetNs>,
-    program: &str,
-    args: &[&str],
-    variables: &[(&str, &str)],
-    user: Option<u32>,
-) -> io::Result<IsolatedChild> {
-    let work = || {
-        let mut command = Command::new(program);
-        command.args(args).envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(user) = user {
-            command.uid(user).gid(user);
-        }
-        let mut process = command.spawn()?;
-        let (input, output) = (process.stdin.take(), process.stdout.take());
-        let ((keep, end), (sender, lines)) = (channel(), channel());
-        // Threads started here share the table, and drop their values in it.
-        let named = |name: &str| thread::Builder::new().name(name.into());
-        named("manylane-stdin").spawn(move || {
-            _ = end.recv();
-            drop(input);
-        })?;
-        named("manylane-stdout").spawn(move || {
-            let lines = output.into_iter().flat_map(|pipe| BufReader::new(pipe).lines());
-            lines.map_while(Result::ok).try_for_each(|line| sender.send(line))
-        })?;
-        Ok(IsolatedChild { process, lines, stdin_guard: StdinGuard(keep) })
-    };
-    // SAFETY: `work` owns strings, and the pipes that it opens, which stay in threads with that
-    // table; without them a `Child` is only a number.
-    unsafe { run_on_isolated_thread(namespace, work) }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// True if the test `name` can run.
-    fn can_unshare_fds(name: &str) -> bool {
+    pub(crate) fn can_unshare_fds(name: &str) -> bool {
         if SINGLE_FD_TABLE {
             crate::skip(name, &"ThreadSanitizer knows one table of descriptors in a process");
         }
@@ -145,7 +89,7 @@ mod tests {
 
     /// A socket without close-on-exec, so that a copy would be visible after the exec, with its
     /// inode.
-    fn socket() -> (std::os::fd::OwnedFd, String) {
+    pub(crate) fn socket() -> (std::os::fd::OwnedFd, String) {
         use std::os::fd::AsFd as _;
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let inode = crate::sock::inode(socket.as_fd()).unwrap();
@@ -173,26 +117,5 @@ mod tests {
             run_isolated(None, "no-such-program", &[], b"").unwrap_err().kind(),
             io::ErrorKind::NotFound
         );
-    }
-
-    #[test]
-    fn a_program_that_is_started_apart_talks_until_it_is_let_go() {
-        if !can_unshare_fds("a_program_that_is_started_apart_talks_until_it_is_let_go") {
-            return;
-        }
-        let (_socket, ours) = socket();
-        let script = "ls -l /proc/$$/fd; echo word $WORD; cat; echo over; exit 3";
-        let IsolatedChild { mut process, lines, stdin_guard: keep } =
-            spawn_isolated(None, "sh", &["-c", script], &[("WORD", "of honour")], None).unwrap();
-        let told: Vec<String> = lines.iter().take_while(|line| line != "word of honour").collect();
-        assert!(told.iter().any(|line| line.contains("pipe:")), "{told:?}");
-        assert!(!told.iter().any(|line| line.contains(&ours)), "{told:?}");
-        // It reads until then.
-        assert_eq!(lines.try_recv().ok(), None);
-        drop(keep);
-        assert_eq!(lines.iter().collect::<Vec<_>>(), ["over"]);
-        assert_eq!(process.wait().unwrap().code(), Some(3));
-        let missing = spawn_isolated(None, "no-such-program", &[], &[], None);
-        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
 use crate::measure::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
-use crate::seccomp::{self, Syscall};
 use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};
+use crate::test_support::seccomp::{self, Syscall};
 
 /// Longer than any test takes.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -32,7 +32,7 @@ use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, DatagramMeta, Origin};
-use super::{FilterHandle, Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, XdpQueue};
+use super::{FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, XdpQueue};
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
@@ -243,12 +243,16 @@ impl FaultIo {
         lock(faults_of(&self.injector, &self.lane))
     }
 
-    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+    pub(super) fn split<'a>(
+        &'a mut self,
+        taken: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
         let faults = faults_of(&self.injector, &self.lane);
-        let Replies { queue, transport, .. } = self.engine.split(RecvSummary::default(), bound).replies;
+        let Replies { queue, transport } = self.engine.split(RecvSummary::default(), bound).replies;
         let transport = FaultTransport { transport, faults, send: &mut self.send };
-        let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)), bypass: None };
-        Parts { batch: Batch::new(Origin::Copies(&self.copies), bound, taken), replies }
+        let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)) };
+        (Batch::new(Origin::Copies(&self.copies), bound, taken), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

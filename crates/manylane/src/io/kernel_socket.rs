@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use manylane_sys::errno::{EACCES, EADDRINUSE};
 use manylane_sys::sock::{self, Buffer, Flag};
 
 use super::Capabilities;
 use crate::config::Config;
-use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::port_owner;
 
 /// How a lane's socket shares the port.

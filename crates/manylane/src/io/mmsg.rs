@@ -23,7 +23,7 @@ use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
-use super::{Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport};
 use crate::config::Config;
 use crate::counters::Count;
 use crate::error::{Error, Result};
@@ -133,11 +133,15 @@ impl MmsgIo {
 
     /// The last batch, and the ring to send replies with.
     #[inline]
-    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+    pub(super) fn split<'a>(
+        &'a mut self,
+        taken: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
         let transport = Transport::Socket(self.queue.lane.fd.as_fd());
-        let replies = Replies { queue: self.send.batch(), transport, bypass: None };
-        Parts { batch: Batch::new(origin, bound, taken), replies }
+        let replies = Replies { queue: self.send.batch(), transport };
+        (Batch::new(origin, bound, taken), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -9,7 +9,8 @@
 //! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
-//! | [`transport`] | where replies go |
+//! | [`transport`] | where replies go: through the kernel socket |
+//! | [`filter`] | limits and prefixes, in the maps of XDP programs |
 //! | [`socket_queue`] | what `mmsg` and `uring` share: the load words that steering reads, head drops |
 //! | [`messages`], [`frames`] | the bytes of a batch, in the buffers that the engine received them into |
 //! | [`batch`] | the datagrams of a batch, as the application sees them |
@@ -25,8 +26,10 @@
 //! | `sleep` with `busy-poll` | `SO_BUSY_POLL` | `IORING_REGISTER_NAPI` | `SO_BUSY_POLL` on the queues, `EPIOCSPARAMS` |
 
 pub(crate) mod batch;
+mod bpf_error;
 #[cfg(test)]
 pub(crate) mod faults;
+mod filter;
 mod frames;
 pub(crate) mod kernel_socket;
 mod messages;
@@ -53,10 +56,11 @@ use self::xdp::{XdpControl, XdpIo};
 use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine, FILTER_REFUSED};
 use crate::error::{Error, ErrorKind, Result};
 
+pub use self::filter::FilterHandle;
+pub use self::socket_engine::XdpQueue;
 pub(crate) use self::socket_engine::{NewLane, SocketEngine};
 pub(crate) use self::transport::{Replies, Transport};
 pub use self::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
-pub use self::xdp::{FilterDrops, FilterHandle, XdpQueue};
 // One engine has a send path of its own. A second one makes this an enum.
 pub(crate) use self::xdp::send::XdpSender as Bypass;
 
@@ -131,6 +135,14 @@ pub(crate) struct RecvSummary {
 pub(crate) struct Parts<'a> {
     pub(crate) batch: Batch<'a>,
     pub(crate) replies: Replies<'a>,
+    /// Past the kernel's stack; tried before `replies`.
+    pub(crate) bypass: Option<Bypass<'a>>,
+}
+
+impl<'a> From<(Batch<'a>, Replies<'a>)> for Parts<'a> {
+    fn from((batch, replies): (Batch<'a>, Replies<'a>)) -> Self {
+        Self { batch, replies, bypass: None }
+    }
 }
 
 /// The engine of one lane. Each operation is one call per batch, or rarer.
@@ -263,7 +275,18 @@ impl Io {
     /// bound to `bound`.
     #[inline]
     pub(crate) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        each!(self, engine => engine.split(taken, bound))
+        match self {
+            Self::Mmsg(mmsg) => mmsg.split(taken, bound).into(),
+            Self::Uring(uring) => uring.split(taken, bound).into(),
+            Self::Xdp(xdp) => {
+                let (batch, replies, bypass) = xdp.split(taken, bound);
+                Parts { batch, replies, bypass }
+            }
+            #[cfg(test)]
+            Self::Sim(sim) => sim.split(taken, bound).into(),
+            #[cfg(test)]
+            Self::Faulty(faulty) => faulty.split(taken, bound).into(),
+        }
     }
 
     /// A descriptor that is readable while [`recv`](Self::recv) has work; the same one for the

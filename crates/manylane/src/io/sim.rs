@@ -30,7 +30,7 @@ pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
 use super::socket_queue::{SKB_TRUESIZE_MIN, SocketQueue, TakeMessages};
-use super::{Io, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -197,11 +197,15 @@ impl SimIo {
         lock(&self.recv.network)
     }
 
-    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+    pub(super) fn split<'a>(
+        &'a mut self,
+        taken: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
         let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
         let transport = Transport::Sim(&self.recv.network);
-        let replies = Replies { queue: self.send.batch(), transport, bypass: None };
-        Parts { batch: Batch::new(origin, bound, taken), replies }
+        let replies = Replies { queue: self.send.batch(), transport };
+        (Batch::new(origin, bound, taken), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use manylane_sys::map::SharedWords;
 
-use super::{Capabilities, FilterHandle, Io, XdpQueue};
+use super::filter::FilterHandle;
+use super::{Capabilities, Io};
 use crate::config::Config;
 use crate::counters::LaneId;
 use crate::error::Result;
@@ -74,6 +75,31 @@ pub(crate) trait SocketEngine: Send + Sync {
     fn queues(&self) -> Vec<XdpQueue> {
         Vec::new()
     }
+}
+
+/// A queue of a device and the lane that it feeds: see
+/// [`Socket::xdp_queues`](crate::Socket::xdp_queues).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct XdpQueue {
+    /// Name of the device.
+    pub device: String,
+    /// Number of the queue.
+    pub queue: u32,
+    /// The lane.
+    pub lane: LaneId,
+    /// Zero copy: the device writes into the memory of the lane.
+    pub zero_copy: bool,
+    /// Frames for the socket dropped because the RX ring was full, since the queue was opened,
+    /// including those of earlier lanes.
+    pub ring_full: u64,
+    /// Frames for the socket dropped for another reason: no free frame to receive into, or too
+    /// long. With `ring_full`, the frames that lanes count as `xsk_dropped`.
+    pub dropped: u64,
+    /// Times that the kernel found the fill ring empty.
+    pub fill_ring_empty: u64,
+    /// Invalid descriptors in the fill and the TX ring. Zero unless there is a bug in the rings.
+    pub invalid_descriptors: u64,
 }
 
 /// What the engine of a new lane is made of.

@@ -1,4 +1,4 @@
-//! Where replies go: into a queue that the kernel's socket sends, or past the kernel's stack.
+//! Where replies go: into a queue that the kernel's socket sends.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,19 +9,16 @@ use std::time::{Duration, Instant};
 use manylane_sys::mmsg::SendBatch;
 use manylane_sys::sock;
 
-use super::Bypass;
 #[cfg(test)]
 use super::faults::FaultTransport;
 #[cfg(test)]
 use super::sim::{Network, lock};
 
-/// Where replies go.
+/// Where replies go that do not bypass the kernel's stack.
 pub(crate) struct Replies<'a> {
     /// Collects what leaves by `transport`.
     pub(crate) queue: SendBatch<'a>,
     pub(crate) transport: Transport<'a>,
-    /// Past the kernel's stack, and not through `queue`; tried first.
-    pub(crate) bypass: Option<Bypass<'a>>,
 }
 
 /// What sends the messages of a queue.

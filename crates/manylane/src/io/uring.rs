@@ -58,6 +58,7 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
+use manylane_sys::errno::EPERM;
 use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
@@ -66,10 +67,10 @@ use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
 use super::socket_queue::TakeMessages;
-use super::{Capabilities, Io, NewLane, Parts, RecvSummary, SocketEngine};
+use super::{Capabilities, Io, NewLane, RecvSummary, Replies, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
-use crate::error::{EPERM, Error, Result};
+use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
 
 /// Upper bound of the messages that the kernel takes from a socket at a time
@@ -246,12 +247,14 @@ impl UringIo {
     }
 
     #[inline]
-    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let mut parts = self.socket.split(taken, bound);
-        if let Some(origin) = self.ring.as_ref().and_then(UringRing::origin) {
-            parts.batch = Batch::new(origin, bound, taken);
-        }
-        parts
+    pub(super) fn split<'a>(
+        &'a mut self,
+        taken: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>) {
+        let (batch, replies) = self.socket.split(taken, bound);
+        let origin = self.ring.as_ref().and_then(UringRing::origin);
+        (origin.map_or(batch, |origin| Batch::new(origin, bound, taken)), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

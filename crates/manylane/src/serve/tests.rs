@@ -3,8 +3,9 @@
 
 use std::panic::resume_unwind;
 
+use manylane_sys::errno::EIO;
+
 use super::*;
-use crate::error::EIO;
 use crate::io::faults::FaultInjector;
 use crate::io::sim::Sim;
 use crate::lane::tests::{

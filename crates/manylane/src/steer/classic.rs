@@ -146,6 +146,8 @@ fn key_hash(to: &mut Assembler<'_>, offset: u32, len: u32) {
 
 #[cfg(test)]
 mod tests {
+    use manylane_sys::test_support::interpret;
+
     use super::*;
 
     /// The program that `select` emits for `runs`.
@@ -168,7 +170,7 @@ mod tests {
         }
         let code = selection(&runs(&layout));
         for at in 0..TABLE_SIZE {
-            assert_eq!(cbpf::interpret(&code, &[], at as u32), layout.entry(at), "entry {at}");
+            assert_eq!(interpret(&code, &[], at as u32), layout.entry(at), "entry {at}");
         }
     }
 
@@ -181,7 +183,7 @@ mod tests {
         layout.admit(0, None);
         assert!(code.len() + compile(key, &layout).len() <= INSNS_MAX);
         for (at, slot) in &runs {
-            assert_eq!(cbpf::interpret(&code, &[], *at), *slot);
+            assert_eq!(interpret(&code, &[], *at), *slot);
         }
     }
 }

@@ -11,11 +11,12 @@ use aya::maps::{Array, Map, MapData, PerCpuArray, ReusePortSockArray};
 use aya::programs::SkReuseport;
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
+use manylane_sys::errno::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM};
 use manylane_sys::map::SharedWords;
 
 use super::table::Layout;
 use super::{Slot, Steering};
-use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::verify::load_with_retry;
 
 /// The steering table as a value of an array map: `abi::Table` as words.

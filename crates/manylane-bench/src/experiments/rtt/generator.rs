@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use manylane_measure::named_enum;
+use manylane_sys::errno::ENOBUFS;
 use manylane_sys::sock::{self, Buffer};
 
 use super::placement::Cpus;
@@ -277,8 +278,6 @@ impl Generator {
 
 /// Errors that say nothing about the socket.
 fn is_transient(err: &std::io::Error) -> bool {
-    /// `ENOBUFS`.
-    const ENOBUFS: i32 = 105;
     matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionRefused)
         || err.raw_os_error() == Some(ENOBUFS)
 }

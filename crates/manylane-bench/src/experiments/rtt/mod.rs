@@ -201,7 +201,7 @@ impl Bench<'_> {
         }
         ensure!(
             lowest > 0.0 && lowest.is_finite(),
-            "requests are lost at any rate: is the machine busy? (--rates)"
+            "requests are lost at any rate: is the machine busy? (--rate)"
         );
         let mut rates: Vec<f64> =
             RATE_FRACTIONS.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();

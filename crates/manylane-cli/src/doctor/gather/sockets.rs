@@ -49,7 +49,7 @@ pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
             && asked.port.is_none_or(|port| socket.local.port() == port)
     };
     all.retain(|socket| keep(socket));
-    // With a watch, a socket without losses may still have some later. The caller removes it
+    // With --duration, a socket without losses may still have some later. The caller removes it
     // otherwise.
     facts.sockets = all;
     programs(files, facts);

@@ -19,7 +19,7 @@ pub(super) const RULES: &[Rule] = &[
         id: "receive-buffer-full",
         cost: 95,
         meaning: "Datagrams were lost for want of receive buffer at sockets that are closed meanwhile, or that cannot be seen.",
-        remedy: "As for `socket-drops`. `manylane doctor --watch 10` while it happens names the socket.",
+        remedy: "As for `socket-drops`. `manylane doctor --duration 10s` while it happens names the socket.",
         check: receive_buffer_full,
     },
     Rule {
@@ -156,7 +156,7 @@ fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
         "The sockets are closed meanwhile, or cannot be seen: RcvbufErrors of this network namespace counts them.",
     );
     finding.lost(rest).raise(facts, "net.core.rmem_default", 4 * MIB);
-    finding.run("to see which socket it is: manylane doctor --watch 10, while it happens");
+    finding.run("to see which socket it is: manylane doctor --duration 10s, while it happens");
 }
 
 fn udp_memory_full(facts: &Facts, found: &mut FindingSink<'_>) {

@@ -114,7 +114,7 @@ impl Finding {
     fn raise(&mut self, facts: &Facts, name: &str, value: u64) -> &mut Self {
         match facts.sysctl(name) {
             Some(now) if now >= value => {
-                self.run(format!("{name} is {now} already: run 'manylane doctor --watch 10' to see whether it is still too little"))
+                self.run(format!("{name} is {now} already: run 'manylane doctor --duration 10s' to see whether it is still too little"))
             }
             Some(_) => self.set(Change::sysctl(name, value)),
             None => self.run(format!(

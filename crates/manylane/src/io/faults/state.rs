@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-use crate::error::EAGAIN;
+use manylane_sys::errno::EAGAIN;
 
 /// The faults of one lane: none, until a test sets some.
 pub(crate) struct Faults {

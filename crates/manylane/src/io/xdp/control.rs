@@ -28,10 +28,8 @@ use manylane_sys::device as sys;
 use manylane_sys::xsk;
 
 use self::queues::State;
-use super::SocketIndex;
 use super::checks;
 use super::device::{AttachMode, Device};
-use super::filter::FilterHandle;
 use super::mailbox::Mailbox;
 use super::route::{Change, Reader, Routes};
 use crate::capture::listener::CaptureListener;
@@ -40,35 +38,11 @@ use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::SocketEngine;
+use crate::io::filter::{FilterHandle, SocketIndex};
 
 /// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`).
 pub(super) const FRAME_SIZE: u32 = 2048;
 pub(super) const HEADROOM: u32 = 256;
-
-/// A queue of a device and the lane that it feeds: see
-/// [`Socket::xdp_queues`](crate::Socket::xdp_queues).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct XdpQueue {
-    /// Name of the device.
-    pub device: String,
-    /// Number of the queue.
-    pub queue: u32,
-    /// The lane.
-    pub lane: LaneId,
-    /// Zero copy: the device writes into the memory of the lane.
-    pub zero_copy: bool,
-    /// Frames for the socket dropped because the RX ring was full, since the queue was opened,
-    /// including those of earlier lanes.
-    pub ring_full: u64,
-    /// Frames for the socket dropped for another reason: no free frame to receive into, or too
-    /// long. With `ring_full`, the frames that lanes count as `xsk_dropped`.
-    pub dropped: u64,
-    /// Times that the kernel found the fill ring empty.
-    pub fill_ring_empty: u64,
-    /// Invalid descriptors in the fill and the TX ring. Zero unless there is a bug in the rings.
-    pub invalid_descriptors: u64,
-}
 
 /// The devices over which the bound address can be reached; decided when the socket opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,7 +221,7 @@ impl XdpControl {
     /// Registers the socket on a device and installs its filter there.
     fn register(&self, device: Arc<Device>) -> Result<(Arc<Device>, SocketIndex)> {
         let number = device.register(&self.options.vlans)?;
-        if let Err(err) = self.filter.attach(&device, number) {
+        if let Err(err) = self.filter.attach(&device.filters, number) {
             device.unregister(number);
             return Err(err);
         }

@@ -20,14 +20,16 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
+use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP};
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
-use super::bpf_error::bpf_error;
+use super::checks;
 pub(crate) use super::checks::AttachMode;
-use super::filter_maps::FilterMaps;
 use super::route::{self, LocalState};
-use super::{SocketIndex, checks};
-use crate::error::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP, Error, ErrorKind, Result, errno_of};
+use crate::error::{Error, ErrorKind, Result, errno_of};
+use crate::io::bpf_error::bpf_error;
+use crate::io::filter::maps::FilterMaps;
+use crate::io::filter::{SharedFilterMaps, SocketIndex};
 use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
@@ -63,7 +65,8 @@ pub(crate) struct Device {
     /// The program runs in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
-    filters: Mutex<FilterMaps>,
+    /// The filters of its program.
+    pub(super) filters: SharedFilterMaps,
     /// For a second socket of this process that joins an open queue, because the kernel allows no
     /// second owner.
     open_queues: Mutex<Vec<Option<WeakQueue>>>,
@@ -201,7 +204,7 @@ impl Device {
             had_strict_rp_filter: AtomicBool::new(true),
             is_native: attach == AttachMode::Native,
             maps: Mutex::new(maps),
-            filters: Mutex::new(guards),
+            filters: Arc::new(Mutex::new(guards)),
             open_queues: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
         };
         // After an error, the next refresh reads it.
@@ -332,12 +335,6 @@ impl Device {
             _ = maps.device.set(0, words, 0);
         }
         Ok(())
-    }
-
-    /// The filters of its program.
-    pub(super) fn filters(&self) -> MutexGuard<'_, FilterMaps> {
-        // As in `maps`.
-        self.filters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {

@@ -3,7 +3,7 @@
 //!
 //! | stage | owner of the frame | when it is full or missing |
 //! |---|---|---|
-//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, and so to the companion; refused by the [`filter`]: dropped, counted |
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, and so to the companion; refused by the [`filter`](super::filter): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
 //! | [`lane_queue`]: payloads, by the program's [`rx_hint`]; else lengths and checksums | the lane | invalid: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
@@ -15,12 +15,9 @@
 //! ([`lane_queues`]). It polls the companion when its queues are empty, and after a number of
 //! batches from queues. In `serve`, the receive that follows a full batch polls the queues only.
 
-mod bpf_error;
 mod checks;
 mod control;
 mod device;
-mod filter;
-mod filter_maps;
 mod lane_queue;
 mod lane_queues;
 pub(crate) mod leasing;
@@ -38,13 +35,12 @@ use manylane_bpf::abi;
 use manylane_wire::rx_hint;
 
 pub(crate) use control::XdpControl;
-pub use control::XdpQueue;
-pub use filter::{FilterDrops, FilterHandle};
 
 use self::lane_queues::LaneQueues;
+use self::send::XdpSender;
 use super::batch::{Batch, Origin};
 use super::mmsg::MmsgIo;
-use super::{Capabilities, NewLane, Parts, RecvSummary};
+use super::{Capabilities, NewLane, RecvSummary, Replies};
 use crate::config::{Config, XdpOptions};
 use crate::counters::Count;
 use crate::drop_policy::DropPolicy;
@@ -62,9 +58,6 @@ const _: () = assert!(
         && rx_hint::HINT_LEN == abi::RX_HINT_LEN
         && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
-
-/// A socket's index on a device.
-pub(crate) type SocketIndex = u32;
 
 /// A lane that spins polls its companion, which is a system call, once in this many polls.
 const POLLS_PER_KERNEL_POLL: u32 = 64;
@@ -182,14 +175,15 @@ impl XdpIo {
     }
 
     #[inline]
-    pub(super) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        let mut parts = self.companion.split(taken, bound);
-        let (frames, bypass) = self.queues.split();
-        if let Some(frames) = frames {
-            parts.batch = Batch::new(Origin::Frames(frames), bound, taken);
-        }
-        parts.replies.bypass = bypass;
-        parts
+    pub(super) fn split<'a>(
+        &'a mut self,
+        taken: RecvSummary,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, Replies<'a>, Option<XdpSender<'a>>) {
+        let (batch, replies) = self.companion.split(taken, bound);
+        let (frames, sender) = self.queues.split();
+        let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, taken));
+        (batch, replies, sender)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -11,12 +11,11 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 
-use manylane_sys::sock;
+use manylane_sys::{errno, sock};
 
 use super::*;
 use crate::config::{Builder, Engine};
 use crate::counters::{Counters, LaneCounters};
-use crate::error as errno;
 use crate::group::LaneParts;
 use crate::io::faults::{FaultInjector, Faults};
 use crate::io::kernel_socket::{self, PortSharing};

@@ -29,8 +29,13 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let micros = 0..2000_u64;
-    let code =
-        prop::sample::select(vec![errno::ENOBUFS, errno::EACCES, errno::EINVAL, errno::EHOSTUNREACH, 4]);
+    let code = prop::sample::select(vec![
+        errno::ENOBUFS,
+        errno::EACCES,
+        errno::EINVAL,
+        errno::EHOSTUNREACH,
+        errno::EINTR,
+    ]);
     prop_oneof![
         4 => (1..30_u16, 1..4_u16, micros.clone()).prop_map(|(count, size, at)| Step::Send(count, size, at)),
         6 => micros.prop_map(Step::Echo),

@@ -59,7 +59,7 @@ fn what_was_raised_already_is_not_raised_again() {
     facts.sysctls.insert("net.core.netdev_max_backlog".into(), 16384);
     let verdict = evaluate(&facts);
     let finding = find(&verdict.findings, "backlog-full");
-    assert!(finding.changes.is_empty() && finding.run[0].contains("--watch"), "{finding:?}");
+    assert!(finding.changes.is_empty() && finding.run[0].contains("--duration"), "{finding:?}");
 }
 
 #[test]

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use manylane_sys::{rx_coalesce, xsk};
 
+use super::XdpControl;
 use super::queues::AssignedQueue;
-use super::{XdpControl, XdpQueue};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::filter::{FilterHandle, SocketIndex};
+use crate::io::xdp::XdpIo;
 use crate::io::xdp::device::Device;
-use crate::io::xdp::filter::FilterHandle;
-use crate::io::xdp::{SocketIndex, XdpIo};
-use crate::io::{Io, NewLane, SocketEngine};
+use crate::io::{Io, NewLane, SocketEngine, XdpQueue};
 
 impl SocketEngine for XdpControl {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
@@ -71,7 +71,7 @@ impl SocketEngine for XdpControl {
         drop(state);
         for (device, number) in &devices {
             device.unbind(*number);
-            self.filter.detach(device, *number);
+            self.filter.detach(&device.filters, *number);
             device.unregister(*number);
         }
     }

@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::errno::EBUSY;
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
-use super::super::SocketIndex;
 use super::super::device::Device;
-use super::super::filter::FilterHandle;
 use super::super::lane_queue::{LaneQueue, QueueId};
 use super::super::mailbox::{Mailbox, QueueCommand};
 use super::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
 use crate::counters::LaneId;
-use crate::error::{EBUSY, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::port_owner;
 
 /// Size of the longest frame that is received in several buffers.
@@ -112,7 +112,7 @@ impl State {
         self.devices = there;
         for (device, number) in gone {
             log::warn!("engine xdp: {} is gone", device.name);
-            filter.detach(&device, number);
+            filter.detach(&device.filters, number);
             device.unregister(number);
             for served in self.assigned.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
                 if let Some(mailbox) = self.mailbox(served.lane) {

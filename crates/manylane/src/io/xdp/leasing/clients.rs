@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::Message;
+use manylane_sys::errno::{EACCES, EPROTO};
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
 use super::connection::{Client, ReceivedRequest, RequestedSocket, User};
-use crate::error::EPROTO;
 
 /// Maximum number of pending connections; the oldest is dropped for a new one.
 const PENDING_MAX: usize = 64;
@@ -25,7 +25,6 @@ const PENDING_MAX: usize = 64;
 const ACCEPT_BATCH_MAX: usize = 16;
 /// Time limit for the request, and for waiting until the queues of an earlier lease are free.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-const EACCES: i32 = 13;
 
 /// A client without a lease yet.
 pub(super) struct PendingClient {

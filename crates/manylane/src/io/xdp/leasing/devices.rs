@@ -5,13 +5,14 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use manylane_sys::device as sys;
+use manylane_sys::errno::EBUSY;
 use manylane_sys::unix_socket::PeerProcess;
 use manylane_sys::xsk::QueueParams;
 use manylane_sys::xsk::{LeasedQueue, LessorQueue, QUEUE_MEMBERS_MAX};
 
 use crate::config::LIMIT_SOURCES_DEFAULT;
-use crate::error::{EBUSY, Error, ErrorKind, Result};
-use crate::io::xdp::SocketIndex;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 use crate::io::xdp::control::{FRAME_SIZE, HEADROOM};
 use crate::io::xdp::device::{AttachMode, Device};

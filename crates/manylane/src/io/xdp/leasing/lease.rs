@@ -11,18 +11,16 @@ use std::os::fd::AsFd as _;
 use manylane_ipc::lease::{self, Message};
 use manylane_sys::barrier;
 use manylane_sys::bound_sockets::{self, BoundSocket};
+use manylane_sys::errno::{ENODEV, ENOSPC, EPROTO};
 
 use super::Lessor;
 use super::connection::Client;
 use super::connection::RequestedSocket;
 use super::devices::{Availability, LeasedDevice, Member};
 use super::peers::LeaseNextHops;
-use crate::error::{EPROTO, Result};
-use crate::io::xdp::SocketIndex;
+use crate::error::Result;
+use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
-
-pub(super) const ENOSPC: i32 = 28;
-pub(super) const ENODEV: i32 = 19;
 
 /// The lease of one socket of a program.
 pub(super) struct Lease {
@@ -150,7 +148,7 @@ impl Lessor {
     fn add_queues(&mut self, lease: &mut Lease, queues: &[(usize, u32)]) {
         let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
         let Ok(number) = leased.device.register(&[]) else { return };
-        if let Err(err) = self.filter.attach(&leased.device, number) {
+        if let Err(err) = self.filter.attach(&leased.device.filters, number) {
             log::warn!("{} is not leased: {}", leased.device.name, err.chain());
             return leased.device.unregister(number);
         }
@@ -162,7 +160,7 @@ impl Lessor {
             }
         }
         if lease.members.len() == before {
-            self.filter.detach(&leased.device, number);
+            self.filter.detach(&leased.device.filters, number);
             leased.device.unregister(number);
         } else {
             lease.socket_indexes.push((leased.device.index, number));
@@ -283,7 +281,7 @@ impl Lessor {
             for member in lease.members.iter().filter(|member| member.params.ifindex == leased.device.index) {
                 leased.device.clear_redirect(number, member.params.queue);
             }
-            self.filter.detach(&leased.device, number);
+            self.filter.detach(&leased.device.filters, number);
             leased.device.unregister(number);
         }
         barrier::synchronize();

@@ -43,9 +43,9 @@ use self::connection::Closers;
 use self::devices::{LeasedDevice, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
-use super::filter::FilterHandle;
 use super::route::{Reader, Routes};
 use crate::error::{Error, Result};
+use crate::io::filter::FilterHandle;
 
 /// Poll intervals while frames are sent, and while none are.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);

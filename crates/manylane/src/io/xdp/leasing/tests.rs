@@ -6,11 +6,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use manylane_ipc::lease::{Fds, Message};
+use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
 use manylane_sys::unix_socket;
 
 use super::Lessor;
-use super::lease::ENODEV;
 use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::tests::{can_make_namespaces, run, set_sysctl, try_ip, wait_until};

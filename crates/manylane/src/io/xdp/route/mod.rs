@@ -38,12 +38,13 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use manylane_ipc::next_hops::{NextHop, RouteKey};
+use manylane_sys::errno::EAFNOSUPPORT;
 use manylane_wire::datagram::{AddrPair, Datagram};
 
 use self::queries::{QueryQueue, RecentQueries};
 use self::table::{Table, Writer};
 use self::worker::{REFRESH_INTERVAL, Worker};
-use crate::error::{EAFNOSUPPORT, Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Time limit for the end of the thread. It ends at once unless a watcher blocks it.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,11 +1,17 @@
 //! Netlink sockets: one for queries, and one for events.
 //!
 //! Nothing here needs a privilege.
+//!
+//! This client is for the thread that keeps next hops current: it never waits, sends many queries
+//! in one call, and detects lost events and inconsistent dumps. The doctor of the command line has
+//! its own, which waits for each reply: the two share only the split of a datagram into messages,
+//! six lines that this crate would have to export.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use manylane_sys::errno::{EINTR, ENOBUFS};
 use manylane_sys::sock::{self, Buffer};
 use netlink_packet_core::{
     NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage,
@@ -20,7 +26,6 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
 use super::rtnetlink::{KernelUpdate, Route, decode, messages, parse_route_reply, parse_xdp_program};
-use crate::error::{EINTR, ENOBUFS};
 
 /// Subscribed event groups of linux/rtnetlink.h.
 const GROUPS: [u32; 8] = [

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::next_hops::RouteKey;
+use manylane_sys::errno::ENOBUFS;
 use manylane_sys::measure::Epoll;
 
 use super::kernel_tables::{Effects, KernelTables};
@@ -14,7 +15,6 @@ use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
 use super::queries::QueryQueue;
 use super::table::Writer;
 use super::{Change, Shared, epoch_of, lock, stamp_of};
-use crate::error::ENOBUFS;
 
 /// Interval after which entries in use are queried again.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(4);

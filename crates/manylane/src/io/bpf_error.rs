@@ -2,7 +2,9 @@
 
 use std::io;
 
-use crate::error::{EACCES, EMFILE, ENOMEM, EPERM, Error, ErrorKind, errno_of};
+use manylane_sys::errno::{EACCES, EMFILE, ENOMEM, EPERM};
+
+use crate::error::{Error, ErrorKind, errno_of};
 
 /// The error of an eBPF step, with the kind for its number.
 pub(super) fn bpf_error<E: std::error::Error + Send + Sync + 'static>(

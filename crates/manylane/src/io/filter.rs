@@ -36,13 +36,21 @@
 //!   datagram. The generation is part of the key of a bucket, so that a source that has used up a
 //!   strict limit is not held to it by the next limit.
 
+pub(crate) mod maps;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::SocketIndex;
-use super::device::Device;
+use self::maps::FilterMaps;
+use crate::counters::FilterDrops;
 use crate::error::Result;
 use crate::filter::{Filter, Limit, Prefix, Rule};
+
+/// A socket's index on a device.
+pub(crate) type SocketIndex = u32;
+
+/// The maps of one device's program. All sockets on the device change them.
+pub(crate) type SharedFilterMaps = Arc<Mutex<FilterMaps>>;
 
 /// Generation of the next limits in this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
@@ -64,19 +72,9 @@ pub struct FilterHandle {
 struct State {
     filter: Filter,
     generation: u32,
-    devices: Vec<(Arc<Device>, SocketIndex)>,
+    devices: Vec<(SharedFilterMaps, SocketIndex)>,
     /// Drops on devices that are gone.
     detached_drops: FilterDrops,
-}
-
-/// Counts of datagrams dropped by a [`Filter`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FilterDrops {
-    /// From a denied prefix.
-    pub denied: u64,
-    /// Over a limit.
-    pub limited: u64,
 }
 
 impl std::fmt::Debug for FilterHandle {
@@ -102,8 +100,8 @@ impl FilterHandle {
     pub fn drops(&self) -> FilterDrops {
         let state = self.state();
         let mut sum = state.detached_drops;
-        for (device, number) in &state.devices {
-            sum.add(device.filters().drops(*number));
+        for (maps, number) in &state.devices {
+            sum += lock(maps).drops(*number);
         }
         sum
     }
@@ -155,12 +153,12 @@ impl FilterHandle {
             state.generation = GENERATION.fetch_add(1, Ordering::Relaxed);
         }
         for at in 0..state.devices.len() {
-            let (device, number) = &state.devices[at];
-            let Err(err) = device.filters().apply(*number, &wanted, state.generation) else { continue };
+            let (maps, number) = &state.devices[at];
+            let Err(err) = lock(maps).apply(*number, &wanted, state.generation) else { continue };
             state.generation = before;
-            for (device, number) in &state.devices[..=at] {
+            for (maps, number) in &state.devices[..=at] {
                 // Cannot run out of room: this filter was installed a moment ago.
-                _ = device.filters().apply(*number, &state.filter, before);
+                _ = lock(maps).apply(*number, &state.filter, before);
             }
             return Err(err);
         }
@@ -169,27 +167,27 @@ impl FilterHandle {
     }
 
     /// Adds a device on which the socket has a number that no address leads to yet.
-    pub(super) fn attach(&self, device: &Arc<Device>, number: SocketIndex) -> Result<()> {
+    pub(super) fn attach(&self, maps: &SharedFilterMaps, number: SocketIndex) -> Result<()> {
         let mut state = self.state();
-        let mut guards = device.filters();
+        let mut guards = lock(maps);
         guards.clear(number);
         if let Err(err) = guards.apply(number, &state.filter, state.generation) {
             guards.clear(number);
             return Err(err);
         }
         drop(guards);
-        state.devices.push((Arc::clone(device), number));
+        state.devices.push((Arc::clone(maps), number));
         Ok(())
     }
 
     /// Removes a device, once no address leads to the number.
-    pub(super) fn detach(&self, device: &Arc<Device>, number: SocketIndex) {
+    pub(super) fn detach(&self, maps: &SharedFilterMaps, number: SocketIndex) {
         let mut state = self.state();
-        let is_it = |(other, at): &(Arc<Device>, SocketIndex)| Arc::ptr_eq(other, device) && *at == number;
+        let is_it = |(other, at): &(SharedFilterMaps, SocketIndex)| Arc::ptr_eq(other, maps) && *at == number;
         let Some(at) = state.devices.iter().position(is_it) else { return };
         state.devices.swap_remove(at);
-        let mut guards = device.filters();
-        state.detached_drops.add(guards.drops(number));
+        let mut guards = lock(maps);
+        state.detached_drops += guards.drops(number);
         guards.clear(number);
     }
 
@@ -199,9 +197,7 @@ impl FilterHandle {
     }
 }
 
-impl FilterDrops {
-    pub(super) fn add(&mut self, other: Self) {
-        self.denied += other.denied;
-        self.limited += other.limited;
-    }
+fn lock(maps: &Mutex<FilterMaps>) -> MutexGuard<'_, FilterMaps> {
+    // As in `state`.
+    maps.lock().unwrap_or_else(PoisonError::into_inner)
 }

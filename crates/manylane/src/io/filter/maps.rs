@@ -8,13 +8,13 @@ use aya::util::nr_cpus;
 use manylane_bpf::abi;
 
 use super::SocketIndex;
-use super::bpf_error::bpf_error;
-use crate::FilterDrops;
+use crate::counters::FilterDrops;
 use crate::error::{Error, Result};
 use crate::filter::{Filter, Prefix, Rule};
+use crate::io::bpf_error::bpf_error;
 
 /// The maps of one device's program.
-pub(super) struct FilterMaps {
+pub(crate) struct FilterMaps {
     name: String,
     filters: Array<MapData, abi::FilterWords>,
     rules: LpmTrie<MapData, abi::RuleKey, u32>,
@@ -25,7 +25,7 @@ pub(super) struct FilterMaps {
 
 impl FilterMaps {
     /// `map` takes a map of the program by name. `wrong` makes the error if it cannot be used.
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &str,
         mut map: impl FnMut(&str) -> Result<Map>,
         wrong: impl Fn(aya::maps::MapError) -> Error,
@@ -91,7 +91,7 @@ impl FilterMaps {
         let Ok(cpus) = self.drops.get(&socket, 0) else { return FilterDrops::default() };
         let mut sum = FilterDrops::default();
         for [denied, limited] in cpus.iter() {
-            sum.add(FilterDrops { denied: *denied, limited: *limited });
+            sum += FilterDrops { denied: *denied, limited: *limited };
         }
         sum
     }
