@@ -13,7 +13,7 @@ use super::Bypass;
 #[cfg(test)]
 use super::faults::FaultTransport;
 #[cfg(test)]
-use super::sim::{Network, lock};
+use super::{lock, sim::Network};
 
 /// Where replies go.
 pub(crate) struct Replies<'a> {
