@@ -110,8 +110,8 @@ fn remove_leftovers(at: &Path) {
 
 /// Two runs must not use the same name, and must not remove each other's group.
 #[test]
-fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
-    let name = "netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed";
+fn netns_cgroups_of_other_runs_stay_and_leftovers_are_removed() {
+    let name = "netns_cgroups_of_other_runs_stay_and_leftovers_are_removed";
     if !skip::need(name, is_root(), "control groups are made by root") {
         return;
     }

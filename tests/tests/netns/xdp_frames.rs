@@ -274,8 +274,8 @@ fn reverse_path_drops(host: &Host) -> u64 {
 /// it: strict (1) drops it, loose (2) does not. On a device that was not named, engine `xdp`
 /// leaves IPv4 to the strict filter; on one that was named, it takes all (docs/xdp.md).
 #[test]
-fn netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters() {
-    let name = "netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters";
+fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
+    let name = "netns_xdp_sources_behind_another_device_are_left_to_rp_filter";
     let layout = Layout { hosts: 3, links: vec![(0, 1), (2, 1)], queues: 1, ..Layout::default() };
     let Some(testbed) = testbed(name, &layout) else { return };
     let (a, b, c) = (testbed.host(0), testbed.host(1), testbed.host(2));

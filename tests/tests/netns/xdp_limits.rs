@@ -126,10 +126,8 @@ fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
 
 /// The longest prefix decides, for each family separately. Allowed sources are not limited.
 #[test]
-fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides() {
-    let Some(testbed) =
-        two_queues("netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides")
-    else {
+fn netns_xdp_allowed_sources_have_no_limit_by_longest_prefix() {
+    let Some(testbed) = two_queues("netns_xdp_allowed_sources_have_no_limit_by_longest_prefix") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));

@@ -227,8 +227,8 @@ fn netns_doctor_sees_the_queues_of_a_device() {
 }
 
 #[test]
-fn netns_doctor_without_the_devices_in_sys_says_what_it_does_not_know() {
-    if !skip::need_root("netns_doctor_without_the_devices_in_sys_says_what_it_does_not_know") {
+fn netns_doctor_without_sysfs_devices_says_what_is_unknown() {
+    if !skip::need_root("netns_doctor_without_sysfs_devices_says_what_is_unknown") {
         return;
     }
     let testbed = one_host(1);

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_request() {
+    fn a_late_reply_is_not_counted_for_the_next_request() {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
         // Request 3 is answered when 4 arrives, which gets no reply; 5 gets one.

@@ -188,7 +188,7 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
 // 20,000 requests per second in several patterns: a lane that always polled would use a whole
 // processor.
 #[test]
-fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
+fn it_uses_less_than_half_a_core_where_spinning_uses_one() {
     const LENGTH: u64 = 500_000_000;
     for late in WAKE_LATENCIES {
         let even = Lane::new(late).run(every(50_000, 9_999), LENGTH);
