@@ -21,9 +21,9 @@ use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
 
 /// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
-/// Maximum size of a request.
+/// Maximum size of a request, in bytes.
 const REQUEST_LEN_MAX: usize = 256;
-/// Range of the memory for one lane.
+/// Range of the memory for one lane, in bytes.
 const BUFFER_SIZE_MIN: usize = 64 << 10;
 const BUFFER_SIZE_MAX: usize = 64 << 20;
 

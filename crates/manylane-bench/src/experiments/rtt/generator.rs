@@ -32,7 +32,7 @@ const IN_FLIGHT_MAX: usize = 1 << 16;
 const BURST_MAX: usize = 8;
 /// Polls for a reply between two readings of the clock, in a ping-pong.
 const POLLS_PER_CLOCK_READ: u32 = 256;
-const RECV_BUFFER: usize = 16 << 20;
+const RECV_BUFFER_BYTES: usize = 16 << 20;
 /// Highest time of the histogram: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
 
@@ -116,7 +116,7 @@ impl Generator {
             let socket = UdpSocket::bind(any)?;
             socket.connect(to)?;
             socket.set_nonblocking(true)?;
-            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
             Ok(socket)
         };
         let socket = match setup.hosts() {
@@ -303,7 +303,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
         // Room for all requests that are due while it does not run.
-        let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+        let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
         thread::spawn(move || {
             let (mut buffer, mut requests) = ([0; 64], Vec::new());
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
