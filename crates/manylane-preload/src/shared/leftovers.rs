@@ -33,23 +33,24 @@ struct RecordHeader {
     control: u32,
 }
 
+/// A chunk of a queue of datagrams; the first one stands for the queue.
 #[repr(C, align(64))]
-pub(crate) struct Leftovers {
+pub(crate) struct LeftoverQueue {
     /// Bytes of the records taken, and of all records.
     read_pos: AtomicU32,
     write_pos: AtomicU32,
     /// The next chunk, with later datagrams.
-    next_chunk: AtomicPtr<Leftovers>,
+    next_chunk: AtomicPtr<LeftoverQueue>,
     bytes: UnsafeCell<[u8; CHUNK_SIZE]>,
 }
 
 // SAFETY: bytes before `write_pos` are never written again; those after it are written only by the
 // one thread that fills (`fill`).
-unsafe impl Sync for Leftovers {}
+unsafe impl Sync for LeftoverQueue {}
 // SAFETY: zeroes are an empty one, with no next chunk.
-unsafe impl Zeroed for Leftovers {}
+unsafe impl Zeroed for LeftoverQueue {}
 
-impl Leftovers {
+impl LeftoverQueue {
     /// An empty one; none if the system is out of memory.
     pub(crate) fn new() -> Option<&'static Self> {
         memory::map(1, true)?.first()

@@ -62,14 +62,15 @@ pub(crate) struct Device {
     had_strict_rp_filter: AtomicBool,
     /// The program runs in the driver.
     is_native: bool,
-    maps: Mutex<Maps>,
+    maps: Mutex<DeviceMaps>,
     filters: Mutex<FilterMaps>,
     /// For a second socket of this process that joins an open queue, because the kernel allows no
     /// second owner.
     open_queues: Mutex<Vec<Option<WeakQueue>>>,
 }
 
-struct Maps {
+/// The program of a device, and its maps.
+struct DeviceMaps {
     /// Owns the program and, with it, the link; none once it is detached.
     program: Option<Ebpf>,
     device: Array<MapData, abi::DeviceBytes>,
@@ -83,7 +84,7 @@ struct Maps {
     sockets: [bool; abi::MAX_SOCKETS as usize],
 }
 
-impl Maps {
+impl DeviceMaps {
     /// Removes all VLANs of a socket.
     fn remove_vlans(&mut self, socket: SocketIndex) {
         let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
@@ -169,7 +170,7 @@ impl Device {
         let mut words = [0; size_of::<abi::DeviceBytes>()];
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
-        let mut maps = Maps {
+        let mut maps = DeviceMaps {
             program: Some(program),
             device: about,
             words,
@@ -340,7 +341,7 @@ impl Device {
         self.filters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn maps(&self) -> MutexGuard<'_, Maps> {
+    fn maps(&self) -> MutexGuard<'_, DeviceMaps> {
         // Every critical section leaves valid state, so a poisoned lock can be used.
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
