@@ -49,9 +49,8 @@ enum mls_reason_id {
 	MLS_SHARED_EPOLL =
 		8, /* several threads or processes wait on one epoll instance */
 	MLS_NESTED_EPOLL = 9, /* an epoll instance in another one */
-	MLS_EVENTS = 10, /* EPOLLONESHOT, or a poll of too many descriptors */
-	MLS_SIGNALS =
-		11, /* handlers with and without SA_RESTART: a bounded wait cannot tell them apart */
+	MLS_EVENTS = 10,  /* EPOLLONESHOT, or a poll of too many descriptors */
+	MLS_SIGNALS = 11, /* handlers both with and without SA_RESTART */
 	MLS_NO_SOCKET =
 		12, /* a lane's socket cannot be opened or bound: descriptors, privileges */
 	MLS_FULL = 13, /* a table of the library, or the limit of open files */

@@ -31,6 +31,12 @@ while IFS= read -r found; do
   complain "$(cut -d: -f1,2 <<<"$found"): the comment goes past column 100"
 done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.rs' |
   LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *//' | LC_ALL=C.UTF-8 grep -vE ':[0-9]+: *//[/!]? *[|]|[─│►▲▼]')
+while IFS= read -r file; do
+  while IFS= read -r line; do
+    complain "$file:$line: the comment goes past column 100"
+  done < <(expand "$file" | LC_ALL=C.UTF-8 grep -nE '^.{101,}$' | LC_ALL=C.UTF-8 grep -E '^[0-9]+: *[*]|/[*]' |
+    LC_ALL=C.UTF-8 grep -v '[─│►▲▼]' | cut -d: -f1)
+done < <(git ls-files '*.c' '*.h')
 
 python3 scripts/module-cycles.py --self-test || failed=1
 python3 scripts/module-cycles.py || failed=1

@@ -44,7 +44,7 @@ pub struct Setup {
 
 enum Environment {
     Loopback(LoopbackSender),
-    Testbed(Box<Hosts>),
+    Testbed(Box<TestbedState>),
 }
 
 /// Sends over loopback.
@@ -80,7 +80,8 @@ impl LoopbackSender {
     }
 }
 
-struct Hosts {
+/// A testbed, and its current sender.
+struct TestbedState {
     testbed: Testbed,
     /// Receive queues of each device.
     queues: u32,
@@ -89,7 +90,7 @@ struct Hosts {
     sender: Option<(Traffic, LiveSender)>,
 }
 
-impl Hosts {
+impl TestbedState {
     fn links(&self) -> Vec<usize> {
         (0..self.testbed.links()).collect()
     }
@@ -147,7 +148,7 @@ impl Setup {
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
         Ok(Self::with_environment(
-            Environment::Testbed(Box::new(Hosts { testbed, queues, sender: None })),
+            Environment::Testbed(Box::new(TestbedState { testbed, queues, sender: None })),
             receiver_cpus,
         ))
     }

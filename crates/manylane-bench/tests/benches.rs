@@ -89,10 +89,8 @@ fn netns_every_request_is_answered_and_counted() {
 }
 
 #[test]
-fn netns_an_application_with_work_of_its_own_does_it_for_every_datagram() {
-    let Some((_alone, mut setup)) =
-        testbed("netns_an_application_with_work_of_its_own_does_it_for_every_datagram", 1)
-    else {
+fn netns_synthetic_work_is_done_for_every_datagram() {
+    let Some((_alone, mut setup)) = testbed("netns_synthetic_work_is_done_for_every_datagram", 1) else {
         return;
     };
     const NANOS: u64 = 100_000;

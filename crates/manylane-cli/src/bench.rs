@@ -120,7 +120,8 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     finish(&args.common, director, name, &document)
 }
 
-/// The sizes of the paper's table for `bench batch`, and some of them that fit a frame.
+/// Default payloads in bytes: those of the paper's table for `bench batch`, and those for `bench
+/// replies`.
 const BATCH_SIZES: [usize; 4] = [64, 256, 1024, 8192];
 const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
 /// Payload that always fits a frame, in bytes.

@@ -113,6 +113,7 @@ fn changes(args: &LimitArgs) -> Vec<String> {
     lines
 }
 
+/// The settings of the call.
 #[derive(Debug, Serialize)]
 struct Settings {
     command: String,

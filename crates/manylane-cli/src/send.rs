@@ -142,6 +142,7 @@ fn send_for(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<
     })
 }
 
+/// The settings of the run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Settings {
     command: String,
@@ -204,6 +205,7 @@ struct Row {
     delivered: Option<u64>,
 }
 
+/// Quantiles of a histogram, in its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Quantiles {
     count: u64,

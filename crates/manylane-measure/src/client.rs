@@ -65,13 +65,13 @@ pub struct Outcome {
 }
 
 /// Maximum number of requests that are sent before replies are polled again.
-const BURST: usize = 16;
+const BURST_REQUESTS: usize = 16;
 /// Number of sockets that one epoll wait reports.
 const EPOLL_EVENTS_MAX: usize = 64;
 /// Maximum length of a wait, so that a request to stop is noticed.
 const POLL_TIMEOUT_MAX: Duration = Duration::from_millis(20);
 /// Receive buffer of each flow.
-const RECV_BUFFER: usize = 1 << 20;
+const RECV_BUFFER_BYTES: usize = 1 << 20;
 /// Highest latency of the histogram.
 const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
 
@@ -178,7 +178,7 @@ impl<'a> Client<'a> {
             socket.set_nonblocking(true)?;
             // Replies that overflow this buffer are not losses of the server. The system's limit
             // may be less.
-            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
             watch.add(&socket, flow as u64)?;
             flows.push(socket);
         }
@@ -204,7 +204,7 @@ impl<'a> Client<'a> {
     /// Sends the requests that are due, at most a burst, and returns when the next one is; `None`
     /// after the last.
     fn send_due(&mut self, now: Duration, start: Instant) -> Result<Option<Duration>> {
-        for _ in 0..BURST {
+        for _ in 0..BURST_REQUESTS {
             let due = match self.next_due() {
                 Some(due) if due <= now => due,
                 other => return Ok(other),
@@ -263,7 +263,7 @@ impl<'a> Client<'a> {
         let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for answers")?.collect();
         for flow in ready {
             let flow = flow as usize;
-            for _ in 0..BURST {
+            for _ in 0..BURST_REQUESTS {
                 match self.flows[flow].recv(&mut self.buffer) {
                     Ok(len) => self.handle_reply(flow, len, nanos(start.elapsed())),
                     Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 /// The time span of one burst, unless it would be less than one datagram.
-const BURST_TIME: f64 = 100e-6;
+const BURST_SECS: f64 = 100e-6;
 
 /// A rate, absolute from the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +37,7 @@ impl Pacer {
     #[must_use]
     pub(crate) fn new(pps: Option<f64>, most: u64) -> Pacer {
         let most = most.max(1);
-        let burst = pps.map_or(most, |pps| ((pps * BURST_TIME) as u64).clamp(1, most));
+        let burst = pps.map_or(most, |pps| ((pps * BURST_SECS) as u64).clamp(1, most));
         Pacer { pps, burst }
     }
 

@@ -11,7 +11,7 @@ const SO_BUSY_POLL_BUDGET: libc::c_int = 70;
 
 /// Packets that the kernel processes per poll; more needs a privilege with epoll
 /// (`NAPI_POLL_WEIGHT`).
-pub const BUDGET: u16 = 64;
+pub const BUDGET_PACKETS: u16 = 64;
 
 /// Makes calls on `socket` poll its device for `micros` microseconds before they sleep
 /// (`SO_BUSY_POLL`, Linux 3.11). The device then works in such calls rather than in interrupts,
@@ -41,7 +41,7 @@ pub fn set(socket: BorrowedFd<'_>, micros: u32, budget: u16) -> io::Result<()> {
 /// As there.
 pub fn probe() -> io::Result<()> {
     let fd = sock::open(&([127, 0, 0, 1], 0).into())?;
-    set(fd.as_fd(), 50, BUDGET)
+    set(fd.as_fd(), 50, BUDGET_PACKETS)
 }
 
 /// `struct epoll_params` of linux/eventpoll.h.

@@ -8,7 +8,7 @@
 /// One instruction (`struct sock_filter`).
 pub type Insn = libc::sock_filter;
 
-/// Maximum length of a program (`BPF_MAXINSNS`).
+/// Maximum number of instructions of a program (`BPF_MAXINSNS`).
 pub const INSNS_MAX: usize = 4096;
 
 // Operation codes of linux/bpf_common.h.

@@ -18,7 +18,7 @@ pub(crate) const fn space(len: usize) -> usize {
     HEADER_LEN + len.next_multiple_of(ALIGN)
 }
 
-/// Room for everything that a lane may enable (destination address, ECN, GRO segment size, time
+/// Bytes for everything that a lane may enable (destination address, ECN, GRO segment size, time
 /// stamp), and for other options of the socket.
 pub(crate) const RECV_CAPACITY: usize = 192;
 

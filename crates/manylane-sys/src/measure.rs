@@ -163,7 +163,7 @@ impl Epoll {
     ///
     /// # Errors
     /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above
-    /// [`BUDGET`](crate::busy_poll::BUDGET) without CAP_NET_ADMIN.
+    /// [`BUDGET_PACKETS`](crate::busy_poll::BUDGET_PACKETS) without CAP_NET_ADMIN.
     pub fn busy_poll(&self, time: Duration, budget: u16) -> io::Result<()> {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         crate::busy_poll::set_epoll(self.epoll.as_fd(), micros, budget)

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_pause_before_other_queues_had_their_turn_and_all_of_them_count() {
+    fn messages_of_all_queues_count_towards_one_delay() {
         let mut coalesce = coalescing(ROOM);
         (0..3).for_each(|_| coalesce.accumulate(1));
         assert!(coalesce.is_pending());
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn full_batches_behind_which_there_is_nothing_are_followed_by_the_pause_they_are_owed() {
+    fn full_batches_that_empty_the_queue_are_followed_by_a_delay() {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         let mut after_full = || {
             assert_eq!((coalesce.next_delay(64), coalesce.is_pending()), (None, true));

@@ -18,9 +18,9 @@ use manylane_sys::{cpu, sock};
 
 /// Datagrams in the queue, bytes in each, rounds.
 const QUEUE_LEN: usize = 2000;
-const PAYLOAD_SIZE: usize = 10;
+const PAYLOAD_BYTES: usize = 10;
 const ROUNDS: usize = 60;
-const RECV_BUFFER: usize = 8 << 20;
+const RECV_BUFFER_BYTES: usize = 8 << 20;
 
 type Receiver = Box<dyn FnMut() -> usize>;
 
@@ -40,7 +40,7 @@ fn sender(target: std::net::SocketAddr) -> UdpSocket {
 
 fn ring(name: &str, batch: usize, buffer: usize) -> Row {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, RECV_BUFFER).unwrap();
+    sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, RECV_BUFFER_BYTES).unwrap();
     let sender = sender(socket.local_addr().unwrap());
     let mut ring = RecvRing::new(RecvOptions { batch, buffer, control: false }).unwrap();
     let receive = move || {
@@ -55,7 +55,7 @@ fn ring(name: &str, batch: usize, buffer: usize) -> Row {
 
 fn lane(name: &str, change: impl Fn(&mut Builder)) -> Row {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    builder.lanes(1).recv_buffer(RECV_BUFFER);
+    builder.lanes(1).recv_buffer(RECV_BUFFER_BYTES);
     change(&mut builder);
     let socket = builder.open().unwrap();
     let sender = sender(socket.local_addr());
@@ -86,7 +86,7 @@ fn main() {
     for _ in 0..ROUNDS {
         for row in &mut rows {
             for _ in 0..QUEUE_LEN {
-                row.sender.send(&[1; PAYLOAD_SIZE]).unwrap();
+                row.sender.send(&[1; PAYLOAD_BYTES]).unwrap();
             }
             let start = cpu::thread_cpu_time();
             let mut taken = 0;

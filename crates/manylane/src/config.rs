@@ -41,7 +41,7 @@ pub enum Engine {
 
 text_form!("engine", Engine: Auto = "auto", Mmsg = "mmsg", Uring = "uring", Xdp = "xdp");
 
-/// Largest payload of one UDP datagram, rounded up.
+/// Largest payload of one UDP datagram in bytes, rounded up.
 pub(crate) const DATAGRAM_SIZE_MAX: usize = 65_535;
 /// Maximum number of messages per call (`UIO_MAXIOV`).
 pub(crate) const BATCH_MAX: usize = 1024;

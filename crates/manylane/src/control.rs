@@ -40,9 +40,10 @@ use crate::socket::Handle;
 
 const NAME_PREFIX: &str = "manylane.control";
 const VERSION: &str = "1";
-/// Maximum size of a request: some thousand prefixes. More of them take several requests.
+/// Maximum size of a request, in bytes: some thousand prefixes. More of them take several
+/// requests.
 const REQUEST_LEN_MAX: usize = 128 << 10;
-/// Maximum sizes of a part of a reply, and of a reply.
+/// Maximum sizes of a part of a reply, and of a reply, in bytes.
 const CHUNK_LEN: usize = 32 << 10;
 const REPLY_LEN_MAX: usize = 16 << 20;
 /// Time limits of the peer, for each part and for a whole reply.

@@ -23,7 +23,7 @@ use crate::lane_shared::LaneShared;
 use crate::outbox::Outbox;
 use crate::port_owner;
 
-pub(crate) use self::waiter::Pauses;
+pub(crate) use self::waiter::DelayPolicy;
 
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
@@ -159,9 +159,9 @@ impl Lane {
         self.lane_shared.is_draining()
     }
 
-    /// The coalescing decision of this lane, with batches of its size.
-    pub(crate) fn pauses(&self) -> Pauses {
-        Pauses::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
+    /// When this lane delays its receives in `serve`.
+    pub(crate) fn delay_policy(&self) -> DelayPolicy {
+        DelayPolicy::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
     }
 
     /// Messages that a lane which is being removed drains before it shuts down receiving: those
@@ -193,11 +193,11 @@ impl Lane {
         Ok(taken)
     }
 
-    /// Receives the next batch of a lane in `serve`. Does not wait if `pauses` needs to know
+    /// Receives the next batch of a lane in `serve`. Does not wait if `delays` needs to know
     /// whether one is queued; else waits for at most `timeout`.
     #[inline]
-    pub(crate) fn recv_serving(&mut self, pauses: &Pauses, timeout: Duration) -> Result<RecvSummary> {
-        if !pauses.is_pending() {
+    pub(crate) fn recv_serving(&mut self, delays: &DelayPolicy, timeout: Duration) -> Result<RecvSummary> {
+        if !delays.is_pending() {
             return self.recv_batch_timeout(timeout);
         }
         let taken = self.io.recv_more()?;
@@ -207,8 +207,8 @@ impl Lane {
 
     /// Delays after a batch of `messages` messages, if that pays.
     #[inline]
-    pub(crate) fn pause_after(&mut self, pauses: &mut Pauses, messages: usize) {
-        pauses.after(&mut self.io, messages);
+    pub(crate) fn delay_after(&mut self, delays: &mut DelayPolicy, messages: usize) {
+        delays.after(&mut self.io, messages);
     }
 
     #[inline]

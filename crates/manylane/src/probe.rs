@@ -95,7 +95,7 @@ fn try_socket_busy_poll() -> Result<()> {
 
 /// Tries to enable busy polling on an epoll.
 fn try_epoll_busy_poll() -> Result<()> {
-    let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET));
+    let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET_PACKETS));
     tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
 }
 

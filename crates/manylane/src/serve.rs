@@ -159,10 +159,10 @@ where
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
     // A lane that polls sleeps afterwards.
     let idle = shared.config.wait.spin_time() + IDLE_TIMEOUT;
-    let mut pauses = lane.pauses();
+    let mut delays = lane.delay_policy();
     let mut errors = 0;
     while !lane.is_draining() {
-        let taken = match lane.recv_serving(&pauses, idle) {
+        let taken = match lane.recv_serving(&delays, idle) {
             Ok(taken) => taken,
             // A failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == ERRORS_MAX => return Err(err),
@@ -176,7 +176,7 @@ where
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
         }
-        lane.pause_after(&mut pauses, taken.messages);
+        lane.delay_after(&mut delays, taken.messages);
     }
     // No more datagrams may arrive: the lane is out of steering, or has shut down its receive
     // side. It shuts down if the socket is stopped only now, or if more arrives than was queued:

@@ -182,8 +182,8 @@ fn loopback_fault_wildcards_and_addresses_clash() {
 }
 
 #[test]
-fn loopback_fault_ipv6_wildcard_clashes_with_ipv4_unless_it_stays_off() {
-    if !need_ipv6("loopback_fault_ipv6_wildcard_clashes_with_ipv4_unless_it_stays_off") {
+fn loopback_fault_an_ipv6_wildcard_clashes_with_ipv4_unless_v6only() {
+    if !need_ipv6("loopback_fault_an_ipv6_wildcard_clashes_with_ipv4_unless_v6only") {
         return;
     }
     let socket = UdpSocket::bind(loopback_addr()).unwrap();

@@ -62,7 +62,7 @@ fn loopback_fault_without_ebpf_classic_bpf_steps_in() {
 }
 
 #[test]
-#[ignore = "started by loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel"]
+#[ignore = "started by loopback_fault_busy_poll_without_privileges_becomes_spin"]
 fn child_wants_the_kernel_to_look() {
     if !is_child("child_wants_the_kernel_to_look") {
         return;
@@ -79,7 +79,7 @@ fn child_wants_the_kernel_to_look() {
 }
 
 #[test]
-fn loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel() {
+fn loopback_fault_busy_poll_without_privileges_becomes_spin() {
     Child::run("child_wants_the_kernel_to_look", Some(NOBODY));
 }
 

@@ -14,7 +14,7 @@ use manylane_tests::TEST_TIMEOUT;
 /// Prefix of the control groups of this test, before a unique word.
 const PREFIX: &str = "manylane-test-";
 /// Microseconds of CPU time in this many microseconds make a quota.
-const PERIOD: u64 = 100_000;
+const PERIOD_USECS: u64 = 100_000;
 
 /// A control group for CPU time, removed with this value.
 struct Cgroup {
@@ -51,9 +51,9 @@ impl Cgroup {
     /// Lets the processes in the group use `quota` microseconds of CPU time in each period.
     fn set_quota(&self, quota: u64) {
         if self.is_v2 {
-            self.write("cpu.max", &format!("{quota} {PERIOD}"));
+            self.write("cpu.max", &format!("{quota} {PERIOD_USECS}"));
         } else {
-            self.write("cpu.cfs_period_us", &PERIOD.to_string());
+            self.write("cpu.cfs_period_us", &PERIOD_USECS.to_string());
             self.write("cpu.cfs_quota_us", &quota.to_string());
         }
     }
@@ -110,8 +110,8 @@ fn remove_leftovers(at: &Path) {
 
 /// Two runs must not use the same name, and must not remove each other's group.
 #[test]
-fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
-    let name = "netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed";
+fn netns_cgroups_of_other_runs_stay_and_leftovers_are_removed() {
+    let name = "netns_cgroups_of_other_runs_stay_and_leftovers_are_removed";
     if !skip::need(name, is_root(), "control groups are made by root") {
         return;
     }
@@ -159,7 +159,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
     {
         return;
     }
-    let one = PERIOD;
+    let one = PERIOD_USECS;
     // Whole CPUs count, but one lane there is in any case.
     for (quota, lanes) in [(one, 1), (one / 2, 1), (one * 2 - 1, 1), (one * cpus, cpus), (one * 1000, cpus)] {
         let group = Cgroup::new();
@@ -177,7 +177,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
         let child = Child::start("child_tells_its_default_lanes", None);
         assert_eq!(child.line(), cpus.to_string(), "without a quota");
         group.add_process(child.pid());
-        assert_eq!(child.line(), lanes.to_string(), "{quota} of {PERIOD} microseconds");
+        assert_eq!(child.line(), lanes.to_string(), "{quota} of {PERIOD_USECS} microseconds");
         child.finish();
     }
 }

@@ -179,11 +179,11 @@ fn loopback_fault_the_largest_datagram_is_the_familys() {
     if !manylane_tests::need_ipv6("loopback_fault_the_largest_datagram_is_the_familys") {
         return;
     }
-    const PAYLOAD_MAX: usize = 65_527;
-    let everything = vec![9; PAYLOAD_MAX + 1];
+    const PAYLOAD_BYTES_MAX: usize = 65_527;
+    let everything = vec![9; PAYLOAD_BYTES_MAX + 1];
     let mut hands = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
     let port = hands.addr().port();
-    for (ip, most) in [("::1", PAYLOAD_MAX), ("127.0.0.1", 65_507)] {
+    for (ip, most) in [("::1", PAYLOAD_BYTES_MAX), ("127.0.0.1", 65_507)] {
         let client = Client::to(SocketAddr::new(ip.parse().unwrap(), port));
         client.send(b"tell me everything");
         hands.receive(1, |_, datagram, out| {

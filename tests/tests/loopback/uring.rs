@@ -59,8 +59,8 @@ fn loopback_uring_that_is_forbidden_is_mmsg_and_says_so() {
 }
 
 #[test]
-fn loopback_uring_that_is_forbidden_later_goes_on_as_mmsg_and_loses_nothing() {
-    const TEST: &str = "loopback_uring_that_is_forbidden_later_goes_on_as_mmsg_and_loses_nothing";
+fn loopback_uring_forbidden_later_goes_on_as_mmsg_without_loss() {
+    const TEST: &str = "loopback_uring_forbidden_later_goes_on_as_mmsg_without_loss";
     if !need_uring(TEST) {
         return;
     }

@@ -146,8 +146,8 @@ fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
 }
 
 #[test]
-fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
-    const NAME: &str = "loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread";
+fn loopback_a_ring_keeps_busy_polling_in_another_thread() {
+    const NAME: &str = "loopback_a_ring_keeps_busy_polling_in_another_thread";
     if !need_uring(NAME) || manylane::probe().uring_napi.is_err() {
         return;
     }

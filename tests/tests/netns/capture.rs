@@ -20,9 +20,9 @@ use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
 /// Memory for each lane.
-const BUFFER: usize = 4 << 20;
+const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes before the payload of a frame.
-const HEAD: usize = 14 + 20 + 8;
+const HEADERS_BYTES: usize = 14 + 20 + 8;
 
 /// A testbed for a test that runs alone in this process, so that all mappings are its own.
 fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)> {
@@ -97,7 +97,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
         return;
     };
     const CLIENTS: usize = 5;
-    const EACH: usize = 40;
+    const DATAGRAMS_EACH: usize = 40;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
     let queues = socket.xdp_queues();
@@ -119,16 +119,16 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     assert_eq!((point.pid(), point.address(), point.captured_by()), (std::process::id(), serving.addr, None));
     assert_eq!(point.devices().collect::<Vec<_>>(), [b.device(0)]);
     assert_eq!(point.lanes(), serving.handle.lane_ids());
-    let mut capture = Capture::start(points, SNAPLEN_MAX, BUFFER).unwrap();
+    let mut capture = Capture::start(points, SNAPLEN_MAX, BUFFER_BYTES).unwrap();
     let before = serving.handle.counters().total();
-    for n in 0..EACH {
+    for n in 0..DATAGRAMS_EACH {
         for (flow, client) in clients.iter().enumerate() {
             let payload = pattern(flow, n * 30);
             client.send(&payload);
             client.expect(&payload);
         }
     }
-    let count = (CLIENTS * EACH) as u64;
+    let count = (CLIENTS * DATAGRAMS_EACH) as u64;
     // The last reply may arrive before the lane has counted it.
     wait_until(
         || serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count,
@@ -152,7 +152,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
                 .filter(|seen| seen.direction == direction)
                 .filter(|seen| Frame::parse(&seen.bytes).unwrap().endpoints() == Some(ends))
                 .collect();
-            assert_eq!(of_flow.len(), EACH);
+            assert_eq!(of_flow.len(), DATAGRAMS_EACH);
             for (n, seen) in of_flow.iter().enumerate() {
                 assert_eq!(seen.len, seen.bytes.len());
                 assert_eq!(Frame::parse(&seen.bytes).unwrap().udp().unwrap().payload, pattern(flow, n * 30));
@@ -173,7 +173,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     clients[0].ping();
     let seen = drain(&mut capture);
     let shapes: Vec<_> = seen.iter().map(|seen| (seen.direction, seen.len, seen.bytes.len())).collect();
-    assert_eq!(shapes, [(Direction::In, HEAD + 4, 20), (Direction::Out, HEAD + 4, 20)]);
+    assert_eq!(shapes, [(Direction::In, HEADERS_BYTES + 4, 20), (Direction::Out, HEADERS_BYTES + 4, 20)]);
     // When it has ended, no memory is left.
     drop(capture);
     assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "memory of a capture that has ended is still mapped");
@@ -183,7 +183,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
 /// Starts the capture of the only socket, after the end of the previous one has been noticed.
 fn restart(host: &Host, snaplen: usize) -> Capture {
     assert!(wait_within(TEST_TIMEOUT, || only_point(host)[0].captured_by().is_none()));
-    Capture::start(only_point(host), snaplen, BUFFER).unwrap()
+    Capture::start(only_point(host), snaplen, BUFFER_BYTES).unwrap()
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn netns_capture_shows_what_lanes_refuse() {
     let Some((testbed, _alone)) = testbed("netns_capture_shows_what_lanes_refuse", 1) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, _client) = start_echo(a, b, |_| ());
-    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap();
+    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
     let from = SocketAddr::new(a.ip4(0).into(), 4444);
     let plan =
         UdpFrame { payload: b"broken", ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, serving.addr) };
@@ -234,14 +234,14 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
         client.expect(&payload);
     }
     // Three words and the frame, in words of eight bytes; requests and replies alternate.
-    let fit = CAPTURE_LEN_MIN / 8 / (3 + (HEAD as u64 + 1400).div_ceil(8));
+    let fit = CAPTURE_LEN_MIN / 8 / (3 + (HEADERS_BYTES as u64 + 1400).div_ceil(8));
     let (received, sent) = (fit.div_ceil(2), fit / 2);
     assert!(fit < 2 * PINGS);
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
     let seen = drain(&mut capture);
     let count = |direction| seen.iter().filter(|seen| seen.direction == direction).count() as u64;
     assert_eq!((count(Direction::In), count(Direction::Out)), (received, sent));
-    assert!(seen.iter().all(|seen| seen.bytes[HEAD..] == payload));
+    assert!(seen.iter().all(|seen| seen.bytes[HEADERS_BYTES..] == payload));
     // There is room again.
     client.ping();
     assert_eq!(drain(&mut capture).len(), 2);
@@ -287,7 +287,7 @@ fn netns_capture_that_is_killed_leaves_nothing() {
     assert_eq!(child.line(), "capturing");
     assert!(is_mapped());
     // A second one gets an error with the process of the first.
-    let err = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap_err();
+    let err = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains(&format!("process {}", child.pid())), "{err}");
     child.kill();
@@ -307,7 +307,7 @@ fn netns_capture_goes_on_when_a_lane_leaves() {
     let Some((testbed, _alone)) = testbed("netns_capture_goes_on_when_a_lane_leaves", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |_| ());
-    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap();
+    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
     client.ping();
     let seen = drain(&mut capture);
     assert_eq!(seen.len(), 2);

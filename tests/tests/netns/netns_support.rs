@@ -10,13 +10,13 @@ use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 
 /// A receive buffer for all datagrams that these tests send at once, so that missing ones are
 /// really lost.
-pub(crate) const RECV_BUFFER: usize = 64 << 20;
+pub(crate) const RECV_BUFFER_BYTES: usize = 64 << 20;
 
 /// Opens a socket at `ip` of `host`, with the options set by `change`.
 pub(crate) fn open(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Socket {
     host.run(move || {
         let mut builder = Builder::new((ip, 0)).unwrap();
-        change(builder.recv_buffer(RECV_BUFFER));
+        change(builder.recv_buffer(RECV_BUFFER_BYTES));
         builder.open().unwrap()
     })
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
-use crate::netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
+use crate::netns_support::{RECV_BUFFER_BYTES, client, echo, lane_driver, open, sink, wait_until};
 use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
 use manylane_measure::{Traffic, Until};
 use manylane_sys::cpu;
@@ -307,7 +307,7 @@ fn netns_eight_lanes_share_what_cores_there_are() {
         (Steering::Flow, SteeringBackend::Kernel),
     ] {
         let socket: Socket = open(b, b.ip4(0).into(), |builder| {
-            builder.lanes(8).steering(steering).steering_backend(by).recv_buffer(RECV_BUFFER);
+            builder.lanes(8).steering(steering).steering_backend(by).recv_buffer(RECV_BUFFER_BYTES);
         });
         let serving = sink(b, socket);
         let traffic = Traffic { flows: 256, pps: Some(50_000.0), ..Traffic::new(serving.addr, 16) };

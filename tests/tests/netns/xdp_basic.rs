@@ -226,7 +226,7 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
 /// Frames that are in the rings at the stop are handled, however many batches they are.
 #[test]
 fn netns_xdp_a_stop_drains_the_queues() {
-    const QUEUED: u64 = 1500;
+    const QUEUED_DATAGRAMS: u64 = 1500;
     if !skip::need_root("netns_xdp_a_stop_drains_the_queues") {
         return;
     }
@@ -250,14 +250,14 @@ fn netns_xdp_a_stop_drains_the_queues() {
     entered.recv_timeout(TEST_TIMEOUT).unwrap();
     let redirected =
         || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
-    (0..QUEUED).for_each(|_| client.send(b"queued"));
-    wait_until(|| redirected() == Some(1 + QUEUED), &serving.handle);
+    (0..QUEUED_DATAGRAMS).for_each(|_| client.send(b"queued"));
+    wait_until(|| redirected() == Some(1 + QUEUED_DATAGRAMS), &serving.handle);
     serving.handle.stop();
     drop(release);
     let total = serving.outcome().unwrap().total();
     assert_eq!(
         (total.delivered, total.delivered_by_xdp, total.discarded),
-        (1 + QUEUED, 1 + QUEUED, 0),
+        (1 + QUEUED_DATAGRAMS, 1 + QUEUED_DATAGRAMS, 0),
         "{total:#?}"
     );
 }

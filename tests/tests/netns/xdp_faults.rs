@@ -245,9 +245,8 @@ fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
 }
 
 #[test]
-fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
-    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_come_through_the_companion")
-    else {
+fn netns_xdp_options_and_extension_headers_take_the_companion() {
+    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_take_the_companion") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));

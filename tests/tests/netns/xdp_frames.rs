@@ -274,8 +274,8 @@ fn reverse_path_drops(host: &Host) -> u64 {
 /// it: strict (1) drops it, loose (2) does not. On a device that was not named, engine `xdp`
 /// leaves IPv4 to the strict filter; on one that was named, it takes all (docs/xdp.md).
 #[test]
-fn netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters() {
-    let name = "netns_xdp_a_source_behind_another_device_is_the_reverse_path_filters";
+fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
+    let name = "netns_xdp_sources_behind_another_device_are_left_to_rp_filter";
     let layout = Layout { hosts: 3, links: vec![(0, 1), (2, 1)], queues: 1, ..Layout::default() };
     let Some(testbed) = testbed(name, &layout) else { return };
     let (a, b, c) = (testbed.host(0), testbed.host(1), testbed.host(2));
@@ -397,7 +397,7 @@ fn netns_xdp_padding_is_no_payload() {
 /// answered by the kernel's tables only.
 #[test]
 fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
-    const EACH: u64 = 100;
+    const FRAMES_EACH: u64 = 100;
     let Some(testbed) = two_queues("netns_xdp_hardware_addresses_that_lie_lead_nowhere") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
@@ -406,7 +406,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
         let peer = client(a, a.ip(0, ipv6), serving.addr);
         let socket = sender(a);
         for mac in [Mac::BROADCAST, Mac(b.mac(0)), Mac([0; 6]), Mac([1, 0, 0x5e, 0, 0, 1])] {
-            for _ in 0..EACH {
+            for _ in 0..FRAMES_EACH {
                 let lie = |plan: &mut UdpFrame<'_>| (plan.source, plan.source_mac) = (peer.addr(), mac);
                 socket.send(&frame_to(a, b, serving.addr, b"who?", lie)).unwrap();
                 peer.expect(b"who?");
@@ -415,7 +415,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
         // To the broadcast address, and to another host's: left to the kernel, which accepts the
         // first.
         for (mac, answered) in [(Mac::BROADCAST, true), (Mac([2, 9, 9, 9, 9, 9]), false)] {
-            for _ in 0..EACH {
+            for _ in 0..FRAMES_EACH {
                 let other =
                     |plan: &mut UdpFrame<'_>| (plan.source, plan.destination_mac) = (peer.addr(), mac);
                 socket.send(&frame_to(a, b, serving.addr, b"all", other)).unwrap();
@@ -429,9 +429,9 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
         let total = serving.stop().unwrap().total();
         assert_eq!(
             (total.delivered, total.delivered_by_xdp, total.sent),
-            (5 * EACH + 1, 4 * EACH + 1, 5 * EACH + 1)
+            (5 * FRAMES_EACH + 1, 4 * FRAMES_EACH + 1, 5 * FRAMES_EACH + 1)
         );
-        assert!(seen["other_mac"] >= 2 * EACH, "{seen:?}");
+        assert!(seen["other_mac"] >= 2 * FRAMES_EACH, "{seen:?}");
         assert!(peer.is_idle());
     }
 }
@@ -440,7 +440,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
 /// from another host, and all loopback traffic to the bound address.
 #[test]
 fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
-    const EACH: usize = 20;
+    const FRAMES_EACH: usize = 20;
     let Some(testbed) = two_queues("netns_xdp_fragments_and_loopback_come_through_the_companion_once") else {
         return;
     };
@@ -452,7 +452,7 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
         let server = SocketAddr::new(b.ip(0, ipv6), serving.addr.port());
         let near = b.run(|| Client::between(SocketAddr::new(b.ip(0, ipv6), 0), server));
         let far = client(a, a.ip(0, ipv6), server);
-        for round in 0..EACH {
+        for round in 0..FRAMES_EACH {
             for (client, len) in [(&near, 100), (&near, 9000), (&far, 2000), (&far, 20_000)] {
                 client.send(&pattern(round, len));
                 client.expect(&pattern(round, len));
@@ -461,7 +461,7 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
         far.ping();
         assert!(near.is_idle() && far.is_idle());
         let total = serving.stop().unwrap().total();
-        let through = 4 * EACH as u64;
+        let through = 4 * FRAMES_EACH as u64;
         assert_eq!(
             (total.delivered, total.delivered_by_xdp, total.arrived()),
             (through + 1, 1, through + 1),

@@ -155,7 +155,7 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
 /// the route.
 #[test]
 fn netns_xdp_a_wildcard_serves_several_devices() {
-    const EACH: u64 = 100;
+    const PINGS_EACH: u64 = 100;
     if !skip::need_root("netns_xdp_a_wildcard_serves_several_devices") {
         return;
     }
@@ -186,16 +186,19 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
                 let mut pings = 0;
                 // The first replies leave through the kernel, until the next hop is known.
                 let by_xdp = || serving.handle.counters().total().sent_by_xdp - before.sent_by_xdp;
-                while pings < EACH || by_xdp() < EACH / 2 {
+                while pings < PINGS_EACH || by_xdp() < PINGS_EACH / 2 {
                     client.ping();
                     pings += 1;
-                    assert!(pings < 100 * EACH, "replies do not leave by XDP");
+                    assert!(pings < 100 * PINGS_EACH, "replies do not leave by XDP");
                 }
                 due += pings;
                 let now: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
                 for at in 0..3 {
                     let came = now[at] - others[at];
-                    assert!(if at == link { came >= pings } else { came < EACH / 2 }, "link {at}: {came}");
+                    assert!(
+                        if at == link { came >= pings } else { came < PINGS_EACH / 2 },
+                        "link {at}: {came}"
+                    );
                 }
             }
         }
@@ -207,6 +210,6 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
             (due, due, due),
             "{each:?} {total:#?}"
         );
-        assert!(each.iter().all(|count| *count >= 2 * EACH), "{each:?}");
+        assert!(each.iter().all(|count| *count >= 2 * PINGS_EACH), "{each:?}");
     }
 }

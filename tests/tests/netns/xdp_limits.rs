@@ -13,7 +13,7 @@ use manylane_tests::{Client, pattern};
 use manylane_wire::frame::UdpFrame;
 
 /// Maximum number of frames in flight, so that no queue overflows.
-const CHUNK: usize = 100;
+const CHUNK_FRAMES: usize = 100;
 
 fn limit(text: &str) -> Limit {
     text.parse().unwrap()
@@ -47,7 +47,7 @@ impl<'a> SpoofingSender<'a> {
         let before = outcome(self.handle);
         let mut sent = before.iter().sum::<u64>();
         let sources: Vec<IpAddr> = sources.into_iter().collect();
-        for sources in sources.chunks(CHUNK) {
+        for sources in sources.chunks(CHUNK_FRAMES) {
             for source in sources {
                 let from = |plan: &mut UdpFrame<'_>| plan.source = SocketAddr::new(*source, 5353);
                 self.socket.send(&frame_to(self.a, self.b, self.to, b"let me in", from)).unwrap();
@@ -126,10 +126,8 @@ fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
 
 /// The longest prefix decides, for each family separately. Allowed sources are not limited.
 #[test]
-fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides() {
-    let Some(testbed) =
-        two_queues("netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decides")
-    else {
+fn netns_xdp_allowed_sources_have_no_limit_by_longest_prefix() {
+    let Some(testbed) = two_queues("netns_xdp_allowed_sources_have_no_limit_by_longest_prefix") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -206,16 +204,16 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     let Some(testbed) = two_queues("netns_xdp_limits_hold_when_there_are_more_sources_than_buckets") else {
         return;
     };
-    const OTHERS: u32 = 20_000;
+    const OTHER_SOURCES: u32 = 20_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits = |builder: &mut Builder| _ = with_xdp(builder).limit_sources(1024).limit(limit("0.001/5"));
     let serving = sink(b, open(b, b.ip4(0).into(), limits));
     let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     let flooder = Ipv4Addr::new(10, 7, 255, 255);
     let others = |at| Ipv4Addr::from_bits(0x0b00_0000 + at);
-    let all = (0..OTHERS).flat_map(|at| [others(at), flooder]);
+    let all = (0..OTHER_SOURCES).flat_map(|at| [others(at), flooder]);
     let [let_in, denied, limited] = crowd.send(all.map(IpAddr::from));
-    assert_eq!((let_in, denied, limited), (u64::from(OTHERS) + 5, 0, u64::from(OTHERS) - 5));
+    assert_eq!((let_in, denied, limited), (u64::from(OTHER_SOURCES) + 5, 0, u64::from(OTHER_SOURCES) - 5));
     // A source that appears when the maps are full is limited, too.
     assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
 }

@@ -25,7 +25,7 @@ use manylane_wire::{rx_hint, udp};
 
 const PORT: u16 = 5300;
 /// Maximum number of frames in the ring.
-const RING: u32 = 2048;
+const RING_FRAMES: u32 = 2048;
 
 /// The program on the first device of a host, and a socket at its first queue.
 struct AttachedProgram {
@@ -41,7 +41,7 @@ impl AttachedProgram {
         let take: &mut Xdp = program.program_mut("ml_take").unwrap().try_into().unwrap();
         take.load().unwrap();
         take.attach_to_if_index(index, XdpMode::Driver).unwrap();
-        let socket = RawXsk::open(index, 0, RING, false).unwrap();
+        let socket = RawXsk::open(index, 0, RING_FRAMES, false).unwrap();
         let mut about: Array<_, abi::DeviceBytes> =
             program.take_map("ml_device").unwrap().try_into().unwrap();
         let mut words = [0; size_of::<abi::DeviceBytes>()];
@@ -94,7 +94,7 @@ fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<
     let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
     let end = frame_to(a, b, SocketAddr::new(b.ip(0, false), PORT), END, |_| ());
     let mut arrived = Vec::new();
-    for some in frames.chunks(RING as usize / 2) {
+    for some in frames.chunks(RING_FRAMES as usize / 2) {
         for frame in some {
             sender.send(frame).unwrap();
         }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::faults_support::{Child, is_child, report};
-use crate::netns_support::{RECV_BUFFER, client, echo, open};
+use crate::netns_support::{RECV_BUFFER_BYTES, client, echo, open};
 use crate::xdp_support::{
     assert_all_by_xdp, assert_replies_by_xdp, ipv4_layout, ping_until_sent_by_xdp, testbed,
 };
@@ -127,7 +127,11 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
             }
             assert_eq!(manylane::probe().epoll_busy_poll.is_err(), is_refused);
             let mut builder = Builder::new((b.ip4(0), 0)).unwrap();
-            builder.engine(Engine::Xdp).lanes(1).recv_buffer(RECV_BUFFER).wait(WaitPolicy::BusyPoll(time));
+            builder
+                .engine(Engine::Xdp)
+                .lanes(1)
+                .recv_buffer(RECV_BUFFER_BYTES)
+                .wait(WaitPolicy::BusyPoll(time));
             builder.open().unwrap()
         };
         let socket = b.run(open);
@@ -152,7 +156,7 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
 fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Result<Socket> {
     host.run(|| {
         let mut builder = Builder::new((host.ip4(0), 0)).unwrap();
-        builder.lanes(2).recv_buffer(RECV_BUFFER).xdp_devices([host.device(0)]);
+        builder.lanes(2).recv_buffer(RECV_BUFFER_BYTES).xdp_devices([host.device(0)]);
         change(&mut builder);
         builder.open()
     })

@@ -12,32 +12,32 @@ use manylane_tests::{TEST_TIMEOUT, pattern, retry_eintr};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 /// Bytes in each direction of a TCP connection, not a multiple of any block size.
-const STREAM: usize = 3_000_017;
+const STREAM_BYTES: usize = 3_000_017;
 /// Window of a connection: it shares queues of 256 frames with datagrams that are not
 /// retransmitted.
-const WINDOW: usize = 16 << 10;
+const WINDOW_BYTES: usize = 16 << 10;
 /// ICMP echo requests of each family.
-const ECHOES: u16 = 300;
+const ECHO_REQUESTS: u16 = 300;
 /// Datagrams to each port of another program.
 const FOREIGN_DATAGRAMS: usize = 2000;
 /// Number of pings of each of our own clients.
 const OWN_PINGS: u64 = 300;
 const FAMILIES: [bool; 2] = [false, true];
 
-/// Sends and receives `STREAM` bytes at the same time, and compares them.
+/// Sends and receives `STREAM_BYTES` bytes at the same time, and compares them.
 fn exchange(stream: &TcpStream, mine: usize, theirs: usize) {
     stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut to = stream;
-            to.write_all(&pattern(mine, STREAM)).unwrap();
+            to.write_all(&pattern(mine, STREAM_BYTES)).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
         });
         let mut got = Vec::new();
         let mut from = stream;
         _ = from.read_to_end(&mut got).unwrap();
-        assert_eq!(got.len(), STREAM);
-        assert!(got == pattern(theirs, STREAM), "other bytes than were sent");
+        assert_eq!(got.len(), STREAM_BYTES);
+        assert!(got == pattern(theirs, STREAM_BYTES), "other bytes than were sent");
     });
 }
 
@@ -47,7 +47,7 @@ fn tcp(a: &Host, b: &Host, v6: bool) {
     let at = SockAddr::from(SocketAddr::new(b.ip(0, v6), PORT));
     let open = |host: &Host| {
         let socket = host.run(|| Socket::new(domain, Type::STREAM, None).unwrap());
-        socket.set_recv_buffer_size(WINDOW).unwrap();
+        socket.set_recv_buffer_size(WINDOW_BYTES).unwrap();
         socket
     };
     let listener = open(b);
@@ -104,7 +104,7 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
             }
         }
     };
-    for number in 0..ECHOES {
+    for number in 0..ECHO_REQUESTS {
         let mut message = vec![request, 0, 0, 0];
         message.extend(IDENT.to_be_bytes());
         message.extend(number.to_be_bytes());
@@ -124,7 +124,7 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
 /// back.
 fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     /// As many as every buffer on the path can hold.
-    const BURST: usize = 10;
+    const BURST_DATAGRAMS: usize = 10;
     let server = b.run(|| UdpSocket::bind((b.ip(0, v6), port)).unwrap());
     server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let to = server.local_addr().unwrap();
@@ -138,16 +138,16 @@ fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
         payload
     };
     let mut buffer = [0; 2048];
-    for first in (0..FOREIGN_DATAGRAMS).step_by(BURST) {
-        for number in first..first + BURST {
+    for first in (0..FOREIGN_DATAGRAMS).step_by(BURST_DATAGRAMS) {
+        for number in first..first + BURST_DATAGRAMS {
             near.send(&numbered(number)).unwrap();
         }
-        for number in first..first + BURST {
+        for number in first..first + BURST_DATAGRAMS {
             let (len, peer) = retry_eintr(|| server.recv_from(&mut buffer)).unwrap();
             assert!(buffer[..len] == numbered(number), "port {port}: not number {number}");
             server.send_to(&buffer[..len], peer).unwrap();
         }
-        for number in first..first + BURST {
+        for number in first..first + BURST_DATAGRAMS {
             let len = retry_eintr(|| near.recv(&mut buffer)).unwrap();
             assert!(buffer[..len] == numbered(number), "port {port}: not the answer to {number}");
         }

@@ -21,7 +21,8 @@ const ATTEMPTS_MAX: usize = 50;
 /// Longer than a request.
 const SUFFIX: &[u8] = b" and more than was asked for";
 
-type Tags = [Option<Vlan>; 2];
+/// The VLAN tags of a frame, the outer one first.
+type VlanTags = [Option<Vlan>; 2];
 
 /// Handling of a request, selected by the first byte of its payload.
 #[derive(Clone, Copy, Debug)]
@@ -131,14 +132,14 @@ impl<'t> FramePeer<'t> {
     }
 
     /// A request from this peer.
-    fn request(&self, tags: Tags, payload: &[u8]) -> Vec<u8> {
+    fn request(&self, tags: VlanTags, payload: &[u8]) -> Vec<u8> {
         frame((self.a, self.from()), (self.b, self.serving.addr), payload, |plan| {
             (plan.vlans, plan.traffic_class, plan.ttl) = (tags, 0x28, 9);
         })
     }
 
     /// The expected reply to it, to a next hop.
-    fn reply(&self, hop: Mac, tags: Tags, payload: &[u8]) -> Vec<u8> {
+    fn reply(&self, hop: Mac, tags: VlanTags, payload: &[u8]) -> Vec<u8> {
         let plan = UdpFrame::new(Mac(self.b.mac(0)), hop, self.serving.addr, self.from());
         let plan = UdpFrame { vlans: tags, payload, ..plan };
         let mut bytes = vec![0; plan.len()];
@@ -190,12 +191,12 @@ impl<'t> FramePeer<'t> {
     }
 
     /// Sends a request with method `how`, and compares all replies.
-    fn check(&self, how: ReplyMode, tags: Tags, len: usize) {
+    fn check(&self, how: ReplyMode, tags: VlanTags, len: usize) {
         let payload = how.request(len);
         self.compare(&self.request(tags, &payload), tags, &how.replies(&payload));
     }
 
-    fn compare(&self, request: &[u8], tags: Tags, replies: &[Vec<u8>]) {
+    fn compare(&self, request: &[u8], tags: VlanTags, replies: &[Vec<u8>]) {
         let hop = Mac(self.a.mac(0));
         let expected: Vec<_> = replies.iter().map(|payload| self.reply(hop, tags, payload)).collect();
         assert_eq!(self.exchange_by_xdp(request, replies.len()), expected);

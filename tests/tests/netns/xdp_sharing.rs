@@ -18,7 +18,7 @@ use manylane_wire::frame::Frame;
 
 #[test]
 fn netns_xdp_sockets_of_a_process_each_take_their_own() {
-    const EACH: u64 = 50;
+    const DATAGRAMS_EACH: u64 = 50;
     const CLIENTS: u64 = 4;
     let Some(testbed) = testbed("netns_xdp_sockets_of_a_process_each_take_their_own", &ipv4_layout(4)) else {
         return;
@@ -47,14 +47,14 @@ fn netns_xdp_sockets_of_a_process_each_take_their_own() {
                 scope.spawn(move || {
                     for _ in 0..CLIENTS {
                         let client = client(a, a.ip4(0).into(), addr);
-                        (0..EACH).for_each(|_| client.ping());
+                        (0..DATAGRAMS_EACH).for_each(|_| client.ping());
                     }
                 });
             }
         });
         for (serving, first) in all.into_iter().zip(firsts) {
             let total = serving.stop().unwrap().total();
-            assert_all_by_xdp(&total, CLIENTS * EACH + first);
+            assert_all_by_xdp(&total, CLIENTS * DATAGRAMS_EACH + first);
             assert_replies_by_xdp(&total, first);
         }
     }
@@ -108,7 +108,7 @@ fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
 
 #[test]
 fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
-    const EACH: u64 = 20;
+    const DATAGRAMS_EACH: u64 = 20;
     let Some(testbed) =
         testbed("netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them", &ipv4_layout(2))
     else {
@@ -140,7 +140,7 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
         [tag(vlan, 0xa000), None],
         [None, None],
     ] {
-        for number in 0..EACH {
+        for number in 0..DATAGRAMS_EACH {
             let payload = [b"in a VLAN ", &number.to_be_bytes()[..]].concat();
             let sent = frame((a, from), (b, with.addr), &payload, |plan| plan.vlans = tags);
             socket.send(&sent).unwrap();
@@ -169,12 +169,12 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
         (&without, [tag(service, 100), tag(vlan, 5)]),
     ];
     for (serving, tags) in &refused {
-        for _ in 0..EACH {
+        for _ in 0..DATAGRAMS_EACH {
             let sent = frame((a, from), (b, serving.addr), b"not ours", |plan| plan.vlans = *tags);
             socket.send(&sent).unwrap();
         }
     }
-    let due = before + EACH * refused.len() as u64;
+    let due = before + DATAGRAMS_EACH * refused.len() as u64;
     wait_until(|| xdp_count(&with.handle, "vlan") >= due, &with.handle);
     assert_eq!(xdp_count(&with.handle, "vlan"), due);
     // Frames without a tag, or with a priority only, are for every socket.
@@ -185,6 +185,6 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
     wait_until(|| without.handle.counters().total().arrived() >= 2, &without.handle);
     assert_all_by_xdp(&without.stop().unwrap().total(), 2);
     let total = with.stop().unwrap().total();
-    assert_all_by_xdp(&total, first + 6 * EACH);
+    assert_all_by_xdp(&total, first + 6 * DATAGRAMS_EACH);
     assert_replies_by_xdp(&total, first);
 }

@@ -8,7 +8,7 @@ use manylane_tests::{Client, TEST_TIMEOUT};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use crate::netns_support::{RECV_BUFFER, wait_within};
+use crate::netns_support::{RECV_BUFFER_BYTES, wait_within};
 
 /// The testbed of `layout`, for the test `name`.
 pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
@@ -34,7 +34,7 @@ pub(crate) fn xdp(
     let addr = addr.into();
     host.run(move || {
         let mut builder = Builder::new(addr).unwrap();
-        change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER));
+        change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER_BYTES));
         builder.open().unwrap()
     })
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::netns_support::{RECV_BUFFER, lane_driver, wait_within};
+use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_within};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
 use manylane_sys::sock;
@@ -115,7 +115,7 @@ fn detach_program(host: &Host) {
 fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
-    sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER).unwrap();
+    sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER_BYTES).unwrap();
     other.set_nonblocking(true).unwrap();
     let to_other = other.local_addr().unwrap();
     // Not connected, so that it gets no error while the port is closed.

@@ -33,7 +33,7 @@ use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_p
 
 /// Number of datagrams in a filled queue: at least the maximum of one call.
 const FILL_DATAGRAMS: u64 = 2048;
-/// Buffer size for single datagrams: half a page, more for larger datagrams.
+/// Buffer size in bytes for single datagrams: half a page, more for larger datagrams.
 const BUF_SIZE_MIN: usize = 2048;
 /// Number of empty calls in a row after which the missing datagrams count as lost.
 const EMPTY_CALLS_MAX: u32 = 1000;

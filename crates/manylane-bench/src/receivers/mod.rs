@@ -169,10 +169,11 @@ pub const RING_SIZE: u32 = 16_384;
 /// receiver is too slow.
 #[must_use]
 pub fn default_recv_buffer() -> usize {
-    const RECV_BUFFER_MAX: usize = 64 << 20;
+    const RECV_BUFFER_BYTES_MAX: usize = 64 << 20;
     let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
-    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_MAX));
-    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_MAX))
+    let got =
+        socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES_MAX));
+    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_BYTES_MAX))
 }
 
 /// Counters of a receiver.

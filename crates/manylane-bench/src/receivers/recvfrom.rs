@@ -22,7 +22,7 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
         WaitPolicy::Spin(_) => sockets[0].set_nonblocking(true)?,
         WaitPolicy::BusyPoll(time) => {
             let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-            busy_poll::set(sockets[0].as_fd(), micros, busy_poll::BUDGET).context("SO_BUSY_POLL")?;
+            busy_poll::set(sockets[0].as_fd(), micros, busy_poll::BUDGET_PACKETS).context("SO_BUSY_POLL")?;
         }
         _ => {}
     }

@@ -16,9 +16,9 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flag
 use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Maximum length of a GRO message.
+/// Maximum length of a GRO message, in bytes.
 const GRO_SIZE_MAX: usize = 65_535;
-/// Buffer size of receivers without GRO: half a page, more for larger datagrams.
+/// Buffer size in bytes of receivers without GRO: half a page, more for larger datagrams.
 const BUF_SIZE_MIN: usize = 2048;
 
 /// Starts threads that share one socket, or have one each.

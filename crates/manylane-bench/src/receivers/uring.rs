@@ -18,7 +18,7 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flag
 use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Buffer size for single datagrams, as in `reuseport/recvmmsg`.
+/// Buffer size in bytes for single datagrams, as in `reuseport/recvmmsg`.
 const BUF_SIZE_MIN: usize = 2048;
 /// Waits without a timeout, because a shutdown wakes it.
 const RECV_TIMEOUT: Duration = Duration::MAX;

@@ -20,7 +20,7 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 
 /// Length of a message's header.
-const HEADER: usize = 16;
+const HEADER_LEN: usize = 16;
 
 /// Flags of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl NetlinkSocket {
     ) -> io::Result<()> {
         self.sequence += 1;
         let mut header = NetlinkHeader::default();
-        header.length = (HEADER + body.len()) as u32;
+        header.length = (HEADER_LEN + body.len()) as u32;
         header.message_type = kind;
         header.flags = NLM_F_REQUEST
             | match want {
@@ -157,7 +157,7 @@ impl NetlinkSocket {
                 RequestKind::Get => 0,
             };
         header.sequence_number = self.sequence;
-        let mut message = vec![0; HEADER];
+        let mut message = vec![0; HEADER_LEN];
         header.emit(&mut message);
         message.extend(body);
         self.socket.send(&message, 0)?;
@@ -200,7 +200,7 @@ fn parse_ack(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     let err = io::Error::from_raw_os_error(code.wrapping_neg());
     // After the number: the header of the request, and its body unless it was truncated.
     let asked = u32_at(body, 4).unwrap_or(0) as usize;
-    let skip = 4 + if message.flags() & NLM_F_CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
+    let skip = 4 + if message.flags() & NLM_F_CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER_LEN };
     let text = (message.flags() & NLM_F_ACK_TLVS != 0)
         .then(|| AttrReader::new(body.get(skip..).unwrap_or_default()).text(TEXT))
         .flatten();

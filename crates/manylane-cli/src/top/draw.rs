@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_told_and_what_is_of_the_lane_that_is_picked_comes_first() {
+    fn omitted_rows_are_named_and_the_selected_lanes_come_first() {
         let (mut screen, mut view) = (Screen::default(), view());
         let other = |socket: &str, row: &super::super::view::Row| super::super::view::Row {
             socket: socket.into(),

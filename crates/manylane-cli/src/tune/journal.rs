@@ -132,13 +132,14 @@ impl Journal {
         let document = Document { schema: SCHEMA.into(), entries: self.entries.clone() };
         let text = crate::output::json(&document)?;
         let new = sibling_path(&self.path, ".new").with_context(hint)?;
+        let cannot_create = || format!("cannot create {}", new.display());
         // A file that a crash has left.
         match fs::remove_file(&new) {
-            Err(err) if err.kind() != ErrorKind::NotFound => return Err(err).with_context(hint),
+            Err(err) if err.kind() != ErrorKind::NotFound => return Err(err).with_context(cannot_create),
             _ => {}
         }
-        let mut file =
-            open_options().write(true).create_new(true).mode(0o644).open(&new).with_context(hint)?;
+        let create = open_options().write(true).create_new(true).mode(0o644).open(&new);
+        let mut file = create.with_context(cannot_create)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).with_context(hint)?;
         fs::rename(&new, &self.path).with_context(hint)?;
         File::open(parent_dir(&self.path)).and_then(|folder| folder.sync_all()).with_context(hint)
@@ -198,7 +199,11 @@ fn resolve_path(path: &Path, create: bool) -> Result<PathBuf> {
         let at = folder.join(part);
         let found = match fs::symlink_metadata(&at) {
             Err(err) if err.kind() == ErrorKind::NotFound && create => {
-                DirBuilder::new().mode(0o755).create(&at)?;
+                match DirBuilder::new().mode(0o755).create(&at) {
+                    // Another process was faster. It is checked below as any other.
+                    Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
+                    created => created?,
+                }
                 fs::symlink_metadata(&at)?
             }
             found => found?,

@@ -183,7 +183,7 @@ fn what_was_changed_goes_back_and_only_once() {
 }
 
 #[test]
-fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
+fn a_latency_limit_is_restored_for_each_processor() {
     // No limit, and a limit: the value that is read is the value to write.
     let place = Place::new();
     let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };

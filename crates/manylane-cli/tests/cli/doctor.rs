@@ -77,13 +77,13 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
     let bad = document["rows"].as_array().unwrap().iter().any(|row| row["severity"] != "note");
     assert_eq!(code, i32::from(bad));
 
-    const SENT: u64 = 500;
+    const SENT_DATAGRAMS: u64 = 500;
     let socket = host.run(|| UdpSocket::bind((host.ip4(0), 0)).unwrap());
     sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 2304).unwrap();
     let addr = socket.local_addr().unwrap();
     host.run(|| {
         let sender = UdpSocket::bind("0.0.0.0:0").unwrap();
-        for _ in 0..SENT {
+        for _ in 0..SENT_DATAGRAMS {
             sender.send_to(b"0123456789", addr).unwrap();
         }
     });
@@ -95,10 +95,10 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
             received += 1;
         }
         let lost = u64::from(sock::queue_state(socket.as_fd()).unwrap().drops);
-        if received + lost == SENT {
+        if received + lost == SENT_DATAGRAMS {
             break lost;
         }
-        assert!(start.elapsed() < TEST_TIMEOUT, "{received} received, {lost} lost, of {SENT}");
+        assert!(start.elapsed() < TEST_TIMEOUT, "{received} received, {lost} lost, of {SENT_DATAGRAMS}");
     };
     assert!(lost > 0);
 
@@ -228,8 +228,8 @@ fn netns_doctor_sees_the_queues_of_a_device() {
 }
 
 #[test]
-fn netns_doctor_without_the_devices_in_sys_says_what_it_does_not_know() {
-    if !skip::need_root("netns_doctor_without_the_devices_in_sys_says_what_it_does_not_know") {
+fn netns_doctor_without_sysfs_devices_says_what_is_unknown() {
+    if !skip::need_root("netns_doctor_without_sysfs_devices_says_what_is_unknown") {
         return;
     }
     let testbed = one_host(1);

@@ -28,7 +28,7 @@ impl Drop for Running {
 
 #[test]
 fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
-    const EACH: u64 = 10;
+    const FRAMES_EACH: u64 = 10;
     if !skip::need_root("netns_echo_takes_frames_of_the_vlans_that_it_is_given") {
         return;
     }
@@ -67,10 +67,10 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
         };
         let mut bytes = vec![0; plan.len()];
         plan.write(&mut bytes).unwrap();
-        (0..EACH).for_each(|_| socket.send(&bytes).unwrap());
+        (0..FRAMES_EACH).for_each(|_| socket.send(&bytes).unwrap());
     }
     let mut replies = 0;
-    while replies < 3 * EACH {
+    while replies < 3 * FRAMES_EACH {
         let got = socket.receive().unwrap();
         replies += u64::from(Frame::parse(&got).is_ok_and(|got| got.endpoints() == Some((to, from))));
     }
@@ -82,6 +82,6 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     let served: Value = serde_json::from_str(&text).unwrap();
     let total = served["rows"].as_array().unwrap().iter().find(|row| row["lane"] == "total").unwrap();
     for name in ["arrived", "delivered_by_xdp", "delivered", "sent"] {
-        assert_eq!(total[name], 3 * EACH, "{name} of {total}");
+        assert_eq!(total[name], 3 * FRAMES_EACH, "{name} of {total}");
     }
 }

@@ -203,7 +203,7 @@ fn netns_top_without_processes_says_so() {
 #[test]
 fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     const TEST: &str = "netns_xdp_top_shows_the_rings_of_a_lane_of_the_library";
-    const SENT: u64 = 50;
+    const SENT_DATAGRAMS: u64 = 50;
     if !skip::need_root(TEST) {
         return;
     }
@@ -234,13 +234,13 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let [lane] = lanes.as_mut_slice() else { panic!("one lane") };
     let mut take = || lane.recv().unwrap().batch.len();
     let socket = a.run(|| client(&addr));
-    (0..SENT).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
+    (0..SENT_DATAGRAMS).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
     let redirected = |all: u64| {
         wait_until(|| {
             handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all)
         });
     };
-    redirected(SENT);
+    redirected(SENT_DATAGRAMS);
     // A lane looks at its companion now and then, where nothing is.
     wait_until(|| take() == 8);
     told(8, 42);
@@ -249,23 +249,23 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let mut taken = 8;
     wait_until(|| {
         taken += take();
-        taken == SENT as usize
+        taken == SENT_DATAGRAMS as usize
     });
-    told(SENT, 0);
+    told(SENT_DATAGRAMS, 0);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
     // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its
     // frames back first.
     assert_eq!(take(), 0);
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
-    redirected(SENT + 100);
+    redirected(SENT_DATAGRAMS + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
     wait_until(|| take() == 8);
     let rows = look();
     let row = &rows[0];
     assert_eq!(
         (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),
-        (Some(SENT + 8), Some(56), &serde_json::json!({ "xsk_dropped": 36 })),
+        (Some(SENT_DATAGRAMS + 8), Some(56), &serde_json::json!({ "xsk_dropped": 36 })),
         "{rows}"
     );
 }

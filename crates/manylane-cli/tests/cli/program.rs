@@ -458,7 +458,7 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
 
 #[cfg(feature = "bench")]
 #[test]
-fn loopback_a_benchmark_of_round_trips_has_a_row_for_each_contender_and_load() {
+fn loopback_bench_rtt_has_a_row_for_each_contender_and_load() {
     let out = folder("bench-rtt");
     let words =
         ["bench", "rtt", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];

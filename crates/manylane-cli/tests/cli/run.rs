@@ -543,7 +543,7 @@ fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
 }
 
 #[test]
-fn loopback_a_socket_from_before_the_program_has_a_reason_once_it_is_received_on() {
+fn loopback_an_inherited_socket_is_reported_once_received_on() {
     for (script, expected) in [("read line", 1), ("true", 0)] {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap().to_string();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Runs a script of calls, one after the other, and prints what each returned.
- * Knows nothing of Manylane: scripts/differential.py runs it with and without,
- * and compares.
+ * Runs a script of calls, one after the other, and prints the result of each.
+ * It knows nothing of Manylane: scripts/differential.py runs it with and
+ * without, and compares.
  */
 #ifndef DIFFERENTIAL_H
 #define DIFFERENTIAL_H
@@ -26,24 +26,25 @@
 #define LOG (1 << 17)
 
 /*
- * What is queued for a port. While that is of one flow and lanes do not change,
- * the order is known, and each receive is compared. Else what came is compared
- * once all of it has come: by flow, or if lanes changed, as a set.
+ * The datagrams queued for a port. As long as they are of one flow and lanes do
+ * not change, the order is known, and each receive is compared. Otherwise the
+ * datagrams are compared once all of them have been received: by flow, or as a
+ * set if lanes changed.
  */
 struct queue {
-	uint64_t socket; /* inode of the one that it is of */
+	uint64_t socket; /* inode of the receiving socket */
 	uint64_t flow; /* inode of the sending socket, 0 if nothing is queued */
 	bool is_mixed; /* several flows */
 	bool is_unordered; /* lanes may have changed */
 	bool is_unnamed;   /* a datagram too short to carry its number */
 	uint32_t queued;
-	uint16_t received[PAYLOADS]; /* in the order in which they came */
+	uint16_t received[PAYLOADS]; /* in the order of their receipt */
 	uint32_t count;
-	/* About lanes: they come when all that receive have come back. */
+	/* About lanes: they are added when all receivers have returned. */
 	uint8_t receives[ACTORS];
 	uint8_t calm; /* receives since then */
 	bool some_left;
-	bool is_older; /* something may be from before there were lanes */
+	bool is_older; /* datagrams may be from before the lanes */
 };
 
 struct log {
@@ -51,17 +52,17 @@ struct log {
 	char text[LOG];
 };
 
-/* Mapped shared: children have it, too. */
+/* Mapped shared with children. */
 struct shared {
 	sem_t turn[ACTORS], done[ACTORS];
 	pid_t pid[ACTORS];
 	size_t next; /* line of the script */
 	bool is_pair;
-	size_t beside[ACTORS]; /* the line that an actor makes beside others */
-	_Atomic bool began[ACTORS]; /* it knows what is queued */
+	size_t beside[ACTORS]; /* the line that an actor runs beside others */
+	_Atomic bool has_begun_wait[ACTORS]; /* it has checked the queue */
 	bool has_forked;
-	bool has_watched; /* a socket by an epoll instance */
-	bool has_edges;	  /* by their edges */
+	bool has_watched; /* an epoll instance has watched a socket */
+	bool has_edges;	  /* edge-triggered */
 	int changed_by;	  /* processes that changed instances since a fork */
 	bool has_left_watched; /* such a socket may be closed, but elsewhere */
 	uint32_t payloads;
@@ -88,37 +89,37 @@ struct step {
 	int args;
 };
 
-extern struct shared *all;
+extern struct shared *shared;
 extern int slots[SLOTS];
 
 /* script.c */
-extern _Thread_local struct log *log_here; /* where say() writes */
-__attribute__((format(printf, 1, 2))) void say(const char *format, ...);
-void say_result(long result);
+extern _Thread_local struct log *current_log; /* where print() writes */
+__attribute__((format(printf, 1, 2))) void print(const char *format, ...);
+void print_result(long result);
 bool parse(char *line, struct step *step);
 uint32_t port_number(in_port_t port);
-void say_address(const struct sockaddr_storage *addr, socklen_t len);
+void print_address(const struct sockaddr_storage *addr, socklen_t len);
 
-/* calls.c, receives.c: what every step but fork, exit and end does. */
+/* calls.c, receives.c: run all steps except fork, exit and end. */
 void run(struct step *step);
 bool run_receive(struct step *step);
 
-/* queues.c: what is on its way. */
+/* queues.c: datagrams in flight. */
 bool is_udp(int fd);
 struct queue *queue_of(int fd);
 struct queue *queue_to(const struct sockaddr_storage *addr);
 struct queue *queue_of_peer(int fd);
 bool may_send(int fd, struct queue *queue, size_t *len);
-void fill(int fd, char *buffer, size_t len);
-void delivered(void);
+void write_payload(int fd, char *buffer, size_t len);
+void wait_for_delivery(void);
 bool is_ordered(const struct queue *queue);
 void received(struct queue *queue, const char *buffer, size_t len);
-void took(struct queue *queue, int actor, uint32_t datagrams);
-void emptied(struct queue *queue);
-void left(int actor);
-void waited(void);
-void may_fall_back(void);
-void closed(void);
+void count_receive(struct queue *queue, int actor, uint32_t datagrams);
+void print_received_set(struct queue *queue);
+void on_actor_exit(int actor);
+void on_long_wait(void);
+void on_possible_fallback(void);
+void on_close(void);
 void set_timeout(int fd, bool is_set);
 bool would_block(int fd);
 

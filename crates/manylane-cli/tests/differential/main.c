@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * differential < SCRIPTS: each script is lines of "ACTOR CALL ARGUMENT...", and
- * ends with a line "end". It runs in a process of its own, in which actors 0 to
- * 3 are threads and 4 and 5 children that a step forks. One step is made at a
- * time, so that each run of a script is the same; one of "ACTOR+ CALL ..." may
- * wait for what the next one sends.
+ * differential < SCRIPTS: each script consists of lines "ACTOR CALL
+ * ARGUMENT...", and ends with a line "end". It runs in a process of its own.
+ * Actors 0 to 3 are threads, and 4 and 5 are children that a step forks. One
+ * step runs at a time, so that each run of a script is the same. A step "ACTOR+
+ * CALL ..." may wait for what the next one sends.
  */
 #include "differential.h"
 
@@ -26,10 +26,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Seconds that a script may take: longer than a busy machine needs. */
-#define PATIENCE 60
+/* Seconds that a script may take: more than a busy machine needs. */
+#define TIMEOUT_S 60
 
-struct shared *all;
+struct shared *shared;
 int slots[SLOTS];
 static char **lines; /* of the script */
 static size_t count;
@@ -43,59 +43,63 @@ static void wait_for(sem_t *sem)
 	do {
 		clock_gettime(CLOCK_REALTIME, &later);
 		later.tv_sec++;
-		/* The death of a thread would be told as that of the parent. */
+		/*
+		 * PR_SET_PDEATHSIG reports the death of a thread, not of the
+		 * process.
+		 */
 		if (getpid() != first_process && getppid() != first_process)
 			_exit(1);
 	} while (sem_timedwait(sem, &later));
 }
 
-static void *act(void *number);
+static void *run_actor(void *number);
 
 static void start_thread(int actor)
 {
-	if (pthread_create(&threads[actor], NULL, act, (void *)(long)actor))
-		say(" no thread");
+	if (pthread_create(&threads[actor], NULL, run_actor,
+			   (void *)(long)actor))
+		print(" no thread");
 }
 
-/* The child goes on as an actor of its own; it has the descriptors of now. */
+/* The child continues as an actor, with the descriptors of this moment. */
 static void step_fork(struct step *step)
 {
 	int actor = THREADS + (int)step->arg[0].value % (ACTORS - THREADS);
 	pid_t pid;
 
-	if (all->pid[actor] || getpid() != first_process) {
-		say(" skipped");
+	if (shared->pid[actor] || getpid() != first_process) {
+		print(" skipped");
 		return;
 	}
 	pid = fork();
 	if (!pid)
-		act((void *)(long)actor);
-	all->has_forked = true;
-	say(pid < 0 ? " = -1" : " = a child");
-	all->pid[actor] = pid < 0 ? 0 : pid;
+		run_actor((void *)(long)actor);
+	shared->has_forked = true;
+	print(pid < 0 ? " = -1" : " = a child");
+	shared->pid[actor] = pid < 0 ? 0 : pid;
 }
 
-/* select(2) passes over numbers beyond the table of descriptors: a full one. */
-static void grow_table(void)
+/* select(2) ignores numbers beyond the table of descriptors: grows it. */
+static void grow_fd_table(void)
 {
 	syscall(SYS_dup3, 0, 1023, 0);
 	syscall(SYS_close, 1023);
 }
 
-/* Whose step is next; nobody's at the end. */
+/* The actor of the next step; -1 at the end. */
 static int next_actor(void)
 {
-	return all->next < count ? atoi(lines[all->next]) % ACTORS : -1;
+	return shared->next < count ? atoi(lines[shared->next]) % ACTORS : -1;
 }
 
 static bool is_next(const char *call)
 {
-	const char *at = strchr(lines[all->next], ' ');
+	const char *at = strchr(lines[shared->next], ' ');
 
 	return at && !strcmp(at + 1, call);
 }
 
-/* "1+ recv ...": beside the next step, if that sends. */
+/* True for "1+ recv ...": it runs beside the next step, if that sends. */
 static bool is_beside(size_t at)
 {
 	return at < count && strchr(lines[at], '+') == lines[at] + 1;
@@ -103,16 +107,16 @@ static bool is_beside(size_t at)
 
 static void begin_step(size_t at)
 {
-	say("%.*s:", (int)strcspn(lines[at], "\n"), lines[at]);
+	print("%.*s:", (int)strcspn(lines[at], "\n"), lines[at]);
 }
 
 static void end_step(void)
 {
-	say("\n");
-	all->next++;
+	print("\n");
+	shared->next++;
 }
 
-static void make_step(size_t at)
+static void run_step(size_t at)
 {
 	char line[256];
 	struct step step;
@@ -120,7 +124,7 @@ static void make_step(size_t at)
 	begin_step(at);
 	snprintf(line, sizeof(line), "%s", lines[at]);
 	if (!parse(line, &step))
-		say(" what?");
+		print(" what?");
 	else if (!strcmp(step.name, "fork"))
 		step_fork(&step);
 	else
@@ -129,38 +133,42 @@ static void make_step(size_t at)
 	usleep(0);
 }
 
-/* Makes the steps of one actor, each when it is its turn. */
-static void *act(void *number)
+/* Runs the steps of one actor, each when it is due. */
+static void *run_actor(void *number)
 {
 	int actor = (int)(long)number;
 
 	if (actor >= THREADS)
-		grow_table();
+		grow_fd_table();
 	for (;;) {
-		wait_for(&all->turn[actor]);
-		if (all->beside[actor]) {
-			log_here = &all->log_beside[actor];
-			make_step(all->beside[actor]);
-			log_here = NULL;
+		wait_for(&shared->turn[actor]);
+		if (shared->beside[actor]) {
+			current_log = &shared->log_beside[actor];
+			run_step(shared->beside[actor]);
+			current_log = NULL;
 		} else if (is_next("leave\n")) {
 			break;
 		} else {
-			/* More of one actor cost no change of threads. */
+			/*
+			 * Consecutive steps of one actor need no change of
+			 * threads.
+			 */
 			do {
-				make_step(all->next);
+				run_step(shared->next);
 				end_step();
-			} while (!all->is_pair && next_actor() == actor &&
-				 !is_beside(all->next) && !is_next("leave\n"));
+			} while (!shared->is_pair && next_actor() == actor &&
+				 !is_beside(shared->next) &&
+				 !is_next("leave\n"));
 		}
-		sem_post(&all->done[actor]);
+		sem_post(&shared->done[actor]);
 	}
-	/* A child ends, and a thread: it is waited for. */
+	/* A child exits; a thread is joined. */
 	if (actor >= THREADS)
 		_exit(0);
 	return NULL;
 }
 
-/* Until an actor has made its step: false if it died over it. */
+/* Waits until an actor has run its step: false if it died. */
 static bool wait_for_step(int actor)
 {
 	struct timespec soon;
@@ -171,143 +179,148 @@ static bool wait_for_step(int actor)
 		soon.tv_nsec += 20000000;
 		soon.tv_sec += soon.tv_nsec / 1000000000;
 		soon.tv_nsec %= 1000000000;
-		if (!sem_timedwait(&all->done[actor], &soon))
+		if (!sem_timedwait(&shared->done[actor], &soon))
 			return true;
 		if (actor < THREADS ||
-		    waitpid(all->pid[actor], &status, WNOHANG) <= 0)
+		    waitpid(shared->pid[actor], &status, WNOHANG) <= 0)
 			continue;
-		say(" died with status %x", status);
-		all->pid[actor] = 0;
+		print(" died with status %x", status);
+		shared->pid[actor] = 0;
 		return false;
 	}
 }
 
-static void leave(int actor)
+static void end_actor(int actor)
 {
 	int status;
 
-	left(actor);
-	sem_post(&all->turn[actor]);
+	on_actor_exit(actor);
+	sem_post(&shared->turn[actor]);
 	if (actor < THREADS) {
 		pthread_join(threads[actor], NULL);
 		start_thread(actor);
 		return;
 	}
-	waitpid(all->pid[actor], &status, 0);
-	say(" ended with status %x", status);
-	all->pid[actor] = 0;
+	waitpid(shared->pid[actor], &status, 0);
+	print(" ended with status %x", status);
+	shared->pid[actor] = 0;
 }
 
-static void make_next(int actor)
+static void run_next(int actor)
 {
-	if (actor >= THREADS && !all->pid[actor]) {
-		begin_step(all->next);
-		say(" nobody");
+	if (actor >= THREADS && !shared->pid[actor]) {
+		begin_step(shared->next);
+		print(" nobody");
 		end_step();
 	} else if (is_next("leave\n")) {
-		begin_step(all->next);
-		leave(actor);
+		begin_step(shared->next);
+		end_actor(actor);
 		end_step();
 	} else {
-		sem_post(&all->turn[actor]);
+		sem_post(&shared->turn[actor]);
 		if (!wait_for_step(actor))
 			end_step();
 	}
 }
 
-/* Whether a step has looked at what is queued, or has ended. */
+/* True if a step has checked the queue, or has ended. */
 static bool has_begun(int actor)
 {
 	int done = 0;
 
-	sem_getvalue(&all->done[actor], &done);
-	return all->began[actor] || done > 0;
+	sem_getvalue(&shared->done[actor], &done);
+	return shared->has_begun_wait[actor] || done > 0;
 }
 
-/* A step that may wait, and the next one, which may end that. */
-static void make_two(int actor)
+/* Runs a step that may wait, and the next one, which may end the wait. */
+static void run_two(int actor)
 {
-	all->beside[actor] = all->next;
-	all->began[actor] = false;
-	sem_post(&all->turn[actor]);
-	all->next++;
-	all->is_pair = true;
-	/* What it finds without a wait must not be what the next step sends. */
+	shared->beside[actor] = shared->next;
+	shared->has_begun_wait[actor] = false;
+	sem_post(&shared->turn[actor]);
+	shared->next++;
+	shared->is_pair = true;
+	/*
+	 * A datagram that it finds without a wait must not be one of the next
+	 * step.
+	 */
 	while (!has_begun(actor))
 		usleep(200);
-	/* Most of the time it waits by then; if not, the end is the same. */
+	/* By then it usually waits; if not, the result is the same. */
 	usleep(1000);
 	if (next_actor() >= 0 && next_actor() != actor &&
-	    strstr(lines[all->next], " send"))
-		make_next(next_actor());
+	    strstr(lines[shared->next], " send"))
+		run_next(next_actor());
 	wait_for_step(actor);
-	all->is_pair = false;
-	waited();
-	all->beside[actor] = 0;
-	say("%s\n", all->log_beside[actor].text);
-	all->log_beside[actor].len = 0;
+	shared->is_pair = false;
+	on_long_wait();
+	shared->beside[actor] = 0;
+	print("%s\n", shared->log_beside[actor].text);
+	shared->log_beside[actor].len = 0;
 }
 
-static void play(void)
+static void run_script(void)
 {
 	int actor;
 
 	first_process = getpid();
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	alarm(PATIENCE);
+	alarm(TIMEOUT_S);
 	memset(slots, 0xff, sizeof(slots));
-	grow_table();
+	grow_fd_table();
 	for (int at = 0; at < THREADS; at++)
 		start_thread(at);
 	while ((actor = next_actor()) >= 0) {
-		if (is_beside(all->next) && all->next &&
-		    (actor < THREADS || all->pid[actor]))
-			make_two(actor);
+		if (is_beside(shared->next) && shared->next &&
+		    (actor < THREADS || shared->pid[actor]))
+			run_two(actor);
 		else
-			make_next(actor);
+			run_next(actor);
 	}
 	_exit(0);
 }
 
-/* One script in a process of its own, that ends with all that it has opened. */
-static void play_alone(void)
+/*
+ * Runs one script in a process of its own, which closes all descriptors at its
+ * end.
+ */
+static void run_script_in_child(void)
 {
 	int status = -1;
 	pid_t pid;
 
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (all == MAP_FAILED)
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (shared == MAP_FAILED)
 		exit(1);
-	all->ports = 1;
+	shared->ports = 1;
 	for (int at = 0; at < ACTORS; at++) {
-		sem_init(&all->turn[at], 1, 0);
-		sem_init(&all->done[at], 1, 0);
+		sem_init(&shared->turn[at], 1, 0);
+		sem_init(&shared->done[at], 1, 0);
 	}
 	fflush(stdout);
 	pid = fork();
 	if (!pid)
-		play();
+		run_script();
 	waitpid(pid, &status, 0);
 	/* Children that it has left behind. */
 	for (int at = THREADS; at < ACTORS; at++)
-		if (all->pid[at])
-			kill(all->pid[at], SIGKILL);
+		if (shared->pid[at])
+			kill(shared->pid[at], SIGKILL);
 	while (waitpid(-1, NULL, 0) > 0)
 		;
-	fwrite(all->log.text, 1, all->log.len, stdout);
+	fwrite(shared->log.text, 1, shared->log.len, stdout);
 	printf("end: status %x\n\n", status);
 	fflush(stdout);
-	munmap(all, sizeof(*all));
+	munmap(shared, sizeof(*shared));
 }
 
 /*
  * Other processes like this one run at the same time, and the kernel gives the
- * port that one has closed to another: a datagram that was sent to the first
- * would then reach the second. Each has a network of its own where that is
- * permitted.
+ * port that one has closed to another. A datagram to the first would then reach
+ * the second. Each has its own network namespace where that is permitted.
  */
-static void leave_network(void)
+static void unshare_network(void)
 {
 	struct ifreq loopback = { .ifr_name = "lo", .ifr_flags = IFF_UP };
 	int fd;
@@ -332,10 +345,10 @@ int main(void)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	setrlimit(RLIMIT_NOFILE, &limit);
 	signal(SIGPIPE, SIG_IGN);
-	leave_network();
+	unshare_network();
 	while (getline(&line, &size, stdin) >= 0) {
 		if (!strcmp(line, "end\n")) {
-			play_alone();
+			run_script_in_child();
 			while (count)
 				free(lines[--count]);
 			continue;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What is queued where, so that only what has to be the same is printed.
+ * Queued datagrams, so that only results that have to be equal are printed.
  *
- * What is asked here is asked by system calls of our own: not part of the test.
+ * The queries here are system calls that are not part of the test.
  */
 #include "differential.h"
 
@@ -13,10 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A descriptor that no script has. */
+/* A descriptor that no script uses. */
 #define MARKER 1022
 
-/* 0 if the program has no such descriptor, whoever else may have it. */
+/* 0 if the program has no such descriptor, even if another one has it. */
 static uint64_t inode(int fd)
 {
 	struct stat stat;
@@ -28,7 +28,7 @@ static uint64_t inode(int fd)
 	return number;
 }
 
-/* Also if it is neither bound nor connected. */
+/* Also true if it is neither bound nor connected. */
 bool is_udp(int fd)
 {
 	int saved = errno, protocol = 0;
@@ -53,21 +53,21 @@ static struct queue *queue_at(int fd, long call)
 	return queue;
 }
 
-/* Of what comes to the port that a socket is bound to, or was; NULL if none. */
+/* The queue of the port that a socket is or was bound to; NULL if none. */
 struct queue *queue_of(int fd)
 {
 	struct queue *queue = queue_at(fd, SYS_getsockname);
 	uint64_t number = inode(fd);
 
-	for (uint32_t at = 1; number && !queue && at < all->ports; at++)
-		if (all->queue[at].socket == number)
-			queue = &all->queue[at];
+	for (uint32_t at = 1; number && !queue && at < shared->ports; at++)
+		if (shared->queue[at].socket == number)
+			queue = &shared->queue[at];
 	if (queue)
 		queue->socket = number;
 	return queue;
 }
 
-/* Of what it sends to the peer that it is connected to. */
+/* The queue of the peer that it is connected to. */
 struct queue *queue_of_peer(int fd)
 {
 	return queue_at(fd, SYS_getpeername);
@@ -80,7 +80,7 @@ struct queue *queue_to(const struct sockaddr_storage *addr)
 	if (addr->ss_family == AF_INET || addr->ss_family == AF_INET6)
 		number = port_number(
 			((const struct sockaddr_in *)addr)->sin_port);
-	return number ? &all->queue[number] : NULL;
+	return number ? &shared->queue[number] : NULL;
 }
 
 bool is_ordered(const struct queue *queue)
@@ -88,12 +88,12 @@ bool is_ordered(const struct queue *queue)
 	return !queue || (!queue->is_mixed && !queue->is_unordered);
 }
 
-/* A datagram is about to be sent, unless that would leave an order unknown. */
+/* True if a datagram may be sent: afterwards, the order is still known. */
 bool may_send(int fd, struct queue *queue, size_t *len)
 {
 	uint64_t flow = inode(fd);
 
-	if (all->payloads >= PAYLOADS - 1)
+	if (shared->payloads >= PAYLOADS - 1)
 		return false;
 	if (!queue)
 		return true;
@@ -111,12 +111,12 @@ bool may_send(int fd, struct queue *queue, size_t *len)
 	return true;
 }
 
-/* The next payload: its number, and what only it has. */
-void fill(int fd, char *buffer, size_t len)
+/* Writes the next payload: its number, and unique data. */
+void write_payload(int fd, char *buffer, size_t len)
 {
-	uint32_t number = ++all->payloads;
+	uint32_t number = ++shared->payloads;
 
-	all->sender[number] = inode(fd);
+	shared->sender[number] = inode(fd);
 	for (size_t at = 0; at < len; at++)
 		buffer[at] = (char)(number * 31 + at);
 	if (len >= 2) {
@@ -126,10 +126,10 @@ void fill(int fd, char *buffer, size_t len)
 }
 
 /*
- * A datagram was sent. Where the kernel's softirq is out of time, it is not
- * delivered yet: one behind it, on the same processor, is waited for.
+ * Waits until the datagram is delivered. If the kernel's softirq has run out of
+ * time, it is not delivered yet: a later one, on the same CPU, is waited for.
  */
-void delivered(void)
+void wait_for_delivery(void)
 {
 	static struct sockaddr_in addr;
 	socklen_t len = sizeof(addr);
@@ -161,13 +161,14 @@ void received(struct queue *queue, const char *buffer, size_t len)
 		queue->received[queue->count++] = number % PAYLOADS;
 }
 
-/* Whether the datagram was received, and before all others of its flow. */
+/* True if the datagram was received, and before all others of its flow. */
 static bool is_first(const struct queue *queue, uint32_t number)
 {
 	for (uint32_t at = 0; at < queue->count; at++) {
 		if (queue->received[at] == number)
 			return true;
-		if (all->sender[queue->received[at]] == all->sender[number])
+		if (shared->sender[queue->received[at]] ==
+		    shared->sender[number])
 			return false;
 	}
 	return false;
@@ -179,20 +180,20 @@ static void say_received(struct queue *queue)
 		if (queue->is_unordered) {
 			for (uint32_t at = 0; at < queue->count; at++)
 				if (queue->received[at] == first)
-					say(" #%u", first);
+					print(" #%u", first);
 			continue;
 		}
 		if (!is_first(queue, first))
 			continue;
-		say(" flow");
+		print(" flow");
 		for (uint32_t at = 0; at < queue->count; at++)
-			if (all->sender[queue->received[at]] ==
-			    all->sender[first])
-				say(" #%u", queue->received[at]);
+			if (shared->sender[queue->received[at]] ==
+			    shared->sender[first])
+				print(" #%u", queue->received[at]);
 	}
 }
 
-/* Whether all that receive have come back, so that lanes stay. */
+/* True if all receivers have returned, so that lanes stay. */
 static bool is_settled(const struct queue *queue, bool *may_change)
 {
 	int actors = 0;
@@ -202,18 +203,18 @@ static bool is_settled(const struct queue *queue, bool *may_change)
 		actors += queue->receives[at] > 0;
 		settled &= !queue->receives[at] || queue->receives[at] == 3;
 	}
-	/* What the first lanes find queued goes before all else. */
+	/* Datagrams that the first lanes find queued precede all others. */
 	*may_change = actors > 2 || queue->some_left;
 	return settled;
 }
 
-void took(struct queue *queue, int actor, uint32_t datagrams)
+void count_receive(struct queue *queue, int actor, uint32_t datagrams)
 {
 	bool may_change, settled;
 
 	if (!queue)
 		return;
-	/* One that found nothing counts for nothing. */
+	/* An empty receive does not count. */
 	if (queue->receives[actor] < 3)
 		queue->receives[actor]++;
 	settled = is_settled(queue, &may_change);
@@ -224,8 +225,8 @@ void took(struct queue *queue, int actor, uint32_t datagrams)
 		queue->is_unordered = true;
 }
 
-/* A receive found nothing: says what came since the last time. */
-void emptied(struct queue *queue)
+/* A receive was empty: prints what was received since the last time. */
+void print_received_set(struct queue *queue)
 {
 	bool may_change;
 
@@ -239,23 +240,26 @@ void emptied(struct queue *queue)
 	queue->is_older = false;
 }
 
-/* An actor is gone, and its lanes. Of a process that is noticed later. */
-void left(int actor)
+/*
+ * An actor has ended, and its lanes with it. For a process, that is noticed
+ * later.
+ */
+void on_actor_exit(int actor)
 {
-	for (uint32_t at = 1; at < all->ports; at++) {
-		struct queue *queue = &all->queue[at];
+	for (uint32_t at = 1; at < shared->ports; at++) {
+		struct queue *queue = &shared->queue[at];
 
-		queue->is_unordered |= queue->queued || all->has_forked;
+		queue->is_unordered |= queue->queued || shared->has_forked;
 		queue->receives[actor] = queue->calm = 0;
 		queue->some_left = true;
 	}
 }
 
-/* A long wait: who does nothing meanwhile may lose a lane, and get it back. */
-void waited(void)
+/* A long wait: an idle thread may lose its lane meanwhile, and get it back. */
+void on_long_wait(void)
 {
-	for (uint32_t at = 1; at < all->ports; at++) {
-		struct queue *queue = &all->queue[at];
+	for (uint32_t at = 1; at < shared->ports; at++) {
+		struct queue *queue = &shared->queue[at];
 
 		queue->is_unordered |= queue->queued > 0;
 		queue->calm = 0;
@@ -267,25 +271,26 @@ void waited(void)
 }
 
 /*
- * A call after which a socket may have no lanes any more: what they held then
- * goes before what was there when they were made, if that is not taken yet.
+ * A call after which a socket may have no lanes. Their datagrams then precede
+ * those that were queued when the lanes were added, unless these have been
+ * received.
  */
-void may_fall_back(void)
+void on_possible_fallback(void)
 {
-	for (uint32_t at = 1; at < all->ports; at++)
-		all->queue[at].is_unordered |= all->queue[at].is_older;
+	for (uint32_t at = 1; at < shared->ports; at++)
+		shared->queue[at].is_unordered |= shared->queue[at].is_older;
 }
 
 /*
- * A process may have closed what others still have, and what the kernel goes on
- * to watch for its instances, by whichever lane.
+ * A process may have closed a descriptor that others still have, and that the
+ * kernel still watches for its instances, by any lane.
  */
-void closed(void)
+void on_close(void)
 {
-	all->has_left_watched |= all->has_forked && all->has_watched;
-	for (uint32_t at = 1; at < all->ports && all->has_forked; at++) {
-		all->queue[at].is_unordered = true;
-		all->queue[at].some_left = true;
+	shared->has_left_watched |= shared->has_forked && shared->has_watched;
+	for (uint32_t at = 1; at < shared->ports && shared->has_forked; at++) {
+		shared->queue[at].is_unordered = true;
+		shared->queue[at].some_left = true;
 	}
 }
 
@@ -294,16 +299,16 @@ void set_timeout(int fd, bool is_set)
 	uint64_t number = inode(fd);
 	uint32_t at = 0;
 
-	while (at < all->timeouts && all->timeout[at] != number)
+	while (at < shared->timeouts && shared->timeout[at] != number)
 		at++;
 	if (at == PAYLOADS)
 		return;
-	all->timeout[at] = is_set ? number : 0;
-	if (at == all->timeouts)
-		all->timeouts++;
+	shared->timeout[at] = is_set ? number : 0;
+	if (at == shared->timeouts)
+		shared->timeouts++;
 }
 
-/* Whether a receive may wait for ever. The same in every run. */
+/* True if a receive may wait forever. The same in every run. */
 bool would_block(int fd)
 {
 	int saved = errno;
@@ -313,8 +318,8 @@ bool would_block(int fd)
 	bool blocks = number && flags >= 0 && !(flags & O_NONBLOCK) &&
 		      !fstat(fd, &stat) && !S_ISREG(stat.st_mode);
 
-	for (uint32_t at = 0; at < all->timeouts; at++)
-		blocks &= all->timeout[at] != number;
+	for (uint32_t at = 0; at < shared->timeouts; at++)
+		blocks &= shared->timeout[at] != number;
 	errno = saved;
 	return blocks;
 }

@@ -8,10 +8,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define ROOM 70000
-#define MANY 8
+#define BUFFER_SIZE 70000
+#define MESSAGES_MAX 8
 
-static _Thread_local char buffer[MANY][ROOM];
+static _Thread_local char buffer[MESSAGES_MAX][BUFFER_SIZE];
 
 static uint32_t sum_of(const char *bytes, size_t len)
 {
@@ -22,7 +22,7 @@ static uint32_t sum_of(const char *bytes, size_t len)
 	return sum;
 }
 
-/* What a receive step has, and what it makes of it. */
+/* The state of a receive step. */
 struct receive {
 	struct queue *queue;
 	int actor, fd, flags;
@@ -40,32 +40,32 @@ static struct receive begin(struct step *step, int room, int flags)
 
 	one.queue = queue_of(one.fd);
 	one.is_ordered = is_ordered(one.queue);
-	if (one.room > ROOM - 8)
-		one.room = ROOM - 8;
-	/* Each is to be known by its number. */
+	if (one.room > BUFFER_SIZE - 8)
+		one.room = BUFFER_SIZE - 8;
+	/* Each datagram must be identifiable by its number. */
 	if (!one.is_ordered)
 		one.room = 2048;
 	if (flags && would_block(one.fd))
 		one.flags |= MSG_DONTWAIT;
 	memset(buffer, 0xee, sizeof(buffer));
 	/*
-	 * What is queued it takes, at the latest when a slice in one lane is
-	 * over: then nothing is made beside it.
+	 * It receives queued datagrams, at the latest after a slice in one
+	 * lane: then no other step runs beside it.
 	 */
 	if (!one.queue || !one.queue->queued)
-		all->began[one.actor] = true;
+		shared->has_begun_wait[one.actor] = true;
 	errno = 0;
 	return one;
 }
 
 static void no_answer(const struct receive *one)
 {
-	say_result(-1);
+	print_result(-1);
 	if (errno == EAGAIN && !(one->flags & (MSG_ERRQUEUE | MSG_OOB)))
-		emptied(one->queue);
+		print_received_set(one->queue);
 }
 
-/* False if nothing more is to be said of the answer. */
+/* False if the answer needs no further output. */
 static bool answered(const struct receive *one, long got)
 {
 	if (got < 0) {
@@ -75,14 +75,14 @@ static bool answered(const struct receive *one, long got)
 	if (!(one->flags & MSG_PEEK)) {
 		if (!one->is_ordered)
 			received(one->queue, buffer[0], (size_t)got);
-		took(one->queue, one->actor, 1);
+		count_receive(one->queue, one->actor, 1);
 	}
 	if (!one->is_ordered) {
-		say(" = some");
+		print(" = some");
 		return false;
 	}
-	say_result(got);
-	say(" sum %08x", sum_of(buffer[0], one->room + 8));
+	print_result(got);
+	print(" sum %08x", sum_of(buffer[0], one->room + 8));
 	return true;
 }
 
@@ -103,7 +103,7 @@ static void step_recvfrom(struct step *step)
 		len = sizeof(from);
 	if (answered(&one, recvfrom(one.fd, buffer[0], one.room, one.flags,
 				    (void *)&from, &len)))
-		say_address(&from, len);
+		print_address(&from, len);
 }
 
 static void step_read(struct step *step)
@@ -111,13 +111,13 @@ static void step_read(struct step *step)
 	struct receive one = begin(step, 1, 0);
 
 	if (would_block(one.fd)) {
-		say(" skipped");
+		print(" skipped");
 		return;
 	}
 	if (one.room)
 		answered(&one, read(one.fd, buffer[0], one.room));
-	else /* which takes no datagram */
-		say_result(read(one.fd, buffer[0], 0));
+	else /* which receives no datagram */
+		print_result(read(one.fd, buffer[0], 0));
 }
 
 static void step_readv(struct step *step)
@@ -129,27 +129,27 @@ static void step_readv(struct step *step)
 				  { buffer[0] + first, one.room - first } };
 
 	if (would_block(one.fd)) {
-		say(" skipped");
+		print(" skipped");
 		return;
 	}
 	if (one.room)
 		answered(&one, readv(one.fd, parts, 3));
 	else
-		say_result(readv(one.fd, parts, 3));
+		print_result(readv(one.fd, parts, 3));
 }
 
 static void say_control(struct msghdr *message)
 {
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at;
 	     at = CMSG_NXTHDR(message, at)) {
-		say(" control %d/%d/%zu", at->cmsg_level, at->cmsg_type,
-		    at->cmsg_len);
+		print(" control %d/%d/%zu", at->cmsg_level, at->cmsg_type,
+		      at->cmsg_len);
 		if (at->cmsg_level == SOL_IP && at->cmsg_type == IP_PKTINFO) {
 			struct in_pktinfo *info = (void *)CMSG_DATA(at);
 
-			say(" %x %x %d", ntohl(info->ipi_addr.s_addr),
-			    ntohl(info->ipi_spec_dst.s_addr),
-			    info->ipi_ifindex);
+			print(" %x %x %d", ntohl(info->ipi_addr.s_addr),
+			      ntohl(info->ipi_spec_dst.s_addr),
+			      info->ipi_ifindex);
 		}
 	}
 }
@@ -171,19 +171,23 @@ static void step_recvmsg(struct step *step)
 	message.msg_controllen = (size_t)step->arg[3].value % sizeof(control);
 	if (!answered(&one, recvmsg(one.fd, &message, one.flags)))
 		return;
-	say(" flags %x", message.msg_flags);
-	say_address(&from, message.msg_namelen);
+	print(" flags %x", message.msg_flags);
+	print_address(&from, message.msg_namelen);
 	say_control(&message);
 }
 
-/* As many as there are: one call may bring fewer than another lane has. */
+/*
+ * Receives all that are queued: one call may return fewer than another lane
+ * has.
+ */
 static void step_recvmmsg(struct step *step)
 {
 	struct receive one = begin(step, 2, 3);
-	int wanted = (int)step->arg[1].value % (MANY + 1), done = 0, got = 0;
-	struct sockaddr_storage from[MANY] = { 0 };
-	struct mmsghdr many[MANY] = { 0 };
-	struct iovec parts[MANY];
+	int wanted = (int)step->arg[1].value % (MESSAGES_MAX + 1), done = 0,
+	    got = 0;
+	struct sockaddr_storage from[MESSAGES_MAX] = { 0 };
+	struct mmsghdr many[MESSAGES_MAX] = { 0 };
+	struct iovec parts[MESSAGES_MAX];
 
 	for (int at = 0; at < wanted; at++) {
 		parts[at] = (struct iovec){ buffer[at], one.room };
@@ -201,9 +205,9 @@ static void step_recvmmsg(struct step *step)
 		no_answer(&one);
 		return;
 	}
-	say(" = %d", done);
+	print(" = %d", done);
 	if (!(one.flags & MSG_PEEK) && done > 0)
-		took(one.queue, one.actor, (uint32_t)done);
+		count_receive(one.queue, one.actor, (uint32_t)done);
 	for (int at = 0; at < done; at++) {
 		if (!one.is_ordered) {
 			if (!(one.flags & MSG_PEEK))
@@ -211,31 +215,31 @@ static void step_recvmmsg(struct step *step)
 					 many[at].msg_len);
 			continue;
 		}
-		say(" (%u sum %08x flags %x", many[at].msg_len,
-		    sum_of(buffer[at], one.room + 8),
-		    many[at].msg_hdr.msg_flags);
-		say_address(&from[at], many[at].msg_hdr.msg_namelen);
-		say(")");
+		print(" (%u sum %08x flags %x", many[at].msg_len,
+		      sum_of(buffer[at], one.room + 8),
+		      many[at].msg_hdr.msg_flags);
+		print_address(&from[at], many[at].msg_hdr.msg_namelen);
+		print(")");
 	}
 	if (got < 0 && errno == EAGAIN)
-		emptied(one.queue);
+		print_received_set(one.queue);
 }
 
-/* All that is queued. */
+/* Receives all that is queued. */
 static void step_drain(struct step *step)
 {
 	struct receive one = begin(step, 1, 0);
 	long got = 0;
 
-	for (int left = PAYLOADS; left; left--) {
+	for (int on_actor_exit = PAYLOADS; on_actor_exit; on_actor_exit--) {
 		got = recv(one.fd, buffer[0], 2048, MSG_DONTWAIT);
 		if (got < 0)
 			break;
-		took(one.queue, one.actor, 1);
+		count_receive(one.queue, one.actor, 1);
 		if (!one.is_ordered)
 			received(one.queue, buffer[0], (size_t)got);
 		else
-			say(" (%ld sum %08x)", got, sum_of(buffer[0], 2048));
+			print(" (%ld sum %08x)", got, sum_of(buffer[0], 2048));
 	}
 	no_answer(&one);
 }

@@ -46,11 +46,11 @@ static const struct {
 	NAME(IPV6_RECVPKTINFO),
 };
 
-_Thread_local struct log *log_here;
+_Thread_local struct log *current_log;
 
-void say(const char *format, ...)
+void print(const char *format, ...)
 {
-	struct log *log = log_here ? log_here : &all->log;
+	struct log *log = current_log ? current_log : &shared->log;
 	int saved = errno, room = (int)(LOG - log->len), len;
 	va_list list;
 
@@ -61,12 +61,12 @@ void say(const char *format, ...)
 	errno = saved;
 }
 
-void say_result(long result)
+void print_result(long result)
 {
 	if (result < 0)
-		say(" = %ld %s", result, strerrorname_np(errno));
+		print(" = %ld %s", result, strerrorname_np(errno));
 	else
-		say(" = %ld", result);
+		print(" = %ld", result);
 }
 
 static struct argument value_of(char *text)
@@ -94,7 +94,7 @@ static struct argument value_of(char *text)
 		       strcmp(names[at].name, name))
 			at++;
 		if (at == sizeof(names) / sizeof(*names)) {
-			say(" (what is %s?)", name);
+			print(" (what is %s?)", name);
 			continue;
 		}
 		arg.value |= names[at].value;
@@ -116,21 +116,21 @@ bool parse(char *line, struct step *step)
 	return true;
 }
 
-/* Ports are the kernel's choice: the first that a step has to do with is p1. */
+/* The kernel selects ports: the first one that a step uses is p1. */
 uint32_t port_number(in_port_t port)
 {
 	uint32_t at = 1;
 
 	if (!port)
 		return 0;
-	while (at < all->ports && all->port[at] != port)
+	while (at < shared->ports && shared->port[at] != port)
 		at++;
-	if (at >= all->ports && at < PORTS)
-		all->port[at] = port, all->ports = at + 1;
+	if (at >= shared->ports && at < PORTS)
+		shared->port[at] = port, shared->ports = at + 1;
 	return at % PORTS;
 }
 
-void say_address(const struct sockaddr_storage *addr, socklen_t len)
+void print_address(const struct sockaddr_storage *addr, socklen_t len)
 {
 	const struct sockaddr_in *in = (const void *)addr;
 	const struct sockaddr_in6 *in6 = (const void *)addr;
@@ -141,7 +141,7 @@ void say_address(const struct sockaddr_storage *addr, socklen_t len)
 	else if (addr->ss_family == AF_INET6)
 		inet_ntop(AF_INET6, &in6->sin6_addr, text, sizeof(text));
 	if (*text == '?')
-		say(" family %u of %u", addr->ss_family, len);
+		print(" family %u of %u", addr->ss_family, len);
 	else
-		say(" %s p%u of %u", text, port_number(in->sin_port), len);
+		print(" %s p%u of %u", text, port_number(in->sin_port), len);
 }

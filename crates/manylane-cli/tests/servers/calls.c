@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a program sees of a socket whose datagrams wait in a device's queue:
- * the same as of a kernel socket. It prints what it sees.
+ * What a program sees of a socket whose datagrams are in a device's queue: the
+ * same as of a kernel socket. It prints what it sees.
  *
- *   calls CLIENTS-NAMESPACE IPV4 IPV6 WHAT
+ *	calls CLIENTS-NAMESPACE IPV4 IPV6 WHAT
  *
- * Its clients live in the other host's namespace and, like the fence, make
- * their system calls themselves, so that no library knows of them. There is
- * one device queue and one CPU: what is sent first arrives first, and when
- * the fence has got its datagram, all before it is there.
+ * Its clients live in the other host's namespace. They and the fence make their
+ * system calls directly, so that no library knows of them. There is one device
+ * queue and one CPU: datagrams arrive in order, and when the fence has got its
+ * datagram, all earlier ones have arrived.
  */
 #include "calls.h"
 
@@ -37,7 +37,7 @@ void fail(const char *what)
 	exit(1);
 }
 
-int hidden(int namespace, int family, int type, int protocol)
+int open_hidden_socket(int namespace, int family, int type, int protocol)
 {
 	int fd;
 
@@ -64,14 +64,14 @@ socklen_t address(union address *at, const char *ip, int port)
 	return sizeof(at->v4);
 }
 
-void put(int client, const void *data, size_t len)
+void send_by_client(int client, const void *data, size_t len)
 {
 	if (syscall(SYS_sendto, clients[client], data, len, 0, &to, to_len) !=
 	    (long)len)
 		fail("sendto");
 }
 
-void arrive(void)
+void wait_for_arrival(void)
 {
 	char byte;
 
@@ -86,13 +86,13 @@ size_t length(int n)
 	return 8 + n * 7 % 300;
 }
 
-void put_number(int n)
+void send_number(int n)
 {
 	char data[1000];
 
 	memset(data, 'a' + n % 26, sizeof(data));
 	memcpy(data, &n, sizeof(n));
-	put(n & 1, data, length(n));
+	send_by_client(n & 1, data, length(n));
 }
 
 int is_number(int n, const char *data, ssize_t len)
@@ -136,7 +136,7 @@ int is_empty(int fd)
 	return recv(fd, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
 }
 
-void open_at(const char *ip, const char *ask, int port)
+void open_server(const char *ip, const char *ask, int port)
 {
 	union address local;
 	socklen_t len = address(&local, ip, port);
@@ -149,18 +149,19 @@ void open_at(const char *ip, const char *ask, int port)
 		socklen_t any_len = address(
 			&any, to_len == sizeof(any.v4) ? "0.0.0.0" : "::", 0);
 
-		clients[i] = hidden(there, to.any.sa_family, SOCK_DGRAM, 0);
+		clients[i] = open_hidden_socket(there, to.any.sa_family,
+						SOCK_DGRAM, 0);
 		if (syscall(SYS_bind, clients[i], &any, any_len) ||
 		    syscall(SYS_getsockname, clients[i], &any, &any_len))
 			fail("client");
 		ports[i] = any_len == sizeof(any.v4) ? any.v4.sin_port :
 						       any.v6.sin6_port;
 	}
-	fence = hidden(here, to.any.sa_family, SOCK_DGRAM, 0);
+	fence = open_hidden_socket(here, to.any.sa_family, SOCK_DGRAM, 0);
 	if (syscall(SYS_bind, fence, &to_fence, to_len))
 		fail("bind");
 	server = socket(local.any.sa_family, SOCK_DGRAM, 0);
-	/* Room for all, however much memory the kernel counts for each. */
+	/* Room for all, however much memory the kernel accounts for each. */
 	if (server < 0 ||
 	    setsockopt(server, SOL_SOCKET, SO_RCVBUFFORCE, &room,
 		       sizeof(room)) ||
@@ -173,13 +174,13 @@ void warm_up(void)
 	int n;
 
 	for (n = 0; n < 3; n++) {
-		put_number(n);
+		send_number(n);
 		if (take_numbers(server, n, n + 1) != 1)
 			printf("  warm-up: no\n");
 	}
 }
 
-void leave(void)
+void close_server(void)
 {
 	int i;
 
@@ -189,29 +190,30 @@ void leave(void)
 		syscall(SYS_close, clients[i]);
 }
 
-void begin(const char *name, int port)
+void begin_test(const char *name, int port)
 {
 	printf("%s\n", name);
-	open_at(ip4, ip4, port);
+	open_server(ip4, ip4, port);
 	warm_up();
 }
 
-void fill(void)
+void send_all_numbers(void)
 {
 	int n;
 
-	for (n = 0; n < MANY; n++)
-		put_number(n);
-	arrive();
+	for (n = 0; n < QUEUED_DATAGRAMS; n++)
+		send_number(n);
+	wait_for_arrival();
 }
 
-void fallen(void)
+void check_plain(void)
 {
 	int n;
 
-	for (n = MANY; n < MANY + 10; n++)
-		put_number(n);
-	CHECK(take_numbers(server, 0, MANY + 10) == MANY + 10);
+	for (n = QUEUED_DATAGRAMS; n < QUEUED_DATAGRAMS + 10; n++)
+		send_number(n);
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS + 10) ==
+	      QUEUED_DATAGRAMS + 10);
 	CHECK(is_empty(server));
 }
 
@@ -237,25 +239,25 @@ int main(int argc, char **argv)
 	CPU_SET(i, &one);
 	sched_setaffinity(0, sizeof(one), &one);
 	if (!strcmp(argv[4], "falls")) {
-		falls();
+		test_fallbacks();
 	} else if (!strcmp(argv[4], "calls")) {
 		calls();
 	} else if (!strcmp(argv[4], "closes")) {
-		closes();
+		test_closes();
 	} else if (!strcmp(argv[4], "reopened")) {
-		reopened(7071);
+		test_reopened(7071);
 	} else if (!strcmp(argv[4], "killed")) {
-		killed(7081);
+		test_killed(7081);
 	} else if (!strcmp(argv[4], "ended")) {
-		thread_ended(7091);
+		test_thread_end(7091);
 	} else if (!strcmp(argv[4], "threads")) {
-		threads();
+		test_threads();
 	} else if (!strcmp(argv[4], "interrupted")) {
-		interrupted(7041);
+		test_interrupts(7041);
 	} else if (!strcmp(argv[4], "restarted")) {
-		restarted(7051);
+		test_restarts(7051);
 	} else if (!strcmp(argv[4], "small")) {
-		small_stack(7101);
+		test_small_stack(7101);
 	}
 	return 0;
 }

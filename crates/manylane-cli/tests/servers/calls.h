@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the parts of the program `calls` share: calls.c has the scene, seen.c
- * what single calls see, and what is there after a fall; lives.c sockets that
- * come and go, signals, and threads.
+ * The parts of the program `calls`: calls.c has the set-up, seen.c the results
+ * of single calls, and the queue after a fallback; lives.c sockets that are
+ * opened and closed, signals, and threads.
  */
 #ifndef CALLS_H
 #define CALLS_H
@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <sys/socket.h>
 
-/* Datagrams that wait at a time. */
-#define MANY 100
+/* Queued datagrams. */
+#define QUEUED_DATAGRAMS 100
 
 #define CHECK(cond) printf("  %s: %s\n", #cond, (cond) ? "yes" : "no")
 
@@ -32,48 +32,53 @@ extern socklen_t to_len;
 
 /* Ends the program. */
 void fail(const char *what);
-/* A socket that no library knows of, in a namespace. */
-int hidden(int namespace, int family, int type, int protocol);
+/* Opens a socket that no library knows of, in a namespace. */
+int open_hidden_socket(int namespace, int family, int type, int protocol);
 socklen_t address(union address *at, const char *ip, int port);
 
 /* Sends by a client. */
-void put(int client, const void *data, size_t len);
-/* All that was sent is where it waits. */
-void arrive(void);
+void send_by_client(int client, const void *data, size_t len);
+/* Waits until all that was sent is queued. */
+void wait_for_arrival(void);
 size_t length(int n);
-/* Datagram number n, from the two clients in turn. */
-void put_number(int n);
-/* Whether this is datagram number n. */
+/* Sends datagram number n, from the two clients in turn. */
+void send_number(int n);
+/* True if this is datagram number n. */
 int is_number(int n, const char *data, ssize_t len);
 int from_client(const union address *from, int client);
-/* Receives numbers from `first` to before `end`: how many were as sent. */
+/*
+ * Receives numbers from `first` to before `end`; returns how many were correct.
+ */
 int take_numbers(int fd, int first, int end);
 int is_empty(int fd);
 
-/* A server at `ip`, which is asked at `ask`, and clients for it. */
-void open_at(const char *ip, const char *ask, int port);
-/* Receives until a receiver that comes back has its queues. */
+/* Opens a server at `ip`, whose clients send to `ask`, and its clients. */
+void open_server(const char *ip, const char *ask, int port);
+/* Receives until a receiver that returns has its queues. */
 void warm_up(void);
-void leave(void);
-/* Says the name, opens the server and warms it up. */
-void begin(const char *name, int port);
-/* So many numbers wait. */
-void fill(void);
-/* The socket is plain now: what waited comes first, then what came after. */
-void fallen(void);
+void close_server(void);
+/* Prints the name, opens the server and warms it up. */
+void begin_test(const char *name, int port);
+/* Sends all numbers. */
+void send_all_numbers(void);
+/*
+ * Checks a socket that is plain now: datagrams from before come first, then
+ * later ones.
+ */
+void check_plain(void);
 
 /* seen.c */
-void falls(void);
+void test_fallbacks(void);
 void calls(void);
 
 /* lives.c */
-void closes(void);
-void reopened(int port);
-void killed(int port);
-void thread_ended(int port);
-void threads(void);
-void interrupted(int port);
-void restarted(int port);
-void small_stack(int port);
+void test_closes(void);
+void test_reopened(int port);
+void test_killed(int port);
+void test_thread_end(int port);
+void test_threads(void);
+void test_interrupts(int port);
+void test_restarts(int port);
+void test_small_stack(int port);
 
 #endif /* CALLS_H */

@@ -1,89 +1,92 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A hostile program that leases queues: hostile WHAT ADDRESS PEERS.
- * It speaks with the launcher by itself, without the library, and says what it
- * gets. PEERS is the network namespace that datagrams come from.
+ * A hostile program that leases queues: hostile WHAT ADDRESS PEERS. It talks to
+ * the launcher directly, without the library, and prints what it gets. PEERS is
+ * the network namespace that datagrams come from.
  */
 #include "hostile.h"
 
-/* What is no question, and who says nothing. */
-static void noise(void)
+/* Messages that are no requests, and a client that sends nothing. */
+static void test_invalid_messages(void)
 {
 	uint32_t words[4], wrong[4], message[WORDS];
-	int i, end, pipes[2], both[2], bound = udp(ip, 0);
+	int i, end, pipes[2], both[2], bound = open_udp(ip, 0);
 	char bytes[64] = { 1 };
 
 	secret(words);
 	memcpy(wrong, words, sizeof(wrong));
 	wrong[3] ^= 1;
 	for (i = 0; i < 200; i++)
-		call();
+		connect_launcher();
 	if (pipe(pipes))
 		err(1, "pipe");
-#define TRY(what, send)                                        \
-	do {                                                   \
-		end = call();                                  \
-		send;                                          \
-		tell(what, hear(end, message, NULL), message); \
+#define TRY(what, send)                                                  \
+	do {                                                             \
+		end = connect_launcher();                                \
+		send;                                                    \
+		print_message(what, receive_message(end, message, NULL), \
+			      message);                                  \
 	} while (0)
-#define ASK_FOR(what, fd)                                 \
-	do {                                              \
-		both[0] = fd;                             \
-		TRY(what, say(end, ASK, words, both, 1)); \
+#define ASK_FOR(what, fd)                                          \
+	do {                                                       \
+		both[0] = fd;                                      \
+		TRY(what, send_message(end, ASK, words, both, 1)); \
 	} while (0)
 	TRY("a byte", send(end, bytes, 1, 0));
 	TRY("too much", send(end, bytes, 64, 0));
-	TRY("a wrong secret", say(end, ASK, wrong, &bound, 1));
-	TRY("no socket", say(end, ASK, words, NULL, 0));
+	TRY("a wrong secret", send_message(end, ASK, wrong, &bound, 1));
+	TRY("no socket", send_message(end, ASK, words, NULL, 0));
 	both[0] = both[1] = bound;
-	TRY("two sockets", say(end, ASK, words, both, 2));
-	TRY("an order", say(end, OPEN, NULL, NULL, 0));
+	TRY("two sockets", send_message(end, ASK, words, both, 2));
+	TRY("an order", send_message(end, OPEN, NULL, NULL, 0));
 	ASK_FOR("a pipe", pipes[0]);
 	ASK_FOR("TCP", socket(AF_INET, SOCK_STREAM, 0));
 	ASK_FOR("not bound", socket(AF_INET, SOCK_DGRAM, 0));
 }
 
-/* Orders that have no meaning, and answers that nobody reads. */
-static void orders(void)
+/* Invalid commands, and answers that are not read. */
+static void test_invalid_commands(void)
 {
 	struct lease lease;
 	uint32_t message[WORDS];
 	int i;
 
-	request_lease(&lease, "twice open", udp(ip, 0));
-	order(&lease, "open", OPEN);
-	order(&lease, "open", OPEN);
+	request_lease(&lease, "twice open", open_udp(ip, 0));
+	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	port++;
-	request_lease(&lease, "never open", udp(ip, 0));
-	order(&lease, "close", CLOSE);
+	request_lease(&lease, "never open", open_udp(ip, 0));
+	send_command(&lease, "close", CLOSE);
 	port++;
-	request_lease(&lease, "as it should be", udp(ip, 0));
-	order(&lease, "open", OPEN);
-	order(&lease, "close", CLOSE);
-	order(&lease, "close", CLOSE);
+	request_lease(&lease, "as it should be", open_udp(ip, 0));
+	send_command(&lease, "open", OPEN);
+	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "close", CLOSE);
 	port++;
-	request_lease(&lease, "deaf", udp(ip, 0));
-	for (i = 0; i < 1000 && say(lease.end, OPEN, NULL, NULL, 0) > 0; i++)
+	request_lease(&lease, "deaf", open_udp(ip, 0));
+	for (i = 0;
+	     i < 1000 && send_message(lease.end, OPEN, NULL, NULL, 0) > 0; i++)
 		;
-	while (hear(lease.end, message, NULL))
+	while (receive_message(lease.end, message, NULL))
 		;
 	printf("ended\n");
 }
 
-/* A port is its socket's, not the lease's. */
-static void closed(void)
+/* A port belongs to its socket, not to the lease. */
+static void test_closed_socket(void)
 {
 	struct lease lease;
 	uint32_t message[WORDS];
-	int fd = udp(ip, 0);
+	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	order(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	marker = "while it is open";
-	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	close(fd);
-	serves("the next socket", udp(ip, 0));
-	tell("the lease", hear(lease.end, message, NULL), message);
+	serves("the next socket", open_udp(ip, 0));
+	print_message("the lease", receive_message(lease.end, message, NULL),
+		      message);
 }
 
 /* Moves the producers of a lease's RX rings until its parent ends it. */
@@ -101,27 +104,27 @@ static void move_producers(struct lease *lease)
 }
 
 /* Rings that never become empty, at the end of a lease. */
-static void moves(void)
+static void test_moving_producers(void)
 {
 	struct lease first, second;
 	uint32_t message[WORDS];
 	pid_t movers[2];
 	int i, fd;
 
-	request_lease(&first, "the first", udp(ip, 0));
-	order(&first, "open", OPEN);
+	request_lease(&first, "the first", open_udp(ip, 0));
+	send_command(&first, "open", OPEN);
 	port++;
-	fd = udp(ip, 0);
+	fd = open_udp(ip, 0);
 	request_lease(&second, "the second", fd);
-	order(&second, "open", OPEN);
+	send_command(&second, "open", OPEN);
 	marker = "while it is open";
-	printf("frames: %s\n", yes(until(arrived, &second, marker)));
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &second, marker)));
 	fflush(stdout);
 	for (i = 0; i < first.count; i++) {
 		struct ring *rx = &first.rings[i][RX];
 
 		memset(rx->at + rx->slots, 0xff, rx->len - rx->slots);
-		/* The lock, behind the frames: nobody holds it. */
+		/* The lock, behind the frames: not held. */
 		*(volatile uint64_t *)(first.bytes[i] +
 				       first.terms[i][4] * 2048UL) = 0;
 	}
@@ -138,8 +141,9 @@ static void moves(void)
 	close(first.end);
 	usleep(100000);
 	close(fd);
-	serves("the next socket", udp(ip, 0));
-	tell("the second", hear(second.end, message, NULL), message);
+	serves("the next socket", open_udp(ip, 0));
+	print_message("the second", receive_message(second.end, message, NULL),
+		      message);
 	for (i = 0; i < 2; i++) {
 		kill(movers[i], SIGKILL);
 		waitpid(movers[i], NULL, 0);
@@ -147,34 +151,35 @@ static void moves(void)
 }
 
 /* A port after the launcher's child was stopped, and its socket closed. */
-static void stops(void)
+static void test_stopped_child(void)
 {
 	struct lease lease;
 	uint32_t message[WORDS];
-	int fd = udp(ip, 0);
+	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	order(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	marker = "while it is open";
-	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
 	kill(server, SIGTSTP);
 	usleep(300000);
 	close(fd);
-	serves("the next socket", udp(ip, 0));
-	tell("the lease", hear(lease.end, message, NULL), message);
+	serves("the next socket", open_udp(ip, 0));
+	print_message("the lease", receive_message(lease.end, message, NULL),
+		      message);
 }
 
 static void as_user(void *at)
 {
 	if (setresuid(65534, 65534, 65534))
 		err(1, "setresuid");
-	*(int *)at = udp("0.0.0.0", 1);
+	*(int *)at = open_udp("0.0.0.0", 1);
 	pause();
 }
 
-/* Sockets that get only a part of what comes to their port, or will. */
-static void parts(void)
+/* Sockets that get only a part of their port's datagrams, or will. */
+static void test_partial_sockets(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
 	struct lease lease;
@@ -184,31 +189,31 @@ static void parts(void)
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid_t pid;
 
-	fd = udp("0.0.0.0", 0);
+	fd = open_udp("0.0.0.0", 0);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
 	request_lease(&lease, "bound to a device", fd);
 	port++;
-	fd = udp(ip, 0);
+	fd = open_udp(ip, 0);
 	to.sin_addr.s_addr = inet_addr(ip);
 	connect(fd, (void *)&to, sizeof(to));
 	request_lease(&lease, "connected", fd);
 	port++;
-	fd = udp("0.0.0.0", 1);
-	other = udp(ip, 1);
+	fd = open_udp("0.0.0.0", 1);
+	other = open_udp(ip, 1);
 	request_lease(&lease, "less than it seems", fd);
 	close(other);
 	request_lease(&lease, "alone", fd);
-	order(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
-	tell("bound to a device later", hear(lease.end, message, NULL),
-	     message);
+	print_message("bound to a device later",
+		      receive_message(lease.end, message, NULL), message);
 	port++;
 	pid = fork();
 	if (!pid)
 		as_user(bound);
 	while (!*(volatile int *)bound)
 		usleep(1000);
-	request_lease(&lease, "beside another user", udp(ip, 1));
+	request_lease(&lease, "beside another user", open_udp(ip, 1));
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 }
@@ -218,8 +223,8 @@ static void ask_too(void *with)
 	struct lease lease;
 
 	(void)with;
-	if (request_lease(&lease, "another process", udp(ip, 1)))
-		order(&lease, "open", OPEN);
+	if (request_lease(&lease, "another process", open_udp(ip, 1)))
+		send_command(&lease, "open", OPEN);
 }
 
 static void look_at(void *with)
@@ -227,49 +232,52 @@ static void look_at(void *with)
 	struct lease lease, *before = with;
 	struct stat ours, theirs;
 
-	if (!request_lease(&lease, "another process", udp(ip, 1)))
+	if (!request_lease(&lease, "another process", open_udp(ip, 1)))
 		return;
-	order(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	marker = "for the second";
-	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
-	printf("seen by the first: %s\n", yes(sees(before, marker)));
-	printf("left by the first: %s\n", yes(sees(&lease, "for the first")));
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
+	printf("seen by the first: %s\n",
+	       yes_or_no(ring_contains(before, marker)));
+	printf("left by the first: %s\n",
+	       yes_or_no(ring_contains(&lease, "for the first")));
 	fstat(lease.hops, &ours);
 	fstat(before->hops, &theirs);
-	printf("the same next hops: %s\n", yes(ours.st_ino == theirs.st_ino));
+	printf("the same next hops: %s\n",
+	       yes_or_no(ours.st_ino == theirs.st_ino));
 }
 
-/* Who had a queue keeps what it can of it. */
-static void kept(void)
+/* A process that had a queue keeps as much of it as it can. */
+static void test_kept_queues(void)
 {
 	struct lease lease;
-	int i, ring, fd = udp(ip, 1);
+	int i, ring, fd = open_udp(ip, 1);
 
 	request_lease(&lease, "the first", fd);
-	order(&lease, "open", OPEN);
+	send_command(&lease, "open", OPEN);
 	marker = "for the first";
-	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	port++;
-	in_child(ask_too, NULL);
-	/* It gives the lease back, and keeps the sockets and the memory. */
+	run_in_child(ask_too, NULL);
+	/* It returns the lease, and keeps the sockets and the memory. */
 	port--;
 	close(lease.end);
 	serves("the first", fd);
 	port++;
-	in_child(ask_too, NULL);
-	/* The memory alone. */
+	run_in_child(ask_too, NULL);
+	/* Only the memory. */
 	for (i = 0; i < lease.count; i++) {
 		for (ring = 0; ring < RINGS; ring++)
 			munmap(lease.rings[i][ring].at,
 			       lease.rings[i][ring].len);
 		close(lease.xsk[i]);
 	}
-	in_child(look_at, &lease);
+	run_in_child(look_at, &lease);
 }
 
 /*
- * A ring full of ones. The kernel believes a producer in any case, and takes
- * entry by entry: where it consumes, it is told of a few rings' worth only.
+ * Fills a ring with ones. The kernel always believes a producer, and processes
+ * entry by entry: a ring that it consumes gets only a few rings' worth.
  */
 static void scribble_ring(struct ring *ring, int is_consumed_by_kernel)
 {
@@ -282,16 +290,16 @@ static void scribble_ring(struct ring *ring, int is_consumed_by_kernel)
 	*ring->producer += 3 * ring->entries;
 }
 
-/* Everything that is shared is full of ones. */
-static void scribbles(void)
+/* All shared memory is full of ones. */
+static void test_scribbled_memory(void)
 {
 	struct lease lease;
 	size_t len;
 	char *at;
 	int i, ring;
 
-	request_lease(&lease, "the first", udp(ip, 0));
-	order(&lease, "open", OPEN);
+	request_lease(&lease, "the first", open_udp(ip, 0));
+	send_command(&lease, "open", OPEN);
 	len = lseek(lease.hops, 0, SEEK_END);
 	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, lease.hops, 0);
 	for (i = 0; i < 100; i++) {
@@ -307,9 +315,9 @@ static void scribbles(void)
 		send_to_port("nowhere");
 		usleep(10000);
 	}
-	/* Files that become shorter would kill who has them mapped. */
-	printf("shorter: %s\n", yes(!ftruncate(lease.hops, 0) ||
-				    !ftruncate(lease.memory[0], 0)));
+	/* Truncated files would kill the processes that have them mapped. */
+	printf("shorter: %s\n", yes_or_no(!ftruncate(lease.hops, 0) ||
+					  !ftruncate(lease.memory[0], 0)));
 }
 
 static void ask_as(void *with)
@@ -321,26 +329,26 @@ static void ask_as(void *with)
 	sprintf(what, "user %d", uid);
 	if (setresuid(uid, uid, uid))
 		err(1, "setresuid");
-	request_lease(&lease, what, udp(ip, 0));
+	request_lease(&lease, what, open_udp(ip, 0));
 }
 
-static void users(void)
+static void test_users(void)
 {
 	static int all[] = { 65534, 65533, 0, 65534, 0 };
 	unsigned int i;
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		in_child(ask_as, all + i);
+		run_in_child(ask_as, all + i);
 }
 
 /*
- * A TCP socket with data that its peer never acknowledges: closing the last
- * descriptor of it takes an hour.
+ * Opens a TCP socket with data that its peer never acknowledges: closing its
+ * last descriptor takes an hour.
  */
 static int lingering_tcp(void)
 {
 	static const char data[65536];
-	struct linger linger = { .l_onoff = 1, .l_linger = 3600 };
+	struct linger send_lingering_fd = { .l_onoff = 1, .l_linger = 3600 };
 	struct sockaddr_in at = { .sin_family = AF_INET };
 	socklen_t len = sizeof(at);
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -352,25 +360,26 @@ static int lingering_tcp(void)
 	    connect(fd, (void *)&at, sizeof(at)) ||
 	    accept(listener, NULL, NULL) < 0)
 		err(1, "TCP");
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &send_lingering_fd,
+		   sizeof(send_lingering_fd));
 	while (send(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
 		;
 	return fd;
 }
 
 /*
- * Sends the last descriptor of a socket behind so many other messages, and
+ * Sends the last descriptor of a socket behind `count` other messages, and
  * closes the connection. The launcher is stopped.
  */
 static void send_lingering(int count, uint32_t *words)
 {
-	int end = call(), fd = lingering_tcp();
+	int end = connect_launcher(), fd = lingering_tcp();
 	pid_t pid;
 
 	while (count--)
-		say(end, OPEN, NULL, NULL, 0);
-	say(end, ASK, words, &fd, 1);
-	/* Who is killed does not wait for its descriptors to be closed. */
+		send_message(end, OPEN, NULL, NULL, 0);
+	send_message(end, ASK, words, &fd, 1);
+	/* A killed process does not wait for its descriptors to be closed. */
 	pid = fork();
 	if (!pid)
 		for (;;)
@@ -386,7 +395,7 @@ struct lingerer {
 	int user, knows_secret, go[2], done[2];
 };
 
-static void start(struct lingerer *lingerer)
+static void start_lingerer(struct lingerer *lingerer)
 {
 	struct pollfd all[2] = { { .events = POLLIN }, { .events = POLLIN } };
 	uint32_t words[4];
@@ -412,7 +421,7 @@ static void start(struct lingerer *lingerer)
 	_exit(0);
 }
 
-static void linger(struct lingerer *lingerer)
+static void send_lingering_fd(struct lingerer *lingerer)
 {
 	char path[32], byte;
 	pid_t launcher = 0;
@@ -423,7 +432,7 @@ static void linger(struct lingerer *lingerer)
 	if (!status || fscanf(status, "%*d (%*[^)]) %*c %d", &launcher) != 1)
 		err(1, "%s", path);
 	fclose(status);
-	/* All is sent before anything of it is received. */
+	/* Everything is sent before any of it is received. */
 	kill(launcher, SIGSTOP);
 	usleep(100000);
 	if (write(lingerer->go[1], "", 1) != 1 ||
@@ -437,33 +446,36 @@ static void lease_beside(void *strangers)
 	struct lingerer *both = strangers;
 	struct lease lease;
 
-	request_lease(&lease, "before", udp(ip, 0));
-	order(&lease, "open", OPEN);
-	linger(both);
-	linger(both + 1);
-	order(&lease, "close", CLOSE);
+	request_lease(&lease, "before", open_udp(ip, 0));
+	send_command(&lease, "open", OPEN);
+	send_lingering_fd(both);
+	send_lingering_fd(both + 1);
+	send_command(&lease, "close", CLOSE);
 }
 
-/* What the launcher has to close takes its time. */
-static void slow(void)
+/* The launcher's closes take long. */
+static void test_slow_closes(void)
 {
 	static int root, other = 65534;
 	static struct lingerer strangers[] = { { 65533, 0 }, { 65533, 1 } },
 			       second = { 65534, 1 };
 
 	/* Before there are queues, which they would keep. */
-	start(strangers);
-	start(strangers + 1);
-	start(&second);
-	in_child(ask_as, &other);
-	in_child(lease_beside, strangers);
-	in_child(ask_as, &other);
-	linger(&second);
-	in_child(ask_as, &root);
+	start_lingerer(strangers);
+	start_lingerer(strangers + 1);
+	start_lingerer(&second);
+	run_in_child(ask_as, &other);
+	run_in_child(lease_beside, strangers);
+	run_in_child(ask_as, &other);
+	send_lingering_fd(&second);
+	run_in_child(ask_as, &root);
 }
 
-/* Calls without an end, as many as there can be at a time, until its parent ends. */
-static void flood(void)
+/*
+ * Connects without end, as many as possible at a time, until its parent ends
+ * it.
+ */
+static void flood_connections(void)
 {
 	int all[64] = { 0 }, i;
 
@@ -473,9 +485,9 @@ static void flood(void)
 
 		if (*at)
 			close(*at);
-		*at = call();
+		*at = connect_launcher();
 		if (i % 3 == 0)
-			say(*at, i % 5, NULL, NULL, 0);
+			send_message(*at, i % 5, NULL, NULL, 0);
 	}
 }
 
@@ -484,12 +496,17 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = { { "noise", noise },	  { "orders", orders },
-		    { "closed", closed }, { "parts", parts },
-		    { "kept", kept },	  { "scribbles", scribbles },
-		    { "users", users },	  { "slow", slow },
-		    { "flood", flood },	  { "moves", moves },
-		    { "stops", stops } };
+	} all[] = { { "noise", test_invalid_messages },
+		    { "orders", test_invalid_commands },
+		    { "closed", test_closed_socket },
+		    { "parts", test_partial_sockets },
+		    { "kept", test_kept_queues },
+		    { "scribbles", test_scribbled_memory },
+		    { "users", test_users },
+		    { "slow", test_slow_closes },
+		    { "flood", flood_connections },
+		    { "moves", test_moving_producers },
+		    { "stops", test_stopped_child } };
 	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;
 	unsigned int i;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a hostile program (hostile.c) does as any other one would: speaks with
- * the launcher, maps what it is leased, and asks its own sockets.
+ * Helpers of a hostile program (hostile.c): it talks to the launcher, maps what
+ * it leases, and queries its own sockets.
  */
 #ifndef HOSTILE_H
 #define HOSTILE_H
@@ -32,8 +32,8 @@
 
 #define WORDS 9
 #define MAGIC 0x324e4c4d
-#define MOST 32
-#define PATIENCE 20 /* seconds */
+#define QUEUES_MAX 32
+#define TIMEOUT_S 20 /* seconds */
 
 enum {
 	ASK = 1,
@@ -44,7 +44,7 @@ enum {
 	QUEUE
 };
 
-/* The rings of a queue. The kernel consumes what is in the last two. */
+/* The rings of a queue. The kernel consumes the last two. */
 enum {
 	RX,
 	COMPLETION,
@@ -55,27 +55,27 @@ enum {
 
 struct ring {
 	char *at;
-	size_t len, slots; /* where the slots begin */
+	size_t len, slots; /* offset of the slots */
 	volatile uint32_t *producer, *consumer;
 	uint32_t entries;
 };
 
-/* What one socket was leased. */
+/* The lease of one socket. */
 struct lease {
 	int end, count;
-	int hops, xsk[MOST], memory[MOST];
-	uint32_t terms[MOST][WORDS];
-	struct ring rings[MOST][RINGS];
-	char *bytes[MOST];
-	size_t len[MOST];
+	int hops, xsk[QUEUES_MAX], memory[QUEUES_MAX];
+	uint32_t terms[QUEUES_MAX][WORDS];
+	struct ring rings[QUEUES_MAX][RINGS];
+	char *bytes[QUEUES_MAX];
+	size_t len[QUEUES_MAX];
 };
 
 static const char *ip;
 static int port = 7100, peer;
-static pid_t server; /* what runs after this, or beside it */
+static pid_t server; /* runs after this, or beside it */
 
-static int say(int end, uint32_t kind, const uint32_t *words, const int *fds,
-	       int count)
+static int send_message(int end, uint32_t kind, const uint32_t *words,
+			const int *fds, int count)
 {
 	uint32_t message[WORDS] = { MAGIC, kind };
 	struct iovec part = { message, sizeof(message) };
@@ -98,8 +98,8 @@ static int say(int end, uint32_t kind, const uint32_t *words, const int *fds,
 	return sendmsg(end, &header, MSG_NOSIGNAL);
 }
 
-/* The kind of the message that comes, 0 when the other end is closed. */
-static uint32_t hear(int end, uint32_t *message, int *fds)
+/* Receives a message; returns its kind, 0 if the other end is closed. */
+static uint32_t receive_message(int end, uint32_t *message, int *fds)
 {
 	struct iovec part = { message, WORDS * sizeof(uint32_t) };
 	char room[CMSG_SPACE(4 * sizeof(int))] __attribute__((aligned(8)));
@@ -110,7 +110,7 @@ static uint32_t hear(int end, uint32_t *message, int *fds)
 	struct cmsghdr *control;
 	ssize_t len = recvmsg(end, &header, 0);
 
-	/* What it had not read when it closed comes back as this error. */
+	/* Unread data at its close is reported as this error. */
 	if (len < 0 && errno != ECONNRESET)
 		err(1, "nothing from the launcher");
 	if (len <= 0)
@@ -142,14 +142,14 @@ static void secret(uint32_t *words)
 	}
 }
 
-static int call(void)
+static int connect_launcher(void)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
-	struct timeval patience = { .tv_sec = PATIENCE };
+	struct timeval timeout = { .tv_sec = TIMEOUT_S };
 	int end = socket(AF_UNIX, SOCK_SEQPACKET, 0), len;
 
-	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	len = sprintf(at.sun_path + 1, "manylane.lease.%.16s", ticket());
 	if (connect(end, (void *)&at,
 		    offsetof(struct sockaddr_un, sun_path) + 1 + len))
@@ -157,7 +157,8 @@ static int call(void)
 	return end;
 }
 
-static void tell(const char *what, uint32_t kind, const uint32_t *message)
+static void print_message(const char *what, uint32_t kind,
+			  const uint32_t *message)
 {
 	if (kind == REFUSED)
 		printf("%s: refused %d\n", what, (int)message[2]);
@@ -168,7 +169,7 @@ static void tell(const char *what, uint32_t kind, const uint32_t *message)
 	fflush(stdout);
 }
 
-static int udp(const char *at, int reuse)
+static int open_udp(const char *at, int reuse)
 {
 	struct timeval soon = { .tv_usec = 50000 };
 	struct sockaddr_in local = { .sin_family = AF_INET,
@@ -215,25 +216,25 @@ static void map_ring(int xsk, int which, uint32_t entries, struct ring *ring)
 	ring->consumer = (void *)(ring->at + offsets[which]->consumer);
 }
 
-/* Asks for a socket: whether there are queues. */
+/* Requests queues for a socket; true if it gets some. */
 static int request_lease(struct lease *lease, const char *what, int fd)
 {
 	uint32_t words[4], message[WORDS], kind;
 	int i, ring, fds[4];
 
 	secret(words);
-	lease->end = call();
-	say(lease->end, ASK, words, &fd, 1);
-	kind = hear(lease->end, message, &lease->hops);
+	lease->end = connect_launcher();
+	send_message(lease->end, ASK, words, &fd, 1);
+	kind = receive_message(lease->end, message, &lease->hops);
 	if (kind != DONE) {
-		tell(what, kind, message);
+		print_message(what, kind, message);
 		return 0;
 	}
 	lease->count = message[2];
 	for (i = 0; i < lease->count; i++) {
 		struct stat stat;
 
-		if (hear(lease->end, lease->terms[i], fds) != QUEUE)
+		if (receive_message(lease->end, lease->terms[i], fds) != QUEUE)
 			errx(1, "no queue");
 		lease->xsk[i] = fds[0];
 		lease->memory[i] = fds[1];
@@ -255,12 +256,13 @@ static int request_lease(struct lease *lease, const char *what, int fd)
 	return 1;
 }
 
-static void order(struct lease *lease, const char *what, uint32_t kind)
+static void send_command(struct lease *lease, const char *what, uint32_t kind)
 {
 	uint32_t message[WORDS];
 
-	say(lease->end, kind, NULL, NULL, 0);
-	tell(what, hear(lease->end, message, NULL), message);
+	send_message(lease->end, kind, NULL, NULL, 0);
+	print_message(what, receive_message(lease->end, message, NULL),
+		      message);
 }
 
 static void send_to_port(const char *text)
@@ -272,26 +274,26 @@ static void send_to_port(const char *text)
 	sendto(peer, text, strlen(text), 0, (void *)&to, sizeof(to));
 }
 
-static int has(const char *bytes, size_t len, const char *text)
+static int contains(const char *bytes, size_t len, const char *text)
 {
 	return memmem(bytes, len, text, strlen(text)) != NULL;
 }
 
-static int sees(const struct lease *lease, const char *text)
+static int ring_contains(const struct lease *lease, const char *text)
 {
 	int i, found = 0;
 
 	for (i = 0; i < lease->count; i++)
-		found |= has(lease->bytes[i], lease->len[i], text);
+		found |= contains(lease->bytes[i], lease->len[i], text);
 	return found;
 }
 
-/* Sends until `is` holds. */
-static int until(int (*is)(void *), void *with, const char *text)
+/* Sends until `is` returns true. */
+static int send_until(int (*is)(void *), void *with, const char *text)
 {
 	int tries;
 
-	for (tries = 0; tries < PATIENCE * 50; tries++) {
+	for (tries = 0; tries < TIMEOUT_S * 50; tries++) {
 		send_to_port(text);
 		usleep(20000);
 		if (is(with))
@@ -304,7 +306,7 @@ static const char *marker;
 
 static int arrived(void *lease)
 {
-	return sees(lease, marker);
+	return ring_contains(lease, marker);
 }
 
 static int received(void *fd)
@@ -314,19 +316,20 @@ static int received(void *fd)
 	return recv(*(int *)fd, data, sizeof(data), 0) > 0;
 }
 
-static const char *yes(int is)
+static const char *yes_or_no(int is)
 {
 	return is ? "yes" : "no";
 }
 
-/* Whether datagrams come to the socket itself. */
+/* Prints whether the socket itself receives datagrams. */
 static void serves(const char *what, int fd)
 {
-	printf("%s: %s\n", what, yes(until(received, &fd, "to the socket")));
+	printf("%s: %s\n", what,
+	       yes_or_no(send_until(received, &fd, "to the socket")));
 	fflush(stdout);
 }
 
-static void in_child(void (*what)(void *), void *with)
+static void run_in_child(void (*what)(void *), void *with)
 {
 	int status;
 	pid_t pid;

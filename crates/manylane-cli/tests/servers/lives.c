@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Sockets that come and go, threads that share one, and signals. */
+/* Sockets that are opened and closed, threads that share one, and signals. */
 #include "calls.h"
 
 #include <dirent.h>
@@ -23,21 +23,24 @@ static void copies(int port)
 {
 	int copy, turn, n;
 
-	begin("copies", port);
-	fill();
+	begin_test("copies", port);
+	send_all_numbers();
 	copy = dup(server);
 	close(server);
 	server = copy;
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	leave();
-	/* Closed with all that waits, also by number; the next one gets what is its own. */
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
+	close_server();
+	/*
+	 * Closed with a full queue, also by number; the next socket gets only
+	 * its own datagrams.
+	 */
 	for (turn = 0; turn < 10; turn++) {
 		union address local;
 		socklen_t len = address(&local, ip4, port);
 
-		open_at(ip4, ip4, port);
+		open_server(ip4, ip4, port);
 		warm_up();
-		fill();
+		send_all_numbers();
 		if (turn % 2)
 			syscall(SYS_close, server);
 		else
@@ -45,20 +48,20 @@ static void copies(int port)
 		server = socket(AF_INET, SOCK_DGRAM, 0);
 		CHECK(bind(server, &local.any, len) == 0);
 		for (n = 0; n < 20; n++)
-			put_number(n);
+			send_number(n);
 		CHECK(take_numbers(server, 0, 20) == 20);
 		CHECK(is_empty(server));
-		leave();
+		close_server();
 	}
 }
 
-/* As many as can have queues, again and again. */
+/* As many sockets as can have queues, repeatedly. */
 static void two_at_a_time(int port)
 {
 	int turn, i, n, two[2], right = 0;
 
 	printf("two at a time\n");
-	open_at(ip4, ip4, port);
+	open_server(ip4, ip4, port);
 	close(server);
 	for (turn = 0; turn < 10; turn++) {
 		for (i = 0; i < 2; i++) {
@@ -70,7 +73,7 @@ static void two_at_a_time(int port)
 		for (i = 0; i < 2; i++) {
 			address(&to, ip4, port + i);
 			for (n = 0; n < 3; n++) {
-				put_number(n);
+				send_number(n);
 				right += take_numbers(two[i], n, n + 1);
 			}
 		}
@@ -79,7 +82,7 @@ static void two_at_a_time(int port)
 	}
 	CHECK(right == 60);
 	server = -1;
-	leave();
+	close_server();
 }
 
 static void few_descriptors(int port)
@@ -88,11 +91,11 @@ static void few_descriptors(int port)
 
 	for (more = 0; more < 12; more++) {
 		struct rlimit limit, before;
-		/* At the end enough for queues, and for what is left alone. */
+		/* At the end enough for queues, and for the reserve. */
 		int spare = more < 11 ? more : 200, next;
 
 		printf("%d more descriptors\n", spare);
-		open_at(ip4, ip4, port + more);
+		open_server(ip4, ip4, port + more);
 		next = dup(0);
 		close(next);
 		getrlimit(RLIMIT_NOFILE, &before);
@@ -101,10 +104,11 @@ static void few_descriptors(int port)
 		if (setrlimit(RLIMIT_NOFILE, &limit))
 			fail("setrlimit");
 		warm_up();
-		fill();
-		CHECK(take_numbers(server, 0, MANY) == MANY);
+		send_all_numbers();
+		CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) ==
+		      QUEUED_DATAGRAMS);
 		setrlimit(RLIMIT_NOFILE, &before);
-		leave();
+		close_server();
 		next = dup(0);
 		close(next);
 		leaked += lowest >= 0 && next != lowest;
@@ -113,7 +117,7 @@ static void few_descriptors(int port)
 	CHECK(leaked == 0);
 }
 
-void closes(void)
+void test_closes(void)
 {
 	copies(7021);
 	few_descriptors(7022);
@@ -132,22 +136,22 @@ static int descriptors(void)
 }
 
 /* More sockets, one after the other, than the library has queues for. */
-void reopened(int port)
+void test_reopened(int port)
 {
 	int turn, before = 0;
 
 	printf("reopened\n");
 	for (turn = 0; turn < 70; turn++) {
-		open_at(ip4, ip4, port);
+		open_server(ip4, ip4, port);
 		warm_up();
-		leave();
+		close_server();
 		if (turn == 0)
 			before = descriptors();
 	}
 	CHECK(descriptors() == before);
 }
 
-/* More than half of what two sockets have room for together. */
+/* More than half of the room of two sockets together. */
 #define UNREAD 1000
 
 static void fill_unread(void)
@@ -155,18 +159,18 @@ static void fill_unread(void)
 	int n;
 
 	for (n = 0; n < UNREAD; n++) {
-		put_number(n);
-		if (n % MANY == MANY - 1)
-			arrive();
+		send_number(n);
+		if (n % QUEUED_DATAGRAMS == QUEUED_DATAGRAMS - 1)
+			wait_for_arrival();
 	}
 }
 
 /*
- * A child, the only one with the socket, is killed while it looks at what
- * waits, and stays a zombie. Nothing of the queue goes with it: the next two
- * sockets have room for all that they should.
+ * A child, the only process with the socket, is killed while it peeks, and
+ * stays a zombie. The queue is not affected: the next two sockets have all
+ * their room.
  */
-void killed(int port)
+void test_killed(int port)
 {
 	struct timeval bound = { .tv_sec = 10 };
 	int two[2], i, room = 4 << 20;
@@ -175,7 +179,7 @@ void killed(int port)
 	char byte;
 
 	printf("killed\n");
-	open_at(ip4, ip4, port);
+	open_server(ip4, ip4, port);
 	child = fork();
 	if (child == 0) {
 		warm_up();
@@ -186,8 +190,8 @@ void killed(int port)
 	close(server);
 	if (waitid(P_PID, child, &info, WEXITED | WNOWAIT))
 		fail("waitid");
-	leave();
-	open_at(ip4, ip4, port + 1);
+	close_server();
+	open_server(ip4, ip4, port + 1);
 	two[0] = server;
 	two[1] = socket(AF_INET, SOCK_DGRAM, 0);
 	to_len = address(&to, ip4, port + 2);
@@ -206,7 +210,7 @@ void killed(int port)
 	for (i = 0; i < 2; i++)
 		CHECK(take_numbers(two[i], 0, UNREAD) == UNREAD);
 	close(two[0]);
-	leave();
+	close_server();
 	waitpid(child, NULL, 0);
 }
 
@@ -218,21 +222,21 @@ static void *peek(void *arg)
 	return arg;
 }
 
-/* A thread ends while it looks at what waits. */
-void thread_ended(int port)
+/* A thread ends while it peeks. */
+void test_thread_end(int port)
 {
 	pthread_t thread;
 
-	begin("ended", port);
-	fill();
+	begin_test("ended", port);
+	send_all_numbers();
 	pthread_create(&thread, NULL, peek, NULL);
 	pthread_join(thread, NULL);
-	CHECK(take_numbers(server, 0, MANY) == MANY);
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
 	CHECK(is_empty(server));
-	leave();
+	close_server();
 }
 
-/* Threads that wait for the server, each in its way. */
+/* Threads that wait for the server, each by another call. */
 enum {
 	BLOCKS,
 	POLLS,
@@ -240,15 +244,15 @@ enum {
 	WAYS
 };
 
-/* Before they all wait. */
-#define OFTEN 5
+/* Datagrams before they all wait. */
+#define WARM_UP_DATAGRAMS 5
 
 static atomic_int taken, wrong, ended;
-static atomic_uchar seen[MANY];
+static atomic_uchar seen[QUEUED_DATAGRAMS];
 static pthread_barrier_t all_ready;
 
-/* One datagram: whether it was the last for this thread. */
-static int take_one(const char *data, ssize_t len)
+/* Counts one datagram; true if it was the last for this thread. */
+static int count_datagram(const char *data, ssize_t len)
 {
 	int n;
 
@@ -257,12 +261,13 @@ static int take_one(const char *data, ssize_t len)
 		return 1;
 	}
 	memcpy(&n, data, sizeof(n));
-	wrong += n < 0 || n >= MANY || !is_number(n, data, len) || seen[n]++;
+	wrong += n < 0 || n >= QUEUED_DATAGRAMS || !is_number(n, data, len) ||
+		 seen[n]++;
 	taken++;
 	return 0;
 }
 
-static void *wait_and_take(void *arg)
+static void *wait_and_receive(void *arg)
 {
 	int way = (int)(long)arg, epoll = -1, often = 0;
 	struct epoll_event event = { .events = EPOLLIN };
@@ -283,9 +288,9 @@ static void *wait_and_take(void *arg)
 			   way == BLOCKS ? 0 : MSG_DONTWAIT);
 		if (len < 0)
 			continue;
-		if (take_one(data, len))
+		if (count_datagram(data, len))
 			break;
-		if (++often == OFTEN)
+		if (++often == WARM_UP_DATAGRAMS)
 			pthread_barrier_wait(&all_ready);
 	}
 	if (epoll >= 0)
@@ -296,56 +301,59 @@ static void *wait_and_take(void *arg)
 static void forget_seen(void)
 {
 	taken = 0;
-	for (int n = 0; n < MANY; n++)
+	for (int n = 0; n < QUEUED_DATAGRAMS; n++)
 		seen[n] = 0;
 }
 
-static void wait_until_taken(int count)
+static void wait_until_received(int count)
 {
 	while (taken < count)
 		usleep(200);
 }
 
-/* The socket falls back beside threads that wait for it: half comes before. */
+/*
+ * The socket falls back beside threads that wait for it: half of the datagrams
+ * arrive before.
+ */
 static void falls_beside_threads(int port, int level, int option)
 {
 	pthread_t thread[WAYS];
 	int value = 16, n;
 
-	begin("threads", port);
+	begin_test("threads", port);
 	pthread_barrier_init(&all_ready, NULL, WAYS + 1);
 	wrong = ended = 0;
 	forget_seen();
 	for (n = 0; n < WAYS; n++)
-		pthread_create(&thread[n], NULL, wait_and_take,
+		pthread_create(&thread[n], NULL, wait_and_receive,
 			       (void *)(long)n);
-	/* Who has enough leaves the rest to the others. */
-	for (n = 0; n < WAYS * OFTEN; n++) {
-		put_number(n);
-		wait_until_taken(n + 1);
+	/* A thread that has enough leaves the rest to the others. */
+	for (n = 0; n < WAYS * WARM_UP_DATAGRAMS; n++) {
+		send_number(n);
+		wait_until_received(n + 1);
 	}
 	pthread_barrier_wait(&all_ready);
 	usleep(50000);
 	forget_seen();
-	for (n = 0; n < MANY / 2; n++)
-		put_number(n);
+	for (n = 0; n < QUEUED_DATAGRAMS / 2; n++)
+		send_number(n);
 	CHECK(setsockopt(server, level, option, &value, sizeof(value)) == 0);
-	for (; n < MANY; n++)
-		put_number(n);
-	wait_until_taken(MANY);
-	arrive();
+	for (; n < QUEUED_DATAGRAMS; n++)
+		send_number(n);
+	wait_until_received(QUEUED_DATAGRAMS);
+	wait_for_arrival();
 	usleep(50000);
-	CHECK(taken == MANY && wrong == 0);
+	CHECK(taken == QUEUED_DATAGRAMS && wrong == 0);
 	while (ended < WAYS) {
-		put(0, "e", 1);
+		send_by_client(0, "e", 1);
 		usleep(1000);
 	}
 	for (n = 0; n < WAYS; n++)
 		pthread_join(thread[n], NULL);
-	leave();
+	close_server();
 }
 
-void threads(void)
+void test_threads(void)
 {
 	falls_beside_threads(7061, SOL_SOCKET, SO_RXQ_OVFL);
 	falls_beside_threads(7062, SOL_IP, IP_TOS);
@@ -359,7 +367,7 @@ static void on_signal(int signal)
 {
 	(void)signal;
 	if (++handled == 20)
-		put_number(MANY);
+		send_number(QUEUED_DATAGRAMS);
 }
 
 static void on_other(int signal)
@@ -367,7 +375,7 @@ static void on_other(int signal)
 	(void)signal;
 }
 
-static void *poke(void *arg)
+static void *send_signals(void *arg)
 {
 	while (!over) {
 		pthread_kill(main_thread, SIGUSR1);
@@ -383,7 +391,7 @@ static void handle(int signal, void (*handler)(int), int flags)
 	sigaction(signal, &action, NULL);
 }
 
-void interrupted(int port)
+void test_interrupts(int port)
 {
 	struct pollfd at = { .events = POLLIN };
 	struct timeval long_time = { .tv_sec = 80 };
@@ -392,8 +400,8 @@ void interrupted(int port)
 
 	main_thread = pthread_self();
 	handle(SIGUSR1, on_other, 0);
-	begin("interrupted", port);
-	pthread_create(&thread, NULL, poke, NULL);
+	begin_test("interrupted", port);
+	pthread_create(&thread, NULL, send_signals, NULL);
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
 	at.fd = server;
 	CHECK(poll(&at, 1, -1) == -1 && errno == EINTR);
@@ -402,31 +410,32 @@ void interrupted(int port)
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
 	over = 1;
 	pthread_join(thread, NULL);
-	put_number(0);
+	send_number(0);
 	CHECK(take_numbers(server, 0, 1) == 1);
-	leave();
+	close_server();
 }
 
-void restarted(int port)
+void test_restarts(int port)
 {
 	pthread_t thread;
 
 	main_thread = pthread_self();
 	handle(SIGUSR1, on_signal, SA_RESTART);
-	begin("restarted", port);
-	pthread_create(&thread, NULL, poke, NULL);
-	CHECK(take_numbers(server, MANY, MANY + 1) == 1);
+	begin_test("restarted", port);
+	pthread_create(&thread, NULL, send_signals, NULL);
+	CHECK(take_numbers(server, QUEUED_DATAGRAMS, QUEUED_DATAGRAMS + 1) ==
+	      1);
 	over = 1;
 	pthread_join(thread, NULL);
 	CHECK(is_empty(server));
-	fill();
-	/* Of both kinds now. */
+	send_all_numbers();
+	/* Now handlers of both kinds are installed. */
 	handle(SIGUSR2, on_other, 0);
-	fallen();
-	leave();
+	check_plain();
+	close_server();
 }
 
-/* Numbers that the handler has received as they were sent. */
+/* Numbers that the handler has received correctly. */
 static volatile int on_stack;
 
 static void on_small_stack(int signal)
@@ -445,10 +454,10 @@ static void on_small_stack(int signal)
 }
 
 /*
- * The first receives, after which queues would come, are those of a handler on
- * a signal stack of 8 KiB. They come with the next receive.
+ * The first receives, after which queues would be leased, are those of a
+ * handler on a signal stack of 8 KiB. They are leased at the next receive.
  */
-void small_stack(int port)
+void test_small_stack(int port)
 {
 	/* The kernel's own part of a signal stack is large on some machines. */
 	long size = getauxval(AT_MINSIGSTKSZ) + 4700, page = 4096;
@@ -459,22 +468,22 @@ void small_stack(int port)
 	size = size < 2 * page ? 2 * page : (size + page - 1) & -page;
 	at = mmap(NULL, page + size, PROT_READ | PROT_WRITE,
 		  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	/* Nobody may touch what is below it. */
+	/* The page below is inaccessible. */
 	mprotect(at, page, PROT_NONE);
 	stack = (stack_t){ .ss_sp = at + page, .ss_size = size };
 	if (sigaltstack(&stack, NULL))
 		fail("sigaltstack");
 	handle(SIGUSR1, on_small_stack, SA_ONSTACK);
 	printf("small stack\n");
-	open_at(ip4, ip4, port);
+	open_server(ip4, ip4, port);
 	for (n = 0; n < 4; n++)
-		put_number(n);
-	arrive();
+		send_number(n);
+	wait_for_arrival();
 	raise(SIGUSR1);
 	CHECK(on_stack == 4);
-	put_number(n);
+	send_number(n);
 	CHECK(take_numbers(server, n, n + 1) == 1);
-	fill();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	leave();
+	send_all_numbers();
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
+	close_server();
 }

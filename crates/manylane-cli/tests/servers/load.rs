@@ -10,7 +10,7 @@ use crate::server::{TEST_TIMEOUT, retry_interrupted};
 
 /// Requests of a flow that wait for an answer at a time. All of them together fit every receive
 /// buffer.
-const WINDOW: usize = 3;
+const WINDOW_REQUESTS: usize = 3;
 
 /// What to ask.
 #[derive(Clone, Copy)]
@@ -50,11 +50,11 @@ impl Load {
                     socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
                     let mut answers = Vec::new();
                     let mut buffer = [0; 4096];
-                    for at in 0..self.each + WINDOW {
+                    for at in 0..self.each + WINDOW_REQUESTS {
                         if at < self.each {
                             socket.send_to(&request(flow * self.each + at), addr).unwrap();
                         }
-                        if at >= WINDOW {
+                        if at >= WINDOW_REQUESTS {
                             let received = retry_interrupted(|| socket.recv_from(&mut buffer));
                             let (len, peer) = received.unwrap_or_else(|err| {
                                 panic!(

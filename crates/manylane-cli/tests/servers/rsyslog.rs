@@ -13,7 +13,7 @@ use crate::words;
 
 const CONFIGURATION: &str = include_str!("programs/rsyslog.conf");
 const FLOWS: usize = 32;
-const EACH: usize = 250;
+const MESSAGES_PER_FLOW: usize = 250;
 
 /// Lines of the file, counted.
 fn lines(path: &str) -> usize {
@@ -55,7 +55,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, Socke
         wait_for_lines(server, &out, base + FLOWS);
     });
     let base = wait_stable(&out);
-    for at in 0..EACH {
+    for at in 0..MESSAGES_PER_FLOW {
         for (flow, socket) in sockets.iter().enumerate() {
             let text = format!("<13>Jan  1 00:00:00 host tag: flow {flow} message {at}");
             socket.send_to(text.as_bytes(), addr).unwrap();
@@ -100,11 +100,11 @@ fn loopback_rsyslog() {
     let (with, report, addr) = serve(&place, Some(&[]));
     for text in [&without, &with] {
         let messages = messages(text);
-        assert_eq!(messages.len(), FLOWS * EACH);
+        assert_eq!(messages.len(), FLOWS * MESSAGES_PER_FLOW);
         assert!(messages.values().all(|&count| count == 1), "a message is there twice");
     }
     assert!(messages(&without) == messages(&with), "the files differ");
     let report = report.unwrap();
-    assert!(report.received(addr) >= (FLOWS * EACH) as u64, "{report:?}");
+    assert!(report.received(addr) >= (FLOWS * MESSAGES_PER_FLOW) as u64, "{report:?}");
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What single calls see, and what is there after a fall. */
+/* The results of single calls, and the queue after a fallback. */
 #include "calls.h"
 
 #include <arpa/inet.h>
@@ -23,59 +23,59 @@ static void falls_by_connect(int port)
 	socklen_t len = sizeof(peer);
 	char data[2000];
 
-	begin("connect", port);
-	put(0, "peer", 4);
+	begin_test("connect", port);
+	send_by_client(0, "peer", 4);
 	CHECK(recvfrom(server, data, sizeof(data), 0, &peer.any, &len) == 4);
-	fill();
+	send_all_numbers();
 	CHECK(connect(server, &peer.any, len) == 0);
-	put(1, "other", 5);
-	put(0, "same", 4);
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
+	send_by_client(1, "other", 5);
+	send_by_client(0, "same", 4);
+	wait_for_arrival();
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
 	CHECK(recv(server, data, sizeof(data), 0) == 4 &&
 	      !memcmp(data, "same", 4));
 	CHECK(is_empty(server));
-	leave();
+	close_server();
 }
 
 static void falls_by_option(int port)
 {
 	int one = 1;
 
-	begin("option", port);
-	fill();
+	begin_test("option", port);
+	send_all_numbers();
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one)) ==
 	      0);
-	fallen();
-	leave();
+	check_plain();
+	close_server();
 }
 
 static void falls_by_control(int port)
 {
 	int tos = 0x10;
 
-	begin("control", port);
-	fill();
+	begin_test("control", port);
+	send_all_numbers();
 	CHECK(setsockopt(server, SOL_IP, IP_TOS, &tos, sizeof(tos)) == 0);
-	fallen();
-	leave();
+	check_plain();
+	close_server();
 }
 
 static void falls_by_filter(int port)
 {
-	/* Drops all that comes. */
+	/* Drops everything. */
 	struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
 	struct sock_fprog program = { .len = 1, .filter = &none };
 
-	begin("filter", port);
-	fill();
+	begin_test("filter", port);
+	send_all_numbers();
 	CHECK(setsockopt(server, SOL_SOCKET, SO_ATTACH_FILTER, &program,
 			 sizeof(program)) == 0);
-	put_number(MANY);
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
+	send_number(QUEUED_DATAGRAMS);
+	wait_for_arrival();
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
 	CHECK(is_empty(server));
-	leave();
+	close_server();
 }
 
 static void falls_by_multicast(int port)
@@ -83,12 +83,12 @@ static void falls_by_multicast(int port)
 	struct ip_mreq group = { .imr_multiaddr.s_addr = htonl(0xef010203) };
 
 	inet_pton(AF_INET, ip4, &group.imr_interface);
-	begin("multicast", port);
-	fill();
+	begin_test("multicast", port);
+	send_all_numbers();
 	CHECK(setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group,
 			 sizeof(group)) == 0);
-	fallen();
-	leave();
+	check_plain();
+	close_server();
 }
 
 static void falls_while_peeking(int port)
@@ -96,8 +96,8 @@ static void falls_while_peeking(int port)
 	char data[2000];
 	int one = 1, size;
 
-	begin("peek, then fall", port);
-	fill();
+	begin_test("peek, then fall", port);
+	send_all_numbers();
 	CHECK(recv(server, data, sizeof(data), MSG_PEEK) ==
 		      (ssize_t)length(0) &&
 	      is_number(0, data, length(0)));
@@ -106,8 +106,8 @@ static void falls_while_peeking(int port)
 		      (ssize_t)length(0) &&
 	      is_number(0, data, length(0)));
 	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == (int)length(0));
-	fallen();
-	leave();
+	check_plain();
+	close_server();
 }
 
 static void polls(int port)
@@ -115,15 +115,15 @@ static void polls(int port)
 	struct pollfd at = { .events = POLLIN };
 	int one = 1;
 
-	begin("fall, then poll", port);
-	fill();
+	begin_test("fall, then poll", port);
+	send_all_numbers();
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one)) ==
 	      0);
 	at.fd = server;
 	CHECK(poll(&at, 1, -1) == 1 && at.revents == POLLIN);
-	CHECK(take_numbers(server, 0, MANY) == MANY);
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
 	CHECK(poll(&at, 1, 0) == 0);
-	leave();
+	close_server();
 }
 
 static void messages(int port)
@@ -138,8 +138,8 @@ static void messages(int port)
 	char control[64], byte;
 	int i, right = 0, size;
 
-	begin("messages", port);
-	fill();
+	begin_test("messages", port);
+	send_all_numbers();
 	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == (int)length(0));
 	CHECK(recv(server, data[0], 5, MSG_PEEK) == 5);
 	CHECK(recv(server, data[0], 5, MSG_PEEK | MSG_TRUNC) ==
@@ -148,7 +148,7 @@ static void messages(int port)
 	CHECK(recv(server, data[0], 5, 0) == 5);
 	CHECK(recv(server, NULL, 0, 0) == 0);
 	CHECK(recv(server, NULL, 0, MSG_TRUNC) == (ssize_t)length(3));
-	/* Into pieces: the first too small for all. */
+	/* Into several pieces: the first one is too small. */
 	for (i = 0; i < COUNT; i++) {
 		pieces[i][0] = (struct iovec){ data[i], 6 };
 		pieces[i][1] = (struct iovec){ data[i] + 6, sizeof(*data) - 6 };
@@ -193,23 +193,24 @@ static void messages(int port)
 	printf("  name of %u\n", all[1].msg_hdr.msg_namelen);
 	CHECK(recvmsg(server, &all[2].msg_hdr, MSG_WAITALL) ==
 	      (ssize_t)length(17));
-	/* Less room for the address than it takes. */
+	/* Less room for the address than it needs. */
 	socklen_t len = 4;
 	memset(&from[0], 0x55, sizeof(from[0]));
 	CHECK(recvfrom(server, data[0], 2000, 0, &from[0].any, &len) ==
 	      (ssize_t)length(18));
 	CHECK(len == sizeof(from[0].v4) &&
 	      from[0].v4.sin_addr.s_addr == 0x55555555);
-	CHECK(take_numbers(server, 19, MANY) == MANY - 19);
+	CHECK(take_numbers(server, 19, QUEUED_DATAGRAMS) ==
+	      QUEUED_DATAGRAMS - 19);
 	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == 0);
 	CHECK(recv(server, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == -1 &&
 	      errno == EAGAIN);
-	put(0, "", 0);
-	put(1, "x", 1);
-	arrive();
+	send_by_client(0, "", 0);
+	send_by_client(1, "x", 1);
+	wait_for_arrival();
 	CHECK(recv(server, data[0], 10, 0) == 0);
 	CHECK(recv(server, data[0], 10, 0) == 1);
-	leave();
+	close_server();
 }
 
 static void timeouts(int port)
@@ -219,7 +220,7 @@ static void timeouts(int port)
 	char data[8];
 	long ms;
 
-	begin("timeouts", port);
+	begin_test("timeouts", port);
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &soon,
 			 sizeof(soon)) == 0);
 	clock_gettime(CLOCK_MONOTONIC, &at[0]);
@@ -228,17 +229,17 @@ static void timeouts(int port)
 	ms = (at[1].tv_sec - at[0].tv_sec) * 1000 +
 	     (at[1].tv_nsec - at[0].tv_nsec) / 1000000;
 	CHECK(ms >= 50);
-	put(0, "in time", 7);
-	arrive();
+	send_by_client(0, "in time", 7);
+	wait_for_arrival();
 	CHECK(recv(server, data, sizeof(data), 0) == 7);
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &none,
 			 sizeof(none)) == 0);
-	put(0, "later", 5);
+	send_by_client(0, "later", 5);
 	CHECK(recv(server, data, sizeof(data), 0) == 5);
-	leave();
+	close_server();
 }
 
-/* The sum of what follows the pseudo header of IPv4. */
+/* The checksum of everything after the pseudo header of IPv4. */
 static uint16_t checksum(const uint8_t *udp, size_t len, uint32_t from)
 {
 	uint32_t sum = IPPROTO_UDP + len, target = ntohl(to.v4.sin_addr.s_addr);
@@ -255,8 +256,8 @@ static uint16_t checksum(const uint8_t *udp, size_t len, uint32_t from)
 }
 
 /*
- * A datagram of "bad." with a checksum and a length that may be wrong, from a
- * raw socket, whose checksums nobody finishes.
+ * A datagram "bad." whose checksum or length may be wrong, from a raw socket,
+ * whose checksums are not completed.
  */
 enum {
 	RIGHT,
@@ -296,28 +297,28 @@ static void checksums(int port)
 	char data[2000];
 	int how, got;
 
-	begin("checksums", port);
-	raw = hidden(there, AF_INET, SOCK_RAW, IPPROTO_UDP);
+	begin_test("checksums", port);
+	raw = open_hidden_socket(there, AF_INET, SOCK_RAW, IPPROTO_UDP);
 	for (how = RIGHT; how <= LONGER; how++) {
 		put_raw(how);
-		put(1, "end", 3);
-		arrive();
+		send_by_client(1, "end", 3);
+		wait_for_arrival();
 		got = recv(server, data, sizeof(data), 0);
 		printf("  %s: %d, %.3s\n", names[how], got, data);
 		if (got != 3)
 			CHECK(recv(server, data, sizeof(data), 0) == 3);
 	}
-	for (how = 0; how < MANY; how++) {
+	for (how = 0; how < QUEUED_DATAGRAMS; how++) {
 		put_raw(WRONG);
-		put_number(how);
+		send_number(how);
 	}
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
+	wait_for_arrival();
+	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) == QUEUED_DATAGRAMS);
 	put_raw(WRONG);
-	arrive();
+	wait_for_arrival();
 	CHECK(is_empty(server));
 	syscall(SYS_close, raw);
-	leave();
+	close_server();
 }
 
 static void addresses(int port)
@@ -336,11 +337,12 @@ static void addresses(int port)
 		int right = 0, n;
 
 		printf("address %zu\n", i);
-		open_at(at[i][0], at[i][1], port + i);
+		open_server(at[i][0], at[i][1], port + i);
 		warm_up();
-		fill();
-		CHECK(take_numbers(server, 0, MANY) == MANY);
-		put(0, "who", 3);
+		send_all_numbers();
+		CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS) ==
+		      QUEUED_DATAGRAMS);
+		send_by_client(0, "who", 3);
 		CHECK(recvfrom(server, data, sizeof(data), 0, &from.any,
 			       &len) == 3);
 		if (from.any.sa_family == AF_INET6)
@@ -348,8 +350,8 @@ static void addresses(int port)
 		else
 			inet_ntop(AF_INET, &from.v4.sin_addr, text, 64);
 		printf("  from %s, %u bytes\n", text, len);
-		/* Answers come from where was asked, in order. */
-		for (n = 0; n < MANY; n++) {
+		/* Answers come from the address that was asked, in order. */
+		for (n = 0; n < QUEUED_DATAGRAMS; n++) {
 			socklen_t back_len = sizeof(back);
 
 			if (sendto(server, &n, sizeof(n), 0, &from.any, len) !=
@@ -360,12 +362,12 @@ static void addresses(int port)
 				right += !memcmp(data, &n, sizeof(n)) &&
 					 !memcmp(&back, &to, to_len);
 		}
-		CHECK(right == MANY);
-		leave();
+		CHECK(right == QUEUED_DATAGRAMS);
+		close_server();
 	}
 }
 
-void falls(void)
+void test_fallbacks(void)
 {
 	falls_by_connect(7001);
 	falls_by_option(7002);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Answers each datagram with the same and a "!":
- * server PORT HOW RECEIVERS [ADDRESS [MICROSECONDS]].
- * Receivers share one socket. The work for an answer takes 200 us unless it is
- * said. Ends at SIGTERM with 0.
+ * Answers each datagram with its payload and a "!": server PORT HOW RECEIVERS
+ * [ADDRESS [MICROSECONDS]]. Receivers share one socket. The work for an answer
+ * takes 200 us by default. Ends at SIGTERM with 0.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -24,7 +23,7 @@
 static int fd, work = 200;
 static const char *how;
 
-/* 0 when there is nothing. */
+/* Serves one datagram; 0 if there is none. */
 static int serve(void)
 {
 	char buffer[2048];
@@ -38,7 +37,10 @@ static int serve(void)
 			err(1, "recvfrom");
 		return 0;
 	}
-	/* A little work: meanwhile others receive, so that each of them shows that it does. */
+	/*
+	 * Some work: meanwhile the others receive, so that each of them is seen
+	 * to receive.
+	 */
 	if (work)
 		usleep(work);
 	buffer[got] = '!';
@@ -117,7 +119,10 @@ int main(int argc, char **argv)
 	if (!strcmp(how, "poll") || !strcmp(how, "select") ||
 	    !strcmp(how, "epoll"))
 		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-	/* Threads inherit it, so that this one gets the signal; children undo it. */
+	/*
+	 * Threads inherit it, so that this one gets the signal; children undo
+	 * it.
+	 */
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigprocmask(SIG_BLOCK, &set, NULL);

@@ -24,7 +24,7 @@ pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interface", "link0"]
 /// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
 const LOAD: Load = Load { flows: 16, each: 100 };
 /// Datagrams after which some receiver of four has come back, and has its queues.
-const WARM_UP: u64 = 5;
+const WARM_UP_DATAGRAMS: u64 = 5;
 
 /// Receivers of a server at most.
 const RECEIVERS: u64 = 2;
@@ -76,7 +76,7 @@ impl Scene {
     /// Asks one after the other until the receivers have their queues.
     pub(crate) fn warm_up(&self, server: &mut Server) {
         Self::wait_for_server(server);
-        for _ in 0..WARM_UP {
+        for _ in 0..WARM_UP_DATAGRAMS {
             assert_eq!(server.answer(&self.client, self.addr, b"first"), b"first!");
         }
     }
@@ -119,7 +119,7 @@ fn check(report: &Report, asked: u64, by_kernel: u64) {
     let sent = report.sum("sent");
     assert!((asked - RECEIVERS..=asked).contains(&sent), "{sent} sent of {asked}: {report:?}");
     let rest = asked - report.sum("received_by_xdp");
-    assert!((by_kernel..=by_kernel + WARM_UP).contains(&rest), "{rest} by the kernel: {report:?}");
+    assert!((by_kernel..=by_kernel + WARM_UP_DATAGRAMS).contains(&rest), "{rest} by the kernel: {report:?}");
     assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
     assert_eq!(report.reasons(), [""; 0]);
 }
@@ -137,7 +137,7 @@ fn serve(test: &str, how: &str, receivers: u32) {
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     let report = report.unwrap();
-    check(&report, WARM_UP + more + LOAD.count(), 0);
+    check(&report, WARM_UP_DATAGRAMS + more + LOAD.count(), 0);
     // Who is quick enough may serve alone: a thread that never receives gets no lane.
     assert!((1..=receivers as usize).contains(&report.lanes(scene.addr)), "{report:?}");
 }
@@ -205,20 +205,20 @@ fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
 /// What XDP does not take: fragments, and what comes from the machine itself.
 #[test]
 fn netns_xdp_what_the_companion_gets() {
-    const EACH: u64 = 20;
+    const DATAGRAMS_EACH: u64 = 20;
     let Some(scene) = Scene::new("netns_xdp_what_the_companion_gets") else { return };
     let mut server = Server::start(&scene.place, &scene.server("block", 1), Some(OPTIONS));
     scene.warm_up(&mut server);
     let more = scene.ask_until_frames_leave(&mut server);
     let long = [vec![b'x'; 1800], b"!".to_vec()].concat();
-    for _ in 0..EACH {
+    for _ in 0..DATAGRAMS_EACH {
         assert_eq!(server.answer(&scene.client, scene.addr, &long[..1800]), long);
         assert_eq!(server.answer(&scene.place, scene.addr, b"from here"), b"from here!");
         assert_eq!(server.answer(&scene.client, scene.addr, b"a frame"), b"a frame!");
     }
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
-    check(&report.unwrap(), WARM_UP + more + 3 * EACH, 2 * EACH);
+    check(&report.unwrap(), WARM_UP_DATAGRAMS + more + 3 * DATAGRAMS_EACH, 2 * DATAGRAMS_EACH);
 }
 
 /// Without its launcher a program has no queues any more, and goes on. (The launcher takes the
@@ -293,7 +293,7 @@ fn netns_xdp_memcached() {
         if with.is_some() {
             Scene::wait_for_server(&server);
         }
-        for _ in 0..WARM_UP {
+        for _ in 0..WARM_UP_DATAGRAMS {
             let set = frame(1, "set key 7 0 5\r\nvalue\r\n");
             assert_eq!(server.answer(&scene.client, scene.addr, &set), frame(1, "STORED\r\n"));
         }
@@ -301,9 +301,9 @@ fn netns_xdp_memcached() {
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
-            assert_eq!(report.sum("received"), WARM_UP + LOAD.count(), "{report:?}");
-            let rest = WARM_UP + LOAD.count() - report.sum("received_by_xdp");
-            assert!(rest <= 2 * WARM_UP, "{rest} by the kernel: {report:?}");
+            assert_eq!(report.sum("received"), WARM_UP_DATAGRAMS + LOAD.count(), "{report:?}");
+            let rest = WARM_UP_DATAGRAMS + LOAD.count() - report.sum("received_by_xdp");
+            assert!(rest <= 2 * WARM_UP_DATAGRAMS, "{rest} by the kernel: {report:?}");
             assert_eq!(report.reasons(), [""; 0]);
         }
     }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * stress SECONDS [SEED]: 8 threads and 3 forked children do random calls on
- * UDP sockets, shared and their own, while two threads send. Now and then the
- * senders pause, and some of the receivers: the others have to get all that is
- * queued. The seed makes the choices; the order in which threads run it cannot
- * make. Ends with 0, or with 1 and what was wrong.
+ * stress SECONDS [SEED]: 8 threads and 3 forked children make random calls on
+ * UDP sockets, shared ones and their own, while two threads send. From time to
+ * time, the senders and some of the receivers pause: the others have to receive
+ * all that is queued. The seed determines the choices, but not the order in
+ * which threads run. Exits with 0, or with 1 and the error.
  */
 #include "stress.h"
 
@@ -22,19 +22,19 @@
 #include <unistd.h>
 
 /*
- * Milliseconds for all that is queued, and some more: one receiver needs at
- * most 20 for each socket, and if one of them falls back meanwhile, a grace
- * period of the kernel, which takes seconds where other programs keep all
- * processors busy. Counted in sleeps, for a machine may stand still.
+ * Milliseconds for receiving all that is queued, with a margin. One receiver
+ * needs at most 20 for each socket. If a socket falls back meanwhile, a grace
+ * period of the kernel is added, which takes seconds if other programs keep all
+ * CPUs busy. Counted in sleeps, because a machine may stall.
  */
-#define PATIENCE 30000
+#define DRAIN_TIMEOUT_MS 30000
 
-struct shared *all;
+struct shared *shared;
 static uint32_t longest, rounds;
 static pid_t children[CHILDREN];
 
 /* splitmix64 */
-static uint64_t next(uint64_t *state)
+static uint64_t next_random(uint64_t *state)
 {
 	uint64_t z = *state += 0x9e3779b97f4a7c15;
 
@@ -45,18 +45,19 @@ static uint64_t next(uint64_t *state)
 
 uint32_t draw(struct actor *actor, uint32_t below)
 {
-	return below ? (uint32_t)(next(&actor->random) >> 33) % below : 0;
+	return below ? (uint32_t)(next_random(&actor->random) >> 33) % below :
+		       0;
 }
 
 static struct actor actor_of(uint32_t number, uint32_t life)
 {
 	struct actor actor = { .number = number,
-			       .random = all->seed ^
+			       .random = shared->seed ^
 					 ((uint64_t)number << 32 | life) };
 
 	for (int at = 0; at < SOCKETS; at++)
 		actor.epoll[at] = -1;
-	next(&actor.random);
+	next_random(&actor.random);
 	actor.favourite = draw(&actor, SOCKETS);
 	return actor;
 }
@@ -71,10 +72,10 @@ void fail(const char *format, ...)
 	errno = saved;
 	vsnprintf(text, sizeof(text), format, list);
 	va_end(list);
-	if (!all->failures++)
+	if (!shared->failures++)
 		fprintf(stderr, "stress: %s\nstress: process %d, seed %llu\n",
-			text, getpid(), (unsigned long long)all->seed);
-	/* At once: what follows a failure says nothing. */
+			text, getpid(), (unsigned long long)shared->seed);
+	/* At once: output after a failure is meaningless. */
 	kill(0, SIGKILL);
 	_exit(1);
 }
@@ -98,19 +99,19 @@ static int count_descriptors(void)
 	return count;
 }
 
-/* Acts until it is over, or for so many turns: 0 if it is over. */
-static bool act(struct actor *actor, uint32_t turns)
+/* Runs an actor until the end, or for `turns` rounds; false at the end. */
+static bool run_actor(struct actor *actor, uint32_t turns)
 {
 	uint32_t bit = 1u << actor->number;
 
-	all->process[actor->number] = (uint32_t)getpid();
-	all->thread[actor->number] = (uint32_t)gettid();
-	while (!all->stop) {
-		if (!(all->receiving & bit)) {
-			all->idle |= bit;
-			while (!(all->receiving & bit) && !all->stop)
+	shared->process[actor->number] = (uint32_t)getpid();
+	shared->thread[actor->number] = (uint32_t)gettid();
+	while (!shared->stop) {
+		if (!(shared->receiving & bit)) {
+			shared->idle |= bit;
+			while (!(shared->receiving & bit) && !shared->stop)
 				usleep(500);
-			all->idle &= ~bit;
+			shared->idle &= ~bit;
 			continue;
 		}
 		if (!turns--)
@@ -119,20 +120,20 @@ static bool act(struct actor *actor, uint32_t turns)
 			receive_shared(actor);
 		else
 			use_private(actor);
-		all->line[actor->number] = 0;
+		shared->line[actor->number] = 0;
 	}
 	return false;
 }
 
-/* Threads that end, and others in their place. */
-static void *live(void *argument)
+/* Threads that end, and are replaced by others. */
+static void *restart_threads(void *argument)
 {
 	struct actor actor = actor_of((uint32_t)(uintptr_t)argument >> 16,
 				      (uint32_t)(uintptr_t)argument & 0xffff);
 	uint32_t turns =
 		draw(&actor, 3) ? 200 + draw(&actor, 2000) : draw(&actor, 20);
 
-	if (!act(&actor, turns)) {
+	if (!run_actor(&actor, turns)) {
 		end_actor(&actor);
 		return NULL;
 	}
@@ -140,13 +141,13 @@ static void *live(void *argument)
 	return &children;
 }
 
-static void *keep(void *number)
+static void *run_forever(void *number)
 {
 	for (uint32_t life = 1;; life++) {
 		pthread_t thread;
 		void *more;
 
-		CHECK(!pthread_create(&thread, NULL, live,
+		CHECK(!pthread_create(&thread, NULL, restart_threads,
 				      (void *)((uintptr_t)number << 16 |
 					       (life & 0xffff))),
 		      "pthread_create");
@@ -164,36 +165,36 @@ static void *send_all(void *number)
 
 	for (int at = 0; at < FLOWS; at++)
 		flows[at] = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	while (!all->stop) {
-		if (all->quiet)
+	while (!shared->stop) {
+		if (shared->quiet)
 			usleep(1000);
 		else
 			send_shared(&actor, flows);
-		take_answers(flows);
+		receive_answers(flows);
 	}
 	for (int at = 0; at < FLOWS; at++)
 		close(flows[at]);
 	return NULL;
 }
 
-/* All that was sent was received, and all answers are back. */
+/* True if all datagrams were received, and all answers are back. */
 static bool is_settled(void)
 {
 	for (int at = 0; at < SOCKETS; at++) {
-		if (all->socket[at].sent != all->socket[at].received)
+		if (shared->socket[at].sent != shared->socket[at].received)
 			return false;
 	}
-	return all->answers == all->came;
+	return shared->answers == shared->answers_received;
 }
 
-/* Senders pause, and some receivers: the others get everything. */
-static void settle(struct actor *actor)
+/* Pauses the senders and some receivers: the others receive everything. */
+static void drain_and_check(struct actor *actor)
 {
 	uint32_t everybody = (1u << RECEIVERS) - 1, some = 0;
 	uint32_t turns = 0, before[RECEIVERS];
 
 	for (int at = 0; at < RECEIVERS; at++)
-		before[at] = all->looks[at];
+		before[at] = shared->polls[at];
 	switch (draw(actor, 3)) {
 	case 0:
 		some = everybody;
@@ -205,41 +206,46 @@ static void settle(struct actor *actor)
 		while (!some)
 			some = draw(actor, everybody);
 	}
-	all->quiet = true;
-	all->receiving = some;
+	shared->quiet = true;
+	shared->receiving = some;
 	while (!is_settled()) {
-		if (++turns > PATIENCE) {
-			/* None: it is in some call. Many: the call finds nothing. */
+		if (++turns > DRAIN_TIMEOUT_MS) {
+			/*
+			 * No polls: it is in a call. Many: the call finds
+			 * nothing.
+			 */
 			for (int at = 0; at < RECEIVERS; at++)
 				if (some & 1u << at)
 					fprintf(stderr,
 						"stress: receiver %d (process %u, thread %u) looked %u times, last at socket %u, step %u of %s\n",
-						at, all->process[at],
-						all->thread[at],
-						all->looks[at] - before[at],
-						all->last[at], all->line[at],
-						all->line[at] ? "shared.c" :
-								"private.c");
-			tell_all();
+						at, shared->process[at],
+						shared->thread[at],
+						shared->polls[at] - before[at],
+						shared->last[at],
+						shared->line[at],
+						shared->line[at] ? "shared.c" :
+								   "private.c");
+			report_all();
 			fail("receivers %x of %x do not get what is queued, or %u of %u answers do not come",
-			     some, everybody, all->answers - all->came,
-			     all->answers);
+			     some, everybody,
+			     shared->answers - shared->answers_received,
+			     shared->answers);
 		}
 		usleep(1000);
 	}
 	uint32_t least = ~0u;
 	for (int at = 0; at < RECEIVERS; at++) {
-		uint32_t looks = all->looks[at] - before[at];
+		uint32_t polls = shared->polls[at] - before[at];
 
-		if (some & 1u << at && looks < least)
-			least = looks;
+		if (some & 1u << at && polls < least)
+			least = polls;
 	}
 	if (turns > longest)
 		longest = turns;
 	if (least > rounds)
 		rounds = least;
-	all->receiving = everybody;
-	all->quiet = false;
+	shared->receiving = everybody;
+	shared->quiet = false;
 }
 
 static void child(uint32_t number, int before, pid_t parent)
@@ -249,11 +255,11 @@ static void child(uint32_t number, int before, pid_t parent)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != parent)
 		_exit(1);
-	while (act(&actor, 1000))
+	while (run_actor(&actor, 1000))
 		actor.favourite = draw(&actor, SOCKETS);
 	end_actor(&actor);
 	for (int at = 0; at < SOCKETS; at++)
-		close(all->socket[at].fd);
+		close(shared->socket[at].fd);
 	CHECK(count_descriptors() == before,
 	      "a child has %d descriptors, not %d", count_descriptors(),
 	      before);
@@ -272,14 +278,14 @@ int main(int argc, char **argv)
 	struct actor actor;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	/* A failure kills the group. */
+	/* A failure kills the process group. */
 	setpgid(0, 0);
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (all == MAP_FAILED)
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (shared == MAP_FAILED)
 		return 1;
-	all->seed = seed;
-	all->receiving = (1u << RECEIVERS) - 1;
+	shared->seed = seed;
+	shared->receiving = (1u << RECEIVERS) - 1;
 	actor = actor_of(RECEIVERS + SENDERS, 0);
 	fprintf(stderr, "stress: seed %llu\n", (unsigned long long)seed);
 	open_shared();
@@ -289,18 +295,19 @@ int main(int argc, char **argv)
 			child(THREADS + at, before, self);
 	}
 	for (uintptr_t at = 0; at < THREADS; at++)
-		CHECK(!pthread_create(&receivers[at], NULL, keep, (void *)at),
+		CHECK(!pthread_create(&receivers[at], NULL, run_forever,
+				      (void *)at),
 		      "pthread_create");
 	for (uintptr_t at = 0; at < SENDERS; at++)
 		CHECK(!pthread_create(&senders[at], NULL, send_all, (void *)at),
 		      "pthread_create");
 	while (now() - start < seconds) {
 		usleep(100000 + 1000 * draw(&actor, 600));
-		settle(&actor);
+		drain_and_check(&actor);
 	}
-	settle(&actor);
-	all->quiet = true;
-	all->stop = true;
+	drain_and_check(&actor);
+	shared->quiet = true;
+	shared->stop = true;
 	for (int at = 0; at < SENDERS; at++)
 		pthread_join(senders[at], NULL);
 	for (int at = 0; at < THREADS; at++)
@@ -310,17 +317,17 @@ int main(int argc, char **argv)
 			      !status,
 		      "a child ended with %x", status);
 	for (int at = 0; at < SOCKETS; at++)
-		CHECK(!close(all->socket[at].fd), "close: %m");
+		CHECK(!close(shared->socket[at].fd), "close: %m");
 	CHECK(count_descriptors() == before, "%d descriptors are open, not %d",
 	      count_descriptors(), before);
 	fprintf(stderr,
 		"stress: the longest pause took %u sleeps, and %u looks of who got least\n",
 		longest, rounds);
-	if (all->late)
+	if (shared->late)
 		fprintf(stderr,
 			"stress: %u calls were ahead of the kernel's delivery\n",
-			all->late);
+			shared->late);
 	printf("stress: %u datagrams, %u answers, %llu calls, nothing lost, nothing twice, nothing leaked\n",
-	       all->ids, all->answers, (unsigned long long)all->calls);
+	       shared->ids, shared->answers, (unsigned long long)shared->calls);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A socket of one thread: all that happens to it is known, and so what each
- * call has to say. The model is a queue.
+ * A socket of one thread: everything that happens to it is known, and so the
+ * result of each call. The model is a queue.
  */
 #include "stress.h"
 
@@ -14,15 +14,15 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define ROOM 16
+#define QUEUE_MAX 16
 
 struct model {
-	int fd, peer; /* ours, and the one that sends to it */
+	int fd, peer; /* the socket, and the one that sends to it */
 	struct sockaddr_in addr, from;
-	uint32_t next;	    /* number of the next datagram that is sent */
-	uint32_t first;	    /* of the next that is received */
-	uint16_t len[ROOM]; /* by number */
-	bool has_info;	    /* IP_PKTINFO */
+	uint32_t next;		 /* number of the next datagram to send */
+	uint32_t first;		 /* of the next one to receive */
+	uint16_t len[QUEUE_MAX]; /* by number */
+	bool has_info;		 /* IP_PKTINFO */
 };
 
 static void fill(char *buffer, uint32_t number, uint32_t len)
@@ -53,34 +53,34 @@ static void send_one(struct actor *actor, struct model *model)
 	char buffer[1500];
 	uint32_t len = draw(actor, sizeof(buffer));
 
-	if (model->next - model->first == ROOM)
+	if (model->next - model->first == QUEUE_MAX)
 		return;
 	fill(buffer, model->next, len);
 	CHECK(sendto(model->peer, buffer, len, 0, (void *)&model->addr,
 		     sizeof(model->addr)) == (ssize_t)len,
 	      "sendto: %m");
-	model->len[model->next++ % ROOM] = (uint16_t)len;
+	model->len[model->next++ % QUEUE_MAX] = (uint16_t)len;
 }
 
 /*
- * Something was sent, and a call says that there is nothing. So it is where
- * the kernel has not come to deliver it (its softirq was out of time: a
- * machine that stood still), or was a moment ago: then the call is made again
- * when a socket of the port holds something. If it says so then, too, it is
- * wrong.
+ * A datagram was sent, and a call reports an empty queue. That is correct if
+ * the kernel has not delivered it yet (its softirq was out of time, or the
+ * machine stalled), or had not a moment ago. Then the call is made again when a
+ * socket of the port has a datagram. If the queue is empty again, it is an
+ * error.
  */
-static bool was_late(const struct model *model, int *tries)
+static bool is_delayed(const struct model *model, int *tries)
 {
 	if ((*tries)++)
 		return false;
-	all->late++;
-	for (int turn = 0; turn < 5000 && !held_by(model->addr.sin_port);
+	shared->late++;
+	for (int turn = 0; turn < 5000 && !queued_bytes(model->addr.sin_port);
 	     turn++)
 		usleep(1000);
 	return true;
 }
 
-/* One call that receives, or nearly: what it says is what the model says. */
+/* Makes one call that receives or peeks, and compares it with the model. */
 static void receive_one(struct actor *actor, struct model *model)
 {
 	char buffer[2000], expected[2000], control[256];
@@ -94,7 +94,7 @@ static void receive_one(struct actor *actor, struct model *model)
 			      .msg_control = control,
 			      .msg_controllen = sizeof(control) };
 	bool is_empty = model->next == model->first;
-	uint32_t len = is_empty ? 0 : model->len[model->first % ROOM];
+	uint32_t len = is_empty ? 0 : model->len[model->first % QUEUE_MAX];
 	uint32_t copied = len < room ? len : room;
 	int flags = (draw(actor, 2) ? MSG_PEEK : 0) |
 		    (draw(actor, 2) ? MSG_TRUNC : 0) | MSG_DONTWAIT;
@@ -120,12 +120,12 @@ again:
 		      "nothing is there, and a receive says %zd: %m", got);
 		return;
 	}
-	if (got < 0 && errno == EAGAIN && was_late(model, &tries))
+	if (got < 0 && errno == EAGAIN && is_delayed(model, &tries))
 		goto again;
 	if (got < 0) {
 		int saved = errno;
 
-		tell_all();
+		report_all();
 		errno = saved;
 	}
 	CHECK(got == (ssize_t)(flags & MSG_TRUNC ? len : copied),
@@ -137,7 +137,7 @@ again:
 		model->first++;
 }
 
-static void look(struct actor *actor, struct model *model)
+static void query(struct actor *actor, struct model *model)
 {
 	bool is_empty = model->next == model->first;
 	struct pollfd one = { .fd = model->fd, .events = POLLIN | POLLOUT };
@@ -155,7 +155,7 @@ static void look(struct actor *actor, struct model *model)
 		CHECK(poll(&one, 1, 0) == 1 && one.revents & POLLOUT,
 		      "poll says %x", one.revents);
 		seen = one.revents == (POLLIN | POLLOUT);
-		if (!seen && !is_empty && was_late(model, &tries))
+		if (!seen && !is_empty && is_delayed(model, &tries))
 			goto again;
 		CHECK(seen == !is_empty, "poll says %x", one.revents);
 		break;
@@ -165,7 +165,7 @@ static void look(struct actor *actor, struct model *model)
 		      "EPOLL_CTL_ADD: %m");
 	again_epoll:
 		seen = epoll_wait(epoll, &event, 1, 0) == 1;
-		if (!seen && !is_empty && was_late(model, &tries))
+		if (!seen && !is_empty && is_delayed(model, &tries))
 			goto again_epoll;
 		CHECK(seen == !is_empty && event.data.u32 == 7, "epoll_wait");
 		close(epoll);
@@ -173,14 +173,19 @@ static void look(struct actor *actor, struct model *model)
 	case 2:
 	again_size:
 		CHECK(!ioctl(model->fd, FIONREAD, &value), "FIONREAD: %m");
-		if (!value && !is_empty && was_late(model, &tries))
+		if (!value && !is_empty && is_delayed(model, &tries))
 			goto again_size;
-		CHECK(value == (is_empty ? 0 : model->len[model->first % ROOM]),
+		CHECK(value == (is_empty ?
+					0 :
+					model->len[model->first % QUEUE_MAX]),
 		      "FIONREAD says %d", value);
 		break;
 	case 3:
 		value = model->has_info = !model->has_info;
-		/* What is queued has no such thing yet or still; it is asked for at the receive. */
+		/*
+		 * Queued datagrams get the control message according to the
+		 * option at the receive.
+		 */
 		CHECK(!setsockopt(model->fd, SOL_IP, IP_PKTINFO, &value,
 				  sizeof(value)),
 		      "IP_PKTINFO: %m");
@@ -221,8 +226,8 @@ static void answer(struct model *model)
 	      "an answer from another port");
 }
 
-/* The descriptor under another number, and the old one gone. */
-static void move(struct actor *actor, struct model *model)
+/* Moves the descriptor to another number. */
+static void move_fd(struct actor *actor, struct model *model)
 {
 	int other = draw(actor, 2) ? dup(model->fd) :
 				     fcntl(model->fd, F_DUPFD, 1100);
@@ -231,8 +236,11 @@ static void move(struct actor *actor, struct model *model)
 	model->fd = other;
 }
 
-/* What waits stays; only those of the peer come now, as before. */
-static void attach(struct model *model)
+/*
+ * Connects: queued datagrams stay, and only those of the peer arrive, as
+ * before.
+ */
+static void connect_peer(struct model *model)
 {
 	char byte;
 
@@ -249,7 +257,7 @@ void use_private(struct actor *actor)
 
 	open_both(&model);
 	for (uint32_t left = 20 + draw(actor, 200); left > 0; left--) {
-		all->calls++;
+		shared->calls++;
 		switch (draw(actor, 12)) {
 		case 0:
 		case 1:
@@ -267,18 +275,18 @@ void use_private(struct actor *actor)
 			answer(&model);
 			break;
 		case 9:
-			move(actor, &model);
+			move_fd(actor, &model);
 			break;
 		case 10:
 			if (!draw(actor, 10))
-				attach(&model);
+				connect_peer(&model);
 			break;
 		default:
-			look(actor, &model);
+			query(actor, &model);
 		}
 	}
 	CHECK(!close(model.fd) && !close(model.peer), "close: %m");
-	/* The port is free again, whatever came. */
+	/* The port must be free again. */
 	int again = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	CHECK(!bind(again, (void *)&model.addr, sizeof(model.addr)) ||

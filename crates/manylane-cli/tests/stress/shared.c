@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Sockets that all threads and children receive on, each in its way. Of these
- * is known: a datagram is received once, by a socket that it was sent to, and
- * soon, whoever it is that receives.
+ * Sockets that all threads and children receive on, each in its own way. The
+ * rule: a datagram is received once, by a socket that it was sent to, and soon,
+ * by any receiver.
  */
 #include "stress.h"
 
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LONGEST 1200
+#define LENGTH_MAX 1200
 
 static uint32_t check_of(const struct datagram *head)
 {
@@ -32,7 +32,7 @@ static uint32_t check_of(const struct datagram *head)
 void open_shared(void)
 {
 	for (uint32_t at = 0; at < SOCKETS; at++) {
-		struct shared_socket *one = &all->socket[at];
+		struct shared_socket *one = &shared->socket[at];
 		struct timeval timeout = { .tv_usec = TIMEOUT_MS * 1000 };
 		socklen_t len = sizeof(one->addr);
 
@@ -58,24 +58,26 @@ void open_shared(void)
 
 void send_shared(struct actor *actor, const int *flows)
 {
-	static _Thread_local char buffer[LONGEST];
+	static _Thread_local char buffer[LENGTH_MAX];
 	struct datagram *head = (void *)buffer;
 	uint32_t at = draw(actor, SOCKETS);
-	struct shared_socket *to = &all->socket[at];
+	struct shared_socket *to = &shared->socket[at];
 
-	/* Two senders may both see the last place: one more does no harm. */
+	/*
+	 * Two senders may both see the last free place: one more does no harm.
+	 */
 	if (to->sent - to->received >= WINDOW) {
 		usleep(200);
 		return;
 	}
-	head->id = atomic_fetch_add(&all->ids, 1);
-	if (head->id >= MOST) {
-		all->quiet = true;
+	head->id = atomic_fetch_add(&shared->ids, 1);
+	if (head->id >= DATAGRAMS_MAX) {
+		shared->quiet = true;
 		return;
 	}
-	head->seed = all->seed;
+	head->seed = shared->seed;
 	head->socket = at;
-	head->len = sizeof(*head) + draw(actor, LONGEST - sizeof(*head));
+	head->len = sizeof(*head) + draw(actor, LENGTH_MAX - sizeof(*head));
 	head->check = check_of(head);
 	/* Counted before it can be received. */
 	to->sent++;
@@ -85,8 +87,8 @@ void send_shared(struct actor *actor, const int *flows)
 	CHECK(sent == head->len, "sendto: %zd of %u: %m", sent, head->len);
 }
 
-/* Answers come back once each, to the flow that asked. */
-void take_answers(const int *flows)
+/* Receives answers: each arrives once, at the flow that asked. */
+void receive_answers(const int *flows)
 {
 	for (int flow = 0; flow < FLOWS; flow++) {
 		struct datagram head;
@@ -94,18 +96,20 @@ void take_answers(const int *flows)
 
 		while ((got = recv(flows[flow], &head, sizeof(head),
 				   MSG_DONTWAIT)) >= 0) {
-			CHECK(got == sizeof(head) && head.seed == all->seed &&
+			CHECK(got == sizeof(head) &&
+				      head.seed == shared->seed &&
 				      head.check == ~check_of(&head) &&
-				      head.id < MOST && head.socket < SOCKETS,
+				      head.id < DATAGRAMS_MAX &&
+				      head.socket < SOCKETS,
 			      "not an answer: %zd bytes", got);
-			CHECK(!all->answered[head.id]++,
+			CHECK(!shared->answered[head.id]++,
 			      "datagram %u was answered twice", head.id);
-			all->came++;
+			shared->answers_received++;
 		}
 	}
 }
 
-/* Answers most of the time what has a sender, by one call or the other. */
+/* Answers most datagrams that have a sender, by one of two calls. */
 static void answer(struct actor *actor, int fd, const char *buffer,
 		   struct sockaddr_in *peer)
 {
@@ -117,30 +121,31 @@ static void answer(struct actor *actor, int fd, const char *buffer,
 				  .msg_iovlen = 1 };
 	ssize_t sent;
 
-	if (!draw(actor, 4) || all->answers - all->came >= ANSWERS)
+	if (!draw(actor, 4) ||
+	    shared->answers - shared->answers_received >= ANSWERS)
 		return;
 	memcpy(&head, buffer, sizeof(head));
 	head.check = ~head.check;
-	/* Counted before it can come. */
-	all->answers++;
+	/* Counted before it can arrive. */
+	shared->answers++;
 	if (draw(actor, 2))
 		sent = sendmsg(fd, &message, 0);
 	else
 		sent = sendto(fd, &head, sizeof(head), 0, (void *)peer,
 			      sizeof(*peer));
 	CHECK(sent == sizeof(head), "an answer: %zd: %m", sent);
-	all->calls++;
+	shared->calls++;
 }
 
-/* A datagram that was received on the shared socket `at`. */
-static void take(uint32_t at, const char *buffer, ssize_t len,
-		 const struct sockaddr_in *peer)
+/* Checks a datagram that was received on the shared socket `at`. */
+static void check_datagram(uint32_t at, const char *buffer, ssize_t len,
+			   const struct sockaddr_in *peer)
 {
 	const struct datagram *head = (const void *)buffer;
 
 	CHECK(len >= (ssize_t)sizeof(*head) && len == head->len,
 	      "socket %u: %zd bytes, not %u", at, len, head->len);
-	CHECK(head->check == check_of(head) && head->seed == all->seed,
+	CHECK(head->check == check_of(head) && head->seed == shared->seed,
 	      "socket %u: not what was sent", at);
 	CHECK(head->socket == at, "socket %u got a datagram for socket %u", at,
 	      head->socket);
@@ -148,9 +153,9 @@ static void take(uint32_t at, const char *buffer, ssize_t len,
 			peer->sin_addr.s_addr == htonl(INADDR_LOOPBACK) &&
 			peer->sin_port),
 	      "socket %u: no peer", at);
-	CHECK(!all->seen[head->id]++, "datagram %u was received twice",
+	CHECK(!shared->seen[head->id]++, "datagram %u was received twice",
 	      head->id);
-	all->socket[at].received++;
+	shared->socket[at].received++;
 }
 
 static long now_ms(clockid_t clock)
@@ -161,7 +166,7 @@ static long now_ms(clockid_t clock)
 	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
-/* Receives by some call of the family: how many datagrams, or -1. */
+/* Receives by one of the calls: the number of datagrams, or -1. */
 static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 {
 	static _Thread_local char buffer[4][2048];
@@ -182,7 +187,7 @@ static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 		many[i].msg_hdr.msg_name = &peer[i];
 		many[i].msg_hdr.msg_namelen = sizeof(peer[i]);
 	}
-	all->calls++;
+	shared->calls++;
 	switch (draw(actor, flags ? 5 : 7)) {
 	case 0:
 		got = recv(fd, buffer[0], sizeof(buffer[0]), flags);
@@ -208,7 +213,8 @@ static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 
 		CHECK(count != 0 && count <= 4, "recvmmsg: %d", count);
 		for (int i = 0; i < count; i++) {
-			take(at, buffer[i], many[i].msg_len, &peer[i]);
+			check_datagram(at, buffer[i], many[i].msg_len,
+				       &peer[i]);
 			answer(actor, fd, buffer[i], &peer[i]);
 		}
 		return count;
@@ -221,17 +227,19 @@ static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 	}
 	if (got < 0)
 		return -1;
-	take(at, buffer[0], got, peer[0].sin_family ? &peer[0] : NULL);
+	check_datagram(at, buffer[0], got,
+		       peer[0].sin_family ? &peer[0] : NULL);
 	if (peer[0].sin_family)
 		answer(actor, fd, buffer[0], &peer[0]);
 	return 1;
 }
 
-/* Receives until there is nothing, or a few times. */
-static void drain(struct actor *actor, uint32_t at, int fd, bool all_of_it)
+/* Receives until the queue is empty, or a few times. */
+static void receive_queued(struct actor *actor, uint32_t at, int fd,
+			   bool all_of_it)
 {
-	for (int left = all_of_it || all->quiet ? 100000 :
-						  1 + (int)draw(actor, 8);
+	for (int left = all_of_it || shared->quiet ? 100000 :
+						     1 + (int)draw(actor, 8);
 	     left > 0; left--) {
 		if (receive(actor, at, fd, MSG_DONTWAIT) < 0) {
 			CHECK(errno == EAGAIN, "socket %u: receive: %m", at);
@@ -244,10 +252,10 @@ static void by_blocking(struct actor *actor, uint32_t at, int fd)
 {
 	do {
 		/*
-		 * The kernel's timeouts count in ticks. Where the machine
-		 * stood still, these are behind the clock for a moment, and
-		 * catch up during the call: then the coarse clock says so,
-		 * which goes with them.
+		 * The kernel's timeouts count in ticks. After a stall of the
+		 * machine, these are behind the clock for a moment, and catch
+		 * up during the call. The coarse clock shows that, because it
+		 * counts the same ticks.
 		 */
 		long start = now_ms(CLOCK_MONOTONIC), passed;
 		long ticks = now_ms(CLOCK_MONOTONIC_COARSE);
@@ -263,7 +271,7 @@ static void by_blocking(struct actor *actor, uint32_t at, int fd)
 		      "socket %u: the timeout came after %ld ms, %ld in ticks",
 		      at, passed, ticks);
 		return;
-	} while (all->quiet);
+	} while (shared->quiet);
 }
 
 static void by_poll(struct actor *actor, uint32_t at, int fd)
@@ -277,7 +285,7 @@ static void by_poll(struct actor *actor, uint32_t at, int fd)
 	CHECK(ready <= 0 || one.revents == POLLIN, "socket %u: poll says %x",
 	      at, one.revents);
 	if (ready > 0)
-		drain(actor, at, fd, draw(actor, 2));
+		receive_queued(actor, at, fd, draw(actor, 2));
 }
 
 static void by_select(struct actor *actor, uint32_t at, int fd)
@@ -295,7 +303,7 @@ static void by_select(struct actor *actor, uint32_t at, int fd)
 	if (ready > 0) {
 		CHECK(FD_ISSET(fd, &set), "select says %d and no descriptor",
 		      ready);
-		drain(actor, at, fd, draw(actor, 2));
+		receive_queued(actor, at, fd, draw(actor, 2));
 	}
 }
 
@@ -332,30 +340,33 @@ static void by_epoll(struct actor *actor, uint32_t at, int fd, bool edge)
 	struct epoll_event found = { 0 };
 	int ready = epoll_wait(*epoll, &found, 1, TIMEOUT_MS);
 
-	all->calls++;
+	shared->calls++;
 	CHECK(ready >= 0 || errno == EINTR, "epoll_wait: %m");
 	if (ready <= 0)
 		return;
 	CHECK(found.data.u64 == event.data.u64 && found.events == EPOLLIN,
 	      "epoll says %x for %llx", found.events,
 	      (unsigned long long)found.data.u64);
-	/* The rule of edges: all that there is, or nobody will be told of it again. */
-	drain(actor, at, fd, edge || draw(actor, 2));
+	/* With edges, all must be received: they are not reported again. */
+	receive_queued(actor, at, fd, edge || draw(actor, 2));
 }
 
 void receive_shared(struct actor *actor)
 {
-	/* Loops have lanes, and visitors disturb them. When the senders pause, everybody looks everywhere. */
+	/*
+	 * Event loops have lanes, and other receivers disturb them. When the
+	 * senders pause, all receive on all sockets.
+	 */
 	uint32_t at = actor->favourite;
 
-	if (all->quiet) {
+	if (shared->quiet) {
 		at = actor->round++ % SOCKETS;
-		all->looks[actor->number]++;
+		shared->polls[actor->number]++;
 	} else if (!draw(actor, 30))
 		at = draw(actor, SOCKETS);
-	all->last[actor->number] = at;
-	all->line[actor->number] = __LINE__;
-	struct shared_socket *one = &all->socket[at];
+	shared->last[actor->number] = at;
+	shared->line[actor->number] = __LINE__;
+	struct shared_socket *one = &shared->socket[at];
 	enum way way =
 		one->way == WAY_MIXED ? draw(actor, WAY_MIXED) : one->way;
 	int fd = one->fd;
@@ -367,13 +378,16 @@ void receive_shared(struct actor *actor)
 					    draw(actor, 2) ? 3 : 1500);
 		CHECK(fd >= 0, "dup: %m");
 	}
-	all->line[actor->number] = __LINE__;
+	shared->line[actor->number] = __LINE__;
 	if (!draw(actor, 50))
 		disturb_shared(actor, fd, one->way == WAY_MIXED);
-	/* Edges are told to one instance for one descriptor: a copy would be another. */
+	/*
+	 * An edge is reported to one instance for one descriptor: a copy is
+	 * another one.
+	 */
 	if (copied && (way == WAY_EPOLL || way == WAY_EDGE))
 		way = WAY_POLL;
-	all->line[actor->number] = __LINE__;
+	shared->line[actor->number] = __LINE__;
 	switch (way) {
 	case WAY_BLOCK:
 		by_blocking(actor, at, fd);
@@ -392,8 +406,8 @@ void receive_shared(struct actor *actor)
 		CHECK(!close(fd), "close of a copy: %m");
 }
 
-/* Passes a descriptor to ourselves: it works there as here. */
-static void pass(int fd)
+/* Passes a descriptor to this process: it works there as here. */
+static void pass_descriptor(int fd)
 {
 	int pair[2], found = -1;
 	char byte = 0, room[CMSG_SPACE(sizeof(int))] = { 0 };
@@ -428,7 +442,7 @@ static int reuseport(int fd)
 	return value;
 }
 
-/* What looks at a socket or starts processes, and takes no datagram. */
+/* Calls that query a socket or start processes, and receive no datagram. */
 void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 {
 	char buffer[2048];
@@ -437,7 +451,7 @@ void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 	struct sockaddr_in addr;
 	pid_t pid;
 
-	all->calls++;
+	shared->calls++;
 	switch (draw(actor, 8)) {
 	case 0:
 		len = sizeof(addr);
@@ -459,7 +473,7 @@ void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 		break;
 	case 2:
 		CHECK(!ioctl(fd, FIONREAD, &value) && value >= 0 &&
-			      value <= LONGEST,
+			      value <= LENGTH_MAX,
 		      "FIONREAD: %d", value);
 		break;
 	case 3: {
@@ -503,7 +517,10 @@ void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 	case 6: {
 		char *words[] = { "true", NULL }, *nothing[] = { NULL };
 
-		/* The descriptor may stay open there: whoever exec'd could receive. */
+		/*
+		 * The descriptor may stay open in the program: it could
+		 * receive.
+		 */
 		if (!may_fall_back || draw(actor, 20))
 			break;
 		CHECK(!posix_spawn(&pid, "/bin/true", NULL, NULL, words,
@@ -515,7 +532,7 @@ void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 	}
 	default:
 		if (may_fall_back && !draw(actor, 50))
-			pass(fd);
+			pass_descriptor(fd);
 	}
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Random calls on UDP sockets, checked against what the kernel would do. Knows
- * nothing of Manylane: it has to hold without it as well.
+ * Random calls on UDP sockets, checked against what the kernel would do. It
+ * knows nothing of Manylane, and has to pass without it as well.
  */
 #ifndef STRESS_H
 #define STRESS_H
@@ -14,10 +14,10 @@
 #include <stdio.h>
 #include <sys/socket.h>
 
-/* Shared sockets, by the way in which they are received on. */
+/* Shared sockets, by how they are received on. */
 enum way {
 	WAY_BLOCK, /* blocking receives with a timeout */
-	WAY_POLL,  /* poll, then receives that do not wait */
+	WAY_POLL,  /* poll, then non-blocking receives */
 	WAY_SELECT,
 	WAY_EPOLL, /* an epoll instance for each receiver */
 	WAY_EDGE,  /* the same, edge-triggered */
@@ -31,15 +31,15 @@ enum way {
 #define RECEIVERS (THREADS + CHILDREN)
 #define SENDERS 2
 #define FLOWS 8
-/* Datagrams of a socket that are on their way: every receive buffer has room for them. */
+/* Datagrams of a socket in flight: every receive buffer has room for them. */
 #define WINDOW 48
-/* Answers that are on their way: the receive buffer of each flow has room for them. */
+/* Answers in flight: the receive buffer of each flow has room for them. */
 #define ANSWERS 100
-#define MOST (1u << 28)
+#define DATAGRAMS_MAX (1u << 28)
 #define TIMEOUT_MS 20
 
 struct datagram {
-	uint64_t seed; /* of this run: nobody else's */
+	uint64_t seed; /* identifies this run */
 	uint32_t socket;
 	uint32_t id;
 	uint32_t len;
@@ -59,31 +59,32 @@ struct shared {
 	_Atomic bool quiet;	    /* senders pause */
 	_Atomic bool stop;	    /* receivers end */
 	_Atomic uint32_t receiving; /* receivers that may receive, a bit each */
-	_Atomic uint32_t idle; /* receivers that were told not to, and do not */
-	_Atomic uint32_t ids;  /* datagrams so far */
+	_Atomic uint32_t idle;	/* receivers that were told to pause, and do */
+	_Atomic uint32_t ids;	/* datagrams so far */
 	_Atomic uint64_t calls; /* calls so far */
-	_Atomic uint32_t late;	/* datagrams that a call was ahead of */
+	_Atomic uint32_t
+		late; /* datagrams that arrived after a call that should have found them */
 	_Atomic uint32_t failures;
-	/* Looks of each receiver while senders paused. */
-	_Atomic uint32_t looks[RECEIVERS];
-	/* Where each receiver is: for who looks into a failure. */
+	/* Polls of each receiver while senders pause. */
+	_Atomic uint32_t polls[RECEIVERS];
+	/* The position of each receiver, for the report of a failure. */
 	_Atomic uint32_t process[RECEIVERS], thread[RECEIVERS];
 	_Atomic uint32_t last[RECEIVERS], line[RECEIVERS];
-	/* Answers that were sent, and that came. */
-	_Atomic uint32_t answers, came;
+	/* Answers that were sent, and that arrived. */
+	_Atomic uint32_t answers, answers_received;
 	struct shared_socket socket[SOCKETS];
-	_Atomic uint8_t seen[MOST];	/* how often each was received */
-	_Atomic uint8_t answered[MOST]; /* how often its answer came */
+	_Atomic uint8_t seen[DATAGRAMS_MAX]; /* how often each was received */
+	_Atomic uint8_t
+		answered[DATAGRAMS_MAX]; /* how often its answer arrived */
 };
 
-extern struct shared *all;
+extern struct shared *shared;
 
-/* What one thread or child is. */
+/* A thread or child. */
 struct actor {
 	uint32_t number;
 	uint64_t random;
-	uint32_t
-		favourite; /* the shared socket that it receives on most of the time */
+	uint32_t favourite; /* the shared socket that it mostly receives on */
 	uint32_t round;
 	int epoll[SOCKETS]; /* -1 for none */
 };
@@ -102,13 +103,13 @@ void receive_shared(struct actor *actor);
 void disturb_shared(struct actor *actor, int fd, bool may_fall_back);
 void end_actor(struct actor *actor);
 void send_shared(struct actor *actor, const int *flows);
-void take_answers(const int *flows);
+void receive_answers(const int *flows);
 
-/* private.c: sockets of one thread, about which everything is known. */
+/* private.c: sockets of one thread, whose state is known. */
 void use_private(struct actor *actor);
 
-/* witness.c: what everybody is at. */
-void tell_all(void);
-uint32_t held_by(in_port_t port);
+/* witness.c: reports what all threads do. */
+void report_all(void);
+uint32_t queued_bytes(in_port_t port);
 
 #endif /* STRESS_H */

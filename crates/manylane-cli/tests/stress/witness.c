@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the program was at when it failed: for each thread of each process of
- * the group the call that it is in, on both sides of the kernel's edge; and
- * which kernel sockets hold what nobody receives. A thread that stands still
- * shows the same a second later; one that got no processor shows how long it
- * waited for one.
+ * Reports what the program did when it failed: for each thread of each process
+ * of the group, the call that it is in, inside and outside of the kernel; and
+ * kernel sockets with datagrams that no thread receives. A thread that is stuck
+ * shows the same a second later; one that got no CPU shows how long it waited
+ * for one.
  */
 #include "stress.h"
 
@@ -20,14 +20,14 @@
 #define WORDS 512
 #define SHOWN 24
 
-/* A mapping with code, and where the first mapping of its file is. */
+/* A mapping with code, and the start of its file's first mapping. */
 struct map {
 	unsigned long start, end, base;
 	char name[64];
 };
 
 /* Reads a file of /proc without stdio: "" if it cannot be read. */
-static const char *text_of(char *text, size_t room, const char *format, ...)
+static const char *read_text(char *text, size_t room, const char *format, ...)
 {
 	char path[300];
 	va_list list;
@@ -53,14 +53,14 @@ static const char *text_of(char *text, size_t room, const char *format, ...)
 	return text;
 }
 
-static int maps_of(int pid, struct map *maps)
+static int read_maps(int pid, struct map *maps)
 {
 	static char text[1 << 18];
 	char *rest, *line, file[256], base_file[256] = "";
 	unsigned long base = 0;
 	int count = 0;
 
-	text_of(text, sizeof(text), "/proc/%d/maps", pid);
+	read_text(text, sizeof(text), "/proc/%d/maps", pid);
 	for (line = strtok_r(text, "\n", &rest); line;
 	     line = strtok_r(NULL, "\n", &rest)) {
 		unsigned long start, end;
@@ -85,7 +85,7 @@ static int maps_of(int pid, struct map *maps)
 	return count;
 }
 
-static bool tell_place(unsigned long word, const struct map *maps, int count)
+static bool print_place(unsigned long word, const struct map *maps, int count)
 {
 	for (int at = 0; at < count; at++) {
 		if (word < maps[at].start || word >= maps[at].end)
@@ -97,9 +97,12 @@ static bool tell_place(unsigned long word, const struct map *maps, int count)
 	return false;
 }
 
-/* What on the thread's stack may be places that it returns to, the latest first. */
-static void tell_callers(int pid, const char *call, const struct map *maps,
-			 int count)
+/*
+ * Prints words of the thread's stack that may be return addresses, the latest
+ * first.
+ */
+static void print_callers(int pid, const char *call, const struct map *maps,
+			  int count)
 {
 	unsigned long words[WORDS], sp, pc;
 	const char *last = strrchr(call, ' ');
@@ -113,7 +116,7 @@ static void tell_callers(int pid, const char *call, const struct map *maps,
 	if (sscanf(last, "%lx", &sp) != 1)
 		return;
 	fprintf(stderr, "stress:     at");
-	tell_place(pc, maps, count);
+	print_place(pc, maps, count);
 	snprintf(path, sizeof(path), "/proc/%d/mem", pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t got = fd < 0 ? -1 : pread(fd, words, sizeof(words), (off_t)sp);
@@ -121,29 +124,29 @@ static void tell_callers(int pid, const char *call, const struct map *maps,
 	for (size_t at = 0;
 	     got > 0 && at < (size_t)got / sizeof(words[0]) && shown < SHOWN;
 	     at++)
-		shown += tell_place(words[at], maps, count);
+		shown += print_place(words[at], maps, count);
 	if (fd >= 0)
 		close(fd);
 	fprintf(stderr, "\n");
 }
 
-static void tell_thread(int pid, int tid, const struct map *maps, int count,
-			bool again)
+static void print_thread(int pid, int tid, const struct map *maps, int count,
+			 bool again)
 {
 	char call[256], place[64], state[4096], times[128], stack[4096];
 	char *rest, *line;
 
-	text_of(call, sizeof(call), "/proc/%d/task/%d/syscall", pid, tid);
-	text_of(place, sizeof(place), "/proc/%d/task/%d/wchan", pid, tid);
-	text_of(times, sizeof(times), "/proc/%d/task/%d/schedstat", pid, tid);
-	text_of(state, sizeof(state), "/proc/%d/task/%d/status", pid, tid);
+	read_text(call, sizeof(call), "/proc/%d/task/%d/syscall", pid, tid);
+	read_text(place, sizeof(place), "/proc/%d/task/%d/wchan", pid, tid);
+	read_text(times, sizeof(times), "/proc/%d/task/%d/schedstat", pid, tid);
+	read_text(state, sizeof(state), "/proc/%d/task/%d/status", pid, tid);
 	line = strstr(state, "State:");
 	fprintf(stderr,
 		"stress:   thread %d: %c, in %s, ran/waited/times %s, call %s\n",
 		tid, line ? line[7] : '?', place, times, call);
 	if (again)
 		return;
-	text_of(stack, sizeof(stack), "/proc/%d/task/%d/stack", pid, tid);
+	read_text(stack, sizeof(stack), "/proc/%d/task/%d/stack", pid, tid);
 	if (*stack)
 		fprintf(stderr, "stress:     kernel");
 	for (line = strtok_r(stack, "\n", &rest); line;
@@ -151,12 +154,12 @@ static void tell_thread(int pid, int tid, const struct map *maps, int count,
 		fprintf(stderr, " %s", line + strcspn(line, " ") + 1);
 	if (*stack)
 		fprintf(stderr, "\n");
-	tell_callers(pid, call, maps, count);
+	print_callers(pid, call, maps, count);
 }
 
 /* Calls `tell` for each entry of a folder whose name is a number. */
-static void each_number(const char *path, void (*tell)(int number, void *with),
-			void *with)
+static void for_each_number(const char *path,
+			    void (*tell)(int number, void *with), void *with)
 {
 	DIR *folder = opendir(path);
 	struct dirent *entry;
@@ -176,43 +179,43 @@ struct process {
 	struct map map[MAPS];
 };
 
-static void tell_one_thread(int tid, void *with)
+static void print_one_thread(int tid, void *with)
 {
 	struct process *process = with;
 
-	tell_thread(process->pid, tid, process->map, process->maps,
-		    process->again);
+	print_thread(process->pid, tid, process->map, process->maps,
+		     process->again);
 }
 
-static bool is_of_the_group(int pid)
+static bool is_in_group(int pid)
 {
 	char text[512];
 	const char *behind;
 	int group = 0;
 
-	text_of(text, sizeof(text), "/proc/%d/stat", pid);
+	read_text(text, sizeof(text), "/proc/%d/stat", pid);
 	behind = strrchr(text, ')');
 	return behind && sscanf(behind, ") %*c %*d %d", &group) == 1 &&
 	       group == getpgrp();
 }
 
-static void tell_process(int pid, void *with)
+static void print_process(int pid, void *with)
 {
 	static struct process process;
 	char path[64], word[64];
 
-	if (!is_of_the_group(pid))
+	if (!is_in_group(pid))
 		return;
 	process.pid = pid;
 	process.again = *(bool *)with;
-	process.maps = process.again ? 0 : maps_of(pid, process.map);
+	process.maps = process.again ? 0 : read_maps(pid, process.map);
 	fprintf(stderr, "stress: process %d (%s):\n", pid,
-		text_of(word, sizeof(word), "/proc/%d/comm", pid));
+		read_text(word, sizeof(word), "/proc/%d/comm", pid));
 	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	each_number(path, tell_one_thread, &process);
+	for_each_number(path, print_one_thread, &process);
 }
 
-static void tell_descriptor(int fd, void *with)
+static void print_descriptor(int fd, void *with)
 {
 	struct process *process = with;
 	char path[64], to[64], wanted[64];
@@ -226,25 +229,25 @@ static void tell_descriptor(int fd, void *with)
 		fprintf(stderr, " %d/%d", process->pid, fd);
 }
 
-static void tell_holder(int pid, void *with)
+static void print_holder(int pid, void *with)
 {
 	struct process process = { .pid = pid,
 				   .inode = *(unsigned long *)with };
 	char path[64];
 
-	if (!is_of_the_group(pid))
+	if (!is_in_group(pid))
 		return;
 	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-	each_number(path, tell_descriptor, &process);
+	for_each_number(path, print_descriptor, &process);
 }
 
-/* Kernel sockets that hold something, and who has them. */
-static void tell_queues(void)
+/* Prints kernel sockets with datagrams, and their owners. */
+static void print_queues(void)
 {
 	static char text[1 << 18];
 	char *rest, *line;
 
-	text_of(text, sizeof(text), "/proc/self/net/udp");
+	read_text(text, sizeof(text), "/proc/self/net/udp");
 	for (line = strtok_r(text, "\n", &rest); line;
 	     line = strtok_r(NULL, "\n", &rest)) {
 		unsigned int port, bytes;
@@ -258,19 +261,19 @@ static void tell_queues(void)
 		fprintf(stderr,
 			"stress: a socket of port %u holds %u bytes (process/descriptor:",
 			port, bytes);
-		each_number("/proc", tell_holder, &inode);
+		for_each_number("/proc", print_holder, &inode);
 		fprintf(stderr, ")\n");
 	}
 }
 
-/* Bytes that all sockets of this machine that are bound to a port hold. */
-uint32_t held_by(in_port_t wanted)
+/* The bytes that all sockets of this machine on a port hold. */
+uint32_t queued_bytes(in_port_t wanted)
 {
 	static _Thread_local char text[1 << 16];
 	char *rest, *line;
 	uint32_t sum = 0;
 
-	text_of(text, sizeof(text), "/proc/self/net/udp");
+	read_text(text, sizeof(text), "/proc/self/net/udp");
 	for (line = strtok_r(text, "\n", &rest); line;
 	     line = strtok_r(NULL, "\n", &rest)) {
 		unsigned int port, bytes;
@@ -283,21 +286,21 @@ uint32_t held_by(in_port_t wanted)
 	return sum;
 }
 
-void tell_all(void)
+void report_all(void)
 {
 	bool again = false;
 
 	for (int at = 0; at < SOCKETS; at++)
 		fprintf(stderr,
 			"stress: socket %d (way %d, port %u): %u sent, %u received\n",
-			at, all->socket[at].way,
-			ntohs(all->socket[at].addr.sin_port),
-			all->socket[at].sent, all->socket[at].received);
-	tell_queues();
-	each_number("/proc", tell_process, &again);
+			at, shared->socket[at].way,
+			ntohs(shared->socket[at].addr.sin_port),
+			shared->socket[at].sent, shared->socket[at].received);
+	print_queues();
+	for_each_number("/proc", print_process, &again);
 	sleep(1);
 	fprintf(stderr, "stress: a second later\n");
 	again = true;
-	tell_queues();
-	each_number("/proc", tell_process, &again);
+	print_queues();
+	for_each_number("/proc", print_process, &again);
 }

@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 pub const NAME_PREFIX: &str = "manylane.capture";
 /// Version of the messages; the rings have their own.
 const VERSION: u32 = 1;
-/// Maximum size of a message: a description with very many devices and lanes.
+/// Maximum size of a message, in bytes: a description with very many devices and lanes.
 pub const MESSAGE_LEN_MAX: usize = 64 << 10;
 
 /// A message of the side that captures.

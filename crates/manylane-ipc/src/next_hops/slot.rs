@@ -1,14 +1,15 @@
-//! A slot for one next hop, which one thread writes and others read without a lock: by a sequence
-//! number, a reader detects that its words are not from one write. The table that processes share
-//! ([`NextHops`](super::NextHops)) and the table that the lanes of a process share have such slots.
+//! A slot for one next hop (a seqlock): one thread writes it, others read it without a lock. By a
+//! sequence number, a reader detects words that are not from one write. Two tables have such
+//! slots: [`NextHops`](super::NextHops), which processes share, and the one that the lanes of a
+//! process share.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use manylane_sys::atomics;
 
-/// A local address, which may be unspecified, and a peer, as four words. IPv4 is stored as an
-/// IPv6-mapped address (`::ffff:1.2.3.4`), so both spellings of an IPv4 address are equal.
+/// A local address, which may be unspecified, and a peer, as four words. An IPv4 address is stored
+/// as an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`), so both spellings are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouteKey(pub [u64; 4]);
 
@@ -49,7 +50,7 @@ impl RouteKey {
     }
 }
 
-/// The bits of an IPv6 address, or of the IPv6-mapped form of an IPv4 address.
+/// The bits of an IPv6 address; an IPv4 address as an IPv4-mapped one.
 #[must_use]
 #[inline]
 pub fn addr_bits(ip: IpAddr) -> u128 {
@@ -79,7 +80,7 @@ fn folded_multiply(a: u64, b: u64) -> u64 {
 /// Where frames to a peer are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextHop {
-    /// The outgoing device; never 0.
+    /// The outgoing device; 0 only in an empty slot.
     pub ifindex: u32,
     /// MAC of that device.
     pub source_mac: [u8; 6],
@@ -101,7 +102,7 @@ const MAC: usize = 6;
 const SOURCE_MAC: usize = 7;
 
 atomics! {
-    /// A cache line with a key and its next hop.
+    /// A cache line with a key, its next hop, and two marks of the caller.
     #[derive(Debug, Default)]
     #[repr(align(64))]
     pub struct Slot {
@@ -121,14 +122,15 @@ impl Slot {
         self.load(DEVICE) == 0
     }
 
-    /// The key that was written. For the writer.
+    /// The key of the last write, which an empty slot keeps. For the writer.
     #[must_use]
     pub fn key(&self) -> RouteKey {
         RouteKey(std::array::from_fn(|word| self.load(KEY + word)))
     }
 
     /// The next hop of `key`, its two marks, and the result of `more`, which reads other words of
-    /// the same write. None if the slot has another key or is being written.
+    /// the same write. None if the slot has another key, or was being written during the read. An
+    /// empty slot may keep the key: its next hop then has the device 0.
     #[inline]
     pub fn read<T>(&self, key: &RouteKey, more: impl FnOnce() -> T) -> Option<(NextHop, [u16; 2], T)> {
         // Acquire: if this is the number of a completed write, its words are visible below.
@@ -158,8 +160,9 @@ impl Slot {
         Some((next, [(mac >> 48) as u16, (source_mac >> 48) as u16], more))
     }
 
-    /// Writes the next hop of a key and two marks; `more` writes other words that belong to it.
-    /// Only one thread, the writer, calls this, so the sequence number cannot change meanwhile.
+    /// Writes a key, its next hop and two marks; `more` writes other words that belong to them. The
+    /// default next hop empties the slot. Only one thread, the writer, calls this, so the sequence
+    /// number cannot change meanwhile.
     pub fn write(&self, key: &RouteKey, next: &NextHop, marks: [u16; 2], more: impl FnOnce()) {
         let odd = self.load(SEQ).wrapping_add(1) | 1;
         self.words[SEQ].store(odd, Ordering::Relaxed);

@@ -24,7 +24,7 @@ pub(super) const ADDRESSES: &str = "multiple IP";
 pub(super) const THREADS: &str = "multiple thread";
 pub(super) const PORT_BINDING: &str = "binding port";
 
-/// Payload of the paper's kind of test program.
+/// Bytes of payload, as in the paper's kind of test program.
 const PAYLOAD_SIZE: usize = 10;
 /// Number of flows: enough for two sockets to get some each.
 const FLOWS: u16 = 64;

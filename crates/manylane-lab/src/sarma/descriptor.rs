@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use manylane_bench::{self as bench, run_pinned};
 use manylane_measure::machine;
-use manylane_sys::uring::{Lookup, Lookups};
+use manylane_sys::uring::{Lookup, LookupRing};
 use manylane_sys::{cpu, process};
 
 use super::{TABLE_3, TABLE_3_WRITES};
@@ -149,7 +149,7 @@ fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f
         Lookup::None => format!("io_uring: {err}"),
         _ => format!("requests that only look up a file (Linux 6.13): {err}"),
     };
-    let mut lookups = Lookups::new(socket, BATCH_SIZE).map_err(why)?;
+    let mut lookups = LookupRing::new(socket, BATCH_SIZE).map_err(why)?;
     lookups.run(how).map_err(why)?;
     let (start, mut done) = (Instant::now(), 0);
     while done < calls {

@@ -46,7 +46,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of the regular client's requests, and its timeout.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(2);
 const REPLY_TIMEOUT: Duration = Duration::from_millis(200);
-/// Payload of all datagrams.
+/// Bytes of payload of all datagrams.
 const PAYLOAD_SIZE: usize = 10;
 /// Number of parts in which progress of the flood is reported.
 const PART_COUNT: usize = 10;

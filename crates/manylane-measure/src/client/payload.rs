@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
-/// The largest payload of a UDP datagram over IPv4.
+/// The largest payload of a UDP datagram over IPv4, in bytes.
 pub const MAX_PAYLOAD: usize = 65_507;
 
 /// Bytes given by the user: `text:HELLO`, `hex:00ff`, `file:PATH`.

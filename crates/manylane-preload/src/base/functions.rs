@@ -31,6 +31,7 @@ pub(crate) mod types {
     #[cfg(not(target_arch = "x86_64"))]
     pub(crate) const OPEN: Option<libc::c_long> = None;
 
+    /// A vector of arguments that ends with a null pointer, as for execv(3).
     pub(crate) type Args = *const *const c_char;
 }
 

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_receive_ipv6_datagrams_without_a_checksum_if_the_programs_socket_does() {
+    fn lanes_accept_ipv6_without_a_checksum_as_the_programs_socket_does() {
         let Ok(own) = UdpSocket::bind("[::1]:0") else { return };
         let lane = UdpSocket::bind("[::1]:0").unwrap();
         let client = UdpSocket::bind("[::1]:0").unwrap();

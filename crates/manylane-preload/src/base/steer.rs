@@ -35,7 +35,7 @@ impl Policy {
     }
 }
 
-/// Max length of a program: the hash of a flow, and two instructions for each lane.
+/// Max instructions of a program: the hash of a flow, and two instructions for each lane.
 const PROGRAM_LEN_MAX: usize = 256;
 const PROGRAM_BYTES: usize = PROGRAM_LEN_MAX * size_of::<Insn>();
 

@@ -16,9 +16,9 @@ use crate::shared::sock::Shared;
 use crate::shared::{liveness, report};
 use crate::xdp::frames::TxDatagram;
 
-/// Max length of a batched reply: the payload of an Ethernet frame, and some more.
+/// Max length of a batched reply, in bytes: the payload of an Ethernet frame, and some more.
 const REPLY_LEN_MAX: usize = 2048;
-/// An address of either family.
+/// Bytes of an address of either family.
 const SOCKADDR_LEN_MAX: usize = 32;
 /// Length of a message that the kernel has not sent.
 const NOT_SENT: u32 = u32::MAX;

@@ -74,7 +74,7 @@ static MAPPED: AtomicU32 = AtomicU32::new(0);
 /// First bytes of each datagram, which lie close together, and the rest of the longest datagram.
 const HEAD_LEN: usize = 2048;
 const TAIL_LEN: usize = 65536 - HEAD_LEN;
-/// An address of either family.
+/// Bytes of an address of either family.
 const SOCKADDR_LEN_MAX: usize = 32;
 
 const FILLING: u64 = 1 << 63;

@@ -204,9 +204,9 @@ pub(crate) fn before_sleep<T>(
 
 /// Messages that fit into a lane's receive buffer, counted as a page each.
 fn rcvbuf_messages(lane: c_int) -> usize {
-    const PAGE: usize = 4096;
+    const PAGE_BYTES: usize = 4096;
     crate::base::sockopt::int_option(lane, libc::SOL_SOCKET, libc::SO_RCVBUF)
-        .map_or(usize::MAX, |room| room as usize / PAGE)
+        .map_or(usize::MAX, |room| room as usize / PAGE_BYTES)
 }
 
 /// Runs a delay, and measures its cost if it is one of the first.

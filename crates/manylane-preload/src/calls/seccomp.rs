@@ -25,7 +25,7 @@ use crate::fds::sock_fds;
 use crate::group::plain;
 use crate::lanes::epoll_set;
 use crate::lanes::fallback;
-use crate::shared::leftovers::Leftovers;
+use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::sock::{PLAIN, Shared, Sock, UNBOUND};
 use crate::shared::{processes, report, thread};
 use crate::transfer::{detached, recv_call};
@@ -104,7 +104,7 @@ fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
     if shared.mode() != PLAIN || !is_left() || is_others {
         return;
     }
-    let Some(left) = Leftovers::new() else { return };
+    let Some(left) = LeftoverQueue::new() else { return };
     left.fill(|message| {
         // SAFETY: `fill` made the message, and keeps what it names through the call.
         let op = |at, more| unsafe { call::recvmsg(at, message, more | MSG_DONTWAIT) };

@@ -10,11 +10,11 @@ use crate::fds::fast_path;
 use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::Sock;
 
-const PAGE: usize = 4096;
+const PAGE_ENTRIES: usize = 4096;
 const PAGES: usize = 256;
 
 #[repr(C)]
-struct Page([AtomicU32; PAGE]);
+struct Page([AtomicU32; PAGE_ENTRIES]);
 
 // SAFETY: an array of atomics.
 unsafe impl Zeroed for Page {}
@@ -64,7 +64,7 @@ impl Entry {
 }
 
 fn page(fd: c_int) -> Option<&'static Page> {
-    let at = TABLE.get(usize::try_from(fd).ok()? / PAGE)?.load(Ordering::Acquire);
+    let at = TABLE.get(usize::try_from(fd).ok()? / PAGE_ENTRIES)?.load(Ordering::Acquire);
     // SAFETY: null, or a page from memory::map, which is never unmapped.
     unsafe { at.as_ref() }
 }
@@ -73,7 +73,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
     let Some(page) = page(fd) else { return Entry::None };
-    Entry::from_word(page.0[fd as usize % PAGE].load(Ordering::Acquire))
+    Entry::from_word(page.0[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
 }
 
 /// The UDP socket behind `fd`.
@@ -89,7 +89,7 @@ pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
 /// memory for the table or the number is beyond it.
 pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     let number = usize::try_from(fd).ok()?;
-    let slot = TABLE.get(number / PAGE)?;
+    let slot = TABLE.get(number / PAGE_ENTRIES)?;
     if slot.load(Ordering::Acquire).is_null() {
         if entry == Entry::None {
             return Some(Entry::None);
@@ -106,7 +106,7 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     if entry != Entry::None && entry != Entry::Hidden {
         TOP.fetch_max(fd, Ordering::Relaxed);
     }
-    let before = page(fd)?.0[number % PAGE].swap(entry.to_word(), Ordering::AcqRel);
+    let before = page(fd)?.0[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
     fast_path::disarm_fd(fd);
     Some(Entry::from_word(before))
 }
@@ -120,7 +120,7 @@ pub(crate) fn fd_end() -> c_int {
 /// one gets true.
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
-    let slot = &page.0[fd as usize % PAGE];
+    let slot = &page.0[fd as usize % PAGE_ENTRIES];
     let done =
         slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if done {
@@ -131,10 +131,10 @@ pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
 
 /// The descriptors within `first..=last` that have an entry.
 pub(crate) fn tracked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
-    let last = last.min((PAGE * PAGES - 1) as u32);
+    let last = last.min((PAGE_ENTRIES * PAGES - 1) as u32);
     (0..PAGES as u32)
         .filter(|at| !TABLE[*at as usize].load(Ordering::Acquire).is_null())
-        .flat_map(|at| at * PAGE as u32..(at + 1) * PAGE as u32)
+        .flat_map(|at| at * PAGE_ENTRIES as u32..(at + 1) * PAGE_ENTRIES as u32)
         .filter(move |fd| (first..=last).contains(fd))
         .map(|fd| (fd as c_int, entry(fd as c_int)))
         .filter(|(_, entry)| *entry != Entry::None)

@@ -8,7 +8,7 @@
 //! 3. If more than about one sample in nine has a sleep or a long run, the limit is lifted. The
 //!    next one needs 16 times as many clean samples.
 //!
-//! The set rotates every [`REBALANCE_INTERVAL`] slices, counted over all threads of the socket, so
+//! The set rotates every [`REBALANCE_SLICES`] slices, counted over all threads of the socket, so
 //! that each thread has its turn.
 
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ const SLEEP_SCORE_MAX: u32 = 3 * SLEEP_WEIGHT;
 /// Work that takes more CPU time than this, in microseconds, counts as a sleep.
 const WORK_MICROS_MAX: u32 = 1000;
 /// Slices after which the set is rotated and the affinity masks are read again.
-const REBALANCE_INTERVAL: u32 = 64;
+const REBALANCE_SLICES: u32 = 64;
 
 /// The calling thread has received datagrams in mode `MULTI_LANE`, and will work on them.
 #[inline]
@@ -147,11 +147,11 @@ fn set_state(sock: &Sock, shared: &Shared, from: u32, to: u32) -> bool {
     turned
 }
 
-/// Counts a slice of a wait, and rebalances after every [`REBALANCE_INTERVAL`].
+/// Counts a slice of a wait, and rebalances after every [`REBALANCE_SLICES`].
 #[inline]
 pub(crate) fn after_slice(sock: &Sock, shared: &Shared) {
     if shared.mode() == MULTI_LANE
-        && shared.polls.fetch_add(1, Ordering::Relaxed) % REBALANCE_INTERVAL == REBALANCE_INTERVAL - 1
+        && shared.polls.fetch_add(1, Ordering::Relaxed) % REBALANCE_SLICES == REBALANCE_SLICES - 1
     {
         rebalance(sock, shared);
     }

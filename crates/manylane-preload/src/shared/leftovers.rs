@@ -17,10 +17,11 @@ use crate::shared::memory::{self, Zeroed};
 
 /// Bytes of one mapping, and max bytes of a datagram and its parts.
 const CHUNK_SIZE: usize = 1 << 20;
-const PAYLOAD_MAX: usize = 65536;
-const CONTROL_MAX: usize = 512;
-const NAME_MAX: usize = 32;
-const RECORD_LEN_MAX: usize = size_of::<RecordHeader>() + NAME_MAX + PAYLOAD_MAX + CONTROL_MAX + 8;
+const PAYLOAD_BYTES_MAX: usize = 65536;
+const CONTROL_BYTES_MAX: usize = 512;
+const NAME_BYTES_MAX: usize = 32;
+const RECORD_LEN_MAX: usize =
+    size_of::<RecordHeader>() + NAME_BYTES_MAX + PAYLOAD_BYTES_MAX + CONTROL_BYTES_MAX + 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -32,23 +33,24 @@ struct RecordHeader {
     control: u32,
 }
 
+/// A chunk of a queue of datagrams; the first one stands for the queue.
 #[repr(C, align(64))]
-pub(crate) struct Leftovers {
+pub(crate) struct LeftoverQueue {
     /// Bytes of the records taken, and of all records.
     read_pos: AtomicU32,
     write_pos: AtomicU32,
     /// The next chunk, with later datagrams.
-    next_chunk: AtomicPtr<Leftovers>,
+    next_chunk: AtomicPtr<LeftoverQueue>,
     bytes: UnsafeCell<[u8; CHUNK_SIZE]>,
 }
 
 // SAFETY: bytes before `write_pos` are never written again; those after it are written only by the
 // one thread that fills (`fill`).
-unsafe impl Sync for Leftovers {}
+unsafe impl Sync for LeftoverQueue {}
 // SAFETY: zeroes are an empty one, with no next chunk.
-unsafe impl Zeroed for Leftovers {}
+unsafe impl Zeroed for LeftoverQueue {}
 
-impl Leftovers {
+impl LeftoverQueue {
     /// An empty one; none if the system is out of memory.
     pub(crate) fn new() -> Option<&'static Self> {
         memory::map(1, true)?.first()
@@ -75,24 +77,24 @@ impl Leftovers {
         let start = self.write_pos.load(Ordering::Relaxed) as usize;
         let base = self.bytes.get().cast::<u8>();
         let name = base.wrapping_add(start + size_of::<RecordHeader>());
-        let payload = name.wrapping_add(NAME_MAX);
-        let mut control = MaybeUninit::<[u64; CONTROL_MAX / 8]>::uninit();
-        let mut piece = iovec { iov_base: payload.cast(), iov_len: PAYLOAD_MAX };
+        let payload = name.wrapping_add(NAME_BYTES_MAX);
+        let mut control = MaybeUninit::<[u64; CONTROL_BYTES_MAX / 8]>::uninit();
+        let mut piece = iovec { iov_base: payload.cast(), iov_len: PAYLOAD_BYTES_MAX };
         // SAFETY: zeroes are a value of a msghdr.
         let mut message: msghdr = unsafe { std::mem::zeroed() };
         message.msg_name = name.cast();
-        message.msg_namelen = NAME_MAX as u32;
+        message.msg_namelen = NAME_BYTES_MAX as u32;
         message.msg_iov = &raw mut piece;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = CONTROL_MAX;
+        message.msg_controllen = CONTROL_BYTES_MAX;
         let Some(len) = receive(&raw mut message).and_then(|len| usize::try_from(len).ok()) else {
             return false;
         };
-        let len = len.min(PAYLOAD_MAX);
-        let controls = message.msg_controllen.min(CONTROL_MAX);
-        let size = (size_of::<RecordHeader>() + NAME_MAX + len + controls).next_multiple_of(8);
-        let named = message.msg_namelen.min(NAME_MAX as u32);
+        let len = len.min(PAYLOAD_BYTES_MAX);
+        let controls = message.msg_controllen.min(CONTROL_BYTES_MAX);
+        let size = (size_of::<RecordHeader>() + NAME_BYTES_MAX + len + controls).next_multiple_of(8);
+        let named = message.msg_namelen.min(NAME_BYTES_MAX as u32);
         let head =
             RecordHeader { size: size as u32, name: named, payload: len as u32, control: controls as u32 };
         // SAFETY: all of it is within the mapping (`fill` made sure of room for the longest),
@@ -153,11 +155,11 @@ impl Leftovers {
                     )
                 }
             };
-            let payload = bytes(NAME_MAX, head.payload);
+            let payload = bytes(NAME_BYTES_MAX, head.payload);
             return Some(DatagramRef {
                 name: bytes(0, head.name),
                 payload: [payload, &[]],
-                control: bytes(NAME_MAX + payload.len(), head.control),
+                control: bytes(NAME_BYTES_MAX + payload.len(), head.control),
             });
         }
     }

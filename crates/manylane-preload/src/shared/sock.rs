@@ -26,7 +26,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::settings::MAX_LANES;
 use crate::shared::lease::Lease;
-use crate::shared::leftovers::Leftovers;
+use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::memory::{self, PerLane, Zeroed};
 
 /// Max threads that receive on one socket.
@@ -277,7 +277,7 @@ pub(crate) struct Sock {
     /// The same, of `send_batch.rs`.
     pub(crate) outboxes: PerLane,
     /// Datagrams left in its lanes when the library detached, or null: `seccomp.rs`.
-    leftovers: AtomicPtr<Leftovers>,
+    leftovers: AtomicPtr<LeftoverQueue>,
     /// Descriptors of the lanes, plus 1; 0 if none. Lane 0 is the program's own descriptor,
     /// whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
@@ -435,13 +435,13 @@ impl Sock {
     }
 
     /// Datagrams left in its lanes when the library detached.
-    pub(crate) fn leftovers(&self) -> Option<&'static Leftovers> {
+    pub(crate) fn leftovers(&self) -> Option<&'static LeftoverQueue> {
         // SAFETY: null, or the value that `set_leftovers` was given, which is never unmapped.
         unsafe { self.leftovers.load(Ordering::Acquire).as_ref() }
     }
 
     /// Called once: after it no slot is released or taken.
-    pub(crate) fn set_leftovers(&self, leftovers: &'static Leftovers) {
+    pub(crate) fn set_leftovers(&self, leftovers: &'static LeftoverQueue) {
         self.leftovers.store(ptr::from_ref(leftovers).cast_mut(), Ordering::Release);
     }
 

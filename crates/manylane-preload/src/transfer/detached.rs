@@ -1,6 +1,6 @@
-//! Calls of the program after the library detached (`seccomp.rs`), while there are [`Leftovers`]:
-//! those are received and reported first. All else is the program's own call. Nothing here makes a
-//! system call that the program does not make.
+//! Calls of the program after the library detached (`seccomp.rs`), while there are leftover
+//! datagrams ([`LeftoverQueue`]): those are received and reported first. All else is the program's
+//! own call. Nothing here makes a system call that the program does not make.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ use crate::base::real::call;
 use crate::base::recv_bufs::RecvBufs;
 use crate::fds::table::{self, Entry};
 use crate::lanes::epoll_set;
-use crate::shared::leftovers::Leftovers;
+use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::sock::Sock;
 
 static HAS_LEFTOVERS: AtomicBool = AtomicBool::new(false);
@@ -27,13 +27,13 @@ pub(crate) fn has_leftovers() -> bool {
 /// Updates [`has_leftovers`].
 pub(crate) fn refresh() {
     let has_some = |sock: &Sock| {
-        sock.leftovers().is_some_and(Leftovers::has_datagrams) || sock.lane_fds().next().is_some()
+        sock.leftovers().is_some_and(LeftoverQueue::has_datagrams) || sock.lane_fds().next().is_some()
     };
     HAS_LEFTOVERS.store(Sock::in_use().any(has_some), Ordering::Release);
 }
 
 /// The leftovers of `fd`, if it has any.
-pub(crate) fn leftovers(fd: c_int) -> Option<&'static Leftovers> {
+pub(crate) fn leftovers(fd: c_int) -> Option<&'static LeftoverQueue> {
     table::sock(fd).and_then(Sock::leftovers).filter(|left| left.has_datagrams())
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn zero_timeval() -> timeval {
 }
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    match leftovers(fd).filter(|_| request == libc::FIONREAD).and_then(Leftovers::next_len) {
+    match leftovers(fd).filter(|_| request == libc::FIONREAD).and_then(LeftoverQueue::next_len) {
         Some(len) => {
             // SAFETY: program arguments.
             unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };

@@ -22,16 +22,16 @@ fn ends_with_lanes(ways: &[&str]) {
 }
 
 #[test]
-fn loopback_receivers_that_come_later_get_lanes_and_so_does_the_first() {
+fn loopback_later_receivers_get_lanes_and_so_does_the_first() {
     ends_with_lanes(&["block", "poll", "select", "epoll", "messages"]);
 }
 
 #[test]
-fn loopback_who_comes_after_a_thread_that_was_alone_is_not_taken_for_it() {
+fn loopback_the_successor_of_a_sole_receiver_is_not_taken_for_it() {
     ends_with_lanes(&["successor", "fork", "reuse"]);
 }
 
 #[test]
-fn loopback_a_thread_that_is_alone_uses_any_descriptor_and_is_interrupted() {
+fn loopback_a_sole_receiver_uses_any_descriptor_and_is_interrupted() {
     ends_with_lanes(&["turns", "signal"]);
 }

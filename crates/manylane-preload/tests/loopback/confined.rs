@@ -49,7 +49,7 @@ fn loopback_workers_confine_themselves_before_they_receive() {
 }
 
 #[test]
-fn loopback_a_socket_that_is_bound_behind_a_filter_makes_no_other_calls() {
+fn loopback_a_bind_behind_a_seccomp_filter_makes_no_other_calls() {
     confined("early", "1", "0 missing\n", 1);
 }
 

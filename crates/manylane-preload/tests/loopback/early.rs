@@ -14,7 +14,7 @@ fn can_run_spares(test: &str) -> bool {
 }
 
 #[test]
-fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
+fn loopback_no_datagram_is_lost_while_a_fork_prepares_lanes() {
     let program = build("early");
     let expected = "64 before, 64 early, 64 later\n";
     assert_eq!(run_native(&program, &["calm"]).output, expected);
@@ -30,7 +30,7 @@ fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
 }
 
 #[test]
-fn loopback_a_socket_that_becomes_plain_beside_a_fork_gets_no_lanes_any_more() {
+fn loopback_a_socket_made_plain_during_a_fork_gets_no_lanes() {
     let program = build("spoilt");
     let expected = "0 shared, 0 missing\n";
     assert_eq!(run_native(&program, &[]).output, expected);
@@ -51,7 +51,7 @@ fn loopback_a_socket_that_is_bound_beside_a_fork_is_the_kernels() {
 }
 
 #[test]
-fn loopback_lanes_ahead_of_a_fork_are_those_of_the_socket_whatever_its_descriptors_come_to_mean() {
+fn loopback_lanes_made_before_a_fork_are_the_sockets_own() {
     let program = build("spoilt");
     let expected = "0 shared, 0 missing\n";
     assert_eq!(run_native(&program, &["copies"]).output, expected);
@@ -60,7 +60,7 @@ fn loopback_lanes_ahead_of_a_fork_are_those_of_the_socket_whatever_its_descripto
 }
 
 #[test]
-fn loopback_a_socket_that_is_bound_after_a_fork_is_the_kernels_for_both_processes() {
+fn loopback_a_socket_bound_after_a_fork_is_plain_in_both_processes() {
     let program = build("forked");
     let expected = "parent: timeout 0 s 0 us\nchild: timeout 0 s 0 us\nchild: got c\n";
     assert_eq!(run_native(&program, &[]).output, expected);

@@ -30,7 +30,7 @@ fn loopback_sleepers_in_epoll_are_woken_after_a_fall() {
 /// A thread closes a descriptor, and opens something else with its number, while another one has an
 /// instance watch it, or makes the socket plain.
 #[test]
-fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
+fn loopback_epoll_entries_move_to_the_socket_when_numbers_are_reused() {
     let program = build("moved");
     let both = format!("{}:{}", library().display(), build_library("rush").display());
     let vars = [("MANYLANE_LANES", "8"), ("LD_PRELOAD", both.as_str())];
@@ -46,7 +46,7 @@ fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
 /// A thread puts a socket at the number at which the library has the falling one for a moment
 /// (dup2).
 #[test]
-fn loopback_a_number_that_the_library_has_for_a_moment_becomes_the_programs() {
+fn loopback_the_program_gets_the_number_of_a_short_lived_descriptor() {
     let program = build("moved");
     let both = format!("{}:{}", library().display(), build_library("rush").display());
     let without = run_native(&program, &["number"]);
@@ -57,19 +57,19 @@ fn loopback_a_number_that_the_library_has_for_a_moment_becomes_the_programs() {
 }
 
 #[test]
-fn loopback_instances_that_are_waited_for_as_descriptors_watch_the_programs_socket() {
+fn loopback_polled_epoll_instances_watch_the_programs_socket() {
     assert_falls_back("nested", Reason::NestedEpoll);
 }
 
 #[test]
-fn loopback_sleepers_in_an_instance_that_gets_a_second_waiter_are_woken() {
+fn loopback_a_second_waiter_of_an_epoll_instance_wakes_sleepers() {
     assert_falls_back("one", Reason::SharedEpoll);
 }
 
 /// A thread puts a file at the number that the library's connection to the launcher has while it
 /// asks for queues (dup2).
 #[test]
-fn loopback_a_number_of_a_lease_that_is_asked_for_becomes_the_programs() {
+fn loopback_the_program_gets_the_number_of_a_leased_descriptor() {
     let token = LeaseToken::new().unwrap().to_string();
     let vars = [("MANYLANE_ENGINE", "xdp"), (TOKEN_ENV_VAR, token.as_str())];
     let with = run_preloaded(&build("lessor"), &[], &vars);

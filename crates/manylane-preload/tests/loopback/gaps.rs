@@ -37,7 +37,7 @@ fn loopback_signals_between_waits_interrupt_epoll() {
 }
 
 #[test]
-fn loopback_options_of_ours_are_not_told_while_a_socket_becomes_plain() {
+fn loopback_own_options_stay_hidden_while_a_socket_becomes_plain() {
     for option in ["option", "time"] {
         let with = run_between(option, "0");
         assert_eq!(with.output, "before 0 between 0 after 0\n", "{option}");

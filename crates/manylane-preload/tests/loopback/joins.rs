@@ -15,7 +15,7 @@ fn loopback_flows_that_change_lanes_keep_their_order() {
 }
 
 #[test]
-fn loopback_a_lane_that_never_gets_empty_does_not_keep_others_waiting() {
+fn loopback_a_lane_that_is_never_empty_does_not_starve_others() {
     let program = build("joins");
     let with = run_preloaded(&program, &["flood"], &[("MANYLANE_LANES", "8")]);
     assert_eq!(with.output, "each flow was received: yes, out of order 0\n");

@@ -109,7 +109,7 @@ fn loopback_threads_that_share_an_epoll_instance_share_the_socket() {
 }
 
 #[test]
-fn loopback_a_thread_that_waits_for_others_to_receive_gets_no_lanes_for_them() {
+fn loopback_a_thread_that_waits_for_others_gives_them_no_lanes() {
     let with = run_both("hand", 4);
     assert_eq!(with.lanes(), 0);
 }

@@ -34,7 +34,7 @@ fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
 }
 
 #[test]
-fn loopback_what_was_kept_goes_out_before_the_thread_turns_to_another_socket() {
+fn loopback_kept_replies_leave_before_another_socket_is_used() {
     run_all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
 }
 
@@ -80,7 +80,7 @@ fn loopback_what_was_kept_goes_out_when_the_process_ends() {
 }
 
 #[test]
-fn loopback_what_was_kept_goes_out_for_threads_that_are_away_and_for_the_dead() {
+fn loopback_kept_replies_of_absent_and_dead_threads_leave() {
     run_all(&["look", "die"]);
 }
 

@@ -14,7 +14,7 @@ fn run_restless(case: &str) {
 }
 
 #[test]
-fn loopback_a_descriptor_made_nonblocking_behind_our_back_is_no_reason_to_spin() {
+fn loopback_a_descriptor_made_nonblocking_unseen_does_not_spin() {
     run_restless("nonblock");
 }
 

@@ -22,7 +22,7 @@ fn loopback_poll_tells_of_other_lanes_while_something_else_is_ready() {
 }
 
 #[test]
-fn loopback_select_tells_of_other_lanes_while_something_else_is_ready() {
+fn loopback_select_reports_other_lanes_beside_ready_descriptors() {
     assert_reported("select");
     assert_reported("pselect");
 }
@@ -40,7 +40,7 @@ fn loopback_an_answer_of_one_event_leaves_nothing_out_for_ever() {
 /// Of more sockets in an instance than have lanes there, the last one is plain, and what its lanes
 /// held is told of.
 #[test]
-fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_held() {
+fn loopback_a_socket_beyond_an_instances_table_gets_its_lanes_events() {
     let program = build("crowd");
     let all = "40 of 40\nthen 0, later 1, out 0\n";
     // Each lane held 20. One of the two is the program's own socket, which is no other lane once
@@ -55,7 +55,7 @@ fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_
 }
 
 #[test]
-fn loopback_sockets_with_other_lanes_leave_an_answer_of_one_event_to_other_descriptors() {
+fn loopback_other_lanes_do_not_starve_descriptors_of_one_event_waits() {
     let program = build("turned");
     let all = "3\n3\n3\n";
     assert_eq!(run_native(&program, &[]).output, all);

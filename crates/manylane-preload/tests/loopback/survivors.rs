@@ -23,7 +23,7 @@ fn loopback_receivers_killed_in_a_wait_leave_nothing_behind() {
 }
 
 #[test]
-fn loopback_receivers_killed_between_two_receives_leave_nothing_behind() {
+fn loopback_receivers_killed_between_receives_leave_nothing_behind() {
     run_survivors("busy");
 }
 
@@ -33,12 +33,12 @@ fn loopback_receivers_that_are_stopped_come_back() {
 }
 
 #[test]
-fn loopback_what_the_killed_leave_is_found_by_those_who_never_wait_long() {
+fn loopback_survivors_that_never_wait_long_recover_dead_lanes() {
     run_survivors("load");
 }
 
 #[test]
-fn loopback_what_the_killed_leave_is_found_by_those_who_wait_in_between() {
+fn loopback_survivors_that_wait_in_between_recover_dead_lanes() {
     run_survivors("pauses");
 }
 

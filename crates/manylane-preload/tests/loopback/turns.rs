@@ -59,7 +59,7 @@ fn loopback_what_is_queued_outlives_every_reason_and_keeps_its_order() {
 }
 
 #[test]
-fn loopback_two_descriptors_of_a_socket_in_one_instance_are_the_kernels() {
+fn loopback_a_socket_twice_in_an_epoll_instance_becomes_plain() {
     assert_eq!(run_turns(&["twice"]), (vec!["events"], 0));
 }
 

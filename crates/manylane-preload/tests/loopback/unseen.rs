@@ -18,7 +18,7 @@ fn loopback_read_of_a_reused_descriptor_is_the_programs_own() {
 }
 
 #[test]
-fn loopback_calls_on_a_reused_descriptor_leave_its_socket_as_the_program_wants_it() {
+fn loopback_calls_on_a_reused_number_leave_its_socket_unchanged() {
     assert_same_as_native("socket", 3, &[]);
 }
 

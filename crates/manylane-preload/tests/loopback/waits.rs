@@ -25,7 +25,7 @@ fn loopback_odd_arguments_are_answered_as_the_kernel_does() {
 }
 
 #[test]
-fn loopback_waits_for_more_than_is_looked_through_make_a_socket_plain_and_lose_nothing() {
+fn loopback_a_wait_for_too_many_descriptors_falls_back_losslessly() {
     let program = build("wide");
     for what in ["select", "high", "short", "poll"] {
         for worker in ["0", "1"] {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A thread that receives alone for a while, and then not any more:
+ * A thread receives alone for a while, and then with others:
  *
- *	alone WAY
+ *	alone MODE
  *
- * block, poll, select, epoll, messages: two more threads come, one after the
- * other. successor: the thread ends, and three others come. fork: the main
- * thread receives, and forks two that do so, too. reuse: the main thread closes
- * the socket, and receives on another one of the same number with two threads.
- * turns: the main thread receives by two descriptors in turn. signal: the
- * thread is interrupted while it waits.
+ * block, poll, select, epoll, messages: two more threads start, one after the
+ * other. successor: the thread ends, and three others start. fork: the main
+ * thread receives, and forks two processes that receive, too. reuse: the main
+ * thread closes the socket, and receives on another one with the same number
+ * with two threads. turns: the main thread receives by two descriptors in turn.
+ * signal: the thread is interrupted while it waits.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -30,26 +30,26 @@
 #include <unistd.h>
 
 #define FLOWS 16
-#define MOST 8
+#define RECEIVERS_MAX 8
 #define RECEIVERS 3
-/* Datagrams after which a thread is known to come back. */
-#define SOME 40
+/* Datagrams after which the library has seen a thread return. */
+#define WARM_UP_DATAGRAMS 40
 
 struct state {
-	_Atomic unsigned received[MOST], total, ended, interrupted;
-	_Atomic int complete; /* all receivers are there */
+	_Atomic unsigned received[RECEIVERS_MAX], total, ended, interrupted;
+	_Atomic int complete; /* all receivers run */
 };
 
 static struct state *state;
-static const char *way;
+static const char *mode;
 static int server, clients[FLOWS];
-/* The first socket of two: its client ends when it has been received on alone. */
+/* The first of two sockets: its client ends after a sole receiver. */
 static int is_first;
 static struct sockaddr_in address;
 
-static int is(const char *what)
+static int is_mode(const char *what)
 {
-	return !strcmp(way, what);
+	return !strcmp(mode, what);
 }
 
 static void open_server(void)
@@ -65,18 +65,18 @@ static void open_server(void)
 	address = fresh;
 }
 
-/* Waits as the way wants it; what a receive after that is to do. */
+/* Waits according to the mode; returns the flags of the receive after it. */
 static int wait_for(int fd, int epoll)
 {
 	struct pollfd at = { .fd = fd, .events = POLLIN };
 	struct epoll_event event;
 	fd_set set;
 
-	if (is("poll")) {
+	if (is_mode("poll")) {
 		poll(&at, 1, -1);
-	} else if (is("epoll")) {
+	} else if (is_mode("epoll")) {
 		epoll_wait(epoll, &event, 1, -1);
-	} else if (is("select")) {
+	} else if (is_mode("select")) {
 		FD_ZERO(&set);
 		FD_SET(fd, &set);
 		select(fd + 1, &set, NULL, NULL, NULL);
@@ -92,14 +92,14 @@ static ssize_t receive(int fd, char *data, size_t len, int flags)
 	struct mmsghdr message = { .msg_hdr = { .msg_iov = &part,
 						.msg_iovlen = 1 } };
 
-	if (!is("messages"))
+	if (!is_mode("messages"))
 		return recv(fd, data, len, flags);
 	if (recvmmsg(fd, &message, 1, flags | MSG_WAITFORONE, NULL) != 1)
 		return -1;
 	return message.msg_len;
 }
 
-/* Receives until it is told to stop, or until it has received so many. */
+/* Receives until a stop message, or until `limit` datagrams. */
 static void serve(unsigned nth, unsigned limit)
 {
 	struct epoll_event event = { .events = EPOLLIN };
@@ -110,7 +110,7 @@ static void serve(unsigned nth, unsigned limit)
 		perror("epoll_ctl");
 	while (!limit || state->received[nth] < limit) {
 		char data[64];
-		int fd = fds[is("turns") ? turn++ % 2 : 0];
+		int fd = fds[is_mode("turns") ? turn++ % 2 : 0];
 		int flags = wait_for(fd, epoll);
 
 		if (receive(fd, data, sizeof(data), flags) < 0) {
@@ -131,25 +131,25 @@ static void serve(unsigned nth, unsigned limit)
 	close(epoll);
 }
 
-static void *until_told(void *nth)
+static void *receive_until_stop(void *nth)
 {
 	serve((unsigned)(unsigned long)nth, 0);
 	return NULL;
 }
 
-static void *for_some(void *nth)
+static void *receive_some(void *nth)
 {
-	serve((unsigned)(unsigned long)nth, SOME);
+	serve((unsigned)(unsigned long)nth, WARM_UP_DATAGRAMS);
 	return NULL;
 }
 
-static void wait_until_it_comes_back(unsigned nth)
+static void wait_until_warm(unsigned nth)
 {
-	while (state->received[nth] < SOME)
+	while (state->received[nth] < WARM_UP_DATAGRAMS)
 		usleep(100);
 }
 
-/* Bursts, each of which is received wholly before the next one. */
+/* Sends bursts; each is received completely before the next one. */
 static void *client(void *arg)
 {
 	unsigned turns, i, all = 0;
@@ -163,10 +163,10 @@ static void *client(void *arg)
 				perror("sendto");
 		while (state->total < want)
 			usleep(50);
-		if (is_first && want >= 10 * SOME)
+		if (is_first && want >= 10 * WARM_UP_DATAGRAMS)
 			break;
 		for (i = all = 0; state->complete && i < RECEIVERS; i++)
-			all += state->received[i] >= 2 * SOME;
+			all += state->received[i] >= 2 * WARM_UP_DATAGRAMS;
 	}
 	while (state->complete && state->ended < RECEIVERS) {
 		sendto(clients[turns++ % FLOWS], "S", 1, 0, (void *)&address,
@@ -176,7 +176,7 @@ static void *client(void *arg)
 	return arg;
 }
 
-static void nothing(int signal)
+static void ignore_signal(int signal)
 {
 	(void)signal;
 }
@@ -189,26 +189,26 @@ int main(int argc, char **argv)
 
 	if (argc != 2)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	way = argv[1];
+	mode = argv[1];
 	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	open_server();
-	is_first = is("reuse");
+	is_first = is_mode("reuse");
 	pthread_create(&sender, NULL, client, NULL);
-	if (is("successor")) {
-		pthread_create(&threads[0], NULL, for_some, (void *)7);
+	if (is_mode("successor")) {
+		pthread_create(&threads[0], NULL, receive_some, (void *)7);
 		pthread_join(threads[0], NULL);
 		first = 0;
-	} else if (is("fork") || is("turns")) {
-		serve(0, SOME);
-	} else if (is("reuse")) {
+	} else if (is_mode("fork") || is_mode("turns")) {
+		serve(0, WARM_UP_DATAGRAMS);
+	} else if (is_mode("reuse")) {
 		int before = server;
 
-		serve(0, 10 * SOME);
+		serve(0, 10 * WARM_UP_DATAGRAMS);
 		pthread_join(sender, NULL);
 		is_first = 0;
 		close(server);
@@ -217,11 +217,12 @@ int main(int argc, char **argv)
 		       server == before ? "yes" : "no");
 		pthread_create(&sender, NULL, client, NULL);
 	} else {
-		pthread_create(&threads[0], NULL, until_told, (void *)0);
-		wait_until_it_comes_back(0);
+		pthread_create(&threads[0], NULL, receive_until_stop,
+			       (void *)0);
+		wait_until_warm(0);
 	}
-	if (is("signal")) {
-		struct sigaction action = { .sa_handler = nothing };
+	if (is_mode("signal")) {
+		struct sigaction action = { .sa_handler = ignore_signal };
 
 		sigaction(SIGUSR1, &action, NULL);
 		while (!state->interrupted) {
@@ -230,12 +231,12 @@ int main(int argc, char **argv)
 		}
 	}
 	for (i = first; i < RECEIVERS; i++) {
-		if (!is("fork")) {
-			pthread_create(&threads[i], NULL, until_told,
+		if (!is_mode("fork")) {
+			pthread_create(&threads[i], NULL, receive_until_stop,
 				       (void *)i);
-			if (is("reuse") || is("turns"))
+			if (is_mode("reuse") || is_mode("turns"))
 				continue;
-			wait_until_it_comes_back(i);
+			wait_until_warm(i);
 		} else if (fork() == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			if (getppid() == self)
@@ -244,14 +245,14 @@ int main(int argc, char **argv)
 		}
 	}
 	state->complete = 1;
-	if (is("fork") || is("reuse") || is("turns")) {
+	if (is_mode("fork") || is_mode("reuse") || is_mode("turns")) {
 		serve(0, 0);
 	} else {
 		pthread_join(threads[0], NULL);
 	}
 	pthread_join(sender, NULL);
 	for (i = 1; i < RECEIVERS; i++) {
-		if (is("fork"))
+		if (is_mode("fork"))
 			wait(NULL);
 		else
 			pthread_join(threads[i], NULL);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Odd arguments of receives, sends and options:
+ * Unusual arguments of receives, sends and options:
  *
  *	arguments [unmapped]
  *
- * Two threads receive until each has come back often, then one parks with its
- * lane, if it has one, and the other one makes the calls of a table, each for
- * some flows: three datagrams are sent and one is received, with which the
- * others are taken ahead, if they are; then comes the call, and what is left
- * is received. Prints what each call said, and which datagrams came then: the
- * same with the library as without. "unmapped": also buffers that are none.
+ * Two threads receive until the library has seen each return often. Then one
+ * parks with its lane, if it has one. The other one makes the calls of a table.
+ * For each call and some flows, three datagrams are sent and one is received,
+ * which may prefetch the others. Then the call is made, and the remaining
+ * datagrams are received. Prints the result of each call, and the datagrams
+ * that were received: the same with the library as without. "unmapped": also
+ * buffers that are not mapped.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -30,12 +31,14 @@
 #define FLOWS 8
 #define CANDIDATES 64
 #define WORKERS 2
-#define OFTEN 50
-#define MANY 1100
+#define WARM_UP_DATAGRAMS 50
+#define IOVECS_MAX 1100
 #define UNMAPPED ((void *)8)
 
 static int server;
-/* Chosen by one thread, and used by another after a datagram of the first. */
+/*
+ * Chosen by one thread, and used by another one after a datagram of the first.
+ */
 static _Atomic int clients[CANDIDATES];
 static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], last, total, parked;
@@ -53,7 +56,7 @@ enum call {
 	SENDMMSG,
 };
 
-/* What is odd about a call; all else is as usual. */
+/* The unusual arguments of a call; all others are as usual. */
 struct row {
 	const char *name;
 	enum call call;
@@ -66,18 +69,18 @@ struct row {
 		UNMAPPED_BYTES,
 		NEGATIVE,
 		HUGE
-	} room;
+	} buffer_kind;
 	enum {
 		NAMED,
 		UNNAMED,
 		NO_LENGTH,
 		UNMAPPED_NAME
 	} name_is;
-	int namelen;   /* instead of that of an address; 1 for 0 */
-	size_t pieces; /* instead of one; 1 for none */
+	int namelen;   /* instead of that of an address; 1 means 0 */
+	size_t pieces; /* instead of one; 1 means none */
 	bool no_pieces, no_message;
-	int count; /* of messages, instead of two; -1 for none */
-	int odd;   /* the message that is odd, from 0 on */
+	int count; /* of messages, instead of two; -1 means none */
+	int odd;   /* index of the unusual message */
 	bool timed;
 	long sec, nsec;
 };
@@ -85,12 +88,12 @@ struct row {
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 static const struct row rows[] = {
 	{ "recv", RECV },
-	{ "recv of no bytes", RECV, .room = NO_BYTES },
-	{ "recv of half", RECV, .room = HALF },
+	{ "recv of no bytes", RECV, .buffer_kind = NO_BYTES },
+	{ "recv of half", RECV, .buffer_kind = HALF },
 	{ "recv of half, whole length", RECV, MSG_TRUNC, HALF },
-	{ "recv to nowhere", RECV, .room = NOWHERE },
+	{ "recv to nowhere", RECV, .buffer_kind = NOWHERE },
 	{ "peek to nowhere", RECV, MSG_PEEK, NOWHERE },
-	{ "recv of a huge length", RECV, .room = HUGE },
+	{ "recv of a huge length", RECV, .buffer_kind = HUGE },
 	{ "recv out of band", RECV, MSG_OOB },
 	{ "recv with all other flags", RECV,
 	  MSG_CONFIRM | MSG_DONTROUTE | MSG_EOR | MSG_MORE | MSG_NOSIGNAL |
@@ -105,22 +108,22 @@ static const struct row rows[] = {
 	{ "recvfrom with a short length", RECVFROM, .namelen = 5 },
 	{ "recvfrom with no room", RECVFROM, .namelen = 1 },
 	{ "recvfrom with a long length", RECVFROM, .namelen = INT_MAX },
-	{ "recvfrom to nowhere", RECVFROM, .room = NOWHERE },
+	{ "recvfrom to nowhere", RECVFROM, .buffer_kind = NOWHERE },
 	{ "peek with a negative length", RECVFROM, MSG_PEEK, .namelen = -5 },
 	{ "read", READ },
-	{ "read to nowhere", READ, .room = NOWHERE },
-	{ "read of a negative length", READ, .room = NEGATIVE },
+	{ "read to nowhere", READ, .buffer_kind = NOWHERE },
+	{ "read of a negative length", READ, .buffer_kind = NEGATIVE },
 	{ "readv", READV, .pieces = 3 },
-	{ "readv to nowhere", READV, .room = NOWHERE },
-	{ "readv of a negative length", READV, .room = NEGATIVE },
+	{ "readv to nowhere", READV, .buffer_kind = NOWHERE },
+	{ "readv of a negative length", READV, .buffer_kind = NEGATIVE },
 	{ "readv of 1024 pieces", READV, .pieces = 1024 },
 	{ "readv of 1025 pieces", READV, .pieces = 1025 },
 	{ "readv without pieces", READV, .no_pieces = true },
 	{ "recvmsg", RECVMSG },
 	{ "recvmsg of nothing", RECVMSG, .no_message = true },
-	{ "recvmsg of half", RECVMSG, .room = HALF },
-	{ "recvmsg to nowhere", RECVMSG, .room = NOWHERE },
-	{ "recvmsg of a negative length", RECVMSG, .room = NEGATIVE },
+	{ "recvmsg of half", RECVMSG, .buffer_kind = HALF },
+	{ "recvmsg to nowhere", RECVMSG, .buffer_kind = NOWHERE },
+	{ "recvmsg of a negative length", RECVMSG, .buffer_kind = NEGATIVE },
 	{ "recvmsg of 1024 pieces", RECVMSG, .pieces = 1024 },
 	{ "recvmsg of 1025 pieces", RECVMSG, .pieces = 1025 },
 	{ "recvmsg of no pieces", RECVMSG, .pieces = 1 },
@@ -135,8 +138,8 @@ static const struct row rows[] = {
 	{ "recvmmsg", RECVMMSG },
 	{ "recvmmsg of none", RECVMMSG, .count = -1 },
 	{ "recvmmsg of nothing", RECVMMSG, .no_message = true },
-	{ "recvmmsg of many", RECVMMSG, .count = MANY },
-	{ "recvmmsg, the first to nowhere", RECVMMSG, .room = NOWHERE },
+	{ "recvmmsg of many", RECVMMSG, .count = IOVECS_MAX },
+	{ "recvmmsg, the first to nowhere", RECVMMSG, .buffer_kind = NOWHERE },
 	{ "recvmmsg, the first of 1025 pieces", RECVMMSG, .pieces = 1025 },
 	{ "recvmmsg, the first with a negative length", RECVMMSG,
 	  .namelen = -1 },
@@ -151,9 +154,9 @@ static const struct row rows[] = {
 	{ "recvmmsg with 1e9 nanoseconds", RECVMMSG, .timed = true,
 	  .nsec = 1000000000 },
 	{ "sendto", SENDTO },
-	{ "sendto from nowhere", SENDTO, .room = NOWHERE },
-	{ "sendto of no bytes", SENDTO, .room = NO_BYTES },
-	{ "sendto of 70000 bytes", SENDTO, .room = HUGE },
+	{ "sendto from nowhere", SENDTO, .buffer_kind = NOWHERE },
+	{ "sendto of no bytes", SENDTO, .buffer_kind = NO_BYTES },
+	{ "sendto of 70000 bytes", SENDTO, .buffer_kind = HUGE },
 	{ "sendto out of band", SENDTO, MSG_OOB },
 	{ "sendto without an address", SENDTO, .name_is = UNNAMED },
 	{ "sendto with a negative length", SENDTO, .namelen = -1 },
@@ -162,47 +165,49 @@ static const struct row rows[] = {
 	{ "sendto with a long length", SENDTO, .namelen = 1000 },
 	{ "sendmsg", SENDMSG },
 	{ "sendmsg of nothing", SENDMSG, .no_message = true },
-	{ "sendmsg from nowhere", SENDMSG, .room = NOWHERE },
-	{ "sendmsg of a negative length", SENDMSG, .room = NEGATIVE },
+	{ "sendmsg from nowhere", SENDMSG, .buffer_kind = NOWHERE },
+	{ "sendmsg of a negative length", SENDMSG, .buffer_kind = NEGATIVE },
 	{ "sendmsg of 1025 pieces", SENDMSG, .pieces = 1025 },
 	{ "sendmsg without pieces", SENDMSG, .no_pieces = true },
 	{ "sendmsg with a negative length", SENDMSG, .namelen = -1 },
 	{ "sendmmsg", SENDMMSG },
 	{ "sendmmsg of none", SENDMMSG, .count = -1 },
 	{ "sendmmsg of nothing", SENDMMSG, .no_message = true },
-	{ "sendmmsg, the second from nowhere", SENDMMSG, .room = NOWHERE,
+	{ "sendmmsg, the second from nowhere", SENDMMSG, .buffer_kind = NOWHERE,
 	  .odd = 1 },
-	/* Where all is the kernel's. */
-	{ "recv to what is not there", RECV, .room = UNMAPPED_BYTES },
+	/* Where the kernel copies all data. */
+	{ "recv to what is not there", RECV, .buffer_kind = UNMAPPED_BYTES },
 	{ "recvfrom, the address not there", RECVFROM,
 	  .name_is = UNMAPPED_NAME },
-	{ "recvmsg to what is not there", RECVMSG, .room = UNMAPPED_BYTES },
-	{ "sendto from what is not there", SENDTO, .room = UNMAPPED_BYTES },
+	{ "recvmsg to what is not there", RECVMSG,
+	  .buffer_kind = UNMAPPED_BYTES },
+	{ "sendto from what is not there", SENDTO,
+	  .buffer_kind = UNMAPPED_BYTES },
 };
 
 static char bytes[70000];
-static struct iovec pieces[MANY];
-static struct mmsghdr messages[MANY];
+static struct iovec pieces[IOVECS_MAX];
+static struct mmsghdr messages[IOVECS_MAX];
 static struct sockaddr_in name, peer;
 
 static void set_up(const struct row *row)
 {
 	bool sends = row->call >= SENDTO;
-	void *at = row->room == NOWHERE	       ? NULL :
-		   row->room == UNMAPPED_BYTES ? UNMAPPED :
-						 bytes;
-	size_t len = row->room == NO_BYTES ? 0 :
-		     row->room == HALF	   ? 2 :
-		     row->room == NEGATIVE ? SIZE_MAX - 4 :
-		     row->room == HUGE	   ? sizeof(bytes) :
-					     6;
+	void *at = row->buffer_kind == NOWHERE	      ? NULL :
+		   row->buffer_kind == UNMAPPED_BYTES ? UNMAPPED :
+							bytes;
+	size_t len = row->buffer_kind == NO_BYTES ? 0 :
+		     row->buffer_kind == HALF	  ? 2 :
+		     row->buffer_kind == NEGATIVE ? SIZE_MAX - 4 :
+		     row->buffer_kind == HUGE	  ? sizeof(bytes) :
+						    6;
 	size_t count = row->pieces == 1 ? 0 : row->pieces ? row->pieces : 1;
 
 	memset(bytes, sends ? 's' : '.', sizeof(bytes));
 	memset(&name, 0, sizeof(name));
 	if (sends)
 		name = peer;
-	for (int i = 0; i < MANY; i++) {
+	for (int i = 0; i < IOVECS_MAX; i++) {
 		pieces[i] = (struct iovec){ bytes + i, i ? 1 : 6 };
 		messages[i] =
 			(struct mmsghdr){ .msg_hdr = { .msg_name = &name,
@@ -212,7 +217,7 @@ static void set_up(const struct row *row)
 						       .msg_iovlen = 1 },
 					  .msg_len = 77 };
 	}
-	static struct iovec odd[MANY];
+	static struct iovec odd[IOVECS_MAX];
 	struct msghdr *message = &messages[row->odd].msg_hdr;
 
 	memcpy(odd, pieces, sizeof(odd));
@@ -228,8 +233,8 @@ static void set_up(const struct row *row)
 			row->namelen == 1 ? 0 : (socklen_t)row->namelen;
 }
 
-/* What a call said. */
-static int make(const struct row *row, char *out, size_t size)
+/* Makes a call, and writes its result. */
+static int make_call(const struct row *row, char *out, size_t size)
 {
 	struct msghdr *message = &messages[row->odd].msg_hdr;
 	struct timespec time = { row->sec, row->nsec };
@@ -237,7 +242,7 @@ static int make(const struct row *row, char *out, size_t size)
 	unsigned count = row->count < 0 ? 0 : row->count ? row->count : 2;
 	struct mmsghdr *all = row->no_message ? NULL : messages;
 	struct iovec *parts = message->msg_iov;
-	/* For the C library's own checks to know nothing of. */
+	/* Hides the arguments from the C library's own checks. */
 	void *volatile at = parts ? parts[0].iov_base : NULL;
 	volatile size_t len = parts ? parts[0].iov_len : 0;
 	socklen_t named = message->msg_namelen, *namelen = &named;
@@ -317,7 +322,7 @@ static void run(const struct row *row)
 			     (void *)&peer, &len) != 5)
 			printf("%s: nothing there\n", row->name);
 		set_up(row);
-		used = make(row, out, sizeof(out));
+		used = make_call(row, out, sizeof(out));
 		used += snprintf(out + used, sizeof(out) - used, "; then");
 		while (recv(server, data, sizeof(data), MSG_DONTWAIT) >= 0)
 			used += snprintf(out + used, sizeof(out) - used,
@@ -335,13 +340,13 @@ static void run(const struct row *row)
 	}
 }
 
-static void say(const char *what, long answer)
+static void print_result(const char *what, long answer)
 {
 	printf("%s: %ld %s\n", what, answer,
 	       answer < 0 ? strerrorname_np(errno) : "");
 }
 
-/* Options that change nothing, as they are refused; then those that do. */
+/* Options that are refused and change nothing; then those that do. */
 static void options(void)
 {
 	struct timeval time = { 0, 1000000 };
@@ -350,12 +355,12 @@ static void options(void)
 	int *volatile nowhere = NULL;
 	socklen_t *volatile no_length = NULL;
 
-#define SET(level, name, value, len)          \
-	say("set " #name " " #value " " #len, \
-	    setsockopt(server, level, name, value, (socklen_t)len))
-#define GET(level, name, value, len)          \
-	say("get " #name " " #value " " #len, \
-	    getsockopt(server, level, name, value, len))
+#define SET(level, name, value, len)                   \
+	print_result("set " #name " " #value " " #len, \
+		     setsockopt(server, level, name, value, (socklen_t)len))
+#define GET(level, name, value, len)                   \
+	print_result("get " #name " " #value " " #len, \
+		     getsockopt(server, level, name, value, len))
 	SET(SOL_SOCKET, SO_RCVBUF, &one, 2);
 	SET(SOL_SOCKET, SO_RCVBUF, nowhere, sizeof(one));
 	SET(SOL_SOCKET, SO_RCVBUF, &one, -1);
@@ -369,10 +374,10 @@ static void options(void)
 	len = 0;
 	GET(SOL_SOCKET, SO_RCVTIMEO, room, &len);
 	GET(9999, 1, room, &len);
-	say("FIONREAD to nowhere", ioctl(server, FIONREAD, nowhere));
-	say("FIONBIO of nothing", ioctl(server, FIONBIO, nowhere));
-	say("no ioctl", ioctl(server, 0xdeadbeef, &one));
-	/* This makes it plain, and comes before what else would. */
+	print_result("FIONREAD to nowhere", ioctl(server, FIONREAD, nowhere));
+	print_result("FIONBIO of nothing", ioctl(server, FIONBIO, nowhere));
+	print_result("no ioctl", ioctl(server, 0xdeadbeef, &one));
+	/* This makes the socket plain, before the options below would. */
 	SET(SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
 	SET(SOL_SOCKET, 9999, &one, sizeof(one));
 	SET(9999, 1, &one, sizeof(one));
@@ -397,7 +402,7 @@ static void *worker(void *arg)
 		last = nth;
 		total++;
 	} while (data[0] != 'P');
-	/* The first one stays away with its lane. */
+	/* The first one stays away, with its lane. */
 	if (!parked++) {
 		pause();
 		return NULL;
@@ -408,7 +413,7 @@ static void *worker(void *arg)
 		while (recv(clients[i], data, sizeof(data), MSG_DONTWAIT) >= 0)
 			;
 	for (size_t at = 0; at < sizeof(rows) / sizeof(*rows); at++)
-		if (with_unmapped || (rows[at].room != UNMAPPED_BYTES &&
+		if (with_unmapped || (rows[at].buffer_kind != UNMAPPED_BYTES &&
 				      rows[at].name_is != UNMAPPED_NAME))
 			run(&rows[at]);
 	options();
@@ -416,8 +421,8 @@ static void *worker(void *arg)
 	_exit(0);
 }
 
-/* Sends from a client, and waits until a worker has it. */
-static void ask(int client)
+/* Sends from a client, and waits until a worker has received it. */
+static void send_and_wait(int client)
 {
 	unsigned want = total + 1;
 
@@ -427,8 +432,8 @@ static void ask(int client)
 }
 
 /*
- * Of the candidates as many as are wanted: each worker's lane has its half of
- * them, whatever their ports are. Without lanes any will do.
+ * Chooses clients among the candidates so that half of them are in each
+ * worker's lane, whatever their ports are. Without lanes any will do.
  */
 static void choose_clients(void)
 {
@@ -437,7 +442,7 @@ static void choose_clients(void)
 	for (unsigned i = 0; i < CANDIDATES && chosen < FLOWS; i++) {
 		int client = clients[i];
 
-		ask(client);
+		send_and_wait(client);
 		if (of[last] == FLOWS / WORKERS)
 			continue;
 		of[last]++;
@@ -450,7 +455,7 @@ int main(int argc, char **argv)
 {
 	pthread_t thread;
 
-	/* Nobody outlives the test, and nothing waits for ever. */
+	/* No process outlives the test, and nothing waits forever. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
 	with_unmapped = argc > 1 && !strcmp(argv[1], "unmapped");
@@ -463,10 +468,10 @@ int main(int argc, char **argv)
 		pthread_create(&thread, NULL, worker, (void *)(long)i);
 	for (int ready = 0; ready < WORKERS;) {
 		for (int i = 0; i < CANDIDATES; i++)
-			ask(clients[i]);
+			send_and_wait(clients[i]);
 		ready = 0;
 		for (int i = 0; i < WORKERS; i++)
-			ready += received[i] >= OFTEN;
+			ready += received[i] >= WARM_UP_DATAGRAMS;
 	}
 	choose_clients();
 	for (unsigned i = 0; i < WORKERS; i++) {

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What becomes of datagrams that were taken ahead:
+ * Prefetched datagrams:
  *
  *	batches CASE
  *
- * Two threads (or, for "die", two processes) receive until each has come back
- * often. Then they park, much is sent, and each receives some of it and parks
- * again, with the rest of what one call took. CASE: "calls": the main thread
- * takes the rest by all calls, and looks before each; "fork": a child does;
- * "fall": the socket becomes plain, more comes, and the main thread takes all;
- * "blunt": the same, by receives alone;
- * "die": the receivers are killed; "handler": signal handlers receive in the
- * midst of receives. Prints how many there were, and what was out of order or
- * there twice: the same with the library as without.
+ * Two threads (or, for "die", two processes) receive until the library has seen
+ * each return often. Then they park, many datagrams are sent, and each receives
+ * some of them and parks again, with the rest of a prefetch. "calls": the main
+ * thread receives the rest by every kind of call, and polls before each.
+ * "fork": a child does. "fall": the socket becomes plain, more datagrams
+ * arrive, and the main thread receives all of them. "blunt": the same, by
+ * receives alone. "die": the receivers are killed. "handler": signal handlers
+ * receive during receives. Prints the number of datagrams, and how many were
+ * reordered or duplicated: the same with the library as without.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -31,70 +31,70 @@
 
 #define FLOWS 16
 #define WORKERS 2
-#define EACH 12
-#define SOME 10
+#define RECEIVES_PER_WORKER 12
+#define BURSTS 10
 
-struct word {
+struct payload {
 	char kind;
 	unsigned char flow;
 	unsigned short number;
 };
 
-/* What threads and processes share. */
+/* State that threads and processes share. */
 static struct state {
 	_Atomic unsigned received[WORKERS], total, parked, twice, disorder;
 	_Atomic int hold, more[WORKERS], stop;
 	_Atomic unsigned char seen[FLOWS][65536];
-} * all;
+} * shared;
 
 static int server, clients[FLOWS];
 static unsigned short sent[FLOWS], last[FLOWS];
 static struct sockaddr_in address;
 
-static void note(const struct word *word)
+static void mark_seen(const struct payload *payload)
 {
-	if (all->seen[word->flow][word->number]++)
-		all->twice++;
+	if (shared->seen[payload->flow][payload->number]++)
+		shared->twice++;
 }
 
-static void one(unsigned nth, int flags)
+static void receive_one(unsigned nth, int flags)
 {
-	struct word word;
+	struct payload payload;
 	struct sockaddr_in from;
 	socklen_t len = sizeof(from);
-	ssize_t got = recvfrom(server, &word, sizeof(word), flags,
+	ssize_t got = recvfrom(server, &payload, sizeof(payload), flags,
 			       (void *)&from, &len);
 
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
-	if (got != sizeof(word) || len != sizeof(from) ||
+	if (got != sizeof(payload) || len != sizeof(from) ||
 	    from.sin_family != AF_INET || !from.sin_port) {
 		perror("recvfrom");
 		exit(1);
 	}
-	note(&word);
-	all->received[nth]++;
-	all->total++;
+	mark_seen(&payload);
+	shared->received[nth]++;
+	shared->total++;
 }
 
 static void *worker(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
 
-	while (!all->stop) {
-		one(nth, 0);
-		if (!all->hold)
+	while (!shared->stop) {
+		receive_one(nth, 0);
+		if (!shared->hold)
 			continue;
-		all->parked++;
-		while (all->hold && !all->more[nth] && !all->stop)
+		shared->parked++;
+		while (shared->hold && !shared->more[nth] && !shared->stop)
 			usleep(200);
-		while (all->more[nth] > 0) {
-			one(nth, 0);
-			all->more[nth]--;
+		while (shared->more[nth] > 0) {
+			receive_one(nth, 0);
+			shared->more[nth]--;
 		}
-		all->parked--;
-		/* For good. */
-		while (all->hold && !all->stop)
+		shared->parked--;
+		/* Until the end. */
+		while (shared->hold && !shared->stop)
 			usleep(200);
 	}
 	return NULL;
@@ -102,40 +102,40 @@ static void *worker(void *arg)
 
 static void send_one(int flow)
 {
-	struct word word = { 'x', flow, sent[flow]++ };
+	struct payload payload = { 'x', flow, sent[flow]++ };
 
-	if (sendto(clients[flow], &word, sizeof(word), 0, (void *)&address,
-		   sizeof(address)) != sizeof(word))
+	if (sendto(clients[flow], &payload, sizeof(payload), 0,
+		   (void *)&address, sizeof(address)) != sizeof(payload))
 		perror("sendto");
 }
 
 static void burst(void)
 {
-	unsigned want = all->total + FLOWS;
+	unsigned want = shared->total + FLOWS;
 
 	for (int i = 0; i < FLOWS; i++)
 		send_one(i);
-	while (all->total < want)
+	while (shared->total < want)
 		usleep(50);
 }
 
-/* What one thread gets of a flow is newer than what it got before. */
-static void check(const struct word *word, ssize_t len)
+/* A thread receives the datagrams of a flow in order. */
+static void check(const struct payload *payload, ssize_t len)
 {
-	if (len != sizeof(*word)) {
+	if (len != sizeof(*payload)) {
 		perror("recv");
 		exit(1);
 	}
-	note(word);
-	if (last[word->flow] && word->number < last[word->flow])
-		all->disorder++;
-	last[word->flow] = word->number + 1;
+	mark_seen(payload);
+	if (last[payload->flow] && payload->number < last[payload->flow])
+		shared->disorder++;
+	last[payload->flow] = payload->number + 1;
 }
 
-/* Takes one by some call: how many there were. */
-static int take(unsigned how, int epoll)
+/* Receives by call number `how`; returns the number of datagrams. */
+static int receive_by(unsigned how, int epoll)
 {
-	struct word word[3], peeked;
+	struct payload payload[3], peeked;
 	struct pollfd at = { .fd = server, .events = POLLIN };
 	struct epoll_event event;
 	struct sockaddr_in from[3];
@@ -147,54 +147,57 @@ static int take(unsigned how, int epoll)
 	if (first < 0) {
 		if (errno != EAGAIN || poll(&at, 1, 0) ||
 		    epoll_wait(epoll, &event, 1, 0))
-			all->disorder++;
+			shared->disorder++;
 		return 0;
 	}
 	if (poll(&at, 1, 0) != 1 || at.revents != POLLIN ||
 	    epoll_wait(epoll, &event, 1, 0) != 1 || event.events != EPOLLIN ||
 	    ioctl(server, FIONREAD, &size) || size != sizeof(peeked))
-		all->disorder++;
-	/* What was looked at last comes next. */
+		shared->disorder++;
+	/* The datagram that was peeked at last comes next. */
 	recv(server, &peeked, sizeof(peeked), MSG_PEEK | MSG_DONTWAIT);
-	memset(word, 0, sizeof(word));
+	memset(payload, 0, sizeof(payload));
 	switch (how % 6) {
 	case 0:
-		check(word, recv(server, word, sizeof(*word), MSG_DONTWAIT));
+		check(payload,
+		      recv(server, payload, sizeof(*payload), MSG_DONTWAIT));
 		break;
 	case 1:
-		check(word, recvfrom(server, word, sizeof(*word), 0,
-				     (void *)from, &len));
+		check(payload, recvfrom(server, payload, sizeof(*payload), 0,
+					(void *)from, &len));
 		break;
 	case 2:
-		check(word, read(server, word, sizeof(*word)));
+		check(payload, read(server, payload, sizeof(*payload)));
 		break;
 	case 3: {
-		/* A part, and how long it is; that it is one is told, too. */
-		char *to = (char *)word;
+		/*
+		 * A part of the datagram, with MSG_TRUNC and the whole length.
+		 */
+		char *to = (char *)payload;
 		struct iovec part = { to, 2 };
 		struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 
 		if (recvmsg(server, &message, MSG_PEEK) != 2 ||
 		    message.msg_flags != MSG_TRUNC)
-			all->disorder++;
-		if (recv(server, to, 2, MSG_TRUNC) != sizeof(*word) ||
+			shared->disorder++;
+		if (recv(server, to, 2, MSG_TRUNC) != sizeof(*payload) ||
 		    memcmp(to, &peeked, 2) || to[2])
-			all->disorder++;
-		*word = peeked;
-		check(word, sizeof(*word));
+			shared->disorder++;
+		*payload = peeked;
+		check(payload, sizeof(*payload));
 		break;
 	}
 	case 4: {
-		struct iovec parts[2] = { { word, 1 },
-					  { (char *)word + 1, 9 } };
+		struct iovec parts[2] = { { payload, 1 },
+					  { (char *)payload + 1, 9 } };
 		struct msghdr message = { .msg_name = from,
 					  .msg_namelen = sizeof(from[0]),
 					  .msg_iov = parts,
 					  .msg_iovlen = 2 };
 
-		check(word, recvmsg(server, &message, 0));
+		check(payload, recvmsg(server, &message, 0));
 		if (message.msg_flags || message.msg_namelen != sizeof(from[0]))
-			all->disorder++;
+			shared->disorder++;
 		break;
 	}
 	default: {
@@ -202,45 +205,47 @@ static int take(unsigned how, int epoll)
 		struct iovec parts[3];
 
 		for (int i = 0; i < 3; i++) {
-			parts[i] = (struct iovec){ &word[i], sizeof(*word) };
+			parts[i] =
+				(struct iovec){ &payload[i], sizeof(*payload) };
 			many[i].msg_hdr.msg_iov = &parts[i];
 			many[i].msg_hdr.msg_iovlen = 1;
 		}
 		got = recvmmsg(server, many, 3, MSG_DONTWAIT, NULL);
 		for (int i = 0; i < got; i++)
-			check(&word[i], many[i].msg_len);
-		if (memcmp(word, &peeked, sizeof(peeked)))
-			all->disorder++;
+			check(&payload[i], many[i].msg_len);
+		if (memcmp(payload, &peeked, sizeof(peeked)))
+			shared->disorder++;
 		return got;
 	}
 	}
-	if (memcmp(word, &peeked, sizeof(peeked)))
-		all->disorder++;
+	if (memcmp(payload, &peeked, sizeof(peeked)))
+		shared->disorder++;
 	return 1;
 }
 
-static unsigned take_all(void)
+static unsigned receive_all(void)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 	int epoll = epoll_create1(EPOLL_CLOEXEC), got;
 	unsigned count = 0, how = 0;
 
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
-	while ((got = take(how++, epoll)) > 0)
+	while ((got = receive_by(how++, epoll)) > 0)
 		count += got;
 	close(epoll);
 	return count;
 }
 
-/* Takes all by nothing but receives, which look at nothing before. */
-static unsigned take_bluntly(void)
+/* Receives all, without a poll before. */
+static unsigned receive_without_poll(void)
 {
-	struct word word;
+	struct payload payload;
 	unsigned count = 0;
 	ssize_t len;
 
-	while ((len = recv(server, &word, sizeof(word), MSG_DONTWAIT)) >= 0) {
-		check(&word, len);
+	while ((len = recv(server, &payload, sizeof(payload), MSG_DONTWAIT)) >=
+	       0) {
+		check(&payload, len);
 		count++;
 	}
 	return count;
@@ -251,19 +256,19 @@ static void handle(int signal)
 	int saved = errno;
 
 	(void)signal;
-	one(0, MSG_DONTWAIT);
+	receive_one(0, MSG_DONTWAIT);
 	errno = saved;
 }
 
-static void handlers(pthread_t *threads)
+static void run_handlers(pthread_t *threads)
 {
 	struct sigaction action = { .sa_handler = handle,
 				    .sa_flags = SA_RESTART };
-	unsigned before = all->total, want = before;
+	unsigned before = shared->total, want = before;
 
 	sigaction(SIGUSR1, &action, NULL);
 	for (int turn = 0; turn < 300; turn++) {
-		while (want - all->total > 100)
+		while (want - shared->total > 100)
 			usleep(20);
 		for (int i = 0; i < FLOWS; i++)
 			send_one(i);
@@ -271,9 +276,9 @@ static void handlers(pthread_t *threads)
 		for (int i = 0; i < WORKERS; i++)
 			pthread_kill(threads[i], SIGUSR1);
 	}
-	while (all->total < want)
+	while (shared->total < want)
 		usleep(50);
-	printf("received %u\n", all->total - before);
+	printf("received %u\n", shared->total - before);
 }
 
 int main(int argc, char **argv)
@@ -287,14 +292,14 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		return 2;
 	processes = !strcmp(argv[1], "die");
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	address.sin_family = AF_INET;
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (all == MAP_FAILED ||
+	if (shared == MAP_FAILED ||
 	    bind(server, (void *)&address, sizeof(address)) ||
 	    getsockname(server, (void *)&address, &len))
 		return 1;
@@ -316,31 +321,34 @@ int main(int argc, char **argv)
 	do {
 		burst();
 		for (i = 0, ready = 0; i < WORKERS; i++)
-			ready += all->received[i] >= 50;
+			ready += shared->received[i] >= 50;
 	} while (ready < WORKERS);
 	if (!strcmp(argv[1], "handler")) {
-		handlers(threads);
+		run_handlers(threads);
 		goto end;
 	}
-	/* Each takes one and parks; then much comes, and each takes some. */
-	stay_here();
-	all->hold = 1;
-	for (i = 0; all->parked < WORKERS; i++) {
+	/*
+	 * Each receives one and parks. Then many arrive, and each receives
+	 * some.
+	 */
+	pin_to_this_cpu();
+	shared->hold = 1;
+	for (i = 0; shared->parked < WORKERS; i++) {
 		send_one(i % FLOWS);
 		usleep(2000);
 	}
-	settle();
-	rest = take_all();
-	before = all->total;
-	for (turn = 0; turn < SOME; turn++)
+	wait_for_delivery();
+	rest = receive_all();
+	before = shared->total;
+	for (turn = 0; turn < BURSTS; turn++)
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
-	/* How many of them each has is nobody's business, but there are enough. */
+	/* Which of them each gets does not matter; there are enough. */
 	for (i = 0; i < WORKERS; i++)
-		all->more[i] = EACH;
-	while (all->parked)
+		shared->more[i] = RECEIVES_PER_WORKER;
+	while (shared->parked)
 		usleep(50);
-	printf("taken %u\n", all->total - before);
+	printf("taken %u\n", shared->total - before);
 	blunt = !strcmp(argv[1], "blunt");
 	if (blunt || !strcmp(argv[1], "fall")) {
 		i = 1;
@@ -349,7 +357,7 @@ int main(int argc, char **argv)
 		for (turn = 0; turn < 4; turn++)
 			for (i = 0; i < FLOWS; i++)
 				send_one(i);
-		settle();
+		wait_for_delivery();
 	}
 	for (i = 0; i < WORKERS && processes; i++) {
 		kill(children[i], SIGKILL);
@@ -358,23 +366,24 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	pid = strcmp(argv[1], "fork") ? 0 : fork();
 	if (!pid)
-		printf("rest %u\n", blunt ? take_bluntly() : take_all());
+		printf("rest %u\n",
+		       blunt ? receive_without_poll() : receive_all());
 	if (!strcmp(argv[1], "fork")) {
 		if (!pid) {
 			fflush(stdout);
 			_exit(0);
 		}
 		waitpid(pid, NULL, 0);
-		printf("then %u\n", take_all());
+		printf("then %u\n", receive_all());
 	}
 end:
-	all->stop = 1;
-	all->hold = 0;
-	printf("twice %u, out of order %u\n", all->twice, all->disorder);
+	shared->stop = 1;
+	shared->hold = 0;
+	printf("twice %u, out of order %u\n", shared->twice, shared->disorder);
 	rest = 0;
 	for (i = 0; i < FLOWS; i++)
 		for (turn = 0; turn < sent[i]; turn++)
-			rest += !all->seen[i][turn];
+			rest += !shared->seen[i][turn];
 	printf("lost %u\n", rest);
 	fflush(stdout);
 	_exit(0);

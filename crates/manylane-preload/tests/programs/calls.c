@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A library behind the one under test: counts its calls that wait or receive.
- */
+/* A library behind the one under test: counts calls that wait or receive. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <signal.h>
@@ -21,7 +19,7 @@ ssize_t recv(int fd, void *to, size_t len, int flags)
 int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
 	  const sigset_t *mask)
 {
-	/* The kernel writes what is left of the time. */
+	/* The kernel writes the remaining time. */
 	struct timespec left = time ? *time : (struct timespec){ 0 };
 
 	counted_calls++;

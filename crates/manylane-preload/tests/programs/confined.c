@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A server that forbids itself all system calls but those that it makes:
+ * A server that allows itself only the system calls that it makes:
  *
- *	confined WHEN WAY SOCKETS
+ *	confined CASE WAIT SOCKETS
  *
- * Any other call kills the process. WAY is how it waits, and so which call it
- * may wait by: poll, select, epoll, recvfrom. A client, which is not confined,
- * counts the answers. SOCKETS of the server's port there are before the filter
- * goes in: 1, or with lanes as many as there are threads.
+ * Any other call kills the process. WAIT is the call by which it waits: poll,
+ * select, epoll, recvfrom. A client, which is not confined, counts the answers.
+ * SOCKETS is the number of sockets on the server's port before the filter is
+ * installed: 1, or with lanes as many as there are threads.
  *
  *	alone	one thread, by prctl(2); ends by exit()
  *	call	the same by seccomp(2)
  *	forks	one thread, which then forks a child that serves, and one
  *		that ends at once
- *	workers	two that are forked, each of which confines itself
+ *	workers	two forked processes, each of which confines itself
  *	early	before the socket is bound
- *	asks	asks only whether there are filters, then serves
+ *	asks	only queries whether there are filters, then serves
  *	waiting	two threads, and datagrams in the queue of each socket; by
  *		the main thread, for all threads
- *	blocked	two threads that wait, by the main thread, for all threads
- *	one	two threads, one of which confines itself alone
+ *	blocked	two threads that wait; by the main thread, for all threads
+ *	one	two threads, one of which confines only itself
  *	cut	as waiting, for threads that close the socket before they receive
  */
 #define _GNU_SOURCE
@@ -54,13 +54,13 @@
 #define ARCH AUDIT_ARCH_AARCH64
 #endif
 
-static const char *when, *way;
+static const char *test_case, *wait_call;
 static int server, to_client, from_client;
 static struct sockaddr_in address;
 static pthread_barrier_t held, filled, released;
 static _Atomic unsigned received[WORKERS];
 
-/* AddressSanitizer starts a process at the end that looks for leaks. */
+/* AddressSanitizer starts a process at the end that checks for leaks. */
 const char *__asan_default_options(void)
 {
 	return "detect_leaks=0";
@@ -72,32 +72,34 @@ static void fail(const char *what)
 	exit(1);
 }
 
-/* What the client is told, and answers when it is done. */
-struct order {
-	char what; /* x: is answered; q: stays in queues; H, S: for threads; e */
+/* A command for the client, which it acknowledges when it is done. */
+struct run_command {
+	char what; /* x: is answered; q: stays queued; H, S: for threads; e: the end */
 	int count;
 };
 
 static void client(int in, int out)
 {
 	int fds[FLOWS], flow = 0, i, sent = 0, answered = 0;
-	struct order order;
+	struct run_command run_command;
 
 	for (i = 0; i < FLOWS; i++)
 		fds[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	if (read(in, &address, sizeof(address)) != sizeof(address))
 		fail("address");
-	while (read(in, &order, sizeof(order)) == sizeof(order)) {
-		char what = order.what == 'q' || order.what == 'e' ? 'x' :
-								     order.what;
+	while (read(in, &run_command, sizeof(run_command)) ==
+	       sizeof(run_command)) {
+		char what = run_command.what == 'q' || run_command.what == 'e' ?
+				    'x' :
+				    run_command.what;
 
-		for (i = 0; i < order.count; i++) {
+		for (i = 0; i < run_command.count; i++) {
 			if (sendto(fds[flow++ % FLOWS], &what, 1, 0,
 				   (void *)&address, sizeof(address)) != 1)
 				fail("sendto");
 			sent += what == 'x';
 		}
-		while (strchr("xe", order.what) && answered < sent) {
+		while (strchr("xe", run_command.what) && answered < sent) {
 			struct pollfd at[FLOWS];
 			char data;
 
@@ -111,38 +113,39 @@ static void client(int in, int out)
 				       1)
 					answered++;
 		}
-		if (order.what == 'e') {
+		if (run_command.what == 'e') {
 			printf("%d missing\n", sent - answered);
 			fflush(stdout);
 			for (i = 0; i < WORKERS; i++)
 				sendto(fds[0], "S", 1, 0, (void *)&address,
 				       sizeof(address));
 		}
-		if (write(out, &order.what, 1) != 1)
+		if (write(out, &run_command.what, 1) != 1)
 			break;
 	}
 	exit(0);
 }
 
-static void tell(char what, int count)
+static void send_command(char what, int count)
 {
-	struct order order = { .what = what, .count = count };
+	struct run_command run_command = { .what = what, .count = count };
 
-	if (write(to_client, &order, sizeof(order)) != sizeof(order))
+	if (write(to_client, &run_command, sizeof(run_command)) !=
+	    sizeof(run_command))
 		fail("tell");
 }
 
-static void order(char what, int count)
+static void run_command(char what, int count)
 {
 	char done;
 
-	tell(what, count);
+	send_command(what, count);
 	if (read(from_client, &done, 1) != 1)
 		fail("order");
 }
 
-/* Sockets on the server's port, and those of them that have something. */
-static int sockets(int *full)
+/* Counts the sockets on the server's port, and those with queued datagrams. */
+static int count_sockets(int *full)
 {
 	FILE *file = fopen("/proc/net/udp", "r");
 	unsigned local, port, queued;
@@ -190,14 +193,14 @@ static void confine(const int *calls, int count, int by_call, int flags)
 			      &program) :
 		      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		fail("filter");
-	/* The same once more, in another way. */
+	/* The same once more, by another call. */
 	if (by_call &&
 	    syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		fail("second filter");
 }
 
-/* What the server goes on to call, and no more. */
-static void forbid_the_rest(int by_call, int flags)
+/* Allows the calls that the server makes from now on, and no others. */
+static void confine_to_used_calls(int by_call, int flags)
 {
 	int calls[24], count = 0;
 
@@ -207,39 +210,39 @@ static void forbid_the_rest(int by_call, int flags)
 	calls[count++] = SYS_exit_group;
 	if (by_call)
 		calls[count++] = SYS_prctl;
-	if (!strcmp(way, "poll"))
+	if (!strcmp(wait_call, "poll"))
 #ifdef SYS_poll
 		calls[count++] = SYS_poll;
 #else
 		calls[count++] = SYS_ppoll;
 #endif
-	if (!strcmp(way, "select"))
+	if (!strcmp(wait_call, "select"))
 		calls[count++] = SYS_pselect6;
-	if (!strcmp(way, "epoll"))
+	if (!strcmp(wait_call, "epoll"))
 #ifdef SYS_epoll_wait
 		calls[count++] = SYS_epoll_wait;
 #else
 		calls[count++] = SYS_epoll_pwait;
 #endif
-	if (!strcmp(when, "forks")) {
+	if (!strcmp(test_case, "forks")) {
 		calls[count++] = SYS_clone;
 		calls[count++] = SYS_set_robust_list;
 		calls[count++] = SYS_wait4;
 	}
-	if (!strcmp(when, "early")) {
+	if (!strcmp(test_case, "early")) {
 		calls[count++] = SYS_socket;
 		calls[count++] = SYS_bind;
 		calls[count++] = SYS_getsockname;
 		calls[count++] = SYS_epoll_create1;
 		calls[count++] = SYS_epoll_ctl;
 	}
-	if (!strcmp(when, "cut")) {
+	if (!strcmp(test_case, "cut")) {
 		calls[count++] = SYS_close;
 		calls[count++] = SYS_socket;
 		calls[count++] = SYS_bind;
 	}
-	/* Threads that wait for each other and end. */
-	if (flags || !strcmp(when, "one")) {
+	/* Calls of threads that wait for each other and end. */
+	if (flags || !strcmp(test_case, "one")) {
 		calls[count++] = SYS_futex;
 		calls[count++] = SYS_rt_sigprocmask;
 		calls[count++] = SYS_madvise;
@@ -247,7 +250,9 @@ static void forbid_the_rest(int by_call, int flags)
 		calls[count++] = SYS_exit;
 	}
 #ifdef SANITIZED
-	/* What the runtime does at an end, and in a thread of its own. */
+	/*
+	 * Calls of the sanitizer's runtime at the end, and in its own thread.
+	 */
 	calls[count++] = SYS_clock_gettime;
 	calls[count++] = SYS_gettimeofday;
 	calls[count++] = SYS_mmap;
@@ -257,7 +262,7 @@ static void forbid_the_rest(int by_call, int flags)
 	confine(calls, count, by_call, flags);
 }
 
-static int epoll_of(int fd)
+static int make_epoll(int fd)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 	int epfd = epoll_create1(0);
@@ -267,14 +272,14 @@ static int epoll_of(int fd)
 	return epfd;
 }
 
-static void wait_for_one(int fd, int epfd)
+static void wait_for_datagram(int fd, int epfd)
 {
-	if (!strcmp(way, "poll")) {
+	if (!strcmp(wait_call, "poll")) {
 		struct pollfd at = { .fd = fd, .events = POLLIN };
 
 		if (poll(&at, 1, -1) != 1 || at.revents != POLLIN)
 			fail("poll");
-	} else if (!strcmp(way, "select")) {
+	} else if (!strcmp(wait_call, "select")) {
 		fd_set read;
 
 		FD_ZERO(&read);
@@ -282,7 +287,7 @@ static void wait_for_one(int fd, int epfd)
 		if (select(fd + 1, &read, NULL, NULL, NULL) != 1 ||
 		    !FD_ISSET(fd, &read))
 			fail("select");
-	} else if (!strcmp(way, "epoll")) {
+	} else if (!strcmp(wait_call, "epoll")) {
 		struct epoll_event event;
 
 		if (epoll_wait(epfd, &event, 1, -1) != 1)
@@ -290,10 +295,10 @@ static void wait_for_one(int fd, int epfd)
 	}
 }
 
-/* Answers count datagrams, or all until something else comes. */
+/* Answers `count` datagrams, or all until a command arrives. */
 static char serve(int fd, int epfd, int count, _Atomic unsigned *counter)
 {
-	int flags = strcmp(way, "recvfrom") ? MSG_DONTWAIT : 0;
+	int flags = strcmp(wait_call, "recvfrom") ? MSG_DONTWAIT : 0;
 
 	while (count) {
 		struct sockaddr_in from;
@@ -301,7 +306,7 @@ static char serve(int fd, int epfd, int count, _Atomic unsigned *counter)
 		char data;
 		ssize_t got;
 
-		wait_for_one(fd, epfd);
+		wait_for_datagram(fd, epfd);
 		while (count && (got = recvfrom(fd, &data, 1, flags,
 						(void *)&from, &len)) == 1) {
 			if (data != 'x')
@@ -321,22 +326,22 @@ static char serve(int fd, int epfd, int count, _Atomic unsigned *counter)
 static void *worker(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
-	int epfd = strcmp(way, "epoll") ? -1 : epoll_of(server);
+	int epfd = strcmp(wait_call, "epoll") ? -1 : make_epoll(server);
 	char what;
 
 	while ((what = serve(server, epfd, -1, &received[nth])) != 'S') {
 		pthread_barrier_wait(&held);
 		pthread_barrier_wait(&filled);
-		if (!strcmp(when, "one") && nth == 0)
-			forbid_the_rest(1, 0);
+		if (!strcmp(test_case, "one") && nth == 0)
+			confine_to_used_calls(1, 0);
 		pthread_barrier_wait(&released);
-		if (!strcmp(when, "cut"))
+		if (!strcmp(test_case, "cut"))
 			break;
 	}
 	return NULL;
 }
 
-static void with_threads(int wanted)
+static void run_threads(int wanted)
 {
 	pthread_t threads[WORKERS];
 	int i, full;
@@ -348,26 +353,26 @@ static void with_threads(int wanted)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
 	do
-		order('x', FLOWS);
-	while (sockets(&full) != wanted || !received[0] || !received[1]);
-	if (strcmp(when, "blocked")) {
-		order('H', WORKERS);
+		run_command('x', FLOWS);
+	while (count_sockets(&full) != wanted || !received[0] || !received[1]);
+	if (strcmp(test_case, "blocked")) {
+		run_command('H', WORKERS);
 		pthread_barrier_wait(&held);
 		do
-			order('q', FLOWS);
-		while (sockets(&full) != wanted || full != wanted);
+			run_command('q', FLOWS);
+		while (count_sockets(&full) != wanted || full != wanted);
 		pthread_barrier_wait(&filled);
 	}
-	if (strcmp(when, "one"))
-		forbid_the_rest(1, SECCOMP_FILTER_FLAG_TSYNC);
-	if (strcmp(when, "blocked"))
+	if (strcmp(test_case, "one"))
+		confine_to_used_calls(1, SECCOMP_FILTER_FLAG_TSYNC);
+	if (strcmp(test_case, "blocked"))
 		pthread_barrier_wait(&released);
-	if (strcmp(when, "cut"))
-		tell('e', 4 * FLOWS);
+	if (strcmp(test_case, "cut"))
+		send_command('e', 4 * FLOWS);
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
-	if (!strcmp(when, "cut")) {
-		/* What was for the old one is not for the new one. */
+	if (!strcmp(test_case, "cut")) {
+		/* Datagrams for the old socket must not reach the new one. */
 		close(server);
 		if (socket(AF_INET, SOCK_DGRAM, 0) != server ||
 		    bind(server, (void *)&address, sizeof(address)))
@@ -377,38 +382,40 @@ static void with_threads(int wanted)
 	}
 }
 
-static void with_workers(void)
+static void run_workers(void)
 {
 	int i, status;
 
 	for (i = 0; i < WORKERS; i++) {
 		if (!fork()) {
-			int epfd = strcmp(way, "epoll") ? -1 : epoll_of(server);
+			int epfd = strcmp(wait_call, "epoll") ?
+					   -1 :
+					   make_epoll(server);
 
-			forbid_the_rest(0, 0);
+			confine_to_used_calls(0, 0);
 			_exit(serve(server, epfd, -1, NULL) != 'S');
 		}
 	}
-	tell('e', 4 * FLOWS);
+	send_command('e', 4 * FLOWS);
 	for (i = 0; i < WORKERS; i++)
 		if (wait(&status) < 0 || status)
 			_exit(8);
 }
 
-static void with_one(void)
+static void run_one(void)
 {
-	int early = !strcmp(when, "early"), epfd = -1;
+	int early = !strcmp(test_case, "early"), epfd = -1;
 
 	if (early)
-		forbid_the_rest(0, 0);
+		confine_to_used_calls(0, 0);
 	server = loopback_server(0, &address);
 	if (write(to_client, &address, sizeof(address)) != sizeof(address))
 		fail("address");
-	if (!strcmp(way, "epoll"))
-		epfd = epoll_of(server);
-	tell('q', 8);
+	if (!strcmp(wait_call, "epoll"))
+		epfd = make_epoll(server);
+	send_command('q', 8);
 	serve(server, epfd, 8, NULL);
-	if (!strcmp(when, "asks")) {
+	if (!strcmp(test_case, "asks")) {
 		if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) != -1 ||
 		    errno != EFAULT)
 			fail("a question");
@@ -421,10 +428,10 @@ static void with_one(void)
 		    errno != EINVAL)
 			fail("a question");
 	} else if (!early) {
-		forbid_the_rest(!strcmp(when, "call"), 0);
+		confine_to_used_calls(!strcmp(test_case, "call"), 0);
 	}
-	tell('e', 64);
-	if (!strcmp(when, "forks")) {
+	send_command('e', 64);
+	if (!strcmp(test_case, "forks")) {
 		pid_t child;
 		int status;
 
@@ -452,9 +459,9 @@ int main(int argc, char **argv)
 
 	if (argc != 4)
 		return 2;
-	when = argv[1];
-	way = argv[2];
-	/* Nobody outlives the test. */
+	test_case = argv[1];
+	wait_call = argv[2];
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (pipe(down) || pipe(up))
 		fail("pipe");
@@ -467,19 +474,19 @@ int main(int argc, char **argv)
 	}
 	to_client = down[1];
 	from_client = up[0];
-	if (!strcmp(when, "waiting") || !strcmp(when, "blocked") ||
-	    !strcmp(when, "one") || !strcmp(when, "cut") ||
-	    !strcmp(when, "workers")) {
+	if (!strcmp(test_case, "waiting") || !strcmp(test_case, "blocked") ||
+	    !strcmp(test_case, "one") || !strcmp(test_case, "cut") ||
+	    !strcmp(test_case, "workers")) {
 		server = loopback_server(0, &address);
 		if (write(to_client, &address, sizeof(address)) !=
 		    sizeof(address))
 			fail("address");
-		if (!strcmp(when, "workers"))
-			with_workers();
+		if (!strcmp(test_case, "workers"))
+			run_workers();
 		else
-			with_threads(atoi(argv[3]));
+			run_threads(atoi(argv[3]));
 	} else {
-		with_one();
+		run_one();
 	}
 	exit(0);
 }

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Put before a program that is built with ThreadSanitizer: calls go to the
- * library under test (to the C library, without one) past the sanitizer's
- * interceptors, which are in the program and so in front of it.
+ * Included before a program that is built with ThreadSanitizer: calls go to the
+ * library under test (to the C library without one), and bypass the sanitizer's
+ * interceptors, which are in the program and so precede it.
  *
- * An interceptor of a call that may wait makes the sanitizer blind to atomics
- * until the call returns, while it goes on to see what is read and written: all
- * that the library's atomics order looks like a race. The other ones take a
- * descriptor for memory that is written wherever it is closed or handed out
- * again, which programs here do on purpose.
+ * While an interceptor of a call that may wait is active, the sanitizer ignores
+ * atomics but still records memory accesses. So everything that the library's
+ * atomics order looks like a race. Other interceptors treat a descriptor as
+ * memory that is written when it is closed or created, and programs here reuse
+ * descriptors on purpose.
  *
- * What a pipe or a socket orders is not seen so: threads of a program use atomics.
- * Handlers of signals stay with the sanitizer, which has to know of them.
+ * The sanitizer does not see the order that a pipe or a socket creates, so
+ * threads of a program use atomics. Signal handlers are left to the sanitizer,
+ * which has to know of them.
  */
 #ifndef DIRECT_H
 #define DIRECT_H

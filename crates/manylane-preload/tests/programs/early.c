@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A server with one receiver forks, while datagrams come at the very moment at
- * which the library makes lanes for its children: none of them may get lost.
+ * A server with one receiver forks, while datagrams arrive at the moment at
+ * which the library makes lanes for its children. None of them may be lost.
  *
- *	early WAY
+ *	early MODE
  *
- * calm: they come before; rush: in that moment; late: so they do to a socket
- * that is the 5000th of its process; asleep: they do, and the receiver is
- * another thread, which sleeps in a receive, and is to be woken by each.
+ * calm: they arrive before. rush: they arrive at that moment. late: the same,
+ * for a socket that is the 5000th of its process. asleep: the same, and the
+ * receiver is another thread, which sleeps in a receive and has to be woken by
+ * each.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -38,19 +39,21 @@ static void send_all(int round)
 	}
 }
 
-static void rush(void)
+static void send_during_bind(void)
 {
 	send_all(1);
 }
 
-/* Each datagram that is there, once: how many of the given round. */
-static int receive_all(int fd, int round, const char *way)
+/*
+ * Receives each queued datagram once; returns how many are of the given round.
+ */
+static int receive_all(int fd, int round, const char *mode)
 {
 	unsigned char seen[SENDERS] = { 0 };
 	unsigned char got[16];
 	int count = 0, size;
 
-	settle();
+	wait_for_delivery();
 	for (;;) {
 		struct pollfd at = { .fd = fd, .events = POLLIN };
 		int ready = poll(&at, 1, 0);
@@ -60,11 +63,11 @@ static int receive_all(int fd, int round, const char *way)
 		if (ready == 0) {
 			if (recv(fd, got, sizeof(got), MSG_DONTWAIT) >= 0)
 				printf("%s: something that poll did not see\n",
-				       way);
+				       mode);
 			return count;
 		}
 		if (size != 2)
-			printf("%s: FIONREAD says %d\n", way, size);
+			printf("%s: FIONREAD says %d\n", mode, size);
 		if (recv(fd, got, sizeof(got), MSG_DONTWAIT) != 2 ||
 		    got[0] >= SENDERS || got[1] != round || seen[got[0]]++)
 			return -1;
@@ -74,7 +77,7 @@ static int receive_all(int fd, int round, const char *way)
 
 static atomic_int received, tid;
 
-static void *sleeper(void *arg)
+static void *sleeping_receiver(void *arg)
 {
 	unsigned char got[16];
 
@@ -84,7 +87,7 @@ static void *sleeper(void *arg)
 	return NULL;
 }
 
-/* It sleeps in its receive: so says the kernel. */
+/* Waits until the thread sleeps in its receive, as the kernel reports. */
 static void wait_for_sleep(void)
 {
 	char path[64], text[64];
@@ -103,10 +106,10 @@ static void wait_for_sleep(void)
 	} while (!got || strtol(text, NULL, 10) != SYS_recvfrom);
 }
 
-/* How many it has got, when it has them all, or 30 s later. */
-static int wait_for(int count)
+/* Waits up to 30 s for `count` datagrams; returns how many were received. */
+static int wait_for_count(int count)
 {
-	for (int turn = 0; received < count && turn < 30000; turn++)
+	for (int tries = 0; received < count && tries < 30000; tries++)
 		usleep(1000);
 	return atomic_exchange(&received, 0);
 }
@@ -114,16 +117,16 @@ static int wait_for(int count)
 int main(int argc, char **argv)
 {
 	void (**after_bind)(void) = dlsym(RTLD_DEFAULT, "rush_after_bind");
-	const char *way = argc > 1 ? argv[1] : "calm";
-	int asleep = !strcmp(way, "asleep"), fd, before, early, later;
+	const char *mode = argc > 1 ? argv[1] : "calm";
+	int asleep = !strcmp(mode, "asleep"), fd, before, early, later;
 	socklen_t len = sizeof(server);
 	pthread_t thread;
 	pid_t child;
 
-	stay_here();
+	pin_to_this_cpu();
 	server.sin_family = AF_INET;
 	server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	for (int i = 0; !strcmp(way, "late") && i < 5000; i++) {
+	for (int i = 0; !strcmp(mode, "late") && i < 5000; i++) {
 		fd = socket(AF_INET, SOCK_DGRAM, 0);
 		bind(fd, (struct sockaddr *)&server, len);
 		close(fd);
@@ -134,27 +137,28 @@ int main(int argc, char **argv)
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	if (asleep)
-		pthread_create(&thread, NULL, sleeper, &fd);
+		pthread_create(&thread, NULL, sleeping_receiver, &fd);
 	send_all(0);
-	before = asleep ? wait_for(SENDERS) : receive_all(fd, 0, "before");
+	before =
+		asleep ? wait_for_count(SENDERS) : receive_all(fd, 0, "before");
 	if (asleep)
 		wait_for_sleep();
-	if (strcmp(way, "calm") && after_bind)
-		*after_bind = rush;
+	if (strcmp(mode, "calm") && after_bind)
+		*after_bind = send_during_bind;
 	else
-		rush();
+		send_during_bind();
 	child = fork();
 	if (child == 0)
 		_exit(0);
 	waitpid(child, NULL, 0);
 	if (after_bind && *after_bind) {
-		/* No lane was made. */
+		/* No lane was created. */
 		*after_bind = NULL;
-		rush();
+		send_during_bind();
 	}
-	early = asleep ? wait_for(SENDERS) : receive_all(fd, 1, "early");
+	early = asleep ? wait_for_count(SENDERS) : receive_all(fd, 1, "early");
 	send_all(2);
-	later = asleep ? wait_for(SENDERS) : receive_all(fd, 2, "later");
+	later = asleep ? wait_for_count(SENDERS) : receive_all(fd, 2, "later");
 	printf("%d before, %d early, %d later\n", before, early, later);
 	return 0;
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Behind the library: counts waits on epoll instances that are asked for in milliseconds. */
+/*
+ * A library behind the one under test: counts epoll waits with a timeout in
+ * milliseconds.
+ */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdatomic.h>

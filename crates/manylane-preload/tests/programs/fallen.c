@@ -2,14 +2,15 @@
 /*
  * Sockets that become plain while threads sleep on their lanes:
  *
- *	fallen WAY SOCKETS
+ *	fallen MODE SOCKETS
  *
- * Three threads with an epoll instance each receive on a socket until each has
- * come back often enough, and sleep. Then comes what lanes cannot have. All
- * that is sent from then on reaches the program's own socket, and has to wake
- * one of them. WAY: level, edge (an option is set), one (the main thread waits
- * on the instances of the others, too), nested (they are waited for by poll,
- * from the start), closed (the descriptors that were added are closed).
+ * Three threads with an epoll instance each receive on a socket until the
+ * library has seen each return often, and sleep. Then something happens that
+ * lanes cannot have. Every datagram that is sent from then on reaches the
+ * program's own socket, and has to wake one of them. level, edge: an option is
+ * set. one: the main thread waits on the instances of the others, too. nested:
+ * the instances are waited for by poll, from the start. closed: the descriptors
+ * that were added are closed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -67,7 +68,7 @@ static void *worker(void *arg)
 	}
 }
 
-/* So many datagrams, and all of them received. */
+/* Sends `count` datagrams, and waits until all are received. */
 static void send_some(char what, int count)
 {
 	static unsigned flow;
@@ -81,37 +82,37 @@ static void send_some(char what, int count)
 		usleep(50);
 }
 
-static void fall(const char *way)
+static void make_plain(const char *mode)
 {
 	struct epoll_event event;
 	int one = 1, i;
 
-	if (!strcmp(way, "one")) {
+	if (!strcmp(mode, "one")) {
 		for (i = 0; i < WORKERS; i++)
 			epoll_wait(epolls[i], &event, 1, 0);
 		return;
 	}
-	for (i = 0; !strcmp(way, "closed") && i < WORKERS; i++)
+	for (i = 0; !strcmp(mode, "closed") && i < WORKERS; i++)
 		close(added[i]);
 	if (setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one))) {
 		perror("setsockopt");
 	}
 }
 
-static void one_socket(const char *way)
+static void run_socket(const char *mode)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 	pthread_t threads[WORKERS];
 	int i, turns;
 
-	if (!strcmp(way, "edge"))
+	if (!strcmp(mode, "edge"))
 		event.events |= EPOLLET;
 	server = loopback_server(0, &address);
 	ended = 0;
 	for (i = 0; i < WORKERS; i++) {
 		received[i] = 0;
 		epolls[i] = epoll_create1(EPOLL_CLOEXEC);
-		added[i] = strcmp(way, "closed") ? server : dup(server);
+		added[i] = strcmp(mode, "closed") ? server : dup(server);
 		if (epoll_ctl(epolls[i], EPOLL_CTL_ADD, added[i], &event))
 			perror("epoll_ctl");
 		pthread_create(&threads[i], NULL, worker,
@@ -121,7 +122,7 @@ static void one_socket(const char *way)
 	     turns < 50 || !received[0] || !received[1] || !received[2];
 	     turns++)
 		send_some('x', FLOWS);
-	fall(way);
+	make_plain(mode);
 	for (turns = 0; turns < 10; turns++)
 		send_some('x', 1);
 	for (turns = 0; turns < 10; turns++)
@@ -143,14 +144,14 @@ int main(int argc, char **argv)
 
 	if (argc != 3)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	sockets = atoi(argv[2]);
 	nested = !strcmp(argv[1], "nested");
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < sockets; i++)
-		one_socket(argv[1]);
+		run_socket(argv[1]);
 	printf("%d sockets fell\n", i);
 	return 0;
 }

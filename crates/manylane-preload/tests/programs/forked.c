@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A UDP socket that is bound after a fork. The parent binds it, and receives in
- * two threads until both have come back often; they are parked, and the child
- * receives one more. Prints the receive timeout that each process sees, which is
- * none, and what the child got.
+ * two threads until the library has seen both return often. They are parked,
+ * and the child receives one more. Prints the receive timeout that each process
+ * sees, which is none, and what the child received.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -19,9 +19,9 @@
 
 #define WORKERS 2
 #define FLOWS 32
-#define OFTEN 50
+#define WARM_UP_DATAGRAMS 50
 
-static int server, clients[FLOWS], link_of[2];
+static int server, clients[FLOWS], control_pair[2];
 static struct sockaddr_in address = { .sin_family = AF_INET };
 static _Atomic unsigned received[WORKERS], total, hold;
 
@@ -31,7 +31,10 @@ static void *worker(void *arg)
 	char byte;
 
 	while (recv(server, &byte, 1, 0) == 1) {
-		/* Before it is counted: the next one is the other thread's. */
+		/*
+		 * Before it is counted, because the next datagram is for the
+		 * other thread.
+		 */
 		int parks = hold;
 
 		received[nth]++;
@@ -69,7 +72,8 @@ static void serve_and_park(void)
 	}
 	for (unsigned long i = 0; i < WORKERS; i++)
 		pthread_create(&thread, NULL, worker, (void *)i);
-	while (received[0] < OFTEN || received[1] < OFTEN) {
+	while (received[0] < WARM_UP_DATAGRAMS ||
+	       received[1] < WARM_UP_DATAGRAMS) {
 		unsigned want = total + FLOWS;
 
 		for (int i = 0; i < FLOWS; i++)
@@ -85,7 +89,7 @@ static void serve_and_park(void)
 	}
 }
 
-static void say_timeout(const char *process)
+static void print_timeout(const char *process)
 {
 	struct timeval time = { .tv_sec = -1 };
 	socklen_t len = sizeof(time);
@@ -96,16 +100,16 @@ static void say_timeout(const char *process)
 	fflush(stdout);
 }
 
-static void child(void)
+static void run_child(void)
 {
 	char byte;
 
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (read(link_of[1], &byte, 1) != 1)
+	if (read(control_pair[1], &byte, 1) != 1)
 		_exit(1);
-	say_timeout("child");
-	if (write(link_of[1], &byte, 1) != 1)
+	print_timeout("child");
+	if (write(control_pair[1], &byte, 1) != 1)
 		_exit(1);
 	if (recv(server, &byte, 1, 0) == 1)
 		printf("child: got %c\n", byte);
@@ -123,15 +127,16 @@ int main(void)
 	for (int i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
-	if (socketpair(AF_UNIX, SOCK_STREAM, 0, link_of))
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, control_pair))
 		return 1;
 	if (fork() == 0)
-		child();
-	close(link_of[1]);
+		run_child();
+	close(control_pair[1]);
 	serve_and_park();
-	say_timeout("parent");
+	print_timeout("parent");
 	/* The child receives from now on. */
-	if (write(link_of[0], &byte, 1) != 1 || read(link_of[0], &byte, 1) != 1)
+	if (write(control_pair[0], &byte, 1) != 1 ||
+	    read(control_pair[0], &byte, 1) != 1)
 		return 1;
 	send_one(0, 'c');
 	wait(&status);

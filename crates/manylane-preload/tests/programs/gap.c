@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A library behind the one under test: a signal comes the moment a wait has
- * ended with nothing, before the next one; and something of the program's own
- * once the kernel has said what an option is.
+ * A library behind the one under test. A signal arrives at the moment at which
+ * a wait has ended without a result, before the next wait. And a function of
+ * the program runs once the kernel has returned the value of an option.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -14,12 +14,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Waits of the thread until then; 0: none is to come. */
+/* Waits of the thread until the signal; 0 means none. */
 _Thread_local unsigned gap_after;
-/* What comes in between; null: nothing. */
+/* The function to run after getsockopt; null means none. */
 _Thread_local void (*gap_in_option)(void);
 
-static long ended(long answer, int waited)
+static long after_wait(long answer, int waited)
 {
 	int saved = errno;
 
@@ -43,17 +43,17 @@ int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
 
 ssize_t recv(int fd, void *to, size_t len, int flags)
 {
-	return ended(syscall(SYS_recvfrom, fd, to, len, flags, NULL, NULL),
-		     !(flags & MSG_DONTWAIT));
+	return after_wait(syscall(SYS_recvfrom, fd, to, len, flags, NULL, NULL),
+			  !(flags & MSG_DONTWAIT));
 }
 
 int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
 	  const sigset_t *mask)
 {
-	/* The kernel writes what is left of the time. */
+	/* The kernel writes the remaining time. */
 	struct timespec left = time ? *time : (struct timespec){ 0 };
 
-	return ended(
+	return after_wait(
 		syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8L),
 		!time || time->tv_sec || time->tv_nsec);
 }
@@ -61,7 +61,7 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
 int epoll_pwait(int fd, struct epoll_event *events, int count, int timeout,
 		const sigset_t *mask)
 {
-	return ended(
+	return after_wait(
 		syscall(SYS_epoll_pwait, fd, events, count, timeout, mask, 8L),
 		timeout != 0);
 }

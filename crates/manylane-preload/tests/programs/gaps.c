@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Signals that come between two of the waits that one wait is made of:
+ * Signals that arrive between two of the waits that one wait consists of:
  *
  *	gaps CASE
  *
- * Two threads receive on a socket until each has come back often enough. Then
- * one waits with nothing to come, and a library behind (gap.c) sends it a
- * signal each time a wait inside has ended: some on the first, some later. The
- * call has to end with EINTR. CASE: recv, poll, select, epoll, mask (ppoll
- * that lets the signal in, which is blocked otherwise). Or "option", "time": the
- * socket becomes plain while it is asked what options it has.
+ * Two threads receive on a socket until the library has seen each return often.
+ * Then one waits and nothing arrives. A library behind (gap.c) sends it a
+ * signal when a wait inside has ended: the first one, or a later one. The call
+ * has to end with EINTR. CASE: recv, poll, select, epoll, mask (a ppoll that
+ * unblocks the signal). Or "option", "time": the socket becomes plain while its
+ * options are read.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,7 +31,7 @@
 #include "loopback.h"
 
 #define FLOWS 16
-#define TIMES 12
+#define WAITS 12
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
@@ -45,7 +45,7 @@ static void handle(int signal)
 	handled++;
 }
 
-static int option(int name, void (**between)(void), void (*then)(void))
+static int get_option(int name, void (**between)(void), void (*then)(void))
 {
 	struct timeval value = { .tv_sec = -1 };
 	socklen_t len = sizeof(value);
@@ -62,8 +62,8 @@ static int option(int name, void (**between)(void), void (*then)(void))
 	return (int)value.tv_usec;
 }
 
-/* Nothing of lanes is left after this. */
-static void fall(void)
+/* After this, no lanes are left. */
+static void make_plain(void)
 {
 	int one = 1;
 	char byte;
@@ -73,7 +73,7 @@ static void fall(void)
 		;
 }
 
-static int wait_for_it(int epoll)
+static int wait_by_pattern(int epoll)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };
 	struct epoll_event event;
@@ -103,7 +103,7 @@ static void *worker(void *arg)
 	int epoll = epoll_create1(0), flags = MSG_DONTWAIT;
 	sigset_t set;
 
-	/* Found only where there is something between. */
+	/* Found only if gap.c is loaded. */
 	after = dlsym(RTLD_DEFAULT, "gap_after");
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	if (!strcmp(pattern, "recv") || !strcmp(pattern, "option") ||
@@ -117,7 +117,7 @@ static void *worker(void *arg)
 	for (;;) {
 		char byte;
 
-		if (flags && wait_for_it(epoll) < 0)
+		if (flags && wait_by_pattern(epoll) < 0)
 			continue;
 		if (recv(server, &byte, 1, flags) < 1)
 			continue;
@@ -129,7 +129,7 @@ static void *worker(void *arg)
 	parked++;
 	while (parked < 2)
 		usleep(50);
-	/* Nothing is left. */
+	/* Empties the queue. */
 	for (char byte; nth == 0 && recv(server, &byte, 1, MSG_DONTWAIT) > 0;)
 		;
 	if (nth == 0 &&
@@ -137,17 +137,17 @@ static void *worker(void *arg)
 		int name = *pattern == 'o' ? SO_REUSEPORT : SO_RCVTIMEO;
 		void (**between)(void) = dlsym(RTLD_DEFAULT, "gap_in_option");
 
-		printf("before %d", option(name, between, NULL));
-		printf(" between %d", option(name, between, fall));
-		printf(" after %d\n", option(name, between, NULL));
+		printf("before %d", get_option(name, between, NULL));
+		printf(" between %d", get_option(name, between, make_plain));
+		printf(" after %d\n", get_option(name, between, NULL));
 		fflush(stdout);
 		_exit(0);
 	}
-	for (unsigned i = 0; nth == 0 && i < TIMES; i++) {
+	for (unsigned i = 0; nth == 0 && i < WAITS; i++) {
 		unsigned before = handled;
 
 		*after = 1 + i % 4;
-		if (wait_for_it(epoll) < 0 && errno == EINTR &&
+		if (wait_by_pattern(epoll) < 0 && errno == EINTR &&
 		    handled == before + 1)
 			interrupted++;
 		*after = 0;
@@ -194,10 +194,10 @@ int main(int argc, char **argv)
 		       sizeof(address));
 		usleep(1000);
 	}
-	/* A wait that nothing interrupts lasts for ever. */
+	/* A wait that nothing interrupts lasts forever. */
 	for (i = 0; i < 60000 && !ended; i++)
 		usleep(1000);
-	printf("interrupted %u of %u\n", interrupted, TIMES);
+	printf("interrupted %u of %u\n", interrupted, WAITS);
 	fflush(stdout);
 	_exit(0);
 }

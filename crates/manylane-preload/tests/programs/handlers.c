@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Whether a handler interrupts a receive, by how it was installed:
+ * Does a handler interrupt a receive? That depends on how it was installed:
  *
  *	handlers HOW
  *
- * Two threads receive until each has come back often. One of them is then sent
- * a signal, again and again until it has interrupted the receive, or until the
- * handler has run some times and the receive still waits.
+ * Two threads receive until the library has seen each return often. Then one of
+ * them is sent signals until one has interrupted the receive, or until the
+ * handler has run several times and the receive still waits.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -23,8 +23,8 @@
 
 #define FLOWS 16
 #define WORKERS 2
-#define OFTEN 50
-#define TIMES 10
+#define WARM_UP_DATAGRAMS 50
+#define SIGNALS_MAX 10
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
@@ -76,14 +76,16 @@ static void install(const char *how)
 	} else if (!strcmp(how, "sigset")) {
 		sigset(SIGUSR1, handle);
 	} else if (!strcmp(how, "sysv_signal")) {
-		/* It is there for one signal only. */
+		/* It is installed for one signal only. */
 		sysv_signal(SIGUSR1, handle);
 	} else if (!strcmp(how, "sigignore")) {
 		signal(SIGUSR1, handle);
 		sigset(SIGUSR2, handle);
 		sigignore(SIGUSR2);
 	} else {
-		/* As signal(), whose handlers interrupt under ThreadSanitizer. */
+		/*
+		 * As signal(), whose handlers interrupt under ThreadSanitizer.
+		 */
 		ssignal(SIGUSR1, handle);
 		signal(SIGUSR2, handle);
 		siginterrupt(SIGUSR2, 1);
@@ -103,7 +105,7 @@ int main(int argc, char **argv)
 
 	if (argc != 2)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
 	server = loopback_server(0, &address);
@@ -122,11 +124,14 @@ int main(int argc, char **argv)
 			usleep(50);
 		ready = 0;
 		for (int i = 0; i < WORKERS; i++)
-			ready += received[i] >= OFTEN;
+			ready += received[i] >= WARM_UP_DATAGRAMS;
 	} while (ready < WORKERS);
-	/* By now it waits again; a handler that comes before tries once more. */
+	/*
+	 * By now it waits again. A handler that runs earlier makes it try once
+	 * more.
+	 */
 	usleep(50000);
-	for (unsigned n = 1; n <= TIMES && !interrupted; n++) {
+	for (unsigned n = 1; n <= SIGNALS_MAX && !interrupted; n++) {
 		if (n > 1 && !strcmp(argv[1], "sysv_signal"))
 			sysv_signal(SIGUSR1, handle);
 		pthread_kill(threads[0], SIGUSR1);
@@ -136,7 +141,7 @@ int main(int argc, char **argv)
 	}
 	printf("%s: %s\n", argv[1],
 	       interrupted ? "interrupted" : "goes on after it");
-	/* All of it still arrives. */
+	/* All datagrams still arrive. */
 	for (int n = 0; n < 100; n++) {
 		unsigned want = total + FLOWS;
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Four processes receive on one UDP socket, and one dies in the middle of what
- * it changes, at a point that the library is told:
+ * Four processes receive on one UDP socket, and one dies in the middle of a
+ * change, at a point that the library is told:
  *
- *	heirs PATTERN WHAT
+ *	heirs PATTERN CHANGE
  *
- * WHAT: "come" is the change from one queue to several; with "go" one that is
- * killed leaves its lane, and dies another one that clears up after it; with
- * "fall" a process that never received asks for errors, with "own" one that
- * did.
+ * "come": the change from one queue to several. "go": one is killed and leaves
+ * its lane, and another one dies while it recovers that lane. "fall": a process
+ * that never received sets IP_RECVERR. "own": a process that did receive sets
+ * it.
  *
- * All that is sent reaches those that are left, once, but for the datagram that
- * each of the dead may have had in its hands.
+ * All that is sent reaches the surviving processes, once, except for the
+ * datagram that each dead process may have been about to return.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -36,15 +36,15 @@
 #define FLOWS 16
 #define RECEIVERS 4
 #define CHANGE 0xffffffffu
-#define MOST 100000
-/* Waits of 100 us and more, for what does come. */
-#define PATIENCE 200000
+#define DATAGRAMS_MAX 100000
+/* Waits of at least 100 us. */
+#define WAITS_MAX 200000
 
 struct state {
 	_Atomic unsigned received;
 	_Atomic unsigned wrong;
 	_Atomic unsigned each[RECEIVERS];
-	_Atomic unsigned char seen[MOST];
+	_Atomic unsigned char seen[DATAGRAMS_MAX];
 };
 
 static struct state *state;
@@ -54,18 +54,18 @@ static const char *pattern;
 static pid_t children[RECEIVERS];
 static struct sockaddr_in address;
 
-static void die(const char *what)
+static void fail(const char *what)
 {
 	perror(what);
 	exit(1);
 }
 
-static void ask_for_errors(void)
+static void set_recverr(void)
 {
 	int one = 1;
 
 	if (setsockopt(server, SOL_IP, IP_RECVERR, &one, sizeof(one)))
-		die("IP_RECVERR");
+		fail("IP_RECVERR");
 }
 
 static void receiver(unsigned nth)
@@ -77,7 +77,7 @@ static void receiver(unsigned nth)
 	if (!strcmp(pattern, "epoll")) {
 		epoll = epoll_create1(0);
 		if (epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event))
-			die("epoll_ctl");
+			fail("epoll_ctl");
 	}
 	for (;;) {
 		unsigned number;
@@ -91,12 +91,12 @@ static void receiver(unsigned nth)
 		if (len < 0 && (errno == EAGAIN || errno == EINTR))
 			continue;
 		if (len != sizeof(number))
-			die("recv");
+			fail("recv");
 		if (number == CHANGE) {
-			ask_for_errors();
+			set_recverr();
 			continue;
 		}
-		if (number >= MOST)
+		if (number >= DATAGRAMS_MAX)
 			state->wrong++;
 		else
 			state->seen[number]++;
@@ -109,11 +109,11 @@ static void send_one(unsigned flow, unsigned number)
 {
 	if (sendto(ports[flow % FLOWS], &number, sizeof(number), 0,
 		   (void *)&address, sizeof(address)) != sizeof(number))
-		die("sendto");
+		fail("sendto");
 }
 
-/* Counts those that have died since. */
-static void bury(void)
+/* Reaps the children that have died since, and counts them. */
+static void reap_children(void)
 {
 	unsigned i;
 
@@ -126,27 +126,27 @@ static void bury(void)
 	}
 }
 
-static int await_all(void)
+static int wait_for_all(void)
 {
 	unsigned waited;
 
-	for (waited = 0; state->received + died < sent && waited < PATIENCE;
+	for (waited = 0; state->received + died < sent && waited < WAITS_MAX;
 	     waited++) {
 		usleep(100);
-		bury();
+		reap_children();
 	}
 	return state->received + died >= sent;
 }
 
-/* Few enough for any queue. */
+/* Sends few enough for any queue. */
 static int burst(void)
 {
 	unsigned i;
 
 	for (i = 0; i < 2 * FLOWS; i++)
 		send_one(i, sent++);
-	bury();
-	return await_all();
+	reap_children();
+	return wait_for_all();
 }
 
 static int is_warm(unsigned deaths)
@@ -159,13 +159,13 @@ static int is_warm(unsigned deaths)
 	return died >= deaths;
 }
 
-static void wait_for(unsigned deaths)
+static void wait_for_deaths(unsigned deaths)
 {
 	unsigned waited;
 
-	for (waited = 0; died < deaths && waited < PATIENCE; waited++) {
+	for (waited = 0; died < deaths && waited < WAITS_MAX; waited++) {
 		usleep(100);
-		bury();
+		reap_children();
 	}
 }
 
@@ -176,17 +176,17 @@ static void change(const char *what)
 
 	if (!strcmp(what, "go")) {
 		kill(children[0], SIGKILL);
-		wait_for(1);
+		wait_for_deaths(1);
 	}
 	if (!strcmp(what, "own")) {
 		send_one(0, CHANGE);
-		wait_for(1);
+		wait_for_deaths(1);
 	}
 	if (!strcmp(what, "fall")) {
 		changer = fork();
 		if (changer == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			ask_for_errors();
+			set_recverr();
 			_exit(0);
 		}
 		if (waitpid(changer, &status, 0) != changer ||
@@ -196,8 +196,8 @@ static void change(const char *what)
 }
 
 /*
- * Whether falling back is through. Past any library: while somebody may still
- * have to look for what is left in other queues, receives have a bound.
+ * True if falling back is complete. Bypasses any library: while a process may
+ * still have to check other queues for datagrams, receives have a timeout.
  */
 static int is_plain(void)
 {
@@ -206,7 +206,7 @@ static int is_plain(void)
 
 	if (syscall(SYS_getsockopt, server, SOL_SOCKET, SO_RCVTIMEO, &bound,
 		    &len))
-		die("SO_RCVTIMEO");
+		fail("SO_RCVTIMEO");
 	return !bound.tv_sec && !bound.tv_usec;
 }
 
@@ -236,17 +236,17 @@ int main(int argc, char **argv)
 		}
 	}
 	deaths = !strcmp(argv[2], "come");
-	while (!is_warm(deaths) && sent < MOST / 2 && burst())
+	while (!is_warm(deaths) && sent < DATAGRAMS_MAX / 2 && burst())
 		;
 	change(argv[2]);
 	falls = !strcmp(argv[2], "fall") || !strcmp(argv[2], "own");
 	for (i = 0; i < 200 && burst(); i++)
 		;
-	/* Traffic that somebody looks after, until it is through. */
+	/* Traffic, until falling back is complete. */
 	for (i = 0; falls && !is_plain() && i < 1000 && burst(); i++)
 		usleep(20000);
 	if (!strcmp(argv[2], "go"))
-		wait_for(2);
+		wait_for_deaths(2);
 	for (i = 0; i < sent; i++) {
 		once += state->seen[i] == 1;
 		often += state->seen[i] > 1;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Calls on numbers that the program does not have.
+ * Calls on descriptor numbers that the program does not have.
  *
- * Two threads receive on a socket until each has come back often, so that it
- * has lanes, if there are any. Then calls are made on every number that the
- * kernel has a descriptor for and fcntl(2) denies; where there is none, on one
- * that is not open. Each answer is printed once: the same with the library as
+ * Two threads receive on a socket until the library has seen each return often,
+ * so that it has lanes, if there are any. Then calls are made on every number
+ * that the kernel has a descriptor for and fcntl(2) denies, or else on one that
+ * is not open. Each answer is printed once: the same with the library as
  * without.
  */
 #define _GNU_SOURCE
@@ -30,8 +30,8 @@
 
 #define FLOWS 16
 #define WORKERS 2
-#define OFTEN 50
-#define MANY 256
+#define WARM_UP_DATAGRAMS 50
+#define HIDDEN_MAX 256
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
@@ -55,8 +55,8 @@ static void burst(const char *what)
 		send(clients[i], what, 1, 0);
 }
 
-/* The numbers, and how many there are. */
-static int find(int numbers[MANY])
+/* Finds the hidden numbers; returns how many there are. */
+static int find_hidden(int numbers[HIDDEN_MAX])
 {
 	DIR *dir = opendir("/proc/self/fd");
 	struct dirent *at;
@@ -66,7 +66,7 @@ static int find(int numbers[MANY])
 		int fd = atoi(at->d_name);
 
 		if (at->d_name[0] != '.' && fcntl(fd, F_GETFD) < 0 &&
-		    count < MANY)
+		    count < HIDDEN_MAX)
 			numbers[count++] = fd;
 	}
 	closedir(dir);
@@ -89,7 +89,7 @@ static long by_ppoll(int fd)
 	return ppoll(&one, 1, NULL, NULL) == 1 ? one.revents : -2;
 }
 
-/* In the set number `which`, with the server to be read or without. */
+/* By the set with index `which`, with or without the server in the read set. */
 static long by_select(int fd, int which, int with_server)
 {
 	struct timeval time = { .tv_sec = 10 };
@@ -121,7 +121,7 @@ static long by_pselect(int fd)
 	return pselect(FD_SETSIZE, &set, NULL, NULL, &time, NULL);
 }
 
-/* Makes the call of that number. NULL: there are no more. */
+/* Makes call number `nth`. Returns its name; NULL if there are no more. */
 static const char *make_call(int nth, int fd, long *answer)
 {
 	char data[8] = "12345678";
@@ -210,14 +210,14 @@ static const char *make_call(int nth, int fd, long *answer)
 
 int main(void)
 {
-	int numbers[MANY] = { 1000 }, count, ready;
+	int numbers[HIDDEN_MAX] = { 1000 }, count, ready;
 	pthread_t threads[WORKERS];
 	const char *name = "";
 
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
-	/* select(2) passes over numbers beyond the table of descriptors. */
+	/* select(2) ignores numbers beyond the table of descriptors. */
 	dup2(0, FD_SETSIZE - 1);
 	close(FD_SETSIZE - 1);
 	server = loopback_server(0, &address);
@@ -236,10 +236,10 @@ int main(void)
 			usleep(50);
 		ready = 0;
 		for (int i = 0; i < WORKERS; i++)
-			ready += received[i] >= OFTEN;
+			ready += received[i] >= WARM_UP_DATAGRAMS;
 	} while (ready < WORKERS);
 
-	count = find(numbers);
+	count = find_hidden(numbers);
 	count += !count;
 	for (int nth = 0; name; nth++) {
 		long answer, first = 0;
@@ -258,7 +258,7 @@ int main(void)
 			       strerrorname_np(error));
 		}
 	}
-	/* All that is sent still arrives. */
+	/* All datagrams still arrive. */
 	for (ready = 0; ready < 100; ready++) {
 		unsigned want = total + FLOWS;
 

@@ -3,9 +3,9 @@
  * Threads join and leave while datagrams of many flows are queued. One thread
  * receives at a time, so there is an order:
  *
- *	joins order	each flow keeps its own
- *	joins flood	what was queued before the second thread joined never
- *			gets empty, and the other flows are received all the same
+ *	joins order	the order within each flow is kept
+ *	joins flood	the queue from before the second thread joined is never
+ *			empty, and the other flows are received all the same
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -49,10 +49,10 @@ static void send_to_all(void)
 {
 	for (int flow = 0; flow < FLOWS; flow++)
 		send_one(flow);
-	settle();
+	wait_for_delivery();
 }
 
-/* Receives once for each post of start; flow is -1 if there was nothing. */
+/* Receives once for each post of `start`; flow is -1 if the queue was empty. */
 static void *receive(void *argument)
 {
 	struct receiver *receiver = argument;
@@ -90,32 +90,34 @@ static void drain_by(struct receiver *receiver)
 		;
 }
 
-/* Two threads come back often enough for lanes. */
-static void join_two(void)
+/* Lets two threads receive until they have lanes. */
+static void add_two_receivers(void)
 {
 	for (int i = 0; i < 8; i++) {
 		send_one(i);
-		settle();
+		wait_for_delivery();
 		receive_by(&receivers[i % 2]);
 	}
 }
 
-static void leave(struct receiver *receiver)
+static void stop_receiver(struct receiver *receiver)
 {
 	receiver->is_leaving = true;
 	sem_post(&receiver->start);
 	pthread_join(receiver->thread, NULL);
 }
 
-static void order(void)
+static void test_order(void)
 {
-	join_two();
-	/* The flows of the lane that is left go over to the other one. */
+	add_two_receivers();
+	/*
+	 * The flows of the lane that the thread leaves move to the other one.
+	 */
 	send_to_all();
-	leave(&receivers[0]);
+	stop_receiver(&receivers[0]);
 	send_to_all();
 	drain_by(&receivers[1]);
-	/* Some of them go over to the lane that is given. */
+	/* Some of them move to the new lane. */
 	send_to_all();
 	receive_by(&receivers[2]);
 	receive_by(&receivers[2]);
@@ -132,8 +134,8 @@ static bool is_each_received(unsigned times)
 	return true;
 }
 
-/* Each datagram that is received brings another one of its flow. */
-static void flood(void)
+/* Each received datagram causes another one of its flow. */
+static void test_flood(void)
 {
 	send_to_all();
 	send_to_all();
@@ -149,7 +151,7 @@ static void flood(void)
 
 int main(int argc, char **argv)
 {
-	stay_here();
+	pin_to_this_cpu();
 	server = loopback_server(SOCK_NONBLOCK, &address);
 	for (int flow = 0; flow < FLOWS; flow++) {
 		struct sockaddr_in unused;
@@ -163,8 +165,8 @@ int main(int argc, char **argv)
 			       &receivers[i]);
 	}
 	if (argc > 1 && !strcmp(argv[1], "flood"))
-		flood();
+		test_flood();
 	else
-		order();
+		test_order();
 	return 0;
 }

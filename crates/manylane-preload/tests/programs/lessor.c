@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that is the launcher that its library asks for queues: while the
- * library waits for an answer, which is that there are none, another thread of
- * the program puts a file of its own at the number that the library's end of the
- * connection has (dup2). The number, and the file, are the program's afterwards.
+ * The program acts as the launcher of its own library. While the library waits
+ * for an answer to its request for queues, which is a refusal, another thread
+ * of the program puts a file at the number of the library's end of the
+ * connection (dup2). After that, the number and the file are the program's.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 static int listener, file[2], number, copy = -1;
 static volatile int has_asked;
 
-/* Whether a descriptor is the other end of `end`; past the library. */
+/* True if a descriptor is the other end of `end`. Bypasses the library. */
 static int is_peer(int fd, int end)
 {
 	socklen_t len = sizeof(int);
@@ -51,7 +51,7 @@ static void *serve(void *unused)
 	pthread_t thread;
 	int end = accept(listener, NULL, NULL);
 
-	/* What comes with it is closed by the kernel. */
+	/* The kernel closes the descriptors of the message. */
 	if (recv(end, message, sizeof(message), 0) != sizeof(message))
 		errx(1, "no request");
 	has_asked = 1;

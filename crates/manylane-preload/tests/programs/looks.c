@@ -1,41 +1,41 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Replies that were kept to be sent with others, by a thread that computes
- * from then on, with nothing left to hand out to anybody:
+ * Batched replies of a thread that computes from then on, with no prefetched
+ * datagrams left:
  *
  *	looks CASE
  *
- * One thread answers all that its lane had but the last two, and never calls
- * anything again. Its answers are to arrive all the same, by the doing of the
- * other one, which CASE says: "receives": it waits for what comes; "polls": so
- * it does, by poll; "busy": it has something of its own each time, and stops,
- * too; "guest": it does nothing, and a third thread comes to receive. Prints
- * how many answers came.
+ * One thread answers all datagrams of its lane except the last two, and never
+ * calls anything again. Its replies have to arrive all the same, because the
+ * other thread checks: "receives": it waits in receives. "polls": it waits in
+ * poll. "busy": it has a datagram of its own each time, and then stops, too.
+ * "guest": it does nothing, and a third thread starts to receive. Prints the
+ * number of replies that arrived.
  */
 #define _GNU_SOURCE
 #include "shares.h"
 
-#define SOME 20
-#define MANY 48
-/* Milliseconds. */
-#define PATIENCE 30000
+#define LANE_DATAGRAMS 20
+#define MORE_DATAGRAMS 48
+#define TIMEOUT_MS 30000
 
 static const char *what;
 static _Atomic unsigned done[WORKERS];
 
-static int is(const char *it)
+static int is_case(const char *it)
 {
 	return !strcmp(what, it);
 }
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
-	unsigned last = nth ? MANY - 8 : SOME, unanswered = nth ? 0 : 2;
+	unsigned last = nth ? MORE_DATAGRAMS - 8 : LANE_DATAGRAMS,
+		 unanswered = nth ? 0 : 2;
 
 	if (done[nth] + 1 + unanswered <= last &&
-	    sendto(server, word, sizeof(*word), 0, (void *)from,
-		   sizeof(*from)) != sizeof(*word)) {
+	    sendto(server, payload, sizeof(*payload), 0, (void *)from,
+		   sizeof(*from)) != sizeof(*payload)) {
 		perror("sendto");
 		exit(1);
 	}
@@ -43,15 +43,15 @@ static void handle(unsigned nth, const struct word *word,
 		done[nth]++;
 		return;
 	}
-	/* Its own leave. */
+	/* It leaves by itself. */
 	if (nth)
 		close(-1);
 	done[nth]++;
 	for (;;)
-		nap();
+		raw_sleep();
 }
 
-static void *guest(void *unused)
+static void *guest_thread(void *unused)
 {
 	char bytes[64];
 
@@ -60,7 +60,7 @@ static void *guest(void *unused)
 	return NULL;
 }
 
-static void *polls(void *unused)
+static void *polling_thread(void *unused)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };
 
@@ -70,52 +70,52 @@ static void *polls(void *unused)
 	return NULL;
 }
 
-static unsigned take(unsigned want)
+static unsigned receive_replies(unsigned want)
 {
 	struct pollfd at[FLOWS];
-	struct word word;
+	struct payload payload;
 	unsigned came = 0;
 	int i;
 
 	for (i = 0; i < FLOWS; i++)
 		at[i] = (struct pollfd){ .fd = clients[i], .events = POLLIN };
-	while (came < want && poll(at, FLOWS, PATIENCE) > 0)
+	while (came < want && poll(at, FLOWS, TIMEOUT_MS) > 0)
 		for (i = 0; i < FLOWS; i++)
 			if (at[i].revents &&
-			    recv(clients[i], &word, sizeof(word), 0) ==
-				    sizeof(word))
+			    recv(clients[i], &payload, sizeof(payload), 0) ==
+				    sizeof(payload))
 				came++;
 	return came;
 }
 
 int main(int argc, char **argv)
 {
-	unsigned want = SOME - 2;
+	unsigned want = LANE_DATAGRAMS - 2;
 	pthread_t thread;
 	int i;
 
 	what = argc > 1 ? argv[1] : "";
 	start_and_park();
-	stay_here();
-	for (i = 0; i < SOME; i++)
-		send_one('x', flow_of(0, i), i);
-	settle();
+	pin_to_this_cpu();
+	for (i = 0; i < LANE_DATAGRAMS; i++)
+		send_one('x', nth_flow(0, i), i);
+	wait_for_delivery();
 	park[0] = 0;
-	while (done[0] < SOME)
-		nap();
-	if (is("busy")) {
-		for (i = 0; i < MANY; i++)
-			send_one('x', flow_of(1, i), i);
-		settle();
-		want += MANY - 8;
+	while (done[0] < LANE_DATAGRAMS)
+		raw_sleep();
+	if (is_case("busy")) {
+		for (i = 0; i < MORE_DATAGRAMS; i++)
+			send_one('x', nth_flow(1, i), i);
+		wait_for_delivery();
+		want += MORE_DATAGRAMS - 8;
 	}
-	if (is("receives") || is("busy"))
+	if (is_case("receives") || is_case("busy"))
 		park[1] = 0;
-	if (is("guest"))
-		pthread_create(&thread, NULL, guest, NULL);
-	if (is("polls"))
-		pthread_create(&thread, NULL, polls, NULL);
-	printf("answers %u\n", take(want));
+	if (is_case("guest"))
+		pthread_create(&thread, NULL, guest_thread, NULL);
+	if (is_case("polls"))
+		pthread_create(&thread, NULL, polling_thread, NULL);
+	printf("answers %u\n", receive_replies(want));
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What most of these programs start with. */
+/* Helpers of most of these programs. */
 #ifndef LOOPBACK_H
 #define LOOPBACK_H
 
@@ -11,7 +11,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A UDP socket on a port of 127.0.0.1 that the kernel picks; address says which. flags as for socket(2). */
+/*
+ * Opens a UDP socket on a port of 127.0.0.1 that the kernel selects, and writes
+ * its address. `flags` as for socket(2).
+ */
 static inline int loopback_server(int flags, struct sockaddr_in *address)
 {
 	int fd = socket(AF_INET, SOCK_DGRAM | flags, 0);
@@ -28,10 +31,11 @@ static inline int loopback_server(int flags, struct sockaddr_in *address)
 }
 
 /*
- * What was sent is in its queue: loopback delivers a processor's datagrams one
- * after the other, and a later one has come to a socket of its own.
+ * Waits until all sent datagrams are queued at their sockets. Loopback delivers
+ * the datagrams of a CPU in order, and a later one has arrived at a socket of
+ * its own.
  */
-static inline void settle(void)
+static inline void wait_for_delivery(void)
 {
 	struct sockaddr_in own = { .sin_family = AF_INET };
 	socklen_t len = sizeof(own);
@@ -47,8 +51,8 @@ static inline void settle(void)
 	syscall(SYS_close, fd);
 }
 
-/* Everything is sent by one processor. */
-static inline void stay_here(void)
+/* Pins the thread to its current CPU, so that one CPU sends everything. */
+static inline void pin_to_this_cpu(void)
 {
 	cpu_set_t here;
 

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Descriptors that are closed, and whose numbers come to mean something else,
- * in the very moment in which the library has an epoll instance watch them:
+ * Descriptors are closed, and their numbers reused, at the moment at which the
+ * library makes an epoll instance watch them:
  *
  *	moved socket|instance|exec|number
  *
- * Three threads with an epoll instance each receive on one socket, by copies
- * of its descriptor, until each has come back often enough. Then the socket
+ * Three threads with an epoll instance each receive on one socket, by copies of
+ * its descriptor, until the library has seen each return often. Then the socket
  * becomes plain, and another thread closes a copy (or an instance) and opens
- * something with its number. What is told by instances afterwards has to be of
- * the socket. exec: it becomes plain since a copy would stay open in a program
- * that is started; that copy is closed, and the kernel has to see a plain
- * socket all the same. number: the program puts a socket of its own where the
- * library, if it is there, has a copy of the server's in that moment.
+ * something with its number. Events of the instances must be of the socket.
+ * exec: the socket becomes plain because a started program would inherit a
+ * copy; that copy is closed, and the kernel has to see a plain socket all the
+ * same. number: the program puts its own socket at the number at which the
+ * library, if loaded, has a copy of the server's socket at that moment.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -37,16 +37,16 @@
 #define WORKERS 3
 
 static int server, clients[FLOWS], epolls[WORKERS], added[WORKERS];
-static int instance, is_number, exec_copy = -1, pair[2];
+static int instance, is_number_case, exec_copy = -1, pair[2];
 static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, over, wanted;
+static _Atomic unsigned received[WORKERS], total, stop, wanted;
 static _Atomic int victim, closed, other;
 
 static void *worker(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
 
-	while (!over) {
+	while (!stop) {
 		struct epoll_event event;
 		char byte;
 
@@ -59,7 +59,7 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-/* What the kernel tells a socket by; past the library. */
+/* Returns the kernel's cookie of a socket. Bypasses the library. */
 static unsigned long long cookie(int fd)
 {
 	unsigned long long value = 0;
@@ -69,7 +69,10 @@ static unsigned long long cookie(int fd)
 	return value;
 }
 
-/* A number at which somebody else has the server's socket; any if nobody has. */
+/*
+ * Finds a number at which the library has the server's socket; any free number
+ * if there is none.
+ */
 static int number_of_copy(void)
 {
 	int fd;
@@ -81,14 +84,14 @@ static int number_of_copy(void)
 }
 
 /* Closes a descriptor and opens something readable with its number. */
-static void *closer(void *unused)
+static void *close_and_reuse(void *unused)
 {
 	int fd;
 
 	while (!wanted)
 		usleep(100);
 	fd = victim;
-	if (is_number) {
+	if (is_number_case) {
 		fd = number_of_copy();
 		other = dup2(pair[0], fd);
 		closed = 1;
@@ -117,7 +120,7 @@ static void wait_until_closed(int turns)
 		usleep(1000);
 }
 
-/* The next descriptor that is looked for in the table is the victim. */
+/* The next descriptor that the library looks up in its table is the victim. */
 static void before_epoll_ctl(int epfd, int op, int fd)
 {
 	static _Atomic int once;
@@ -129,7 +132,9 @@ static void before_epoll_ctl(int epfd, int op, int fd)
 			continue;
 		victim = instance ? epfd : fd;
 		wanted = 1;
-		/* Who waits for us is not waited for. */
+		/*
+		 * With a bound, because the library may wait for this thread.
+		 */
 		wait_until_closed(100);
 	}
 }
@@ -144,7 +149,7 @@ static void before_setsockopt(int fd, int level, int name)
 	wait_until_closed(100);
 }
 
-/* A program is started while a copy is open that it would inherit. */
+/* Starts a program while a copy is open that it would inherit. */
 static void start_program(void)
 {
 	char *words[] = { "true", NULL }, *nothing[] = { NULL };
@@ -180,7 +185,7 @@ int main(int argc, char **argv)
 
 	instance = argc > 1 && !strcmp(argv[1], "instance");
 	is_exec = argc > 1 && !strcmp(argv[1], "exec");
-	is_number = argc > 1 && !strcmp(argv[1], "number");
+	is_number_case = argc > 1 && !strcmp(argv[1], "number");
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
 		perror("socketpair");
 	for (i = 0; i < FLOWS; i++)
@@ -193,7 +198,7 @@ int main(int argc, char **argv)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
 	}
-	pthread_create(&thread, NULL, closer, NULL);
+	pthread_create(&thread, NULL, close_and_reuse, NULL);
 	for (turn = 0;
 	     turn < 50 || !received[0] || !received[1] || !received[2];
 	     turn++) {
@@ -207,21 +212,24 @@ int main(int argc, char **argv)
 			*option_hook = before_setsockopt;
 		start_program();
 	} else {
-		if (hook && !is_number)
+		if (hook && !is_number_case)
 			*hook = before_epoll_ctl;
-		if (option_hook && is_number)
+		if (option_hook && is_number_case)
 			*option_hook = before_setsockopt;
 		if (setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one,
 			       sizeof(one)))
 			perror("setsockopt");
 	}
-	/* Instances whose threads sleep have been moved; here nobody moves any. */
+	/*
+	 * Instances whose threads sleep have been moved by them; this one moves
+	 * here.
+	 */
 	if (!wanted) {
 		victim = is_exec ? exec_copy : instance ? epolls[0] : added[0];
 		wanted = 1;
 	}
 	pthread_join(thread, NULL);
-	if (is_number) {
+	if (is_number_case) {
 		struct timeval time = { 9, 9 };
 
 		len = sizeof(time);
@@ -237,22 +245,22 @@ int main(int argc, char **argv)
 		send_some(1);
 	while (total < want)
 		usleep(50);
-	over = 1;
+	stop = 1;
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
 	for (i = 0; i < WORKERS; i++)
 		told += epoll_wait(epolls[i], &event, 1, 0) > 0;
-	stay_here();
+	pin_to_this_cpu();
 	send_some(1);
-	settle();
+	wait_for_delivery();
 	for (i = 0; i < WORKERS; i++) {
 		struct epoll_event all[4];
 
-		/* Once each; a new instance has a copy of its own in it. */
+		/* Once each; a new instance contains its own copy. */
 		printf("instance %d: %d\n", i,
 		       epoll_wait(epolls[i], all, 4, 0));
 	}
-	/* Past the library. */
+	/* Bypasses the library. */
 	len = sizeof(shares);
 	syscall(SYS_getsockopt, server, SOL_SOCKET, SO_REUSEPORT, &shares,
 		&len);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A server whose threads are in another network namespace than its socket,
- * or in the same one:
+ * A server whose threads are in another network namespace than its socket, or
+ * in the same one:
  *
  *	namespaces move|stay
  *
- * Both are of its own. What is sent to the same address in the namespace of
- * the threads is not for the server.
+ * Both namespaces are created by this program. Datagrams to the same address in
+ * the threads' namespace are not for the server.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -20,11 +20,11 @@
 
 #define FLOWS 16
 #define WORKERS 2
-#define OFTEN 50
+#define WARM_UP_DATAGRAMS 50
 
 static int server;
 static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, strange;
+static _Atomic unsigned received[WORKERS], total, foreign;
 
 static void *worker(void *arg)
 {
@@ -33,7 +33,7 @@ static void *worker(void *arg)
 
 	while (recv(server, &byte, 1, 0) == 1) {
 		if (byte == 's')
-			strange++;
+			foreign++;
 		received[nth]++;
 		total++;
 	}
@@ -81,17 +81,21 @@ int main(int argc, char **argv)
 		new_namespace();
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&thread, NULL, worker, (void *)(long)i);
-	while (received[0] < OFTEN || received[1] < OFTEN)
+	while (received[0] < WARM_UP_DATAGRAMS ||
+	       received[1] < WARM_UP_DATAGRAMS)
 		send_to_all(clients, 'x');
 	for (i = 0; argc > 1 && !strcmp(argv[1], "move") && i < FLOWS; i++) {
 		stranger = socket(AF_INET, SOCK_DGRAM, 0);
 		sendto(stranger, "s", 1, 0, (void *)&address, sizeof(address));
 		close(stranger);
 	}
-	/* Whoever has got something of a stranger has counted it by then. */
-	for (i = 0; i < OFTEN; i++)
+	/*
+	 * By then, a thread that received a datagram of the other namespace has
+	 * counted it.
+	 */
+	for (i = 0; i < WARM_UP_DATAGRAMS; i++)
 		send_to_all(clients, 'x');
-	printf("%u of strangers\n", strange);
+	printf("%u of strangers\n", foreign);
 	fflush(stdout);
 	_exit(0);
 }

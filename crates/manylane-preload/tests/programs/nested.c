@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Instances that are waited for as descriptors while lanes hold datagrams:
+ * Epoll instances that are polled as descriptors, while lanes hold datagrams:
  *
- *	nested WAY [edge|late|blocked|one|aside]
+ *	nested CALL [edge|late|blocked|one|aside]
  *
- * Four threads receive on a socket by turns until each may have a lane, and
- * stay away then. FLOWS flows send, and the main thread waits without a bound
- * for the instance that the socket is in: by WAY, which is poll, ppoll, select,
- * pselect or epoll (another instance). It takes one datagram each time, or all
- * of them with edge. late: the instance is waited for before the socket is in
- * it. blocked: another thread waits while the socket comes into it. one: the
- * instance is asked for one event at a time. aside: the program installs a
- * filter of its system calls once the instance was waited for.
+ * Four threads receive on a socket in turn until each may have a lane, and then
+ * stay away. FLOWS flows send, and the main thread waits without a timeout for
+ * the instance that the socket is in, by CALL: poll, ppoll, select, pselect or
+ * epoll (another instance). It receives one datagram each time, or all of them
+ * with edge. late: the instance is polled before the socket is added to it.
+ * blocked: another thread waits while the socket is added. one: the instance is
+ * asked for one event at a time. aside: the program installs a seccomp filter
+ * after it has polled the instance.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,7 +37,7 @@
 static int server, inner, outer = -1, clients[FLOWS];
 static struct sockaddr_in address;
 static sem_t turns[WORKERS], done;
-static int share;
+static int datagrams_each;
 
 static void check(int fine, const char *what)
 {
@@ -62,7 +62,7 @@ static void *worker(void *turn)
 
 	for (;;) {
 		sem_wait(turn);
-		for (left = share; left; left -= receive())
+		for (left = datagrams_each; left; left -= receive())
 			;
 		sem_post(&done);
 	}
@@ -79,19 +79,21 @@ static void send_all(void)
 		      "sendto");
 }
 
-static void all_in_turn(int datagrams)
+static void receive_in_turn(int datagrams)
 {
 	int i;
 
-	share = datagrams;
+	datagrams_each = datagrams;
 	for (i = 0; i < WORKERS; i++) {
 		sem_post(&turns[i]);
 		sem_wait(&done);
 	}
 }
 
-/* Whether the instance is told of within `ms` milliseconds; -1: without a bound. */
-static int wait_for(const char *way, int ms)
+/*
+ * True if the instance is reported within `ms` milliseconds; -1 is no timeout.
+ */
+static int wait_for(const char *call, int ms)
 {
 	struct timespec time = { 0, 0 };
 	struct timeval short_time = { 0, 0 };
@@ -102,14 +104,14 @@ static int wait_for(const char *way, int ms)
 
 	FD_ZERO(&set);
 	FD_SET(inner, &set);
-	if (!strcmp(way, "poll"))
+	if (!strcmp(call, "poll"))
 		found = poll(&at, 1, ms);
-	else if (!strcmp(way, "ppoll"))
+	else if (!strcmp(call, "ppoll"))
 		found = ppoll(&at, 1, ms ? NULL : &time, NULL);
-	else if (!strcmp(way, "select"))
+	else if (!strcmp(call, "select"))
 		found = select(inner + 1, &set, NULL, NULL,
 			       ms ? NULL : &short_time);
-	else if (!strcmp(way, "pselect"))
+	else if (!strcmp(call, "pselect"))
 		found = pselect(inner + 1, &set, NULL, NULL, ms ? NULL : &time,
 				NULL);
 	else {
@@ -120,9 +122,9 @@ static int wait_for(const char *way, int ms)
 	return found;
 }
 
-static void *blocked(void *way)
+static void *wait_blocked(void *call)
 {
-	printf("a blocked wait: %d\n", wait_for(way, -1));
+	printf("a blocked wait: %d\n", wait_for(call, -1));
 	return NULL;
 }
 
@@ -135,7 +137,7 @@ static void add(const char *what)
 	check(!epoll_ctl(inner, EPOLL_CTL_ADD, server, &event), "epoll_ctl");
 }
 
-/* A filter that allows all. */
+/* Installs a filter that allows everything. */
 static void confine(void)
 {
 	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
@@ -147,15 +149,15 @@ static void confine(void)
 
 int main(int argc, char **argv)
 {
-	const char *way = argc > 1 ? argv[1] : "",
+	const char *call = argc > 1 ? argv[1] : "",
 		   *what = argc > 2 ? argv[2] : "";
-	int received = 0, told = 0, round, i, got;
+	int received = 0, reported = 0, round, i, got;
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = OUTER };
 	struct epoll_event events[8];
 	int room = strcmp(what, "one") ? 8 : 1;
 	pthread_t thread;
 
-	/* A wait that is never told ends the test. */
+	/* A wait that never ends fails the test. */
 	alarm(30);
 	setvbuf(stdout, NULL, _IONBF, 0);
 	server = loopback_server(0, &address);
@@ -171,33 +173,33 @@ int main(int argc, char **argv)
 		add(what);
 	for (round = 0; round < ROUNDS; round++) {
 		send_all();
-		all_in_turn(FLOWS / WORKERS);
+		receive_in_turn(FLOWS / WORKERS);
 	}
-	/* Some may be taken ahead by those that take one. */
+	/* Some may be prefetched by receives of one datagram. */
 	send_all();
 	send_all();
-	all_in_turn(1);
+	receive_in_turn(1);
 
-	if (!strcmp(way, "epoll")) {
+	if (!strcmp(call, "epoll")) {
 		outer = epoll_create1(EPOLL_CLOEXEC);
 		check(!epoll_ctl(outer, EPOLL_CTL_ADD, inner, &event), "outer");
 	}
 	if (!strcmp(what, "late")) {
-		printf("before: %d\n", wait_for(way, 0));
+		printf("before: %d\n", wait_for(call, 0));
 		add(what);
 	} else if (!strcmp(what, "blocked")) {
-		pthread_create(&thread, NULL, blocked, (void *)way);
+		pthread_create(&thread, NULL, wait_blocked, (void *)call);
 		add(what);
 		pthread_join(thread, NULL);
 	}
 	if (!strcmp(what, "aside")) {
-		check(wait_for(way, -1) == 1, "before the filter");
+		check(wait_for(call, -1) == 1, "before the filter");
 		confine();
 	}
 	while (received < 2 * FLOWS - WORKERS) {
-		told += wait_for(way, -1);
-		/* Each time, until it is looked what there is. */
-		check(wait_for(way, 0) == 1, "told again");
+		reported += wait_for(call, -1);
+		/* Each time, until the instance is queried. */
+		check(wait_for(call, 0) == 1, "told again");
 		got = epoll_wait(inner, events, room, -1);
 		if (got != 1 || events[0].events != EPOLLIN ||
 		    events[0].data.u64 != DATA) {
@@ -209,11 +211,11 @@ int main(int argc, char **argv)
 			received += got;
 		} while (got && !strcmp(what, "edge"));
 	}
-	printf("told %d times, received %d\n", told, received);
-	printf("then %d, %d, %d\n", wait_for(way, 0),
+	printf("told %d times, received %d\n", reported, received);
+	printf("then %d, %d, %d\n", wait_for(call, 0),
 	       epoll_wait(inner, events, room, 0), receive());
 	send_all();
-	printf("later %d, ", wait_for(way, -1));
+	printf("later %d, ", wait_for(call, -1));
 	printf("%d\n", epoll_wait(inner, events, room, 0));
 	return 0;
 }

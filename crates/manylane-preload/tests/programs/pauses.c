@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Whether receivers pause before they sleep:
+ * Do receivers delay before they sleep?
  *
- *	pauses PATTERN RECEIVERS TURNS
+ *	pauses PATTERN RECEIVERS ROUNDS
  *
- * The main thread sends and looks what the receivers sleep in, until it has
- * seen one in a pause (a ppoll of nothing, which nobody here calls) or for so
- * many turns. All that was sent is received in either case.
+ * The main thread sends, and checks in which system call the receivers sleep,
+ * until it has seen one in a delay (a ppoll without descriptors, which the
+ * program itself never calls), or for ROUNDS rounds. All datagrams are received
+ * in either case.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,15 +29,15 @@
 #include "loopback.h"
 
 #define FLOWS 32
-#define MOST 8
+#define RECEIVERS_MAX 8
 
 static int server;
 static const char *pattern;
 static _Atomic unsigned received, ended;
-static _Atomic pid_t tids[MOST];
+static _Atomic pid_t tids[RECEIVERS_MAX];
 
-/* Receives what is there, or one if that is to be waited for. */
-static int take(int flags)
+/* Receives all queued datagrams, or waits for one if `flags` is 0. */
+static int receive_queued(int flags)
 {
 	char data[64];
 	ssize_t len;
@@ -79,20 +80,20 @@ static void *receiver(void *nth)
 
 	tids[(unsigned long)nth] = (pid_t)syscall(SYS_gettid);
 	if (!strcmp(pattern, "block")) {
-		while (!take(0))
+		while (!receive_queued(0))
 			;
 	} else {
 		epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 		do
 			wait_for(epoll);
-		while (!take(MSG_DONTWAIT));
+		while (!receive_queued(MSG_DONTWAIT));
 	}
 	ended++;
 	return NULL;
 }
 
-/* Whether a thread is in a ppoll of nothing. */
-static int pauses(pid_t tid)
+/* True if a thread is in a ppoll without descriptors. */
+static int is_delaying(pid_t tid)
 {
 	char path[64], line[128] = "";
 	unsigned long number, fds, count;
@@ -112,18 +113,18 @@ static int pauses(pid_t tid)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
-	unsigned receivers, turns, sent = 0, i;
+	unsigned receivers, rounds, sent = 0, i;
 	int clients[FLOWS], seen = 0;
-	pthread_t threads[MOST];
+	pthread_t threads[RECEIVERS_MAX];
 
 	if (argc != 4)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	pattern = argv[1];
 	receivers = atoi(argv[2]);
-	turns = atoi(argv[3]);
-	if (receivers > MOST)
+	rounds = atoi(argv[3]);
+	if (receivers > RECEIVERS_MAX)
 		return 2;
 	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
@@ -131,17 +132,17 @@ int main(int argc, char **argv)
 	for (i = 0; i < receivers; i++)
 		pthread_create(&threads[i], NULL, receiver,
 			       (void *)(unsigned long)i);
-	while (turns-- && !seen) {
+	while (rounds-- && !seen) {
 		for (i = 0; i < FLOWS; i++) {
 			if (sendto(clients[i], "x", 1, 0, (void *)&address,
 				   sizeof(address)) != 1)
 				perror("sendto");
 			sent++;
 		}
-		/* All of it, so that no queue can overflow. */
+		/* All of them, so that no queue overflows. */
 		while (received < sent) {
 			for (i = 0; i < receivers; i++)
-				seen |= pauses(tids[i]);
+				seen |= is_delaying(tids[i]);
 			usleep(50);
 		}
 	}

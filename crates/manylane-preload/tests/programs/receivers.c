@@ -4,11 +4,11 @@
  *
  *	receivers PATTERN RECEIVERS DATAGRAMS
  *
- * The client sends numbered datagrams from 16 ports, at most 32 of them on
- * their way, and slowly until each receiver has got some; each receiver marks
- * what it gets. Then as many words "stop" follow as there are receivers; a
- * receiver that gets one ends. What is printed is the same on every run: how
- * many numbers came once, never, more than once.
+ * The client sends numbered datagrams from 16 ports, at most 32 of them in
+ * flight, and slowly until each receiver has got some. Each receiver records
+ * what it receives. Then as many "stop" messages follow as there are receivers;
+ * a receiver that gets one ends. The output is the same in every run: how many
+ * numbers were received once, never, more than once.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,12 +33,12 @@
 #define FLOWS 16
 #define WINDOW 32
 #define BURST 8
-#define ENOUGH 3
-#define POLITE 1000
-/* Waits of 100 us and more, for what does come. */
-#define PATIENCE 100000
+#define DATAGRAMS_EACH 3
+#define WAITS_FOR_OTHERS 1000
+/* Waits of at least 100 us. */
+#define WAITS_MAX 100000
 #define STOP 0xffffffffu
-#define MOST 200000
+#define DATAGRAMS_MAX 200000
 
 struct state {
 	_Atomic unsigned started;
@@ -46,8 +46,8 @@ struct state {
 	_Atomic unsigned stopped;
 	_Atomic unsigned wrong;
 	_Atomic unsigned got[64];
-	_Atomic unsigned politeness;
-	_Atomic unsigned char seen[MOST];
+	_Atomic unsigned waits_for_others;
+	_Atomic unsigned char seen[DATAGRAMS_MAX];
 };
 
 static struct state *state;
@@ -60,40 +60,40 @@ static _Atomic int finished;
 static struct sockaddr_in address;
 static __thread unsigned self;
 
-static void die(const char *what)
+static void fail(const char *what)
 {
 	perror(what);
 	exit(1);
 }
 
-static int everybody_has_got_some(void)
+static int has_each_received(void)
 {
 	unsigned nth;
 
 	for (nth = 0; nth < receivers; nth++) {
-		if (state->got[nth] < ENOUGH)
+		if (state->got[nth] < DATAGRAMS_EACH)
 			return 0;
 	}
 	return 1;
 }
 
 /*
- * Of those that are woken for one datagram, one gets it, and the others may go
- * on sleeping for as long as somebody else is always quicker. So who has got
- * some stands back while others have not; with a bound, since not in every
- * pattern everybody receives.
+ * Of the threads that are woken for one datagram, one gets it, and the others
+ * may go on sleeping as long as another one is always quicker. So a receiver
+ * that has got some waits while others have not; with a bound, because in some
+ * patterns not every thread receives.
  */
-static void stand_back(void)
+static void let_others_receive(void)
 {
-	if (state->got[self] < ENOUGH || state->politeness >= POLITE ||
-	    everybody_has_got_some())
+	if (state->got[self] < DATAGRAMS_EACH ||
+	    state->waits_for_others >= WAITS_FOR_OTHERS || has_each_received())
 		return;
-	state->politeness++;
+	state->waits_for_others++;
 	usleep(500);
 }
 
-/* Marks a datagram; says whether the receiver is to end. */
-static int take(const unsigned char *data, ssize_t len)
+/* Records a datagram; true if the receiver is to end. */
+static int record(const unsigned char *data, ssize_t len)
 {
 	unsigned number;
 
@@ -112,12 +112,15 @@ static int take(const unsigned char *data, ssize_t len)
 		state->seen[number]++;
 	state->got[self]++;
 	state->received++;
-	stand_back();
+	let_others_receive();
 	return 0;
 }
 
-/* Receives what is there; a receiver that saw "stop" takes nothing more. */
-static int drain(int fd, int once)
+/*
+ * Receives all queued datagrams; a receiver that has got "stop" receives no
+ * more.
+ */
+static int receive_queued(int fd, int once)
 {
 	unsigned char data[64];
 
@@ -132,11 +135,11 @@ static int drain(int fd, int once)
 				return 0;
 			if (errno == EINTR)
 				continue;
-			die("recvfrom");
+			fail("recvfrom");
 		}
 		if (fromlen != sizeof(from) || from.sin_port == 0)
 			state->wrong++;
-		if (take(data, len))
+		if (record(data, len))
 			return 1;
 		if (once)
 			return 0;
@@ -145,17 +148,17 @@ static int drain(int fd, int once)
 
 static void blocking(void)
 {
-	while (!drain(server, 1))
+	while (!receive_queued(server, 1))
 		;
 }
 
-/* Ends by itself after some datagrams, but for the first: it stays. */
-static void leaving(unsigned nth)
+/* Ends by itself after some datagrams, except the first one, which stays. */
+static void leave_early(unsigned nth)
 {
 	unsigned left = 50 + nth * 20;
 
 	while (left--) {
-		if (drain(server, 1))
+		if (receive_queued(server, 1))
 			return;
 		if (nth == 0)
 			left++;
@@ -178,11 +181,14 @@ static void by_messages(void)
 		}
 		got = recvmmsg(server, messages, 8, MSG_WAITFORONE, NULL);
 		if (got < 0)
-			die("recvmmsg");
+			fail("recvmmsg");
 		for (i = 0; i < got; i++) {
-			if (!take(data[i], messages[i].msg_len))
+			if (!record(data[i], messages[i].msg_len))
 				continue;
-			/* A "stop" too many goes back to whoever is left. */
+			/*
+			 * A second "stop" is sent again, for one of the
+			 * remaining receivers.
+			 */
 			if (stop++) {
 				state->stopped--;
 				sendto(server, data[i], 8, 0, (void *)&address,
@@ -201,7 +207,7 @@ static void by_epoll(unsigned flags)
 				     .data.u64 = 0x1122334455667788 };
 
 	if (shared_epoll < 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
-		die("epoll_ctl");
+		fail("epoll_ctl");
 	for (;;) {
 		struct epoll_event got[4];
 		int count = epoll_wait(epoll, got, 4, -1);
@@ -211,16 +217,18 @@ static void by_epoll(unsigned flags)
 		if (count != 1 || got[0].data.u64 != 0x1122334455667788 ||
 		    !(got[0].events & EPOLLIN))
 			state->wrong++;
-		if (drain(fd, 0))
+		if (receive_queued(fd, 0))
 			break;
 		if ((flags & EPOLLONESHOT) &&
 		    epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event))
-			die("epoll_ctl MOD");
+			fail("epoll_ctl MOD");
 	}
 	if (shared_epoll < 0) {
-		/* Others may be asleep with what this one was woken for. */
+		/*
+		 * Others may sleep while this one was woken for their datagram.
+		 */
 		if (epoll_ctl(epoll, EPOLL_CTL_DEL, fd, NULL))
-			die("epoll_ctl DEL");
+			fail("epoll_ctl DEL");
 		close(epoll);
 		close(fd);
 	}
@@ -235,7 +243,7 @@ static void by_poll(void)
 		if (poll(&at, 1, -1) != 1 || !(at.revents & POLLIN) ||
 		    at.fd != server)
 			state->wrong++;
-	} while (!drain(server, 0));
+	} while (!receive_queued(server, 0));
 }
 
 static void by_select(void)
@@ -248,11 +256,11 @@ static void by_select(void)
 		if (select(server + 1, &set, NULL, NULL, NULL) != 1 ||
 		    !FD_ISSET(server, &set))
 			state->wrong++;
-	} while (!drain(server, 0));
+	} while (!receive_queued(server, 0));
 }
 
-/* One thread waits, and hands what there is to whoever of the others is free. */
-static void by_hand(unsigned nth)
+/* One thread waits, and hands datagrams to a free one of the others. */
+static void by_dispatcher(unsigned nth)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };
 	unsigned words = receivers;
@@ -273,7 +281,7 @@ static void by_hand(unsigned nth)
 		sem_wait(&work);
 		if (finished)
 			return;
-		while (words-- && drain(server, 0))
+		while (words-- && receive_queued(server, 0))
 			;
 		words = receivers;
 		sem_post(&done);
@@ -287,7 +295,7 @@ static void *receiver(void *arg)
 	self = nth;
 	state->started++;
 	if (!strcmp(pattern, "leave"))
-		leaving(nth);
+		leave_early(nth);
 	else if (!strcmp(pattern, "messages"))
 		by_messages();
 	else if (!strcmp(pattern, "level"))
@@ -305,7 +313,7 @@ static void *receiver(void *arg)
 	else if (!strcmp(pattern, "select"))
 		by_select();
 	else if (!strcmp(pattern, "hand"))
-		by_hand(nth);
+		by_dispatcher(nth);
 	else
 		blocking();
 	return NULL;
@@ -318,15 +326,18 @@ static void send_to(int from, unsigned number)
 	memcpy(data, &number, 4);
 	if (sendto(from, data, sizeof(data), 0, (void *)&address,
 		   sizeof(address)) != 8)
-		die("sendto");
+		fail("sendto");
 }
 
-/* Waits until so many were received, or none for long: what is missing then is lost. */
+/*
+ * Waits until `count` were received, or none for long: missing ones are then
+ * lost.
+ */
 static void wait_for(unsigned count)
 {
 	unsigned waited, before, now = 0;
 
-	for (waited = 0; now < count && waited < PATIENCE; waited++) {
+	for (waited = 0; now < count && waited < WAITS_MAX; waited++) {
 		before = now;
 		now = state->received;
 		if (now != before)
@@ -336,10 +347,10 @@ static void wait_for(unsigned count)
 	}
 }
 
-/* Meanwhile there are moments in which all are asleep. */
-static void slowly(unsigned sent)
+/* Sends slowly: at times, all receivers are asleep. */
+static void send_slowly(unsigned sent)
 {
-	if (sent >= datagrams / 2 || sent % BURST || everybody_has_got_some())
+	if (sent >= datagrams / 2 || sent % BURST || has_each_received())
 		return;
 	wait_for(sent);
 	usleep(1000);
@@ -357,19 +368,22 @@ static void client(void)
 	for (i = 0; i < datagrams; i++) {
 		if (i >= WINDOW)
 			wait_for(i - WINDOW + 1);
-		slowly(i);
+		send_slowly(i);
 		if (!strcmp(pattern, "connect") && i == datagrams / 2) {
-			/* All that follows comes from the peer. */
+			/* All following datagrams are from the peer. */
 			struct sockaddr_in peer = { .sin_family = AF_INET };
 			socklen_t len = sizeof(peer);
 
 			getsockname(ports[0], (void *)&peer, &len);
 			peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 			if (connect(server, (void *)&peer, sizeof(peer)))
-				die("connect");
+				fail("connect");
 		}
 		if (!strcmp(pattern, "kill") && i == datagrams / 2) {
-			/* When all has been received, one child less makes no difference. */
+			/*
+			 * When all have been received, a missing child makes no
+			 * difference.
+			 */
 			while (state->received < i)
 				usleep(100);
 			kill(children[--receivers], SIGKILL);
@@ -398,12 +412,12 @@ int main(int argc, char **argv)
 
 	if (argc != 4)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	pattern = argv[1];
 	receivers = atoi(argv[2]);
 	datagrams = atoi(argv[3]);
-	if (datagrams > MOST || receivers > 64)
+	if (datagrams > DATAGRAMS_MAX || receivers > 64)
 		return 2;
 	sem_init(&work, 0, 0);
 	sem_init(&done, 0, 0);
@@ -417,11 +431,11 @@ int main(int argc, char **argv)
 	server =
 		socket(AF_INET, SOCK_DGRAM | (nonblock ? SOCK_NONBLOCK : 0), 0);
 	address.sin_family = AF_INET;
-	/* A wildcard for some, one address for others. */
+	/* A wildcard address for some, and a single address for others. */
 	address.sin_addr.s_addr = htonl(forked ? INADDR_ANY : INADDR_LOOPBACK);
 	if (bind(server, (void *)&address, sizeof(address)) ||
 	    getsockname(server, (void *)&address, &len))
-		die("bind");
+		fail("bind");
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (!strcmp(pattern, "one-epoll")) {
 		struct epoll_event event = { .events = EPOLLIN,
@@ -429,7 +443,7 @@ int main(int argc, char **argv)
 
 		shared_epoll = epoll_create1(0);
 		if (epoll_ctl(shared_epoll, EPOLL_CTL_ADD, server, &event))
-			die("epoll_ctl");
+			fail("epoll_ctl");
 	}
 	if (forked) {
 		for (i = 0; i < receivers; i++) {

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What becomes of replies that are kept to be sent together:
+ * Batched replies:
  *
  *	replies CASE
  *
  * A server of two threads (or processes: "die") answers clients in the process
- * that started it. When both have come back often, they park, where the library
- * does not see it, and much is sent. Then one of them answers some of it, and
- * in the midst of what one call took does what CASE says, and no more: all that
- * it has answered is to arrive, from then on without its doing. Last, the other
- * one answers the rest. Prints what came, and what came twice, in another order
- * or with other bytes: the same with the library as without.
+ * that started it. When the library has seen both return often, they park where
+ * the library does not see it, and many datagrams are sent. Then one of them
+ * answers some of these, and in the middle of a prefetch does what CASE says,
+ * and nothing more. All its replies have to arrive, although it does nothing
+ * from then on. Last, the other one answers the rest. Prints how many replies
+ * arrived, and how many were duplicated, reordered or wrong: the same with the
+ * library as without.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -40,39 +41,42 @@
 
 #define FLOWS 16
 #define WORKERS 2
-#define EACH 12
-#define SOME 10
-#define LONGEST 24
-/* Milliseconds: lanes come after a grace period, seconds on a busy machine. */
-#define PATIENCE 30000
-/* An address that can be taken away. */
-#define CLIENTS 0x0a090909
+#define RECEIVES_PER_WORKER 12
+#define BURSTS 10
+#define LENGTH_MAX 24
+/*
+ * Milliseconds: lanes are added after a grace period, seconds on a busy
+ * machine.
+ */
+#define TIMEOUT_MS 30000
+/* An address that can be removed. */
+#define CLIENT_ADDR 0x0a090909
 
-struct word {
+struct payload {
 	unsigned char flow, pad;
 	unsigned short number;
-	unsigned char rest[LONGEST - 4];
+	unsigned char rest[LENGTH_MAX - 4];
 };
 
 static struct state {
 	_Atomic unsigned received[WORKERS];
 	_Atomic int parked, park[WORKERS], quota[WORKERS], acts, owed, told;
 	_Atomic int port, children[WORKERS];
-} * all;
+} * shared;
 
-static const char *way;
+static const char *test_case;
 static int server, other, idle[2], clients[FLOWS];
 static unsigned short sent[FLOWS], next[FLOWS];
 static unsigned wrong, answered;
 static struct sockaddr_in address;
 
-static int is(const char *what)
+static int is_case(const char *what)
 {
-	return !strcmp(way, what);
+	return !strcmp(test_case, what);
 }
 
-/* A sleep that the library does not know of. */
-static void nap(void)
+/* A sleep that the library does not see. */
+static void raw_sleep(void)
 {
 	struct timespec time = { 0, 200000 };
 
@@ -85,13 +89,14 @@ static void fail(const char *what)
 	syscall(SYS_exit_group, 1);
 }
 
-static size_t fill(struct word *word, int flow, unsigned short number)
+static size_t fill_payload(struct payload *payload, int flow,
+			   unsigned short number)
 {
-	size_t len = 8 + number % (LONGEST - 8);
+	size_t len = 8 + number % (LENGTH_MAX - 8);
 
-	memset(word, flow + number, sizeof(*word));
-	word->flow = flow;
-	word->number = number;
+	memset(payload, flow + number, sizeof(*payload));
+	payload->flow = flow;
+	payload->number = number;
 	return len;
 }
 
@@ -104,11 +109,11 @@ static void request(unsigned long what, struct ifreq *request)
 	syscall(SYS_close, fd);
 }
 
-/* The clients' address goes, or comes back, and the way to it. */
-static void device(int up)
+/* Removes or restores the clients' address, and the route to it. */
+static void configure_address(int up)
 {
 	struct sockaddr_in own = { .sin_family = AF_INET,
-				   .sin_addr.s_addr = htonl(CLIENTS) };
+				   .sin_addr.s_addr = htonl(CLIENT_ADDR) };
 	struct ifreq lo = { .ifr_name = "lo",
 			    .ifr_flags = IFF_UP | IFF_RUNNING };
 	struct ifreq alias = { .ifr_name = "lo:1" };
@@ -125,9 +130,9 @@ static void device(int up)
 	request(SIOCSIFNETMASK, &alias);
 }
 
-static void one(unsigned nth, int flags)
+static void answer_one(unsigned nth, int flags)
 {
-	char bytes[LONGEST];
+	char bytes[LENGTH_MAX];
 	struct sockaddr_in from;
 	socklen_t len = sizeof(from);
 	ssize_t got =
@@ -140,7 +145,7 @@ static void one(unsigned nth, int flags)
 
 	if (got < 8)
 		fail("recvfrom");
-	/* By one call or the other. */
+	/* By one of two calls. */
 	if (bytes[2] & 1)
 		len = sendmsg(server, &message, flags);
 	else
@@ -148,16 +153,16 @@ static void one(unsigned nth, int flags)
 	if ((ssize_t)len != got)
 		fail("sendto");
 	memset(bytes, 0, sizeof(bytes));
-	all->received[nth]++;
+	shared->received[nth]++;
 }
 
-static void act(void)
+static void run_case(void)
 {
 	struct pollfd at = { .fd = idle[0], .events = POLLIN };
 	struct epoll_event event = { .events = EPOLLIN };
 	char *args[] = { "true", NULL };
 	fd_set set;
-	char byte, bytes[LONGEST];
+	char byte, bytes[LENGTH_MAX];
 	struct iovec part = { bytes, sizeof(bytes) };
 	struct mmsghdr message = {
 		.msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 },
@@ -170,96 +175,96 @@ static void act(void)
 	nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	nobody.sin_port = htons(9);
 	syscall(SYS_socketpair, AF_UNIX, SOCK_DGRAM, 0, local);
-	if (is("poll"))
+	if (is_case("poll"))
 		poll(&at, 1, -1);
-	if (is("select")) {
+	if (is_case("select")) {
 		FD_ZERO(&set);
 		FD_SET(idle[0], &set);
 		select(idle[0] + 1, &set, NULL, NULL, NULL);
 	}
-	if (is("epoll")) {
+	if (is_case("epoll")) {
 		fd = epoll_create1(0);
 		epoll_ctl(fd, EPOLL_CTL_ADD, idle[0], &event);
 		epoll_wait(fd, &event, 1, -1);
 	}
-	if (is("read") && read(idle[0], &byte, 1))
+	if (is_case("read") && read(idle[0], &byte, 1))
 		fail("read");
-	if (is("write") && write(idle[1], "", 1) != 1)
+	if (is_case("write") && write(idle[1], "", 1) != 1)
 		fail("write");
-	if (is("ppoll"))
+	if (is_case("ppoll"))
 		ppoll(&at, 1, NULL, NULL);
-	if (is("pselect")) {
+	if (is_case("pselect")) {
 		FD_ZERO(&set);
 		FD_SET(idle[0], &set);
 		pselect(idle[0] + 1, &set, NULL, NULL, NULL, NULL);
 	}
-	if (is("pwait") || is("pwait2")) {
+	if (is_case("pwait") || is_case("pwait2")) {
 		fd = epoll_create1(0);
 		epoll_ctl(fd, EPOLL_CTL_ADD, idle[0], &event);
-		if (is("pwait"))
+		if (is_case("pwait"))
 			epoll_pwait(fd, &event, 1, -1, NULL);
 		else
 			epoll_pwait2(fd, &event, 1, NULL, NULL);
 	}
-	/* What is no UDP socket is received from by all calls, too. */
-	if (is("readv") && readv(idle[0], &part, 1))
+	/* All calls are also made on a descriptor that is no UDP socket. */
+	if (is_case("readv") && readv(idle[0], &part, 1))
 		fail("readv");
-	if (is("recv"))
+	if (is_case("recv"))
 		recv(local[0], bytes, sizeof(bytes), 0);
-	if (is("recvmmsg"))
+	if (is_case("recvmmsg"))
 		recvmmsg(local[0], &message, 1, 0, NULL);
-	if (is("errors"))
+	if (is_case("errors"))
 		recv(server, bytes, sizeof(bytes), MSG_ERRQUEUE);
-	if (is("usleep"))
+	if (is_case("usleep"))
 		usleep(1000000000);
-	if (is("nanosleep"))
+	if (is_case("nanosleep"))
 		nanosleep(&forever, NULL);
-	if (is("clock"))
+	if (is_case("clock"))
 		clock_nanosleep(CLOCK_MONOTONIC, 0, &forever, NULL);
 	/* Calls that the kernel refuses. */
-	if (is("connect"))
+	if (is_case("connect"))
 		connect(-1, NULL, 0);
-	if (is("shutdown"))
+	if (is_case("shutdown"))
 		shutdown(-1, SHUT_RD);
-	if (is("range"))
+	if (is_case("range"))
 		close_range(1 << 20, 1 << 20, 0);
-	if (is("dup2"))
+	if (is_case("dup2"))
 		dup2(-1, 900);
-	if (is("dup3"))
+	if (is_case("dup3"))
 		dup3(-1, 900, 0);
-	if (is("setsockopt"))
+	if (is_case("setsockopt"))
 		setsockopt(-1, 0, 0, NULL, 0);
-	if (is("send"))
+	if (is_case("send"))
 		send(local[0], "x", 1, 0);
-	if (is("client") &&
+	if (is_case("client") &&
 	    sendto(client, "x", 1, 0, (void *)&nobody, sizeof(nobody)) != 1)
 		fail("sendto");
-	if (is("sendmmsg"))
+	if (is_case("sendmmsg"))
 		sendmmsg(local[0], &message, 1, 0);
-	if (is("spawn")) {
+	if (is_case("spawn")) {
 		posix_spawn(&pid, "/bin/true", NULL, NULL, args, environ);
 		waitpid(pid, NULL, 0);
 	}
-	if (is("sleep"))
+	if (is_case("sleep"))
 		sleep(1000);
-	if (is("close"))
+	if (is_case("close"))
 		close(-1);
-	if (is("other"))
-		one(0, MSG_CONFIRM);
-	/* Another socket, on which nothing comes. */
-	if (is("spin"))
+	if (is_case("other"))
+		answer_one(0, MSG_CONFIRM);
+	/* Another socket, on which no datagram arrives. */
+	if (is_case("spin"))
 		while (recv(other, bytes, sizeof(bytes), MSG_DONTWAIT) < 0)
-			nap();
+			raw_sleep();
 	at.fd = other;
-	if (is("other-poll"))
+	if (is_case("other-poll"))
 		poll(&at, 1, -1);
-	if (is("other-epoll") || is("learn-epoll")) {
+	if (is_case("other-epoll") || is_case("learn-epoll")) {
 		fd = epoll_create1(0);
 		epoll_ctl(fd, EPOLL_CTL_ADD, other, &event);
 		epoll_wait(fd, &event, 1, -1);
 	}
-	/* The thread's own lane, of which it wants to know nothing any more. */
-	if (is("own-epoll")) {
+	/* The thread's own lane, which it stops watching. */
+	if (is_case("own-epoll")) {
 		fd = epoll_create1(0);
 		epoll_ctl(fd, EPOLL_CTL_ADD, server, &event);
 		epoll_wait(fd, &event, 1, -1);
@@ -267,15 +272,15 @@ static void act(void)
 		epoll_ctl(fd, EPOLL_CTL_MOD, server, &event);
 		epoll_wait(fd, &event, 1, -1);
 	}
-	/* More pieces than the kernel takes. */
-	if (is("refused")) {
+	/* More iovecs than the kernel accepts. */
+	if (is_case("refused")) {
 		struct msghdr many = { .msg_iov = &part, .msg_iovlen = 1025 };
 
 		if (recvmsg(server, &many, 0) >= 0)
 			fail("recvmsg");
 	}
-	if (is("fork")) {
-		/* The library can open no file before that, nor close it. */
+	if (is_case("fork")) {
+		/* The library can open no file before that, nor close one. */
 		struct rlimit none = { 0, 4096 };
 
 		if (setrlimit(RLIMIT_NOFILE, &none))
@@ -285,30 +290,30 @@ static void act(void)
 			syscall(SYS_exit_group, 0);
 		waitpid(pid, NULL, 0);
 	}
-	if (is("thread"))
+	if (is_case("thread"))
 		pthread_exit(NULL);
-	if (is("cancel")) {
+	if (is_case("cancel")) {
 		pthread_cancel(pthread_self());
 		pthread_testcancel();
 	}
-	if (is("exit"))
+	if (is_case("exit"))
 		exit(0);
-	if (is("_exit"))
+	if (is_case("_exit"))
 		_exit(0);
-	if (is("quick"))
+	if (is_case("quick"))
 		quick_exit(0);
-	if (is("exec"))
+	if (is_case("exec"))
 		execv("/bin/true", args);
-	if (is("error")) {
-		device(0);
+	if (is_case("error")) {
+		configure_address(0);
 		close(-1);
-		device(1);
-		all->park[0] = 1;
+		configure_address(1);
+		shared->park[0] = 1;
 	}
-	all->acts = 1;
-	/* Neither a call nor a return any more. */
-	while (!is("error"))
-		nap();
+	shared->acts = 1;
+	/* No call and no return from now on. */
+	while (!is_case("error"))
+		raw_sleep();
 }
 
 static void *worker(void *arg)
@@ -316,28 +321,29 @@ static void *worker(void *arg)
 	unsigned nth = (unsigned)(unsigned long)arg;
 
 	for (;;) {
-		if (all->park[nth]) {
+		if (shared->park[nth]) {
 			close(-1);
-			all->parked++;
-			while (all->park[nth])
-				nap();
-			all->parked--;
+			shared->parked++;
+			while (shared->park[nth])
+				raw_sleep();
+			shared->parked--;
 		}
-		if (all->owed) {
+		if (shared->owed) {
 			struct sockaddr_in nobody = address;
 
 			nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 			nobody.sin_port = htons(9);
-			all->owed = 0;
-			all->told = sendto(server, "x", 1, 0, (void *)&nobody,
-					   sizeof(nobody)) < 0 ?
-					    errno :
-					    -1;
+			shared->owed = 0;
+			shared->told =
+				sendto(server, "x", 1, 0, (void *)&nobody,
+				       sizeof(nobody)) < 0 ?
+					errno :
+					-1;
 			continue;
 		}
-		one(nth, 0);
-		if (all->quota[nth] && !--all->quota[nth])
-			act();
+		answer_one(nth, 0);
+		if (shared->quota[nth] && !--shared->quota[nth])
+			run_case();
 	}
 	return NULL;
 }
@@ -350,12 +356,12 @@ static void serve(void)
 	int on = 1, off = 0, i;
 	pid_t pid;
 
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	server = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	address.sin_family = AF_INET;
 	address.sin_addr.s_addr =
-		htonl(is("error") ? INADDR_ANY : INADDR_LOOPBACK);
+		htonl(is_case("error") ? INADDR_ANY : INADDR_LOOPBACK);
 	if (pipe(idle) || bind(server, (void *)&address, sizeof(address)) ||
 	    getsockname(server, (void *)&address, &len))
 		fail("bind");
@@ -364,10 +370,10 @@ static void serve(void)
 	if (bind(other, (void *)&nobody, sizeof(nobody)))
 		fail("bind");
 	/* It has a receiver, and the worker will be the second one. */
-	if (is("learn-epoll"))
+	if (is_case("learn-epoll"))
 		recv(other, &on, sizeof(on), MSG_DONTWAIT);
 	for (i = 0; i < WORKERS; i++) {
-		if (!is("die")) {
+		if (!is_case("die")) {
 			pthread_create(&threads[i], NULL, worker,
 				       (void *)(unsigned long)i);
 			continue;
@@ -377,63 +383,65 @@ static void serve(void)
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			worker((void *)(unsigned long)i);
 		}
-		all->children[i] = pid;
+		shared->children[i] = pid;
 	}
-	all->port = ntohs(address.sin_port);
-	while (!all->acts)
-		nap();
-	/* What another thread does to the socket. */
-	if (is("option"))
+	shared->port = ntohs(address.sin_port);
+	while (!shared->acts)
+		raw_sleep();
+	/* A change of the socket by another thread. */
+	if (is_case("option"))
 		setsockopt(server, SOL_IP, IP_TTL, &on, sizeof(on));
-	if (is("fall"))
+	if (is_case("fall"))
 		setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &on, sizeof(on));
-	if (is("ioctl"))
+	if (is_case("ioctl"))
 		ioctl(server, FIOASYNC, &off);
-	if (is("closed")) {
-		/* The descriptor remains, for nobody to close it twice. */
+	if (is_case("closed")) {
+		/*
+		 * The descriptor remains open, so that it is not closed twice.
+		 */
 		close(server);
 	}
 	for (;;)
-		nap();
+		raw_sleep();
 }
 
 static void send_one(int flow)
 {
-	struct word word;
-	size_t len = fill(&word, flow, sent[flow]);
+	struct payload payload;
+	size_t len = fill_payload(&payload, flow, sent[flow]);
 
-	if (send(clients[flow], &word, len, 0) != (ssize_t)len)
+	if (send(clients[flow], &payload, len, 0) != (ssize_t)len)
 		fail("send");
 	sent[flow]++;
 }
 
-/* Takes answers until there are `want`, or none comes any more. */
-static void take(unsigned want)
+/* Receives replies until there are `want`, or none arrives any more. */
+static void receive_replies(unsigned want)
 {
 	struct pollfd at[FLOWS];
-	struct word word, expected;
+	struct payload payload, expected;
 	size_t len;
 	int i;
 
 	for (i = 0; i < FLOWS; i++)
 		at[i] = (struct pollfd){ .fd = clients[i], .events = POLLIN };
-	while (answered < want && poll(at, FLOWS, PATIENCE) > 0) {
+	while (answered < want && poll(at, FLOWS, TIMEOUT_MS) > 0) {
 		for (i = 0; i < FLOWS; i++) {
 			if (!at[i].revents)
 				continue;
-			len = fill(&expected, i, next[i]);
-			memset(&word, 255, sizeof(word));
-			if (recv(clients[i], &word, sizeof(word), 0) !=
+			len = fill_payload(&expected, i, next[i]);
+			memset(&payload, 255, sizeof(payload));
+			if (recv(clients[i], &payload, sizeof(payload), 0) !=
 				    (ssize_t)len ||
-			    memcmp(&word, &expected, len))
+			    memcmp(&payload, &expected, len))
 				wrong++;
-			next[i] = word.number + 1;
+			next[i] = payload.number + 1;
 			answered++;
 		}
 	}
 }
 
-static unsigned asked(void)
+static unsigned total_sent(void)
 {
 	unsigned sum = 0;
 
@@ -450,25 +458,25 @@ int main(int argc, char **argv)
 
 	if (argc < 2)
 		return 2;
-	way = argv[1];
-	if (is("error")) {
+	test_case = argv[1];
+	if (is_case("error")) {
 		if (unshare(CLONE_NEWNET)) {
 			printf("skipped: %s\n", strerror(errno));
 			return 0;
 		}
-		device(1);
+		configure_address(1);
 	}
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pid = fork();
 	if (!pid)
 		serve();
-	while (!all->port)
-		nap();
+	while (!shared->port)
+		raw_sleep();
 	address.sin_family = AF_INET;
 	address.sin_addr.s_addr =
-		htonl(is("error") ? CLIENTS : INADDR_LOOPBACK);
-	address.sin_port = htons(all->port);
+		htonl(is_case("error") ? CLIENT_ADDR : INADDR_LOOPBACK);
+	address.sin_port = htons(shared->port);
 	for (i = 0; i < FLOWS; i++) {
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 		if (connect(clients[i], (void *)&address, sizeof(address)))
@@ -477,69 +485,77 @@ int main(int argc, char **argv)
 	do {
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
-		take(asked());
+		receive_replies(total_sent());
 		for (i = 0, ready = 0; i < WORKERS; i++)
-			ready += all->received[i] >= 200;
-	} while (ready < WORKERS && answered == asked());
+			ready += shared->received[i] >= 200;
+	} while (ready < WORKERS && answered == total_sent());
 	for (i = 0; i < WORKERS; i++)
-		all->park[i] = 1;
-	/* One wakes them up; no more than their queues have room for. */
-	for (i = 0; all->parked < WORKERS; i++) {
-		if (asked() - all->received[0] - all->received[1] < 4 * FLOWS)
+		shared->park[i] = 1;
+	/*
+	 * Wakes them up, with no more datagrams than their queues have room
+	 * for.
+	 */
+	for (i = 0; shared->parked < WORKERS; i++) {
+		if (total_sent() - shared->received[0] - shared->received[1] <
+		    4 * FLOWS)
 			send_one(i % FLOWS);
 		usleep(2000);
 	}
-	/* What they have received they have answered; something may be left. */
-	take(all->received[0] + all->received[1]);
-	for (turn = 0; turn < SOME; turn++)
+	/*
+	 * They have answered what they have received; some datagrams may be
+	 * left.
+	 */
+	receive_replies(shared->received[0] + shared->received[1]);
+	for (turn = 0; turn < BURSTS; turn++)
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
 	before = answered;
-	all->quota[0] = EACH;
-	all->park[0] = 0;
-	if (is("look"))
-		all->park[1] = 0;
-	if (is("die")) {
-		while (!all->acts)
-			nap();
-		kill(all->children[0], SIGKILL);
-		all->park[1] = 0;
+	shared->quota[0] = RECEIVES_PER_WORKER;
+	shared->park[0] = 0;
+	if (is_case("look"))
+		shared->park[1] = 0;
+	if (is_case("die")) {
+		while (!shared->acts)
+			raw_sleep();
+		kill(shared->children[0], SIGKILL);
+		shared->park[1] = 0;
 	}
-	if (is("error")) {
-		while (!all->acts)
-			nap();
-		while (all->parked < WORKERS)
-			nap();
+	if (is_case("error")) {
+		while (!shared->acts)
+			raw_sleep();
+		while (shared->parked < WORKERS)
+			raw_sleep();
 	}
-	ends = is("exit") || is("_exit") || is("quick") || is("exec") ||
-	       is("closed");
-	if (is("error")) {
-		all->owed = 1;
-		all->park[1] = 0;
-		while (!all->told)
-			nap();
+	ends = is_case("exit") || is_case("_exit") || is_case("quick") ||
+	       is_case("exec") || is_case("closed");
+	if (is_case("error")) {
+		shared->owed = 1;
+		shared->park[1] = 0;
+		while (!shared->told)
+			raw_sleep();
 		printf("then %s\n",
-		       all->told < 0 ? "sent" : strerror(all->told));
-		all->told = 0;
-		all->owed = 1;
-		for (i = 0; !all->told; i++) {
+		       shared->told < 0 ? "sent" : strerror(shared->told));
+		shared->told = 0;
+		shared->owed = 1;
+		for (i = 0; !shared->told; i++) {
 			send_one(i % FLOWS);
-			nap();
+			raw_sleep();
 		}
 		printf("then %s\n",
-		       all->told < 0 ? "sent" : strerror(all->told));
-	} else if (is("look") || is("die")) {
-		take(asked());
+		       shared->told < 0 ? "sent" : strerror(shared->told));
+	} else if (is_case("look") || is_case("die")) {
+		receive_replies(total_sent());
 	} else {
-		take(before + EACH + is("other"));
+		receive_replies(before + RECEIVES_PER_WORKER +
+				is_case("other"));
 		printf("answered %u\n", answered - before);
-		all->park[1] = 0;
+		shared->park[1] = 0;
 		if (!ends)
-			take(asked());
+			receive_replies(total_sent());
 	}
-	if (!ends && !is("error"))
-		printf("missing %u\n", asked() - answered);
-	if (!is("error"))
+	if (!ends && !is_case("error"))
+		printf("missing %u\n", total_sent() - answered);
+	if (!is_case("error"))
 		printf("wrong %u\n", wrong);
 	fflush(stdout);
 	kill(pid, SIGKILL);

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * What programs do to descriptors that they do not know, before they start another one: the report's is one of those.
+ * What programs do to descriptors that they do not know before they start
+ * another program. The report's descriptor is one of those.
  *
- *   report kept     all descriptors are closed by the C library, and the report's path leads nowhere
- *   report closed   all descriptors are closed behind the library's back
- *   report taken    the program has a use for the number itself, and starts itself again
+ *	report kept	the C library closes all descriptors, and the report's path
+ *			leads nowhere
+ *	report closed	all descriptors are closed, unseen by the library
+ *	report taken	the program uses the number itself, and starts itself again
  *
  * The program that is started prints what it finds.
  */
@@ -17,15 +19,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int number(void)
+static int report_number(void)
 {
 	const char *path = getenv("MANYLANE_REPORT");
 
 	return path ? atoi(strrchr(path, '/') + 1) : -1;
 }
 
-/* What a program sees that asks whether a descriptor is open. */
-static const char *seen(int fd)
+/* Describes a descriptor as a program sees it. */
+static const char *describe(int fd)
 {
 	if (fcntl(fd, F_GETFD) >= 0)
 		return "open";
@@ -36,10 +38,10 @@ int main(int argc, char **argv)
 {
 	const char *what = argc > 1 ? argv[1] : "";
 	char path[64];
-	int fd = number();
+	int fd = report_number();
 
 	if (!strcmp(what, "end")) {
-		printf("%s\n", seen(fd));
+		printf("%s\n", describe(fd));
 		return 0;
 	}
 	if (!strcmp(what, "kept")) {
@@ -55,7 +57,7 @@ int main(int argc, char **argv)
 		if (dup2(1, fd) != fd)
 			return 1;
 	}
-	printf("%s, then ", seen(fd));
+	printf("%s, then ", describe(fd));
 	fflush(stdout);
 	execl(argv[0], argv[0], "end", NULL);
 	return 1;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Threads that share one processor, and one socket:
+ * Threads that share one CPU, and one socket:
  *
  *	rest WORK PATTERN
  *
- * Four threads answer. WORK says what they do for it: "calm" nothing, "sleeps"
- * sleeps each time, "turns" nothing at first, and sleeps later. The main thread
- * asks from many ports, one at a time or many at once, and looks who answers.
+ * Four threads answer. WORK is what they do for it: "calm": nothing. "sleeps":
+ * they sleep each time. "turns": nothing at first, and later they sleep. The
+ * main thread asks from many ports, one at a time or many at once, and records
+ * who answers.
  *
- * It prints whether one thread has come to answer all for a while (each of them
- * in its turn, where they are calm), how many questions that took, and how many
- * came after it.
+ * Prints whether one thread has answered all for a while (each of them in turn,
+ * if they are calm), how many requests that took, and how many followed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -32,9 +32,12 @@
 
 #define THREADS 4
 #define FLOWS 64
-/* Answers of one thread in a row: all flows, twice. With a lane for each thread they are never those of one alone. */
-#define STREAK (2 * FLOWS)
-#define TURNS 4000
+/*
+ * Answers of one thread in a row: all flows, twice. If each thread has a lane,
+ * they are never all from one thread.
+ */
+#define ANSWERS_IN_A_ROW (2 * FLOWS)
+#define REQUESTS_MAX 4000
 #define SLEEP_US 500
 
 static int server;
@@ -82,8 +85,8 @@ static void *thread(void *number)
 	return NULL;
 }
 
-/* Who answers. */
-static int wait_for(int client)
+/* Returns the thread that answered. */
+static int wait_for_answer(int client)
 {
 	unsigned char who;
 	struct pollfd at = { .fd = client, .events = POLLIN };
@@ -99,16 +102,16 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in address;
 	unsigned i, flow, streak = 0, before = 0, after = 0, had = 0;
-	int clients[FLOWS], who, last = -1, turns = TURNS, seen = 0;
+	int clients[FLOWS], who, last = -1, requests = REQUESTS_MAX, seen = 0;
 	int each = !strcmp(argc == 3 ? argv[1] : "", "calm");
 	pthread_t threads[THREADS];
 	cpu_set_t one;
 
 	if (argc != 3)
 		return 2;
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	/* The first processor that there is. */
+	/* The first available CPU. */
 	sched_getaffinity(0, sizeof(one), &one);
 	for (i = 0; !CPU_ISSET(i, &one); i++)
 		;
@@ -129,13 +132,14 @@ int main(int argc, char **argv)
 		pthread_create(&threads[i], NULL, thread,
 			       (void *)(unsigned long)i);
 
-	/* One at a time. Who is calm is waited for. */
-	for (flow = 0; !seen && (!sleeps || before < (unsigned)turns); flow++) {
+	/* One at a time. Threads that are calm are waited for. */
+	for (flow = 0; !seen && (!sleeps || before < (unsigned)requests);
+	     flow++) {
 		send(clients[flow % FLOWS], "x", 1, 0);
-		who = wait_for(clients[flow % FLOWS]);
+		who = wait_for_answer(clients[flow % FLOWS]);
 		streak = who == last ? streak + 1 : 1;
 		last = who;
-		if (streak >= STREAK)
+		if (streak >= ANSWERS_IN_A_ROW)
 			had |= 1u << who;
 		seen = each ? had == (1u << THREADS) - 1 : had != 0;
 		before++;
@@ -143,12 +147,12 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "turns"))
 		sleeps = 1;
 	/* Many at once. */
-	while (turns > 0) {
+	while (requests > 0) {
 		for (i = 0; i < FLOWS; i++)
 			send(clients[i], "x", 1, 0);
 		for (i = 0; i < FLOWS; i++)
-			wait_for(clients[i]);
-		turns -= FLOWS;
+			wait_for_answer(clients[i]);
+		requests -= FLOWS;
 		after += FLOWS;
 	}
 	for (i = 0; ended < THREADS; i++) {

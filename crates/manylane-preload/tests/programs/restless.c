@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Waits that return at once, and nothing is there:
+ * Waits that return at once although no datagram is queued:
  *
  *	restless CASE
  *
- * CASE: "nonblock": a descriptor is made non-blocking behind the library's
- * back. "guest": one lane tells of what cannot be received, and a thread
- * without a lane looks at all. "poll", "epoll": the same, and the owner of
- * another lane waits for events.
+ * "nonblock": a descriptor is made non-blocking, unseen by the library.
+ * "guest": one lane reports an event that is no datagram, and a thread without
+ * a lane checks all lanes. "poll", "epoll": the same, and the owner of another
+ * lane waits for events.
  *
- * Says whether the calls of the library, and those of the program, are as many
- * as there is time for if each but a few lasts for a slice.
+ * Prints whether the library and the program make no more calls than if nearly
+ * each lasted for a slice.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,15 +33,17 @@
 #include "loopback.h"
 
 #define FLOWS 16
-/* The longest that a wait may last, and calls that may be made in such a time:
- * some that are cut short, before one that is not, by each of three threads. */
-#define SLICE 20000000L
-#define CALLS 300
+/*
+ * The longest duration of a wait, and the calls that may be made in that time:
+ * some short ones before a full one, by each of three threads.
+ */
+#define SLICE_NS 20000000L
+#define CALLS_MAX 300
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
 static _Atomic unsigned received[2], total, hold, held;
-static _Atomic unsigned long turns;
+static _Atomic unsigned long program_calls;
 static const char *pattern;
 
 static void *worker(void *arg)
@@ -63,7 +65,7 @@ static void *worker(void *arg)
 			poll(&at, 1, -1);
 		if (waits && epoll >= 0)
 			epoll_wait(epoll, &event, 1, -1);
-		turns++;
+		program_calls++;
 		if (recv(server, &byte, 1, waits ? MSG_DONTWAIT : 0) < 1)
 			continue;
 		received[nth]++;
@@ -77,7 +79,7 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-static void *guest(void *arg)
+static void *guest_thread(void *arg)
 {
 	char byte;
 
@@ -133,23 +135,27 @@ int main(int argc, char **argv)
 		hold = 1;
 		while (!held)
 			burst();
-		/* What is left in the lane of who is away. */
+		/*
+		 * Time for the datagrams that are left in the lane of the
+		 * absent thread.
+		 */
 		usleep(200000);
 		syscall(SYS_shutdown, server, SHUT_RD);
 	} else {
 		syscall(SYS_fcntl, server, F_SETFL, O_RDWR | O_NONBLOCK);
 	}
 	if (!strcmp(pattern, "guest"))
-		pthread_create(&thread, NULL, guest, NULL);
+		pthread_create(&thread, NULL, guest_thread, NULL);
 	start = now();
 	calls_before = *calls;
-	turns_before = turns;
+	turns_before = program_calls;
 	usleep(1000000);
-	most = ((now() - start) / SLICE + 1) * CALLS;
+	most = ((now() - start) / SLICE_NS + 1) * CALLS_MAX;
 	printf("waits: %s\n", *calls - calls_before < most ? "yes" : "no");
 	printf("turns: %s\n",
-	       turns - turns_before < most / CALLS * 3 ? "yes" : "no");
+	       program_calls - turns_before < most / CALLS_MAX * 3 ? "yes" :
+								     "no");
 	fprintf(stderr, "%s: %lu calls, %lu turns\n", pattern,
-		*calls - calls_before, turns - turns_before);
+		*calls - calls_before, program_calls - turns_before);
 	return 0;
 }

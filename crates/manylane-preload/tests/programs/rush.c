@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A library behind the one under test: when a lane's socket has joined the
- * program's, datagrams of many senders come before anything else is done; and
- * just before an epoll instance is told of a descriptor, or an option is set, its
- * number may come to mean something else. With RUSH_OLD in the environment the
- * kernel is one that does not say in which network namespace a socket is.
+ * A library behind the one under test. When a lane's socket has joined the
+ * program's group, datagrams of many senders arrive before anything else is
+ * done. Just before an epoll instance gets a descriptor, or an option is set,
+ * the number may be reused. With RUSH_OLD in the environment, the kernel does
+ * not report the network namespace of a socket.
  */
 #define _GNU_SOURCE
 #include <errno.h>

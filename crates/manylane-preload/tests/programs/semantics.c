@@ -2,9 +2,9 @@
 /*
  * What a program sees of its socket while it has lanes whose owners are away.
  *
- * Three threads receive until each has come back often enough; then they park,
- * with their lanes. The main thread does the rest, one call after the other,
- * and prints what it sees: the same with the library as without.
+ * Three threads receive until the library has seen each return often. Then they
+ * park with their lanes. The main thread makes many calls, and prints their
+ * results: the same with the library as without.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -28,8 +28,8 @@
 
 #define FLOWS 16
 #define WORKERS 3
-/* Datagrams of each flow: more than fit into a receive buffer of the default size. */
-#define EACH 600
+/* Datagrams of each flow: more than fit into a default receive buffer. */
+#define DATAGRAMS_PER_FLOW 600
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
@@ -65,11 +65,11 @@ static void *worker(void *arg)
 }
 
 /* Sends one datagram, and waits until it is queued. */
-static void put(int flow, const void *data, size_t len)
+static void send_queued(int flow, const void *data, size_t len)
 {
 	if (send(clients[flow], data, len, 0) != (ssize_t)len)
 		perror("send");
-	settle();
+	wait_for_delivery();
 }
 
 /* Sends one datagram of `len` bytes from each of the flows. */
@@ -82,10 +82,10 @@ static void burst(char what, size_t len)
 	for (i = 0; i < FLOWS; i++)
 		if (send(clients[i], data, len, 0) != (ssize_t)len)
 			perror("send");
-	settle();
+	wait_for_delivery();
 }
 
-/* Receives without waiting until there is nothing; how many. */
+/* Receives until the queue is empty; returns the number. */
 static int drain(void)
 {
 	char data[2000];
@@ -96,7 +96,7 @@ static int drain(void)
 	return errno == EAGAIN ? count : -errno;
 }
 
-static long ms(void)
+static long now_ms(void)
 {
 	struct timespec now;
 
@@ -104,7 +104,7 @@ static long ms(void)
 	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-static int descriptors(void)
+static int count_fds(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
 	int count = 0;
@@ -115,19 +115,19 @@ static int descriptors(void)
 	return count;
 }
 
-static void nothing(int signal)
+static void ignore_signal(int signal)
 {
 	(void)signal;
 }
 
-static void *later(void *arg)
+static void *send_later(void *arg)
 {
 	usleep(60000);
 	burst('l', 1);
 	return arg;
 }
 
-static int option(int level, int name)
+static int get_option(int level, int name)
 {
 	int value = -1;
 	socklen_t len = sizeof(value);
@@ -136,7 +136,7 @@ static int option(int level, int name)
 	return value;
 }
 
-static void set(int level, int name, int value)
+static void set_option(int level, int name, int value)
 {
 	if (setsockopt(server, level, name, &value, sizeof(value)))
 		printf("option %d of %d: %s\n", name, level, strerror(errno));
@@ -149,38 +149,38 @@ static void waits(void)
 			   got = { 0 };
 	struct timeval soon = { .tv_usec = 30000 };
 	int epoll = epoll_create1(0), i;
-	fd_set set;
+	fd_set set_option;
 	long start;
 
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	CHECK(poll(&at, 1, 0) == 1 && at.revents == POLLOUT);
 	CHECK(epoll_wait(epoll, &got, 1, 0) == 0);
 	at.events = POLLIN;
-	start = ms();
+	start = now_ms();
 	CHECK(poll(&at, 1, 50) == 0 && at.revents == 0);
-	CHECK(ms() - start >= 50);
-	start = ms();
+	CHECK(now_ms() - start >= 50);
+	start = now_ms();
 	CHECK(epoll_wait(epoll, &got, 1, 50) == 0);
-	CHECK(ms() - start >= 49);
-	FD_ZERO(&set);
-	FD_SET(server, &set);
-	CHECK(select(server + 1, &set, NULL, NULL, &soon) == 0 &&
-	      !FD_ISSET(server, &set));
-	/* One at a time, whichever lane it meets. */
+	CHECK(now_ms() - start >= 49);
+	FD_ZERO(&set_option);
+	FD_SET(server, &set_option);
+	CHECK(select(server + 1, &set_option, NULL, NULL, &soon) == 0 &&
+	      !FD_ISSET(server, &set_option));
+	/* One at a time, whichever lane gets it. */
 	for (i = 0; i < FLOWS; i++) {
 		char data[8];
 
-		put(i, "w", 1);
+		send_queued(i, "w", 1);
 		if (poll(&at, 1, 0) != 1 || at.revents != POLLIN ||
 		    at.fd != server)
 			printf("flow %d: poll\n", i);
 		if (epoll_wait(epoll, &got, 1, 0) != 1 || got.data.u64 != 77 ||
 		    got.events != EPOLLIN)
 			printf("flow %d: epoll\n", i);
-		FD_ZERO(&set);
-		FD_SET(server, &set);
-		if (select(server + 1, &set, NULL, NULL, NULL) != 1 ||
-		    !FD_ISSET(server, &set))
+		FD_ZERO(&set_option);
+		FD_SET(server, &set_option);
+		if (select(server + 1, &set_option, NULL, NULL, NULL) != 1 ||
+		    !FD_ISSET(server, &set_option))
 			printf("flow %d: select\n", i);
 		if (recv(server, data, sizeof(data), MSG_DONTWAIT) != 1 ||
 		    data[0] != 'w')
@@ -208,7 +208,7 @@ static void peeks(void)
 	for (i = 0; i < FLOWS; i++) {
 		char other = 'a' + i;
 
-		put(i, &other, 1);
+		send_queued(i, &other, 1);
 	}
 	for (i = 0; i < FLOWS; i++) {
 		char first;
@@ -216,15 +216,15 @@ static void peeks(void)
 		if (recv(server, data, 1, MSG_PEEK | MSG_DONTWAIT) != 1)
 			printf("peek %d: nothing\n", i);
 		first = data[0];
-		/* A datagram that comes in between goes behind. */
-		put((i + 5) % FLOWS, "zz", 2);
+		/* A datagram that arrives in between is queued behind. */
+		send_queued((i + 5) % FLOWS, "zz", 2);
 		if (recv(server, data, sizeof(data), MSG_DONTWAIT) < 1 ||
 		    data[0] != first)
 			printf("peek %d: another one\n", i);
 	}
 	CHECK(drain() == FLOWS);
 	for (i = 0; i < FLOWS; i++) {
-		put(i, data, 100 + i);
+		send_queued(i, data, 100 + i);
 		if (ioctl(server, FIONREAD, &size) || size != 100 + i)
 			printf("size %d: %d\n", i, size);
 		if (recv(server, data, 10, MSG_TRUNC | MSG_DONTWAIT) != 100 + i)
@@ -238,8 +238,8 @@ static void timeouts(void)
 {
 	struct timeval time = { .tv_usec = 70000 }, back = { 0 };
 	socklen_t len = sizeof(back);
-	struct sigaction action = { .sa_handler = nothing };
-	/* Again and again: one may come before the receive has begun. */
+	struct sigaction action = { .sa_handler = ignore_signal };
+	/* Repeatedly, because one may arrive before the receive has begun. */
 	struct itimerval alarm = { { .tv_usec = 30000 }, { .tv_usec = 30000 } },
 			 none = { 0 };
 	pthread_t thread;
@@ -252,9 +252,9 @@ static void timeouts(void)
 	      back.tv_sec == 0);
 	/* The kernel rounds to its own ticks. */
 	CHECK(back.tv_usec >= 70000 && back.tv_usec < 80000);
-	start = ms();
+	start = now_ms();
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EAGAIN);
-	CHECK(ms() - start >= 69);
+	CHECK(now_ms() - start >= 69);
 	time.tv_usec = 0;
 	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time,
 			 sizeof(time)) == 0);
@@ -266,7 +266,7 @@ static void timeouts(void)
 	action.sa_flags = SA_RESTART;
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &alarm, NULL);
-	pthread_create(&thread, NULL, later, NULL);
+	pthread_create(&thread, NULL, send_later, NULL);
 	CHECK(recv(server, data, sizeof(data), 0) == 1 && data[0] == 'l');
 	pthread_join(thread, NULL);
 	setitimer(ITIMER_REAL, &none, NULL);
@@ -274,16 +274,16 @@ static void timeouts(void)
 	CHECK(drain() == FLOWS - 1);
 }
 
-/* Whether each datagram of a burst has the control messages that were asked for. */
+/* Checks that each datagram of a burst has the requested control messages. */
 static void controls(void)
 {
 	int i, seen[6] = { 0 };
 
-	set(SOL_IP, IP_PKTINFO, 1);
-	set(SOL_IP, IP_RECVTOS, 1);
-	set(SOL_IP, IP_RECVTTL, 1);
-	set(SOL_SOCKET, SO_TIMESTAMPNS, 1);
-	set(SOL_IP, IP_TOS, 0x20);
+	set_option(SOL_IP, IP_PKTINFO, 1);
+	set_option(SOL_IP, IP_RECVTOS, 1);
+	set_option(SOL_IP, IP_RECVTTL, 1);
+	set_option(SOL_SOCKET, SO_TIMESTAMPNS, 1);
+	set_option(SOL_IP, IP_TOS, 0x20);
 	for (i = 0; i < FLOWS; i++) {
 		int tos = 0x10;
 
@@ -325,10 +325,10 @@ static void controls(void)
 			0);
 	}
 	printf("controls %d %d %d %d\n", seen[0], seen[1], seen[2], seen[3]);
-	CHECK(option(SOL_IP, IP_TOS) == 0x20);
+	CHECK(get_option(SOL_IP, IP_TOS) == 0x20);
 }
 
-/* Each client got as many replies as it sent datagrams that were answered. */
+/* Counts replies; 0 if a client did not get one for each of its datagrams. */
 static int replies(void)
 {
 	char data[2000];
@@ -340,7 +340,10 @@ static int replies(void)
 	return count;
 }
 
-/* A size above the system's limit, which needs a privilege, is set on every lane. */
+/*
+ * A size above the system's limit, which needs a privilege, is set on every
+ * lane.
+ */
 static void buffers(void)
 {
 	int room = 16 << 20, i;
@@ -350,11 +353,11 @@ static void buffers(void)
 		CHECK(errno == EPERM);
 		return;
 	}
-	for (i = 0; i < EACH * FLOWS; i++)
+	for (i = 0; i < DATAGRAMS_PER_FLOW * FLOWS; i++)
 		if (send(clients[i % FLOWS], "f", 1, 0) != 1)
 			perror("send");
-	settle();
-	CHECK(drain() == EACH * FLOWS);
+	wait_for_delivery();
+	CHECK(drain() == DATAGRAMS_PER_FLOW * FLOWS);
 }
 
 static void numbers(void)
@@ -372,7 +375,7 @@ static void numbers(void)
 	CHECK(recv(high, data, sizeof(data), MSG_DONTWAIT) == 3);
 	copy = dup(server);
 	CHECK(read(copy, data, sizeof(data)) == 3);
-	/* Whatever has these numbers, the program does not know of it. */
+	/* The library may use these numbers; the program does not know. */
 	for (other = 700; other < 3000; other++)
 		if (other != high && dup2(1, other) == other)
 			close(other);
@@ -390,12 +393,12 @@ static void numbers(void)
 	CHECK(read(server, data, sizeof(data)) == -1 && errno == EAGAIN);
 	one = 0;
 	CHECK(ioctl(server, FIONBIO, &one) == 0);
-	/* The port is taken, and looks as the program left it. */
+	/* The port is in use, with the program's options. */
 	other = socket(AF_INET, SOCK_DGRAM, 0);
 	CHECK(bind(other, (void *)&address, sizeof(address)) == -1 &&
 	      errno == EADDRINUSE);
 	close(other);
-	CHECK(option(SOL_SOCKET, SO_REUSEPORT) == 0);
+	CHECK(get_option(SOL_SOCKET, SO_REUSEPORT) == 0);
 }
 
 int main(void)
@@ -404,12 +407,12 @@ int main(void)
 	socklen_t len = sizeof(address);
 	int i, before, replied;
 
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	setvbuf(stdout, NULL, _IONBF, 0);
-	/* What the test was started with is not its business. */
+	/* Closes descriptors that the test was started with. */
 	close_range(100, ~0u, 0);
-	before = descriptors();
+	before = count_fds();
 	sem_init(&leave, 0, 0);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	address.sin_family = AF_INET;
@@ -424,7 +427,9 @@ int main(void)
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
-	/* Until each has come back, and the lanes, if there are any, have been for a while. */
+	/*
+	 * Until each has returned, and lanes, if any, have existed for a while.
+	 */
 	for (i = 0; i < 200 || !received[0] || !received[1] || !received[2];
 	     i++) {
 		unsigned want = total + FLOWS;
@@ -439,8 +444,8 @@ int main(void)
 		while (parked <= (unsigned)i)
 			usleep(50);
 	}
-	stay_here();
-	/* The clients' queues hold less than all of it. */
+	pin_to_this_cpu();
+	/* The clients' queues hold less than all replies. */
 	CHECK(replies() > 0 && replied > 0);
 
 	CHECK(drain() == 0);
@@ -454,12 +459,12 @@ int main(void)
 	CHECK(replies() == FLOWS);
 	buffers();
 	numbers();
-	/* Errors are asked for: from here on the socket is plain. */
+	/* With IP_RECVERR, the socket is plain. */
 	burst('e', 9);
-	set(SOL_IP, IP_RECVERR, 1);
+	set_option(SOL_IP, IP_RECVERR, 1);
 	burst('e', 9);
 	CHECK(drain() == 2 * FLOWS);
-	CHECK(option(SOL_IP, IP_RECVERR) == 1);
+	CHECK(get_option(SOL_IP, IP_RECVERR) == 1);
 
 	for (i = 0; i < WORKERS; i++)
 		sem_post(&leave);
@@ -474,6 +479,6 @@ int main(void)
 	close(server);
 	for (i = 0; i < FLOWS; i++)
 		close(clients[i]);
-	CHECK(descriptors() == before);
+	CHECK(count_fds() == before);
 	return 0;
 }

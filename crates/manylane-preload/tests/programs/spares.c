@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a fork does to the process it is made in: descriptors that are taken ahead of it, and what the
- * heap and the file system are asked for meanwhile.
+ * What a fork does to its process: descriptors that are reserved ahead of it,
+ * and its use of the heap and the file system.
  *
- *   spares open LIMIT SOCKETS   prints how many files a child can open, with a limit of descriptors
- *   spares full                 the same limit, and two threads that receive on one of the sockets
- *   spares fork                 prints what fork(2) and seteuid(2) took of the heap, and opened
+ *	spares open LIMIT SOCKETS	prints how many files a child can open, with
+ *					a limit of descriptors
+ *	spares full	the same limit, and two threads receive on one socket
+ *	spares fork	prints what fork(2) and seteuid(2) allocated and opened
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -24,17 +25,17 @@ extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 
 static volatile int counting;
-static volatile unsigned taken, opened;
+static volatile unsigned allocated, opened;
 
 void *malloc(size_t size)
 {
-	taken += counting;
+	allocated += counting;
 	return __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
-	taken += counting;
+	allocated += counting;
 	return __libc_calloc(count, size);
 }
 
@@ -54,7 +55,7 @@ int open64(const char *path, int flags, ...)
 	return open_any(path, flags);
 }
 
-static void die(const char *what)
+static void fail(const char *what)
 {
 	perror(what);
 	exit(1);
@@ -63,38 +64,38 @@ static void die(const char *what)
 static int sockets[1024];
 static struct sockaddr_in addresses[1024];
 
-static void limited(rlim_t limit, unsigned count)
+static void set_fd_limit(rlim_t limit, unsigned count)
 {
 	struct rlimit to = { limit, limit };
 	unsigned i;
 
 	if (setrlimit(RLIMIT_NOFILE, &to))
-		die("setrlimit");
+		fail("setrlimit");
 	for (i = 0; i < count; i++)
 		sockets[i] = loopback_server(0, &addresses[i]);
 }
 
-/* Files that a child can open. */
-static unsigned in_child(void)
+/* Counts the files that a child can open. */
+static unsigned count_openable(void)
 {
 	int ends[2];
 	unsigned count = 0;
 	pid_t child;
 
 	if (pipe(ends))
-		die("pipe");
+		fail("pipe");
 	child = fork();
 	if (child < 0)
-		die("fork");
+		fail("fork");
 	if (!child) {
 		while (open("/dev/null", O_RDONLY) >= 0)
 			count++;
 		if (write(ends[1], &count, sizeof(count)) != sizeof(count))
-			die("write");
+			fail("write");
 		_exit(0);
 	}
 	if (read(ends[0], &count, sizeof(count)) != sizeof(count))
-		die("read");
+		fail("read");
 	waitpid(child, NULL, 0);
 	close(ends[0]);
 	close(ends[1]);
@@ -113,8 +114,8 @@ static void *receive(void *nth)
 	return NULL;
 }
 
-/* Two threads, until each has received as often as lanes need to be thought of. */
-static void two_receivers(void)
+/* Two threads receive until the library would give them lanes. */
+static void run_two_receivers(void)
 {
 	int sender = socket(AF_INET, SOCK_DGRAM, 0);
 	pthread_t threads[2];
@@ -139,14 +140,15 @@ static void two_receivers(void)
 int main(int argc, char **argv)
 {
 	if (argc == 4 && !strcmp(argv[1], "open")) {
-		limited(strtoul(argv[2], NULL, 10), strtoul(argv[3], NULL, 10));
-		printf("%u\n", in_child());
+		set_fd_limit(strtoul(argv[2], NULL, 10),
+			     strtoul(argv[3], NULL, 10));
+		printf("%u\n", count_openable());
 		return 0;
 	}
 	if (argc == 2 && !strcmp(argv[1], "full")) {
-		limited(64, 16);
-		in_child();
-		two_receivers();
+		set_fd_limit(64, 16);
+		count_openable();
+		run_two_receivers();
 		return 0;
 	}
 	if (argc == 2 && !strcmp(argv[1], "fork")) {
@@ -155,13 +157,13 @@ int main(int argc, char **argv)
 		sockets[0] = loopback_server(0, addresses);
 		counting = 1;
 		if (seteuid(geteuid()))
-			die("seteuid");
+			fail("seteuid");
 		child = fork();
 		counting = 0;
 		if (!child)
-			_exit(taken + opened ? 1 : 0);
+			_exit(allocated + opened ? 1 : 0);
 		waitpid(child, NULL, 0);
-		printf("heap %u, files %u\n", taken, opened);
+		printf("heap %u, files %u\n", allocated, opened);
 		return 0;
 	}
 	fprintf(stderr, "spares open LIMIT SOCKETS, full, fork\n");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * One thread forks all the time, which makes lanes ahead; another one makes
- * sockets plain again at the same time. A plain socket is the kernel's: it
- * shares its port with nobody, and gets all that is sent to it.
+ * One thread forks all the time, which prepares lanes. Another one makes
+ * sockets plain at the same time. A plain socket is the kernel's: it shares its
+ * port with no other socket, and receives all that is sent to it.
  *
  *	spoilt [copies] [unbound]
  *
@@ -28,38 +28,38 @@
 #define SOCKETS 2000
 #endif
 #define SENDERS 4
-/* Seconds: a busy machine gets through fewer sockets in that time. */
-#define ENOUGH 40
+/* Seconds; a busy machine handles fewer sockets in that time. */
+#define SECONDS_MAX 40
 
-static atomic_int over;
-/* Held from socket(2) to bind(2), and for a fork. */
+static atomic_int stop;
+/* Held from socket(2) to bind(2), and during a fork. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static int unbound;
 /* Forks since the last wait for one. */
 static sem_t forks;
 
-static void begin_to_open(void)
+static void lock_opening(void)
 {
 	if (!unbound)
 		pthread_mutex_lock(&opening);
 }
 
-static void end_opening(void)
+static void unlock_opening(void)
 {
 	if (!unbound)
 		pthread_mutex_unlock(&opening);
 }
 
-static void *fork_on(void *unused)
+static void *fork_repeatedly(void *unused)
 {
-	while (!over) {
+	while (!stop) {
 		pid_t child;
 
-		begin_to_open();
+		lock_opening();
 		child = fork();
 		if (child == 0)
 			_exit(0);
-		end_opening();
+		unlock_opening();
 		waitpid(child, NULL, 0);
 		sem_post(&forks);
 	}
@@ -67,8 +67,8 @@ static void *fork_on(void *unused)
 }
 
 /*
- * A fresh socket with one receiver, that has a copy with a lower number, which
- * is free again in the very moment at which lanes are made for it.
+ * Opens a socket with one receiver, and a copy of it with a lower number. The
+ * number is free again at the moment at which lanes are made for the socket.
  */
 static int with_lower_copy(void)
 {
@@ -87,31 +87,31 @@ int main(int argc, char **argv)
 {
 	int copies = argc > 1 && !strcmp(argv[1], "copies");
 	int senders[SENDERS], shared = 0, missing = 0;
-	time_t end = time(NULL) + ENOUGH;
+	time_t end = time(NULL) + SECONDS_MAX;
 	pthread_t thread;
 
 	unbound = argc > 1 && !strcmp(argv[argc - 1], "unbound");
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	sem_init(&forks, 0, 0);
-	pthread_create(&thread, NULL, fork_on, NULL);
+	pthread_create(&thread, NULL, fork_repeatedly, NULL);
 	for (int n = 0; n < SOCKETS && time(NULL) < end; n++) {
 		struct sockaddr_in addr = { .sin_family = AF_INET };
 		int original = -1, value = 1, fd;
 		socklen_t len = sizeof(addr);
 		char byte = 0;
 
-		begin_to_open();
+		lock_opening();
 		if (copies)
 			original = with_lower_copy();
 		fd = socket(AF_INET, SOCK_DGRAM, 0);
 		addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 		bind(fd, (struct sockaddr *)&addr, len);
-		end_opening();
+		unlock_opening();
 		getsockname(fd, (struct sockaddr *)&addr, &len);
-		/* Errors are asked for: no lanes. */
+		/* With IP_RECVERR, it has no lanes. */
 		setsockopt(fd, IPPROTO_IP, IP_RECVERR, &value, sizeof(value));
-		/* Whoever was about to make some has done so. */
+		/* A fork that was about to make lanes is over by then. */
 		while (!sem_trywait(&forks))
 			;
 		sem_wait(&forks);
@@ -133,7 +133,7 @@ int main(int argc, char **argv)
 		if (copies)
 			close(original);
 	}
-	over = 1;
+	stop = 1;
 	pthread_join(thread, NULL);
 	printf("%d shared, %d missing\n", shared, missing);
 	return 0;

@@ -2,11 +2,12 @@
 /*
  * Waits on small stacks: stacks thread|handler|plain
  *
- * Datagrams come for the lane of a thread that stays away. A thread with the
- * smallest stack that there is, or a handler of one that has a lane, on a signal
- * stack of 8 KiB, waits for them by poll, select and epoll_wait, and once more by poll and select
- * with 600 others. Prints how many it got of each, which are all. plain: the
- * handler asks for errors first, which makes the socket plain.
+ * Datagrams arrive for the lane of a thread that stays away. They are waited
+ * for by a thread with the smallest possible stack, or by a handler of a thread
+ * with a lane, on a signal stack of 8 KiB: by poll, select and epoll_wait, and
+ * by poll and select with 600 other descriptors. Prints how many each received,
+ * which is all. plain: the handler sets IP_RECVERR first, which makes the
+ * socket plain.
  */
 #define _GNU_SOURCE
 #include "shares.h"
@@ -17,12 +18,12 @@
 #include <sys/mman.h>
 #include <sys/select.h>
 
-#define SOME 20
+#define DATAGRAMS 20
 #define OTHERS 600
 #define PAGE 4096L
 /* The kernel's own part of a signal stack is large on some machines. */
-#define HANDLERS 8192L
-#define LEFT 4700L
+#define HANDLER_STACK 8192L
+#define STACK_LEFT 4700L
 
 static int epoll, pipes[2], others[OTHERS];
 static struct pollfd fds[OTHERS + 1];
@@ -32,7 +33,7 @@ static int counts[5];
 static _Atomic int ended;
 static int makes_plain;
 
-static int told(int how)
+static int is_reported(int how)
 {
 	int i, many = how > 2 ? OTHERS : 0, top = server;
 
@@ -61,7 +62,7 @@ static void wait_for_all(void)
 	int how;
 
 	for (how = 0; how < 5; how++)
-		while (counts[how] < SOME && told(how))
+		while (counts[how] < DATAGRAMS && is_reported(how))
 			if (recv(server, data, sizeof(data), MSG_DONTWAIT) > 0)
 				counts[how]++;
 }
@@ -82,8 +83,8 @@ static void handler(int signal)
 	wait_for_all();
 }
 
-/* Memory that ends with what nobody may touch below it. */
-static void *guarded(long size)
+/* Maps memory with an inaccessible page below it. */
+static void *map_guarded(long size)
 {
 	char *at = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -100,7 +101,7 @@ static void on_small_stack(void)
 
 	size = (size + PAGE - 1) & -PAGE;
 	pthread_attr_init(&how);
-	if (pthread_attr_setstack(&how, guarded(size), size) ||
+	if (pthread_attr_setstack(&how, map_guarded(size), size) ||
 	    pthread_create(&id, &how, thread, NULL))
 		perror("thread");
 	else
@@ -109,26 +110,26 @@ static void on_small_stack(void)
 
 static void in_handler(void)
 {
-	long size = getauxval(AT_MINSIGSTKSZ) + LEFT;
+	long size = getauxval(AT_MINSIGSTKSZ) + STACK_LEFT;
 	struct sigaction action = { .sa_handler = handler,
 				    .sa_flags = SA_ONSTACK };
 	stack_t stack;
 
-	size = size < HANDLERS ? HANDLERS : (size + PAGE - 1) & -PAGE;
-	stack = (stack_t){ .ss_sp = guarded(size), .ss_size = size };
+	size = size < HANDLER_STACK ? HANDLER_STACK : (size + PAGE - 1) & -PAGE;
+	stack = (stack_t){ .ss_sp = map_guarded(size), .ss_size = size };
 	if (sigaltstack(&stack, NULL) || sigaction(SIGUSR1, &action, NULL))
 		perror("handler");
 	raise(SIGUSR1);
 }
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
-	(void)nth, (void)word, (void)from;
+	(void)nth, (void)payload, (void)from;
 	in_handler();
 	ended = 1;
 	for (;;)
-		nap();
+		raw_sleep();
 }
 
 int main(int argc, char **argv)
@@ -139,29 +140,29 @@ int main(int argc, char **argv)
 		return 2;
 	makes_plain = *argv[1] == 'p';
 	start_and_park();
-	stay_here();
+	pin_to_this_cpu();
 	for (i = 0; i < OTHERS; i++)
 		others[i] = dup(pipes[0]);
 	epoll = epoll_create1(0);
 	event = (struct epoll_event){ .events = EPOLLIN };
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	for (how = 0; how < 5; how++)
-		for (i = 0; i < SOME; i++)
-			send_one('x', flow_of(0, i), i);
+		for (i = 0; i < DATAGRAMS; i++)
+			send_one('x', nth_flow(0, i), i);
 	if (*argv[1] == 't') {
-		settle();
+		wait_for_delivery();
 		on_small_stack();
 	} else {
-		/* With this one it begins. */
-		send_one('x', flow_of(1, 0), 0);
-		settle();
+		/* This datagram starts it. */
+		send_one('x', nth_flow(1, 0), 0);
+		wait_for_delivery();
 		park[1] = 0;
 		while (!ended)
-			nap();
+			raw_sleep();
 	}
 	for (how = 0; how < 5; how++)
 		printf("%d ", counts[how]);
-	printf("of %d\n", SOME);
+	printf("of %d\n", DATAGRAMS);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Waits that end at once each time, for something else than what is in the
- * lane of a thread that stays away:
+ * Waits that end at once each time because of another descriptor, while the
+ * lane of an absent thread has datagrams:
  *
  *	starved CALL BESIDE
  *
- * Two threads have lanes, and are parked, and datagrams come for one of them.
+ * Two threads have lanes, and are parked, and datagrams arrive for one of them.
  * The main thread waits by CALL (poll, ppoll, select, pselect, epoll; one:
- * epoll with room for one event) for the socket and for what BESIDE says: a
- * pipe that can be written to (pipe), the same socket to be sent by (out),
- * another UDP socket that always has a datagram (socket). It receives one
- * datagram for each time that it is told of one, and by then has a lane itself.
- * Prints how many it got, which are all.
+ * epoll with room for one event) for the socket and for BESIDE: a writable pipe
+ * (pipe), the same socket for writing (out), another UDP socket that always has
+ * a datagram (socket). It receives one datagram each time the socket is
+ * reported; by then it has a lane itself. Prints how many it received, which is
+ * all.
  */
 #define _GNU_SOURCE
 #include "shares.h"
 #include <sys/epoll.h>
 #include <sys/select.h>
 
-#define SOME 20
-/* Seconds: natively it takes none of them. */
-#define PATIENCE 20
+#define DATAGRAMS 20
+/* Seconds: without the library it takes none of them. */
+#define TIMEOUT_S 20
 
 static const char *call, *beside;
-/* The descriptor beside the socket, which is the same for "out", and what it is waited for to do. */
+/* The other descriptor (the same one for "out"), and the events to wait for. */
 static int other, other_events = POLLOUT, epoll;
 
-static int told_by_poll(void)
+static int is_reported_by_poll(void)
 {
 	struct pollfd fds[] = { { .fd = server, .events = POLLIN },
 				{ .fd = other, .events = other_events } };
@@ -40,7 +40,7 @@ static int told_by_poll(void)
 	return fds[0].revents & POLLIN;
 }
 
-static int told_by_select(void)
+static int is_reported_by_select(void)
 {
 	fd_set read, write;
 	int top = server > other ? server : other;
@@ -56,7 +56,7 @@ static int told_by_select(void)
 	return FD_ISSET(server, &read);
 }
 
-static int told_by_epoll(void)
+static int is_reported_by_epoll(void)
 {
 	struct epoll_event events[4];
 	int count = epoll_wait(epoll, events, *call == 'o' ? 1 : 4, -1);
@@ -70,13 +70,13 @@ static int told_by_epoll(void)
 	return told;
 }
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
-	(void)nth, (void)word, (void)from;
+	(void)nth, (void)payload, (void)from;
 }
 
-/* How many it was. */
+/* Receives all; returns the number. */
 static int receive_all(void)
 {
 	struct timespec start, now;
@@ -85,14 +85,14 @@ static int receive_all(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	do {
-		told = strstr(call, "select") ? told_by_select() :
+		told = strstr(call, "select") ? is_reported_by_select() :
 		       strstr(call, "poll") == call || !strcmp(call, "ppoll") ?
-						told_by_poll() :
-						told_by_epoll();
+						is_reported_by_poll() :
+						is_reported_by_epoll();
 		if (told && recv(server, data, sizeof(data), MSG_DONTWAIT) > 0)
 			got++;
 		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while (got < SOME && now.tv_sec - start.tv_sec < PATIENCE);
+	} while (got < DATAGRAMS && now.tv_sec - start.tv_sec < TIMEOUT_S);
 	return got;
 }
 
@@ -130,11 +130,11 @@ int main(int argc, char **argv)
 	beside = argv[2];
 	start_and_park();
 	prepare();
-	stay_here();
-	for (i = 0; i < SOME; i++)
-		send_one('x', flow_of(0, i), i);
-	settle();
-	printf("%d of %d\n", receive_all(), SOME);
+	pin_to_this_cpu();
+	for (i = 0; i < DATAGRAMS; i++)
+		send_one('x', nth_flow(0, i), i);
+	wait_for_delivery();
+	printf("%d of %d\n", receive_all(), DATAGRAMS);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Four processes receive on one UDP socket, and two of them come to harm:
+ * Four processes receive on one UDP socket, and two of them are killed or
+ * stopped:
  *
  *	survivors PATTERN HARM
  *
- * What was sent to them before, and all that is sent afterwards, has to reach
- * the others, once; and who waits for more may not use the processor for it.
+ * All datagrams that were sent to them before, and all that are sent
+ * afterwards, have to reach the others, once. A process that waits for more
+ * must not use the CPU.
  *
- * HARM: "waiting" and "busy" are killed in a wait, and between two receives;
- * with "reaped" nothing is left of the first kind. "stopped" come back later.
- * "load" are killed in a wait, and the others then never wait for long; with
- * "pauses" they do. "running" are killed at any moment under load: each may
- * take with it what it had just received.
+ * "waiting" and "busy": killed in a wait, and between two receives. "reaped":
+ * as waiting, and the parent has reaped them. "stopped": they continue later.
+ * "load": killed in a wait, and the others then never wait for long; with
+ * "pauses" they do. "running": killed at any moment under load; each may lose
+ * the datagram that it had just received.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,12 +36,12 @@
 
 #define FLOWS 16
 #define RECEIVERS 4
-#define HARMED 2
+#define VICTIMS 2
 #define STOP 0xffffffffu
 #define HANG 0xfffffffeu
-#define MOST 100000
-/* Waits of 100 us and more, for what does come. */
-#define PATIENCE 200000
+#define DATAGRAMS_MAX 100000
+/* Waits of at least 100 us. */
+#define WAITS_MAX 200000
 
 struct state {
 	_Atomic unsigned received;
@@ -47,41 +49,41 @@ struct state {
 	_Atomic unsigned each[RECEIVERS];
 	_Atomic unsigned hung;
 	_Atomic int who_hangs[RECEIVERS];
-	_Atomic unsigned char seen[MOST];
+	_Atomic unsigned char seen[DATAGRAMS_MAX];
 };
 
 static struct state *state;
 static int server, ports[FLOWS];
 static unsigned sent;
-/* What the dead may have taken with them. */
-static unsigned in_hands;
+/* Datagrams that the dead processes may have had. */
+static unsigned lost_max;
 static const char *pattern, *harm;
 static pid_t children[RECEIVERS];
 static struct sockaddr_in address;
 
-static void die(const char *what)
+static void fail(const char *what)
 {
 	perror(what);
 	exit(1);
 }
 
-/* What a receiver does with a datagram; says whether it is to end. */
-static int take(unsigned nth, unsigned number)
+/* Handles a datagram; true if the receiver is to end. */
+static int handle_datagram(unsigned nth, unsigned number)
 {
 	if (number == STOP)
 		return 1;
 	if (number == HANG) {
 		unsigned at = state->hung++;
 
-		/* The first ones are harmed here. */
-		if (at < HARMED) {
+		/* The first ones are killed or stopped here. */
+		if (at < VICTIMS) {
 			state->who_hangs[at] = nth;
 			for (;;)
 				pause();
 		}
 		return 0;
 	}
-	if (number >= MOST)
+	if (number >= DATAGRAMS_MAX)
 		state->wrong++;
 	else
 		state->seen[number]++;
@@ -99,7 +101,7 @@ static void receiver(unsigned nth)
 	if (!strcmp(pattern, "epoll")) {
 		epoll = epoll_create1(0);
 		if (epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event))
-			die("epoll_ctl");
+			fail("epoll_ctl");
 	}
 	for (;;) {
 		unsigned data[2];
@@ -111,16 +113,19 @@ static void receiver(unsigned nth)
 			count = poll(&at, 1, -1);
 		if (epoll >= 0)
 			count = epoll_wait(epoll, &event, 1, -1);
-		/* To be stopped and to go on interrupts a wait for events. */
+		/* A stop and a continuation interrupt a wait for events. */
 		if (count != 1 && errno != EINTR)
 			state->wrong++;
-		/* Never to the end: the next wait finds something at once. */
+		/*
+		 * Not until the queue is empty: the next wait then ends at
+		 * once.
+		 */
 		len = recv(server, data, sizeof(data), 0);
 		if (len < 0 && (errno == EAGAIN || errno == EINTR))
 			continue;
 		if (len != sizeof(data))
-			die("recv");
-		if (take(nth, data[0]))
+			fail("recv");
+		if (handle_datagram(nth, data[0]))
 			return;
 	}
 }
@@ -131,7 +136,7 @@ static void send_one(unsigned flow, unsigned number)
 
 	if (sendto(ports[flow % FLOWS], data, sizeof(data), 0, (void *)&address,
 		   sizeof(address)) != sizeof(data))
-		die("sendto");
+		fail("sendto");
 }
 
 static void burst(void)
@@ -142,19 +147,19 @@ static void burst(void)
 		send_one(flow, sent++);
 }
 
-static int all_came(void)
+static int has_all_arrived(void)
 {
-	return state->received + in_hands >= sent;
+	return state->received + lost_max >= sent;
 }
 
-/* Everything that was sent has come, or does not come any more. */
-static int await_all(void)
+/* Waits until everything has arrived, or nothing arrives any more. */
+static int wait_for_all(void)
 {
 	unsigned waited;
 
-	for (waited = 0; !all_came() && waited < PATIENCE; waited++)
+	for (waited = 0; !has_all_arrived() && waited < WAITS_MAX; waited++)
 		usleep(100);
-	return all_came();
+	return has_all_arrived();
 }
 
 static void warm_up(void)
@@ -164,15 +169,15 @@ static void warm_up(void)
 	do {
 		for (i = 0; i < 20; i++) {
 			burst();
-			await_all();
+			wait_for_all();
 		}
 		ready = 0;
 		for (i = 0; i < RECEIVERS; i++)
 			ready += state->each[i] >= 50;
-	} while (ready < RECEIVERS && sent < MOST / 2);
+	} while (ready < RECEIVERS && sent < DATAGRAMS_MAX / 2);
 }
 
-static void to(unsigned first, unsigned end, int signal)
+static void signal_range(unsigned first, unsigned end, int signal)
 {
 	unsigned i;
 
@@ -180,8 +185,8 @@ static void to(unsigned first, unsigned end, int signal)
 		kill(children[i], signal);
 }
 
-/* Those that are harmed come first. */
-static void swap(unsigned one, unsigned other)
+/* The first processes are those to kill or stop. */
+static void swap_children(unsigned one, unsigned other)
 {
 	pid_t pid = children[one];
 
@@ -194,19 +199,19 @@ static void hang(void)
 	unsigned flow = 0;
 	int first, second;
 
-	while (state->hung < HARMED) {
+	while (state->hung < VICTIMS) {
 		send_one(flow++, HANG);
 		usleep(1000);
 	}
 	usleep(50000);
 	first = state->who_hangs[0];
 	second = state->who_hangs[1];
-	swap(0, first);
-	swap(1, second == 0 ? first : second);
+	swap_children(0, first);
+	swap_children(1, second == 0 ? first : second);
 }
 
-/* Processor time of those that are left, in microseconds. */
-static long used(unsigned first)
+/* CPU time of the survivors, in microseconds. */
+static long cpu_time_us(unsigned first)
 {
 	long sum = 0;
 	unsigned i;
@@ -217,36 +222,36 @@ static long used(unsigned first)
 
 		if (clock_getcpuclockid(children[i], &clock) ||
 		    clock_gettime(clock, &time))
-			die("clock");
+			fail("clock");
 		sum += time.tv_sec * 1000000 + time.tv_nsec / 1000;
 	}
 	return sum;
 }
 
 /*
- * Those that are left had their turn since the counts BEFORE, or there was
- * nothing for them. On a machine that lets them wait, a plain socket would lose
- * what comes meanwhile, too.
+ * True if each survivor has received since `before`, or there was nothing to
+ * receive. On a machine that does not run them, a plain socket would lose
+ * datagrams, too.
  */
-static int had_turns(const unsigned *before)
+static int have_all_received(const unsigned *before)
 {
 	unsigned i;
 
-	if (all_came())
+	if (has_all_arrived())
 		return 1;
-	for (i = HARMED; i < RECEIVERS; i++)
+	for (i = VICTIMS; i < RECEIVERS; i++)
 		if (state->each[i] == before[i])
 			return 0;
 	return 1;
 }
 
 /*
- * A burst every PACE microseconds, LEAST times, and until what was sent first
- * has come. The lanes of the dead hold some 270 datagrams each: who notices
- * them by chance, and not at once, loses some.
+ * Sends a burst every `pace` microseconds, at least `least` times, and until
+ * the first datagrams have arrived. The lanes of dead processes hold some 270
+ * datagrams each: a process that notices them only by chance loses some.
  */
-static void load(unsigned first, unsigned pace, unsigned least,
-		 unsigned kill_at)
+static void send_load(unsigned first, unsigned pace, unsigned least,
+		      unsigned kill_at)
 {
 	unsigned i, at, waited, missing, before[RECEIVERS];
 
@@ -255,50 +260,50 @@ static void load(unsigned first, unsigned pace, unsigned least,
 			before[at] = state->each[at];
 		burst();
 		if (kill_at && i == kill_at) {
-			in_hands = HARMED;
-			to(0, HARMED, SIGKILL);
+			lost_max = VICTIMS;
+			signal_range(0, VICTIMS, SIGKILL);
 		}
 		usleep(pace);
-		for (waited = 0; !had_turns(before) && waited < PATIENCE;
-		     waited++)
+		for (waited = 0;
+		     !have_all_received(before) && waited < WAITS_MAX; waited++)
 			usleep(100);
 		missing = 0;
 		for (at = 0; at < first; at++)
 			missing += state->seen[at] == 0;
-		if (missing <= in_hands && i >= least)
+		if (missing <= lost_max && i >= least)
 			return;
 	}
 }
 
-static void do_harm(void)
+static void harm_victims(void)
 {
 	unsigned i, before;
 
 	if (!strcmp(harm, "busy"))
 		hang();
 	if (!strcmp(harm, "running")) {
-		load(sent, 5000, 300, 20);
+		send_load(sent, 5000, 300, 20);
 		return;
 	}
-	/* Nobody takes what now comes to the lanes of all. */
-	to(0, RECEIVERS, SIGSTOP);
+	/* No process receives what now arrives in the lanes. */
+	signal_range(0, RECEIVERS, SIGSTOP);
 	for (i = 0; i < RECEIVERS; i++)
 		waitpid(children[i], NULL, WUNTRACED);
 	burst();
 	burst();
 	usleep(300000);
 	if (strcmp(harm, "stopped"))
-		to(0, HARMED, SIGKILL);
+		signal_range(0, VICTIMS, SIGKILL);
 	if (!strcmp(harm, "reaped"))
-		for (i = 0; i < HARMED; i++)
+		for (i = 0; i < VICTIMS; i++)
 			waitpid(children[i], NULL, 0);
 	before = sent;
-	to(HARMED, RECEIVERS, SIGCONT);
-	/* With "load" no wait lasts for a slice. */
+	signal_range(VICTIMS, RECEIVERS, SIGCONT);
+	/* With "load", no wait lasts for a slice. */
 	if (!strcmp(harm, "load"))
-		load(before, 5000, 300, 0);
+		send_load(before, 5000, 300, 0);
 	if (!strcmp(harm, "pauses"))
-		load(before, 50000, 20, 0);
+		send_load(before, 50000, 20, 0);
 }
 
 int main(int argc, char **argv)
@@ -329,31 +334,31 @@ int main(int argc, char **argv)
 		}
 	}
 	warm_up();
-	do_harm();
-	for (i = 0; i < 200 && await_all(); i++)
+	harm_victims();
+	for (i = 0; i < 200 && wait_for_all(); i++)
 		burst();
-	await_all();
-	idle = used(HARMED);
+	wait_for_all();
+	idle = cpu_time_us(VICTIMS);
 	usleep(500000);
-	idle = used(HARMED) - idle;
+	idle = cpu_time_us(VICTIMS) - idle;
 	if (!strcmp(harm, "stopped")) {
-		to(0, HARMED, SIGCONT);
-		for (i = 0; i < 200 && await_all(); i++)
+		signal_range(0, VICTIMS, SIGCONT);
+		for (i = 0; i < 200 && wait_for_all(); i++)
 			burst();
-		await_all();
+		wait_for_all();
 	}
 	for (i = 0; i < sent; i++) {
 		once += state->seen[i] == 1;
 		never += state->seen[i] == 0;
 		often += state->seen[i] > 1;
 	}
-	/* Waits that are waits cost some microseconds each. */
+	/* A real wait costs some microseconds. */
 	printf("all came once: %s, wrong %u, idle: %s\n",
-	       once + in_hands >= sent && !often ? "yes" : "no", state->wrong,
+	       once + lost_max >= sent && !often ? "yes" : "no", state->wrong,
 	       idle < 150000 ? "yes" : "no");
 	fprintf(stderr, "%s %s: once %u never %u often %u of %u, %ld us\n",
 		pattern, harm, once, never, often, sent, idle);
-	to(0, RECEIVERS, SIGKILL);
+	signal_range(0, RECEIVERS, SIGKILL);
 	for (i = 0; i < RECEIVERS; i++)
 		waitpid(children[i], NULL, 0);
 	return 0;

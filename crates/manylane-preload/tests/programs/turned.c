@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * An epoll instance that is asked for one event at a time, of two sockets and a
- * pipe that always have one.
+ * An epoll instance that is asked for one event at a time, with two sockets and
+ * a pipe that always have one.
  *
- * Two threads receive on each socket until both have come back often, and stay
- * away then, with their lanes. Datagrams come for all of them, and nobody takes
- * any. Prints how many of the three are told of, again and again.
+ * Two threads receive on each socket until the library has seen both return
+ * often, and then stay away, with their lanes. Datagrams arrive for all of
+ * them, and none is received. Prints how many of the three are reported,
+ * repeatedly.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -19,10 +20,10 @@
 #define SOCKETS 2
 #define WORKERS 2
 #define FLOWS 32
-#define OFTEN 50
-#define EACH 3
-/* Waits, in which each has its turn. */
-#define MANY 100
+#define WARM_UP_DATAGRAMS 50
+#define BURSTS 3
+/* Waits, in which each is reported at least once. */
+#define WAITS 100
 #define ROUNDS 3
 
 static int servers[SOCKETS], clients[FLOWS];
@@ -59,8 +60,8 @@ static void send_all(int at)
 		send_one(at, i);
 }
 
-/* Both threads have come back, and stay away. */
-static void start(unsigned at)
+/* Waits until both threads have lanes and stay away. */
+static void warm_up_and_park(unsigned at)
 {
 	pthread_t thread;
 
@@ -69,7 +70,8 @@ static void start(unsigned at)
 	for (unsigned long i = 0; i < WORKERS; i++)
 		pthread_create(&thread, NULL, worker,
 			       (void *)(at * WORKERS + i));
-	while (received[at][0] < OFTEN || received[at][1] < OFTEN) {
+	while (received[at][0] < WARM_UP_DATAGRAMS ||
+	       received[at][1] < WARM_UP_DATAGRAMS) {
 		unsigned want = total + FLOWS;
 
 		send_all(at);
@@ -88,20 +90,20 @@ int main(void)
 	struct epoll_event event = { .events = EPOLLIN };
 	int epoll = epoll_create1(0), pipes[2];
 
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (int i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (unsigned i = 0; i < SOCKETS; i++)
-		start(i);
-	stay_here();
+		warm_up_and_park(i);
+	pin_to_this_cpu();
 	for (unsigned i = 0; i < SOCKETS; i++) {
-		for (int turn = 0; turn < EACH; turn++)
+		for (int turn = 0; turn < BURSTS; turn++)
 			send_all(i);
 		event.data.u32 = i;
 		epoll_ctl(epoll, EPOLL_CTL_ADD, servers[i], &event);
 	}
-	settle();
+	wait_for_delivery();
 	if (pipe(pipes))
 		return 1;
 	event = (struct epoll_event){ .events = EPOLLOUT, .data.u32 = SOCKETS };
@@ -109,7 +111,7 @@ int main(void)
 	for (int round = 0; round < ROUNDS; round++) {
 		unsigned told = 0;
 
-		for (int i = 0; i < MANY; i++)
+		for (int i = 0; i < WAITS; i++)
 			if (epoll_wait(epoll, &event, 1, -1) == 1)
 				told |= 1u << event.data.u32;
 		printf("%d\n", __builtin_popcount(told));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Something happens to a socket that three threads receive on:
+ * A call changes a socket that three threads receive on:
  *
  *	turns WHAT [early | queued]
  *
- * Prints how many datagrams came before and after it, which are all that were
- * sent. With "queued" nobody receives while it happens; then one thread takes
- * all that was sent before and after it, and has to get it in order.
+ * Prints how many datagrams arrived before and after it, which is all. With
+ * "queued", no thread receives meanwhile; then one thread receives all that was
+ * sent before and after it, in order.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -37,23 +37,23 @@ extern char **environ;
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], total, answered, stamped;
-/* Workers that have a datagram are to wait, or one of them to go on. */
+/* Workers that have received wait, or one of them continues. */
 static _Atomic int hold, drain;
-static _Atomic unsigned held, disorder;
+static _Atomic unsigned held, reordered;
 static unsigned short sent[FLOWS], last[FLOWS];
 
-struct word {
+struct payload {
 	char kind;
 	unsigned char flow;
 	unsigned short number;
 };
 
-/* One thread alone: what it gets of a flow is newer than what it got before. */
-static void check(const struct word *word)
+/* One thread receives the datagrams of a flow in order. */
+static void check(const struct payload *payload)
 {
-	if (word->number <= last[word->flow])
-		disorder++;
-	last[word->flow] = word->number;
+	if (payload->number <= last[payload->flow])
+		reordered++;
+	last[payload->flow] = payload->number;
 }
 
 static void wait_for_others(unsigned nth)
@@ -69,10 +69,10 @@ static void *worker(void *arg)
 	unsigned nth = (unsigned)(unsigned long)arg;
 
 	for (;;) {
-		struct word word;
+		struct payload payload;
 		char control[256];
 		struct sockaddr_in from;
-		struct iovec part = { &word, sizeof(word) };
+		struct iovec part = { &payload, sizeof(payload) };
 		struct msghdr message = { .msg_name = &from,
 					  .msg_namelen = sizeof(from),
 					  .msg_control = control,
@@ -86,16 +86,16 @@ static void *worker(void *arg)
 			perror("worker");
 			exit(1);
 		}
-		/* Nothing: it was shut down. */
-		if (!len || word.kind == 'S')
+		/* Empty: the socket was shut down. */
+		if (!len || payload.kind == 'S')
 			return NULL;
 		stamped += first && first->cmsg_type == SCM_TIMESTAMP;
 		message.msg_control = NULL;
 		message.msg_controllen = 0;
 		if (sendmsg(server, &message, 0) > 0)
 			answered++;
-		if (drain && nth == 0 && word.kind == 'x')
-			check(&word);
+		if (drain && nth == 0 && payload.kind == 'x')
+			check(&payload);
 		received[nth]++;
 		total++;
 		if (hold && !(drain && nth == 0))
@@ -105,10 +105,10 @@ static void *worker(void *arg)
 
 static void send_one(char kind, int flow)
 {
-	struct word word = { kind, flow, kind == 'x' ? ++sent[flow] : 0 };
+	struct payload payload = { kind, flow, kind == 'x' ? ++sent[flow] : 0 };
 
-	if (sendto(clients[flow], &word, sizeof(word), 0, (void *)&address,
-		   sizeof(address)) != sizeof(word))
+	if (sendto(clients[flow], &payload, sizeof(payload), 0,
+		   (void *)&address, sizeof(address)) != sizeof(payload))
 		perror("sendto");
 }
 
@@ -129,10 +129,11 @@ static void burst(void)
 		usleep(50);
 }
 
-/* Each worker gets one, and waits until all have: a scheduler with much else to
- * do may give all datagrams of bursts to one that is awake.
+/*
+ * Gives each worker one datagram; each waits until all have one. On a busy
+ * machine, one thread that is awake may get all datagrams of a burst.
  */
-static void one_each(void)
+static void give_each_one(void)
 {
 	unsigned want = total, i;
 
@@ -165,12 +166,12 @@ static void broadcast(void)
 			perror("broadcast");
 	while (total < want)
 		usleep(50);
-	/* A copy too many would show by then. */
+	/* By then, an additional copy would be seen. */
 	burst();
 	printf("broadcasts %u\n", total - want - FLOWS + 5);
 }
 
-static void pass_on(void)
+static void pass_descriptor(void)
 {
 	int pair[2], got;
 	char byte = 0;
@@ -196,8 +197,11 @@ static void pass_on(void)
 	close(pair[1]);
 }
 
-/* Itself: not every program can have a preloaded library with a sanitizer. */
-static void start(void)
+/*
+ * Starts itself, because not every program can have a preloaded library with a
+ * sanitizer.
+ */
+static void start_program(void)
 {
 	char *args[] = { "turns", "nothing", NULL };
 	pid_t pid;
@@ -209,7 +213,7 @@ static void start(void)
 	printf("started: %d\n", status);
 }
 
-/* Who shares an epoll instance. */
+/* Another thread that waits on the epoll instance. */
 static void *wait_for_events(void *epoll)
 {
 	struct epoll_event event;
@@ -218,7 +222,7 @@ static void *wait_for_events(void *epoll)
 	return NULL;
 }
 
-static void epolls(const char *what)
+static void change_epoll(const char *what)
 {
 	struct epoll_event event = { .events = EPOLLIN };
 	int i, epoll = epoll_create1(0), outer = epoll_create1(0);
@@ -226,7 +230,7 @@ static void epolls(const char *what)
 
 	if (!strcmp(what, "events"))
 		event.events |= EPOLLONESHOT;
-	/* As many as the library keeps for an instance. */
+	/* As many as the library tracks in an instance. */
 	for (i = 0; !strcmp(what, "full") && i < 32; i++)
 		epoll_ctl(epoll, EPOLL_CTL_ADD, socket(AF_INET, SOCK_DGRAM, 0),
 			  &event);
@@ -244,8 +248,8 @@ static void epolls(const char *what)
 		epoll_ctl(epoll, EPOLL_CTL_ADD, dup(server), &event);
 }
 
-/* Sockets of this process that have our port, and are not bound to "lo". */
-static int without_device(void)
+/* Counts sockets of this process with our port that are not bound to "lo". */
+static int count_without_device(void)
 {
 	int fd, without = 0;
 
@@ -254,7 +258,7 @@ static int without_device(void)
 		socklen_t len = sizeof(at);
 		char name[16] = "";
 
-		/* Past any library. */
+		/* Bypasses any library. */
 		if (syscall(SYS_getsockname, fd, &at, &len) ||
 		    at.sin_port != address.sin_port)
 			continue;
@@ -266,14 +270,14 @@ static int without_device(void)
 	return without;
 }
 
-static int turn_on(int level, int option)
+static int enable_option(int level, int option)
 {
 	int one = 1;
 
 	return setsockopt(server, level, option, &one, sizeof(one));
 }
 
-static void turn(const char *what)
+static void apply_change(const char *what)
 {
 	struct sigaction action = { .sa_handler = handler };
 	struct ip_mreq group = { .imr_multiaddr.s_addr = htonl(0xef010203),
@@ -285,28 +289,31 @@ static void turn(const char *what)
 	if (!strcmp(what, "broadcast")) {
 		broadcast();
 	} else if (!strcmp(what, "passed")) {
-		pass_on();
+		pass_descriptor();
 	} else if (!strcmp(what, "exec")) {
-		start();
+		start_program();
 	} else if (!strcmp(what, "signals")) {
 		sigaction(SIGUSR1, &action, NULL);
-		/* As signal(), whose handlers interrupt calls under ThreadSanitizer. */
+		/*
+		 * As signal(), whose handlers interrupt calls under
+		 * ThreadSanitizer.
+		 */
 		ssignal(SIGUSR2, handler);
 	} else if (!strcmp(what, "multicast")) {
 		printf("joined: %d\n",
 		       setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group,
 				  sizeof(group)));
 	} else if (!strcmp(what, "option")) {
-		printf("option: %d\n", turn_on(SOL_SOCKET, SO_RXQ_OVFL));
+		printf("option: %d\n", enable_option(SOL_SOCKET, SO_RXQ_OVFL));
 	} else if (!strcmp(what, "error-queue")) {
-		printf("option: %d\n", turn_on(SOL_IP, IP_RECVERR));
+		printf("option: %d\n", enable_option(SOL_IP, IP_RECVERR));
 	} else if (!strcmp(what, "reuseport")) {
-		printf("option: %d\n", turn_on(SOL_SOCKET, SO_REUSEPORT));
+		printf("option: %d\n", enable_option(SOL_SOCKET, SO_REUSEPORT));
 	} else if (!strcmp(what, "timestamp")) {
-		printf("option: %d\n", turn_on(SOL_SOCKET, SO_TIMESTAMP));
+		printf("option: %d\n", enable_option(SOL_SOCKET, SO_TIMESTAMP));
 	} else if (!strcmp(what, "device")) {
 		setsockopt(server, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
-		printf("without device: %d\n", without_device());
+		printf("without device: %d\n", count_without_device());
 	} else if (!strcmp(what, "ioctl")) {
 		struct timeval time;
 
@@ -321,10 +328,10 @@ static void turn(const char *what)
 		printf("shutdown: %d\n", shutdown(server, SHUT_RDWR));
 	} else if (strstr(what, "epoll") || !strcmp(what, "events") ||
 		   !strcmp(what, "full") || !strcmp(what, "twice")) {
-		epolls(what);
+		change_epoll(what);
 	} else if (!strcmp(what, "user")) {
 		printf("user: %d\n", setuid(65534));
-		/* Another user is not killed with the parent by an old wish. */
+		/* PR_SET_PDEATHSIG is cleared when the user changes. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	} else if (!strcmp(what, "fork")) {
 		pid_t pid = fork();
@@ -335,14 +342,17 @@ static void turn(const char *what)
 	}
 }
 
-/* Few enough for one queue to hold them all. */
-static void queued(const char *what)
+/* Sends few enough for one queue. */
+static void run_queued(const char *what)
 {
 	unsigned want;
 	int i, flows = FLOWS;
 
 	hold = 1;
-	/* While workers take these, lanes may still come: they have no order. */
+	/*
+	 * Lanes may still be added while workers receive these, so they have no
+	 * order.
+	 */
 	for (i = 0; i < FLOWS; i++)
 		send_one('h', i);
 	while (held < WORKERS)
@@ -350,8 +360,8 @@ static void queued(const char *what)
 	for (i = 0; i < 4; i++)
 		send_all(FLOWS);
 	want = 5 * FLOWS;
-	turn(what);
-	/* Only the peer gets through then, or nobody. */
+	apply_change(what);
+	/* After that only the peer's datagrams are received, or none. */
 	if (!strcmp(what, "connect"))
 		flows = 1;
 	if (!strcmp(what, "shutdown"))
@@ -361,11 +371,11 @@ static void queued(const char *what)
 	want += 4 * flows;
 	printf("queued %u\n", want);
 	want += total - WORKERS;
-	/* Those that wait have had one each. */
+	/* The waiting workers have had one each. */
 	drain = 1;
 	while (total < want)
 		usleep(50);
-	printf("out of order %u\n", disorder);
+	printf("out of order %u\n", reordered);
 	hold = 0;
 	while (held)
 		usleep(50);
@@ -384,7 +394,7 @@ int main(int argc, char **argv)
 	early = argc > 2 && !strcmp(argv[2], "early");
 	is_queued = argc > 2 && !strcmp(argv[2], "queued");
 	one_flow = !strcmp(argv[1], "connect");
-	/* Nobody outlives the test. */
+	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	address.sin_family = AF_INET;
@@ -394,25 +404,25 @@ int main(int argc, char **argv)
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	/* Before anybody receives, for what is to be there from the start. */
+	/* Before the first receive, for changes that apply from the start. */
 	if (early)
-		turn(argv[1]);
+		apply_change(argv[1]);
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
-	/* Until each has received so often that it has a queue of its own. */
+	/* Until each has received often enough for a queue of its own. */
 	for (i = 0; i < 100; i++)
 		burst();
 	do {
-		one_each();
+		give_each_one();
 		for (i = 0, ready = 0; i < WORKERS; i++)
 			ready += received[i] >= 50;
 	} while (ready < WORKERS);
 	if (is_queued) {
-		queued(argv[1]);
+		run_queued(argv[1]);
 	} else {
 		if (!early)
-			turn(argv[1]);
+			apply_change(argv[1]);
 		stamped = 0;
 		for (i = 0; i < 100; i++)
 			burst();

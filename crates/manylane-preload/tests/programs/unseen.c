@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Sockets that are closed past the C library, as io_uring does it, and numbers
- * that come to mean something else:
+ * Sockets that are closed unseen by the C library, as io_uring does it, and
+ * numbers that are reused:
  *
  *	unseen numbers|socket|file|bind|share|waiting|syscall|hidden
  *
- * Everything that is printed is the same with the library as without. With
- * lanes are all but the first.
+ * All output is the same with the library as without. All cases except the
+ * first have lanes.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
@@ -41,7 +41,7 @@ static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], total, parked, ended;
 static sem_t leave;
 
-/* A system call that no library sees; a negative answer is the error. */
+/* Makes a system call that no library sees; a negative answer is the error. */
 static long raw(long number, long a, long b, long c, long d, long e)
 {
 #if defined(__x86_64__)
@@ -84,7 +84,10 @@ static int raw_open(const char *path)
 	return raw(SYS_openat, AT_FDCWD, (long)path, O_RDONLY, 0, 0);
 }
 
-/* A file that no folder has, and its path while it is open. */
+/*
+ * Opens a file without a directory entry, and writes its path, valid while it
+ * is open.
+ */
 static int memory_file(char path[PATH_SIZE])
 {
 	int fd = memfd_create("unseen", 0);
@@ -95,13 +98,13 @@ static int memory_file(char path[PATH_SIZE])
 	return fd;
 }
 
-static void is(const char *what, int fine)
+static void print_check(const char *what, int fine)
 {
 	printf("%s: %s\n", what, fine ? "yes" : strerror(errno));
 }
 
-/* Reads what is known to be there. */
-static void reads(const char *what, int fd, const char *expected)
+/* Reads data that is known to be readable. */
+static void check_read(const char *what, int fd, const char *expected)
 {
 	char data[64] = "", again[64] = "";
 	struct iovec pieces = { data, strlen(expected) };
@@ -111,8 +114,11 @@ static void reads(const char *what, int fd, const char *expected)
 	printf("%s: %s\n", what, data);
 }
 
-/* The number of a bound socket that was received on, and is closed unseen. */
-static int stale(void)
+/*
+ * Returns the number of a bound socket that was received on, and is closed
+ * unseen.
+ */
+static int open_and_close_unseen(void)
 {
 	struct sockaddr_in own;
 	int fd = loopback_server(0, &own), i;
@@ -123,12 +129,12 @@ static int stale(void)
 		if (recv(fd, &byte, 1, 0) != 1)
 			perror("recv");
 	}
-	/* What makes numbers may want a lower one first. */
+	/* The next call may want a lower number first. */
 	raw_close(fd);
 	return fd;
 }
 
-static int listening(struct sockaddr_in *own)
+static int open_listener(struct sockaddr_in *own)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 	socklen_t len = sizeof(*own);
@@ -141,7 +147,7 @@ static int listening(struct sockaddr_in *own)
 	return fd;
 }
 
-static int connected(const struct sockaddr_in *to)
+static int open_connection(const struct sockaddr_in *to)
 {
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
@@ -150,8 +156,8 @@ static int connected(const struct sockaddr_in *to)
 	return fd;
 }
 
-/* Passes a descriptor through a socket; what it is when it comes out. */
-static int passed(int fd, int pair[2], int *again)
+/* Passes a descriptor through a socket; returns the received one. */
+static int pass_descriptor(int fd, int pair[2], int *again)
 {
 	union {
 		struct cmsghdr header;
@@ -169,110 +175,112 @@ static int passed(int fd, int pair[2], int *again)
 	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
 	if (sendmsg(pair[0], &message, 0) != 1)
 		perror("sendmsg");
-	*again = stale();
+	*again = open_and_close_unseen();
 	if (recvmsg(pair[1], &message, 0) != 1)
 		perror("recvmsg");
 	memcpy(&number, CMSG_DATA(&control.header), sizeof(number));
 	return number;
 }
 
-/* The C library hands out the number of a socket that was closed unseen. */
-static void numbers(void)
+/* The C library reuses the number of a socket that was closed unseen. */
+static void test_numbers(void)
 {
 	struct sockaddr_in own;
 	struct itimerspec soon = { .it_value = { 0, 1 } };
 	uint64_t count = 7;
 	char path[PATH_SIZE], data[8] = "";
-	int fd, want, pair[2], pipes[2], other[2], listener = listening(&own);
+	int fd, want, pair[2], pipes[2], other[2],
+		listener = open_listener(&own);
 	int made = memory_file(path);
 	sigset_t set;
 
-#define OPENS(call)                                      \
-	do {                                             \
-		want = stale();                          \
-		fd = call;                               \
-		is(#call " has the number", fd == want); \
-		reads(#call, fd, "file");                \
-		close(fd);                               \
+#define OPENS(call)                                               \
+	do {                                                      \
+		want = open_and_close_unseen();                   \
+		fd = call;                                        \
+		print_check(#call " has the number", fd == want); \
+		check_read(#call, fd, "file");                    \
+		close(fd);                                        \
 	} while (0)
 	OPENS(open(path, O_RDONLY));
 	OPENS(open64(path, O_RDONLY));
 	OPENS(openat(AT_FDCWD, path, O_RDONLY));
 	OPENS(openat64(AT_FDCWD, path, O_RDONLY));
 	OPENS(raw_open(path));
-	want = stale();
+	want = open_and_close_unseen();
 	fd = creat(path, 0600);
-	is("creat", fd == want && write(fd, "made", 4) == 4);
+	print_check("creat", fd == want && write(fd, "made", 4) == 4);
 	close(fd);
 	OPENS(fileno(fopen(path, "r")));
 	close(made);
 
-	want = stale();
+	want = open_and_close_unseen();
 	fd = memfd_create("unseen", 0);
-	is("memfd_create", fd == want && write(fd, "memory", 6) == 6 &&
-				   !lseek(fd, 0, SEEK_SET));
-	reads("memfd_create", fd, "memory");
+	print_check("memfd_create", fd == want && write(fd, "memory", 6) == 6 &&
+					    !lseek(fd, 0, SEEK_SET));
+	check_read("memfd_create", fd, "memory");
 	close(fd);
 
-	want = stale();
-	is("pipe",
-	   !pipe(pipes) && pipes[0] == want && write(pipes[1], "pipe", 4) == 4);
-	reads("pipe", pipes[0], "pipe");
+	want = open_and_close_unseen();
+	print_check("pipe", !pipe(pipes) && pipes[0] == want &&
+				    write(pipes[1], "pipe", 4) == 4);
+	check_read("pipe", pipes[0], "pipe");
 	close(pipes[0]);
 	close(pipes[1]);
-	want = stale();
-	is("pipe2", !pipe2(pipes, O_CLOEXEC) && pipes[0] == want &&
-			    write(pipes[1], "pipe", 4) == 4);
-	reads("pipe2", pipes[0], "pipe");
+	want = open_and_close_unseen();
+	print_check("pipe2", !pipe2(pipes, O_CLOEXEC) && pipes[0] == want &&
+				     write(pipes[1], "pipe", 4) == 4);
+	check_read("pipe2", pipes[0], "pipe");
 	close(pipes[0]);
 	close(pipes[1]);
 
-	want = stale();
-	is("socketpair", !socketpair(AF_UNIX, SOCK_STREAM, 0, pair) &&
-				 pair[0] == want &&
-				 write(pair[0], "pair", 4) == 4 &&
-				 write(pair[1], "pair", 4) == 4);
-	reads("socketpair", pair[0], "pair");
-	reads("socketpair", pair[1], "pair");
+	want = open_and_close_unseen();
+	print_check("socketpair", !socketpair(AF_UNIX, SOCK_STREAM, 0, pair) &&
+					  pair[0] == want &&
+					  write(pair[0], "pair", 4) == 4 &&
+					  write(pair[1], "pair", 4) == 4);
+	check_read("socketpair", pair[0], "pair");
+	check_read("socketpair", pair[1], "pair");
 
-	connected(&own);
-	connected(&own);
-	want = stale();
+	open_connection(&own);
+	open_connection(&own);
+	want = open_and_close_unseen();
 	fd = accept(listener, NULL, NULL);
-	is("accept", fd == want && write(fd, "back", 4) == 4);
-	reads("accept", fd, "tcp");
-	want = stale();
+	print_check("accept", fd == want && write(fd, "back", 4) == 4);
+	check_read("accept", fd, "tcp");
+	want = open_and_close_unseen();
 	fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
-	is("accept4", fd == want && write(fd, "back", 4) == 4);
-	reads("accept4", fd, "tcp");
+	print_check("accept4", fd == want && write(fd, "back", 4) == 4);
+	check_read("accept4", fd, "tcp");
 
-	want = stale();
+	want = open_and_close_unseen();
 	fd = eventfd(5, 0);
-	is("eventfd", fd == want && write(fd, &count, 8) == 8 &&
-			      read(fd, &count, 8) == 8 && count == 12);
-	want = stale();
+	print_check("eventfd", fd == want && write(fd, &count, 8) == 8 &&
+				       read(fd, &count, 8) == 8 && count == 12);
+	want = open_and_close_unseen();
 	fd = timerfd_create(CLOCK_MONOTONIC, 0);
-	is("timerfd_create", fd == want &&
-				     !timerfd_settime(fd, 0, &soon, NULL) &&
-				     read(fd, &count, 8) == 8 && count >= 1);
-	want = stale();
+	print_check("timerfd_create",
+		    fd == want && !timerfd_settime(fd, 0, &soon, NULL) &&
+			    read(fd, &count, 8) == 8 && count >= 1);
+	want = open_and_close_unseen();
 	sigemptyset(&set);
 	sigaddset(&set, SIGUSR1);
 	fd = signalfd(-1, &set, SFD_NONBLOCK);
-	is("signalfd", fd == want && read(fd, data, 8) < 0 && errno == EINVAL);
-	want = stale();
+	print_check("signalfd",
+		    fd == want && read(fd, data, 8) < 0 && errno == EINVAL);
+	want = open_and_close_unseen();
 	fd = inotify_init();
-	is("inotify_init",
-	   fd == want && inotify_add_watch(fd, "/tmp", IN_CREATE) > 0);
-	want = stale();
+	print_check("inotify_init",
+		    fd == want && inotify_add_watch(fd, "/tmp", IN_CREATE) > 0);
+	want = open_and_close_unseen();
 	fd = inotify_init1(IN_NONBLOCK);
-	is("inotify_init1", fd == want && read(fd, data, 8) < 0);
+	print_check("inotify_init1", fd == want && read(fd, data, 8) < 0);
 
 	if (pipe(other) || write(other[1], "rights", 6) != 6)
 		perror("pipe");
-	fd = passed(other[0], pair, &want);
-	is("SCM_RIGHTS", fd == want);
-	reads("SCM_RIGHTS", fd, "rights");
+	fd = pass_descriptor(other[0], pair, &want);
+	print_check("SCM_RIGHTS", fd == want);
+	check_read("SCM_RIGHTS", fd, "rights");
 }
 
 static void *worker(void *arg)
@@ -312,8 +320,8 @@ static void send_one(char byte)
 		perror("sendto");
 }
 
-/* Three threads have lanes; where they do not poll, they are parked then. */
-static void start(void)
+/* Gives three threads lanes; unless they poll, they are then parked. */
+static void start_and_park(void)
 {
 	pthread_t thread;
 	unsigned turn, want;
@@ -337,16 +345,17 @@ static void start(void)
 		while (total < want)
 			usleep(50);
 	}
-	/* Each lane has something, but where the threads are awake. */
+	/* Queues a datagram in each lane, unless the threads are awake. */
 	for (i = 0; !polls && i < 4 * FLOWS; i++)
 		send_one('y');
 }
 
 /*
- * Kernel sockets that are bound to the port of the server, by netlink: while
- * others come and go, /proc/net/udp leaves sockets out and shows some twice.
+ * Counts the kernel sockets that are bound to the server's port, by netlink:
+ * while others are opened and closed, /proc/net/udp omits sockets and shows
+ * some twice.
  */
-static int bound(void)
+static int count_bound(void)
 {
 	struct {
 		struct nlmsghdr header;
@@ -385,16 +394,16 @@ static int bound(void)
 	return count;
 }
 
-static void is_free(void)
+static void check_free(void)
 {
 	int fd = raw(SYS_socket, AF_INET, SOCK_DGRAM, 0, 0, 0), i;
 
-	/* A thread in a receive has the socket until its slice is over. */
-	for (i = 0; bound() && i < 30000; i++)
+	/* A thread in a receive holds the socket until its slice is over. */
+	for (i = 0; count_bound() && i < 30000; i++)
 		usleep(1000);
-	printf("bound to the port: %d\n", bound());
+	printf("bound to the port: %d\n", count_bound());
 	errno = -raw(SYS_bind, fd, (long)&address, sizeof(address), 0, 0);
-	is("the port is free", errno == 0);
+	print_check("the port is free", errno == 0);
 	raw_close(fd);
 }
 
@@ -408,8 +417,8 @@ static int timeout_of(int fd)
 	return time.tv_sec * 1000 + time.tv_usec / 1000;
 }
 
-/* The number means another socket: calls are for that one. */
-static void other_socket(void)
+/* The number is another socket's: calls are for that one. */
+static void test_other_socket(void)
 {
 	struct timeval time = { 0, 40000 };
 	struct pollfd at = { .events = POLLIN };
@@ -419,52 +428,56 @@ static void other_socket(void)
 
 	raw_close(server);
 	raw(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, (long)pair, 0);
-	is("the socket has the number", pair[0] == fd);
-	is("an option",
-	   !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	print_check("the socket has the number", pair[0] == fd);
+	print_check("an option", !setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time,
+					     sizeof(time)));
 	printf("its timeout: %d ms\n", timeout_of(fd));
-	is("another one",
-	   !setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof(one)) &&
-		   !getsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &value, &len) &&
-		   value);
+	print_check(
+		"another one",
+		!setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &one, sizeof(one)) &&
+			!getsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &value,
+				    &len) &&
+			value);
 	copy = dup(fd);
-	is("sent by a copy", send(copy, "copy", 4, 0) == 4);
-	is("sent without an address", sendto(fd, "to", 2, 0, NULL, 0) == 2);
-	is("received", read(pair[1], data, sizeof(data)) == 6);
+	print_check("sent by a copy", send(copy, "copy", 4, 0) == 4);
+	print_check("sent without an address",
+		    sendto(fd, "to", 2, 0, NULL, 0) == 2);
+	print_check("received", read(pair[1], data, sizeof(data)) == 6);
 	raw(SYS_write, pair[1], (long)"back", 4, 0, 0);
 	at.fd = fd;
-	is("polled", poll(&at, 1, 1000) == 1 && at.revents == POLLIN);
-	reads("read", copy, "back");
-	is("connected", connect(fd, (void *)&address, sizeof(address)) < 0 &&
-				errno == EINVAL);
+	print_check("polled", poll(&at, 1, 1000) == 1 && at.revents == POLLIN);
+	check_read("read", copy, "back");
+	print_check("connected",
+		    connect(fd, (void *)&address, sizeof(address)) < 0 &&
+			    errno == EINVAL);
 	printf("its timeout: %d ms\n", timeout_of(fd));
-	is("written", write(fd, "written", 7) == 7 &&
-			      read(pair[1], data, sizeof(data)) == 7);
+	print_check("written", write(fd, "written", 7) == 7 &&
+				       read(pair[1], data, sizeof(data)) == 7);
 	close(copy);
 	close(fd);
-	is("closed", raw(SYS_fcntl, fd, F_GETFD, 0, 0, 0) == -EBADF);
-	is_free();
+	print_check("closed", raw(SYS_fcntl, fd, F_GETFD, 0, 0, 0) == -EBADF);
+	check_free();
 }
 
-/* The number means a file. */
-static void other_file(void)
+/* The number is a file's. */
+static void test_other_file(void)
 {
 	char path[PATH_SIZE];
 	int made = memory_file(path), fd = server;
 
 	raw_close(server);
-	is("the file has the number", raw_open(path) == fd);
-	reads("read", fd, "file");
+	print_check("the file has the number", raw_open(path) == fd);
+	check_read("read", fd, "file");
 	close(made);
-	is_free();
+	check_free();
 }
 
-/* The program's own files are where lanes were. */
-static void hidden(void)
+/* The program's own files have numbers that lanes had. */
+static void test_hidden(void)
 {
 	int from, fds[64], count = 0, i;
 
-	/* Where the library puts what it opens is its own business. */
+	/* The library may choose any number for what it opens. */
 	for (from = 64; from < 4096; from++) {
 		if (raw(SYS_fcntl, from, F_GETFD, 0, 0, 0) < 0)
 			continue;
@@ -477,7 +490,7 @@ static void hidden(void)
 	for (i = 0; i < count; i++)
 		if (raw(SYS_fcntl, fds[i], F_GETFD, 0, 0, 0) < 0)
 			printf("the library has closed %d\n", fds[i]);
-	is_free();
+	check_free();
 }
 
 int main(int argc, char **argv)
@@ -489,15 +502,15 @@ int main(int argc, char **argv)
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	if (!strcmp(what, "numbers")) {
-		numbers();
+		test_numbers();
 		return 0;
 	}
 	polls = !strcmp(what, "waiting");
-	start();
+	start_and_park();
 	if (!strcmp(what, "socket")) {
-		other_socket();
+		test_other_socket();
 	} else if (!strcmp(what, "file")) {
-		other_file();
+		test_other_file();
 	} else if (!strcmp(what, "bind") || !strcmp(what, "share")) {
 		int fd = socket(AF_INET, SOCK_DGRAM, 0), one = 1;
 
@@ -505,23 +518,24 @@ int main(int argc, char **argv)
 		if (!strcmp(what, "share"))
 			setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one,
 				   sizeof(one));
-		is("bound", !bind(fd, (void *)&address, sizeof(address)));
-		printf("bound to the port: %d\n", bound());
-		stay_here();
+		print_check("bound",
+			    !bind(fd, (void *)&address, sizeof(address)));
+		printf("bound to the port: %d\n", count_bound());
+		pin_to_this_cpu();
 		send_one('z');
-		settle();
-		is("received", recv(fd, &one, 1, MSG_DONTWAIT) == 1);
+		wait_for_delivery();
+		print_check("received", recv(fd, &one, 1, MSG_DONTWAIT) == 1);
 	} else if (!strcmp(what, "waiting")) {
 		raw_close(server);
 		for (i = 0; ended < WORKERS && i < 60000; i++)
 			usleep(500);
 		printf("%u have ended\n", ended);
-		is_free();
+		check_free();
 	} else if (!strcmp(what, "syscall")) {
 		syscall(SYS_close, server);
-		is_free();
+		check_free();
 	} else if (!strcmp(what, "hidden")) {
-		hidden();
+		test_hidden();
 	}
 	fflush(stdout);
 	_exit(0);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Waits with odd arguments, and what they answer:
+ * Waits with unusual arguments, and their answers:
  *
  *	waits lanes|one
  *
- * A socket with lanes whose owners are away, or with one receiver. Everything
- * that is printed is the same with the library as without.
+ * A socket with lanes whose owners are away, or with one receiver. All output
+ * is the same with the library as without.
  */
 #define _GNU_SOURCE
 #include "shares.h"
@@ -20,21 +20,21 @@
 #define OWN 1
 #define OTHERS 2
 #define SECOND 1000000000L
-/* Microseconds that are 500 s. */
-#define CARRIED 500000000L
+/* 500 s in microseconds. */
+#define OVERFLOWING_USECS 500000000L
 
 static int epoll, pipes[2], closed, idle;
 static long page;
-/* What the compiler is not to know. */
+/* Hidden from the compiler. */
 static struct pollfd *volatile no_fds;
 static struct epoll_event *volatile no_events;
 static volatile nfds_t too_many = -1;
 static volatile int fewer = -1, far_too_many = INT_MAX;
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
-	(void)nth, (void)word, (void)from;
+	(void)nth, (void)payload, (void)from;
 }
 
 static void drain(void)
@@ -45,13 +45,13 @@ static void drain(void)
 		;
 }
 
-/* One datagram, or none, in the lane of either of the two. */
-static void ready(int what)
+/* Queues one datagram, or none, in the lane of either of the two. */
+static void queue_one(int what)
 {
 	drain();
 	if (what != NONE)
-		send_one('x', flow_of(what == OTHERS, 0), 0);
-	settle();
+		send_one('x', nth_flow(what == OTHERS, 0), 0);
+	wait_for_delivery();
 }
 
 static const char *error(long answer)
@@ -90,7 +90,7 @@ static const struct polled {
 	  { { &server, POLLIN }, { pipes, POLLIN }, { pipes + 1, POLLOUT } } },
 };
 
-static void polls(int timeout)
+static void test_poll(int timeout)
 {
 	unsigned row;
 	int i;
@@ -111,8 +111,8 @@ static void polls(int timeout)
 	SAY(poll(no_fds, too_many, timeout));
 }
 
-/* More than there may be descriptors, and the rest is not there to be read. */
-static void limited(void)
+/* More than the limit of descriptors, and the rest is not readable. */
+static void test_limit(void)
 {
 	char *at = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -127,7 +127,7 @@ static void limited(void)
 
 static const struct selected {
 	const char *what;
-	/* How far behind the largest descriptor the count is. */
+	/* How far the count is above the largest descriptor. */
 	int more;
 	int *read[2], *write[2], *except[2];
 } selected[] = {
@@ -141,7 +141,7 @@ static const struct selected {
 	{ "of all", 1024, { &server }, { &server }, { 0 } },
 };
 
-static int put(fd_set *set, int *const fds[2])
+static int fill_set(fd_set *set, int *const fds[2])
 {
 	int i, top = -1;
 
@@ -153,7 +153,7 @@ static int put(fd_set *set, int *const fds[2])
 	return top;
 }
 
-static void selects(long usec)
+static void test_select(long usec)
 {
 	unsigned row;
 	int i, tops[3], count;
@@ -163,12 +163,12 @@ static void selects(long usec)
 		const struct selected *at = selected + row;
 		struct timeval time = { 0, usec };
 
-		tops[0] = put(sets, at->read);
-		tops[1] = put(sets + 1, at->write);
-		tops[2] = put(sets + 2, at->except);
+		tops[0] = fill_set(sets, at->read);
+		tops[1] = fill_set(sets + 1, at->write);
+		tops[2] = fill_set(sets + 2, at->except);
 		count = tops[0] > tops[1] ? tops[0] : tops[1];
 		count = (count > tops[2] ? count : tops[2]) + at->more;
-		/* Bits behind the count, in the same word. */
+		/* Bits above the count, in the same word. */
 		if (tops[0] >= 0 && (count & ~63) < 63)
 			FD_SET(63, sets);
 		count = at->more == 1024 ? 1024 : count;
@@ -192,8 +192,8 @@ static long elapsed(const struct timespec *since)
 	       since->tv_nsec;
 }
 
-/* `all`: the sockets in the instance that have something. */
-static void epolls(int timeout, unsigned all)
+/* `all`: the sockets in the instance that are ready. */
+static void test_epoll(int timeout, unsigned all)
 {
 	struct epoll_event events[4];
 	struct timespec start;
@@ -207,7 +207,10 @@ static void epolls(int timeout, unsigned all)
 	SAY(epoll_wait(closed, events, 4, timeout));
 	SAY(epoll_wait(server, events, 4, timeout));
 	SAY(epoll_wait(epoll, no_events, 4, timeout));
-	/* Each has its turn where there is room for one, by a later slice. */
+	/*
+	 * With room for one event, each is reported in turn, after a slice at
+	 * the latest.
+	 */
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (i = 0; i < 100 || (seen != all && elapsed(&start) < 60 * SECOND);
 	     i++)
@@ -225,8 +228,11 @@ enum call {
 static const char *const names[] = { "select", "pselect", "ppoll",
 				     "epoll_pwait2" };
 
-/* Waits for `sec` and `part`, micro- or nanoseconds; what select leaves of it. */
-static int waits(enum call call, long sec, long part, struct timeval *left)
+/*
+ * Waits for `sec` and `part`, micro- or nanoseconds; writes the time that
+ * select left.
+ */
+static int timed_wait(enum call call, long sec, long part, struct timeval *left)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };
 	struct timespec time = { sec, part };
@@ -248,14 +254,24 @@ static int waits(enum call call, long sec, long part, struct timeval *left)
 	}
 }
 
-static void times(void)
+static void test_times(void)
 {
 	static const long all[][2] = {
-		{ 0, 0 },	   { 5, 0 },	     { -1, 0 },
-		{ 0, -1 },	   { -1, 5 },	     { 5, -5 },
-		{ 0, SECOND - 1 }, { 0, SECOND },    { 1, 2 * SECOND },
-		{ LONG_MAX, 0 },   { 1L << 61, 5 },  { LONG_MAX, 999999 },
-		{ LONG_MIN, 0 },   { LONG_MIN, -1 }, { 1000, CARRIED },
+		{ 0, 0 },
+		{ 5, 0 },
+		{ -1, 0 },
+		{ 0, -1 },
+		{ -1, 5 },
+		{ 5, -5 },
+		{ 0, SECOND - 1 },
+		{ 0, SECOND },
+		{ 1, 2 * SECOND },
+		{ LONG_MAX, 0 },
+		{ 1L << 61, 5 },
+		{ LONG_MAX, 999999 },
+		{ LONG_MIN, 0 },
+		{ LONG_MIN, -1 },
+		{ 1000, OVERFLOWING_USECS },
 	};
 	struct timeval left;
 	unsigned row;
@@ -264,7 +280,7 @@ static void times(void)
 
 	for (row = 0; row < sizeof(all) / sizeof(*all); row++)
 		for (call = SELECT; call <= EPOLL_PWAIT2; call++) {
-			i = waits(call, all[row][0], all[row][1], &left);
+			i = timed_wait(call, all[row][0], all[row][1], &left);
 			printf("%s %ld %ld: %d %s", names[call], all[row][0],
 			       all[row][1], i, error(i));
 			if (call == SELECT && i >= 0)
@@ -278,8 +294,8 @@ static void times(void)
 		}
 }
 
-/* None of these ends too early, and what is left then is nothing. */
-static void lasts(void)
+/* None of these ends early, and the remaining time is then 0. */
+static void test_durations(void)
 {
 	static const struct {
 		enum call call;
@@ -302,7 +318,8 @@ static void lasts(void)
 
 	for (row = 0; row < sizeof(all) / sizeof(*all); row++) {
 		clock_gettime(CLOCK_MONOTONIC, &start);
-		i = waits(all[row].call, all[row].sec, all[row].part, &left);
+		i = timed_wait(all[row].call, all[row].sec, all[row].part,
+			       &left);
 		printf("%s %ld %ld: %d, in time: %s", names[all[row].call],
 		       all[row].sec, all[row].part, i,
 		       elapsed(&start) >= all[row].nanos ? "yes" : "no");
@@ -333,29 +350,29 @@ int main(int argc, char **argv)
 			owner[i] = i % WORKERS;
 		}
 	}
-	stay_here();
+	pin_to_this_cpu();
 	idle = -1;
-	/* Nothing else gets the number. */
+	/* No other descriptor gets the number. */
 	closed = 60;
 	close(closed);
 	epoll = epoll_create1(0);
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	for (i = NONE; i <= OTHERS; i++) {
 		printf("-- %s\n", names[i]);
-		ready(i);
-		polls(0);
-		selects(0);
-		epolls(0, i != NONE);
+		queue_one(i);
+		test_poll(0);
+		test_select(0);
+		test_epoll(0, i != NONE);
 		if (i != NONE)
-			times();
+			test_times();
 		else
-			lasts();
+			test_durations();
 	}
-	limited();
-	ready(OTHERS);
+	test_limit();
+	queue_one(OTHERS);
 	SAY(select(-1, NULL, NULL, NULL, &none));
 	SAY(select(0, NULL, NULL, NULL, &none));
-	/* Two more, one of which always has something. */
+	/* Two more sockets, one of which always has a datagram. */
 	for (i = 1; i <= 2; i++) {
 		struct sockaddr_in to;
 
@@ -364,8 +381,8 @@ int main(int argc, char **argv)
 		epoll_ctl(epoll, EPOLL_CTL_ADD, more, &event);
 		sendto(more, "x", 1, 0, (void *)&to, sizeof(to));
 	}
-	epolls(0, 7);
-	epolls(5, 7);
+	test_epoll(0, 7);
+	test_epoll(5, 7);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

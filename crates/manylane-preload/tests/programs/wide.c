@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Waits for more than the library looks through:
+ * Waits for more descriptors than the library checks:
  *
  *	wide CASE WORKER
  *
- * Two threads are parked, and datagrams come for the lane of one; the other one,
- * WORKER (0 or 1), receives one for each time that a wait tells of one. CASE: select (sets of
- * 2048 bits), high (such a set, and the descriptor is behind the first 1024),
- * short (a set of 1024 bits before memory that nobody may touch, and 2048 as
- * their count), poll (1100 entries). Prints how many came, which are all.
+ * Two threads are parked, and datagrams arrive for the lane of one. The other
+ * one, WORKER (0 or 1), receives one each time a wait reports one. select: sets
+ * of 2048 bits. high: such a set, and the descriptor is above the first 1024.
+ * short: a set of 1024 bits before inaccessible memory, with a count of 2048.
+ * poll: 1100 entries. Prints how many were received, which is all.
  */
 #define _GNU_SOURCE
 #include "shares.h"
@@ -17,11 +17,11 @@
 #include <sys/resource.h>
 #include <sys/select.h>
 
-#define SOME 20
-#define MANY 2048
+#define DATAGRAMS 20
+#define BITS 2048
 #define ENTRIES 1100
-/* Seconds: natively it takes none of them. */
-#define PATIENCE 20
+/* Seconds: without the library it takes none of them. */
+#define TIMEOUT_S 20
 
 static const char *what;
 static int fd;
@@ -29,7 +29,7 @@ static fd_set *set;
 static struct pollfd fds[ENTRIES];
 static _Atomic int got, ended;
 
-static int told(void)
+static int is_reported(void)
 {
 	long *words = (long *)set, bit = 1L << fd % (8 * sizeof(*words));
 	int i;
@@ -46,31 +46,31 @@ static int told(void)
 	}
 	words += fd / (8 * sizeof(*words));
 	*words |= bit;
-	i = select(MANY, set, NULL, NULL, NULL);
+	i = select(BITS, set, NULL, NULL, NULL);
 	if (i != 1 || *words != bit)
 		printf("select: %d %s\n", i, i < 0 ? strerror(errno) : "");
 	*words &= ~bit;
 	return i == 1;
 }
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
 	struct timespec start, now;
 	char data[64];
 
-	(void)nth, (void)word, (void)from;
+	(void)nth, (void)payload, (void)from;
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	do {
-		if (!told())
+		if (!is_reported())
 			break;
 		if (recv(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
 			got++;
 		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while (got < SOME && now.tv_sec - start.tv_sec < PATIENCE);
+	} while (got < DATAGRAMS && now.tv_sec - start.tv_sec < TIMEOUT_S);
 	ended = 1;
 	for (;;)
-		nap();
+		raw_sleep();
 }
 
 int main(int argc, char **argv)
@@ -87,7 +87,7 @@ int main(int argc, char **argv)
 	limit.rlim_cur = limit.rlim_max < 8192 ? limit.rlim_max : 8192;
 	setrlimit(RLIMIT_NOFILE, &limit);
 	start_and_park();
-	stay_here();
+	pin_to_this_cpu();
 	fd = strcmp(what, "high") ? server : fcntl(server, F_DUPFD, 1500);
 	pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE,
 		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -96,15 +96,15 @@ int main(int argc, char **argv)
 		set = (fd_set *)(pages + 4096 - sizeof(fd_set));
 		mprotect(pages + 4096, 4096, PROT_NONE);
 	}
-	for (i = 0; i < SOME; i++)
-		send_one('x', flow_of(!who, i), i);
-	/* With this one it begins. */
-	send_one('x', flow_of(who, 0), 0);
-	settle();
+	for (i = 0; i < DATAGRAMS; i++)
+		send_one('x', nth_flow(!who, i), i);
+	/* This datagram starts it. */
+	send_one('x', nth_flow(who, 0), 0);
+	wait_for_delivery();
 	park[who] = 0;
 	while (!ended)
-		nap();
-	printf("%d of %d\n", got, SOME);
+		raw_sleep();
+	printf("%d of %d\n", got, DATAGRAMS);
 	fflush(stdout);
 	syscall(SYS_exit_group, 0);
 }

@@ -13,9 +13,9 @@ use crate::sock;
 
 pub use echo::EchoControls;
 
-/// Distance of buffers: odd multiples of a cache line, so that the first lines of large buffers do
-/// not all map to one cache set.
-const STAGGER: usize = 192;
+/// Distance of buffers, in bytes: odd multiples of a cache line, so that the first lines of large
+/// buffers do not all map to one cache set.
+const STAGGER_BYTES: usize = 192;
 /// Retries of a receive that reported an error of an earlier datagram.
 const RECV_RETRIES: u32 = 10;
 
@@ -76,7 +76,7 @@ impl RecvRing {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let buffer = buffer.max(1);
-        let stride = buffer.next_multiple_of(64) + if buffer >= 4096 { STAGGER } else { 0 };
+        let stride = buffer.next_multiple_of(64) + if buffer >= 4096 { STAGGER_BYTES } else { 0 };
         let buffers = Mapping::new(stride * batch)?;
         let names = PinnedSlice::new(SockAddr::EMPTY, batch);
         let controls =

@@ -29,8 +29,8 @@ pub(super) const BUFFERS_MAX: usize = 1 << 15;
 /// Offset of a buffer in its first cache line. The payload, behind the kernel's header
 /// ([`MessageHeader`], and three more lines with control messages), then starts at a line.
 const LEADING_PAD: usize = 16;
-/// Distance of large buffers: odd multiples of a cache line, as in the message ring.
-const STAGGER: usize = 192;
+/// Distance of large buffers, in bytes: odd multiples of a cache line, as in the message ring.
+const STAGGER_BYTES: usize = 192;
 
 /// The kernel's header of a message, before the control messages and the payload.
 #[repr(C)]
@@ -58,7 +58,7 @@ impl BufferLayout {
     }
 
     fn stride(self) -> usize {
-        (self.len() + LEADING_PAD).next_multiple_of(64) + if self.payload >= 4096 { STAGGER } else { 0 }
+        (self.len() + LEADING_PAD).next_multiple_of(64) + if self.payload >= 4096 { STAGGER_BYTES } else { 0 }
     }
 }
 

@@ -25,19 +25,19 @@ pub enum Lookup {
 }
 
 /// A ring for such requests, for the thread that makes it.
-pub struct Lookups {
+pub struct LookupRing {
     ring: Ring,
     fd: i32,
     batch: u32,
 }
 
-impl Drop for Lookups {
+impl Drop for LookupRing {
     fn drop(&mut self) {
         release_socket(&mut self.ring);
     }
 }
 
-impl Lookups {
+impl LookupRing {
     /// Registers `file`, and allocates for `batch` requests at a time.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn requests_that_only_look_up_a_file_are_done() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut lookups = match Lookups::new(socket.as_fd(), 8) {
+        let mut lookups = match LookupRing::new(socket.as_fd(), 8) {
             Ok(lookups) => lookups,
             Err(err) => return eprintln!("skipped: io_uring cannot be had: {err}"),
         };

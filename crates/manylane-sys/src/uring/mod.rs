@@ -33,5 +33,5 @@ mod tests;
 
 pub use bare::{BareMultishot, BareOneshot, BareOptions};
 pub use bare_send::BareSender;
-pub use lookup::{Lookup, Lookups};
+pub use lookup::{Lookup, LookupRing};
 pub use recv::{UringOptions, UringRecv};

@@ -318,7 +318,7 @@ fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
 }
 
 #[test]
-fn what_was_taken_is_handed_out_at_the_end_and_the_rest_stays_in_the_socket() {
+fn at_the_end_completed_messages_are_delivered_and_the_rest_stays() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..200);

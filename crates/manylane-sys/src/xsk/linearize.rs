@@ -12,15 +12,15 @@ use super::frames::{MemberId, NO_FRAME, Packet};
 use super::ring::Consumer;
 use crate::map::Mapping;
 
-/// Size of the longest packet that is assembled.
+/// Size of the longest packet that is assembled, in bytes.
 pub(super) const PACKET_LEN_MAX: usize = 1 << 16;
 /// Maximum number of frames of one packet: with 2048 bytes, of which the kernel reserves 256, the
 /// longest needs 37.
 pub(super) const FRAGS_MAX: usize = 64;
-/// Total size of the assembled packets of one batch. Packets that do not fit are in the next
+/// Total bytes of the assembled packets of one batch. Packets that do not fit are in the next
 /// batch.
 const BUFFER_SIZE: usize = 16 * PACKET_LEN_MAX;
-/// Alignment of packets, so that two of them share no cache line.
+/// Alignment of packets in bytes, so that two of them share no cache line.
 const ALIGN: usize = 64;
 
 /// The result for the descriptors of a packet.

@@ -11,8 +11,8 @@ use super::real_support::{datagram, in_namespace, options, reopen};
 use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 
 #[test]
-fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
-    in_namespace("netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone", |ifindex| {
+fn netns_the_lock_of_a_queue_is_broken_if_its_holder_is_gone() {
+    in_namespace("netns_the_lock_of_a_queue_is_broken_if_its_holder_is_gone", |ifindex| {
         let mut queue = LessorQueue::open(ifindex, 0, false).unwrap();
         let mut open_leased = |lease| {
             let (terms, socket) = queue.lease(lease).unwrap();

@@ -105,8 +105,8 @@ fn netns_members_of_a_queue_come_and_go() {
 
 #[test]
 fn netns_members_on_several_threads_lose_nothing() {
-    const EACH: u32 = 20_000;
-    const WINDOW: usize = 16;
+    const FRAMES_EACH: u32 = 20_000;
+    const WINDOW_FRAMES: usize = 16;
     with_pair("netns_members_on_several_threads_lose_nothing", 1500, |Pair { near, far }| {
         let options = QueueOptions { frames: 256, ..options(near) };
         let program = Program::attach(near).unwrap();
@@ -120,8 +120,8 @@ fn netns_members_on_several_threads_lose_nothing() {
         let over = Barrier::new(2);
         let member = |mut queue: Queue, number: u8| {
             let (start, mut next) = (Instant::now(), 0);
-            while next < EACH {
-                assert!(start.elapsed() < 3 * TIMEOUT, "{next} of {EACH}: {queue:?}");
+            while next < FRAMES_EACH {
+                assert!(start.elapsed() < 3 * TIMEOUT, "{next} of {FRAMES_EACH}: {queue:?}");
                 let count = queue.receive(32);
                 let (payloads, mut sender) = queue.split();
                 for i in 0..count {
@@ -152,10 +152,10 @@ fn netns_members_on_several_threads_lose_nothing() {
         let censuses = std::thread::scope(|scope| {
             let threads = [scope.spawn(|| member(first, 0)), scope.spawn(|| member(second, 1))];
             let wire = PacketSocket::open(far).unwrap();
-            for number in 0..EACH {
+            for number in 0..FRAMES_EACH {
                 for to in 0..2_u8 {
                     let start = Instant::now();
-                    while got[usize::from(to)].load(Ordering::Acquire) + WINDOW <= number as usize {
+                    while got[usize::from(to)].load(Ordering::Acquire) + WINDOW_FRAMES <= number as usize {
                         assert!(start.elapsed() < TIMEOUT, "member {to} is stuck at {number}");
                         std::thread::yield_now();
                     }

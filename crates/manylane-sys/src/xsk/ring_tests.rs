@@ -88,7 +88,7 @@ mod plain {
     }
 
     #[test]
-    fn several_are_put_in_and_taken_out_at_once_up_to_what_is_there_and_wanted() {
+    fn batches_are_limited_by_what_is_queued_and_wanted() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
@@ -122,7 +122,7 @@ mod plain {
     }
 
     #[test]
-    fn runs_go_on_at_the_beginning_of_the_memory_and_stop_where_they_are_told_to() {
+    fn runs_wrap_at_the_end_of_the_memory_and_stop_at_their_limit() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         let start = u32::MAX - 5;

@@ -223,7 +223,7 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
 }
 
 #[test]
-fn what_a_flush_has_left_is_sent_later_and_without_it_nothing_is_asked() {
+fn a_later_flush_sends_the_rest_and_calls_nothing_if_none_is_left() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
     assert_eq!(core.receive(4), 0);
     assert!(core.has_idle_skips());

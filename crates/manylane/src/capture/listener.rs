@@ -21,9 +21,9 @@ use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
 
 /// Maximum number of connections at a time.
 const CLIENTS_MAX: usize = 16;
-/// Maximum size of a request.
+/// Maximum size of a request, in bytes.
 const REQUEST_LEN_MAX: usize = 256;
-/// Range of the memory for one lane.
+/// Range of the memory for one lane, in bytes.
 const BUFFER_SIZE_MIN: usize = 64 << 10;
 const BUFFER_SIZE_MAX: usize = 64 << 20;
 
@@ -41,14 +41,15 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The capture socket of a socket; dropping it closes it.
 pub(crate) struct CaptureListener {
-    lanes: Arc<Lanes>,
+    lanes: Arc<LaneRegistry>,
     service: Service,
 }
 
+/// The lanes that can be captured, each with its mailbox.
 #[derive(Default)]
-struct Lanes(Mutex<Vec<(LaneId, Weak<Mailbox>)>>);
+struct LaneRegistry(Mutex<Vec<(LaneId, Weak<Mailbox>)>>);
 
-impl Lanes {
+impl LaneRegistry {
     /// The open lanes. Drops the entries of closed ones.
     fn open(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
         let mut lanes = self.lock();
@@ -67,7 +68,7 @@ impl CaptureListener {
     /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
         let listener = peer::listen(messages::NAME_PREFIX)?;
-        let lanes = Arc::<Lanes>::default();
+        let lanes = Arc::<LaneRegistry>::default();
         let shared = Arc::clone(&lanes);
         let run = move |epoll, listener, wakeups| {
             let server = Server {
@@ -113,7 +114,7 @@ struct Active {
 }
 
 struct Server {
-    lanes: Arc<Lanes>,
+    lanes: Arc<LaneRegistry>,
     address: SocketAddr,
     devices: Vec<(u32, String)>,
     listener: OwnedFd,

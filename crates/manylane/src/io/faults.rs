@@ -32,7 +32,7 @@ use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, DatagramMeta, Origin};
-use super::{FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, XdpQueue};
+use super::{FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, XdpQueue, lock};
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
@@ -42,11 +42,6 @@ use crate::lane_shared::LaneShared;
 pub(crate) struct FaultInjector {
     engine: Arc<dyn SocketEngine>,
     lanes: Vec<Mutex<Faults>>,
-}
-
-fn lock(faults: &Mutex<Faults>) -> MutexGuard<'_, Faults> {
-    // Only the lane's own thread locks: if the lock is held, that thread would wait for itself.
-    faults.try_lock().unwrap()
 }
 
 impl FaultInjector {

@@ -40,7 +40,8 @@ impl SocketEngine for MmsgEngine {
     fn set_options(&self, config: &Config, socket: BorrowedFd<'_>) -> Result<()> {
         let Some(time) = config.wait.busy_poll_time() else { return Ok(()) };
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        busy_poll::set(socket, micros, busy_poll::BUDGET).map_err(|err| Error::system("SO_BUSY_POLL", err))
+        busy_poll::set(socket, micros, busy_poll::BUDGET_PACKETS)
+            .map_err(|err| Error::system("SO_BUSY_POLL", err))
     }
 }
 

@@ -45,6 +45,8 @@ mod xdp;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use manylane_sys::tick;
@@ -341,6 +343,13 @@ impl Io {
             _ => false,
         }
     }
+}
+
+/// Locks the state of an engine for tests. Only the lane's own thread locks it: if the lock is
+/// held, that thread would wait for itself.
+#[cfg(test)]
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.try_lock().unwrap()
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
 use super::socket_queue::{SKB_TRUESIZE_MIN, SocketQueue, TakeMessages};
-use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, lock};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -40,11 +40,6 @@ pub(crate) const POLL_TIME: Duration = Duration::from_nanos(100);
 
 /// The engine of a socket, with the network of each lane, and a test's access to these.
 pub(crate) struct Sim(Vec<Arc<Mutex<Network>>>);
-
-pub(super) fn lock(network: &Mutex<Network>) -> MutexGuard<'_, Network> {
-    // Only the lane's own thread locks: if the lock is held, that thread would wait for itself.
-    network.try_lock().unwrap()
-}
 
 impl Sim {
     pub(crate) fn new(lanes: usize) -> Arc<Self> {

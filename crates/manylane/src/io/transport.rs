@@ -12,7 +12,7 @@ use manylane_sys::sock;
 #[cfg(test)]
 use super::faults::FaultTransport;
 #[cfg(test)]
-use super::sim::{Network, lock};
+use super::{lock, sim::Network};
 
 /// Where replies go that do not bypass the kernel's stack.
 pub(crate) struct Replies<'a> {

@@ -124,10 +124,10 @@ fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Resu
     Ok((taken, polls))
 }
 
-/// Delays of a lane in `serve`: after which batches, and for how long.
-pub(crate) struct Pauses(RxCoalesce);
+/// When a lane in `serve` delays its next receive, and for how long.
+pub(crate) struct DelayPolicy(RxCoalesce);
 
-impl Pauses {
+impl DelayPolicy {
     pub(super) fn new(longest: Duration, io: &Io, batch: usize) -> Self {
         Self(RxCoalesce::new(longest, batch, io.recv_capacity()))
     }
@@ -144,8 +144,8 @@ impl Pauses {
     pub(super) fn after(&mut self, io: &mut Io, messages: usize) {
         if io.is_within_round() {
             self.0.accumulate(messages);
-        } else if let Some(pause) = self.0.next_delay(messages) {
-            io.delay(pause);
+        } else if let Some(delay) = self.0.next_delay(messages) {
+            io.delay(delay);
         }
     }
 }

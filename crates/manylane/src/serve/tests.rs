@@ -21,7 +21,7 @@ fn echo<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
 }
 
 #[test]
-fn a_lane_waits_handles_sends_and_ends_after_a_stop_with_what_is_queued() {
+fn a_lane_waits_handles_sends_and_drains_its_queue_after_a_stop() {
     let sim = Sim::new(1);
     let socket = socket(lanes_with(&sim, 1, |builder| _ = builder.rx_coalesce(Duration::ZERO)));
     let handle = socket.handle();
@@ -100,7 +100,7 @@ fn a_lane_whose_receives_fail_now_and_then_goes_on() {
 }
 
 #[test]
-fn the_error_of_a_lane_that_fails_is_returned_and_the_others_are_stopped() {
+fn the_error_of_a_failed_lane_is_returned_and_stops_the_others() {
     let sim = Sim::new(2);
     let injector = FaultInjector::new(sim.clone(), 1, 2);
     let socket = socket(lanes_with(&injector, 2, |builder| _ = builder.rx_coalesce(Duration::ZERO)));
@@ -119,7 +119,7 @@ fn the_error_of_a_lane_that_fails_is_returned_and_the_others_are_stopped() {
 }
 
 #[test]
-fn the_panic_of_a_closure_is_returned_and_the_other_lanes_are_stopped() {
+fn the_panic_of_a_closure_is_returned_and_stops_other_lanes() {
     let sim = Sim::new(2);
     let socket = socket(lanes_with(&sim, 2, |builder| _ = builder.rx_coalesce(Duration::ZERO)));
     let handle = socket.handle();

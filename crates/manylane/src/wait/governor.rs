@@ -46,9 +46,9 @@ const SLEEP_NANOS_MIN: u64 = 20_000;
 /// Margin added to predictions.
 const SLACK_NANOS: u64 = 2_000;
 /// Initial estimate of the wake-up latency.
-const WAKE_LATENCY_DEFAULT: u64 = 10_000;
+const WAKE_LATENCY_NANOS_DEFAULT: u64 = 10_000;
 /// Maximum of one observed latency: more is a stall.
-const WAKE_LATENCY_MAX: u64 = 100_000;
+const WAKE_LATENCY_NANOS_MAX: u64 = 100_000;
 /// One in this many overdue batches is polled for.
 const OVERDUE_SPIN_INTERVAL: u32 = 8;
 /// One in this many precise sleeps that cost too much is tried, because the cost may have changed.
@@ -57,7 +57,7 @@ const SLEEP_PROBE_INTERVAL: u32 = 512;
 const OVERTIME_NANOS_MAX: u64 = 2 * WAKEUP_COST_NANOS;
 /// Overtime budget: one part in this many of the time, saved up to a maximum.
 const OVERTIME_DIVISOR: u64 = 16;
-const OVERTIME_BUDGET_MAX: u64 = 8 * WAKEUP_COST_NANOS;
+const OVERTIME_BUDGET_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
 /// Maximum share of a gap for which a precise sleep, with its overhead, may use the processor:
 /// safely below half.
 const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
@@ -147,7 +147,7 @@ impl WaitGovernor {
     /// Records by how much a precise sleep ended late.
     pub(crate) fn record_wake_latency(&mut self, by: Duration) {
         if let Self::Adaptive(adaptive) = self {
-            let by = nanos(by).min(WAKE_LATENCY_MAX);
+            let by = nanos(by).min(WAKE_LATENCY_NANOS_MAX);
             adaptive.update_wake_latency(by);
             adaptive.update_sleep_cost(by);
         }
@@ -205,8 +205,8 @@ impl Default for Adaptive {
             gaps,
             gap_count: 0,
             sorted_gaps: gaps,
-            wake_latency: WAKE_LATENCY_DEFAULT,
-            sleep_cost: WAKE_LATENCY_DEFAULT,
+            wake_latency: WAKE_LATENCY_NANOS_DEFAULT,
+            sleep_cost: WAKE_LATENCY_NANOS_DEFAULT,
             rejected_sleeps: 0,
             last_arrival: None,
             last_received: 0,
@@ -234,7 +234,8 @@ impl Adaptive {
         let came = came.max(self.last_arrival.unwrap_or(0));
         if let Some(last) = self.last_arrival.replace(came) {
             let gap = (came - last).min(GAP_NANOS_MAX);
-            self.overtime_budget = (self.overtime_budget + gap / OVERTIME_DIVISOR).min(OVERTIME_BUDGET_MAX);
+            self.overtime_budget =
+                (self.overtime_budget + gap / OVERTIME_DIVISOR).min(OVERTIME_BUDGET_NANOS_MAX);
             self.gaps[self.gap_count % GAP_HISTORY_LEN] = gap;
             self.gap_count = self.gap_count.wrapping_add(1);
             if self.gap_count.is_multiple_of(RESORT_INTERVAL) {
@@ -260,7 +261,7 @@ impl Adaptive {
             // The sleep was over, or nearly so. The best estimate is that the batch arrived when
             // it was due. The wake-up took at least this long, whether the timer or the batch
             // caused it.
-            let late = (now - awake).min(WAKE_LATENCY_MAX);
+            let late = (now - awake).min(WAKE_LATENCY_NANOS_MAX);
             if late > self.wake_latency {
                 self.update_wake_latency(late);
             }
@@ -272,7 +273,7 @@ impl Adaptive {
         }
         // Raise the estimate: a sleep that is always cut short is too long, and does not show by
         // how much.
-        self.wake_latency = (self.wake_latency + self.wake_latency / 8 + 1).min(WAKE_LATENCY_MAX);
+        self.wake_latency = (self.wake_latency + self.wake_latency / 8 + 1).min(WAKE_LATENCY_NANOS_MAX);
         earliest
     }
 

@@ -27,7 +27,7 @@ use self::server::SenderThread;
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::{Controller, Limits, Options, Setup, check_stop, run_rounds};
 
-/// Payload of every datagram.
+/// Bytes of payload of every datagram.
 const PAYLOAD_SIZE: usize = 32;
 /// Simulated work of a request, in parts `clients` and `program`.
 const REQUEST_COST: Duration = Duration::from_micros(10);

@@ -59,7 +59,7 @@ impl Server {
             builder.open()
         })?;
         if let Some(why) = socket.fallback() {
-            return Err(anyhow!("engine {}: {why}", wanted.engine));
+            return Err(anyhow!("the flooded server cannot use engine {}: {why}", wanted.engine));
         }
         let (addr, handle) = (socket.local_addr(), socket.handle());
         let (pauses, tid) = (Arc::<PauseHistogram>::default(), Arc::new(AtomicI32::new(0)));
@@ -98,7 +98,7 @@ impl Server {
         // The CPU time of a thread that has ended cannot be read.
         let rx_cpu = self.snapshot().rx_cpu;
         self.handle.stop();
-        let ended = self.thread.join().map_err(|_| anyhow!("the server panicked"))?;
+        let ended = self.thread.join().map_err(|_| anyhow!("the flooded server panicked"))?;
         Ok(ServerStats { rx_cpu, ..ServerStats::from_counters(&ended?) })
     }
 }

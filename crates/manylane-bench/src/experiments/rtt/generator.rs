@@ -33,7 +33,7 @@ const IN_FLIGHT_MAX: usize = 1 << 16;
 const BURST_MAX: usize = 8;
 /// Polls for a reply between two readings of the clock, in a ping-pong.
 const POLLS_PER_CLOCK_READ: u32 = 256;
-const RECV_BUFFER: usize = 16 << 20;
+const RECV_BUFFER_BYTES: usize = 16 << 20;
 /// Highest time of the histogram: ten seconds.
 const LATENCY_MAX_NS: u64 = 10_000_000_000;
 
@@ -117,7 +117,7 @@ impl Generator {
             let socket = UdpSocket::bind(any)?;
             socket.connect(to)?;
             socket.set_nonblocking(true)?;
-            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
             Ok(socket)
         };
         let socket = match setup.hosts() {
@@ -302,7 +302,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
         // Room for all requests that are due while it does not run.
-        let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+        let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_BYTES);
         thread::spawn(move || {
             let (mut buffer, mut requests) = ([0; 64], Vec::new());
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_request() {
+    fn a_late_reply_is_not_counted_for_the_next_request() {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
         // Request 3 is answered when 4 arrives, which gets no reply; 5 gets one.

@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 
 use super::super::facts::{Device, Facts, Irq};
-use super::files::Files;
+use super::files::FileTree;
 
 const SYSFS_NET: &str = "sys/class/net";
 
-pub(crate) fn gather(files: &Files, facts: &mut Facts) {
+pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
     let interrupts = files.text("proc/interrupts");
     if interrupts.is_none() {
         facts.note_gap("interrupts", "/proc/interrupts cannot be read");
@@ -30,7 +30,7 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
 }
 
 /// True if `/sys` shows exactly the devices of our namespace.
-fn is_own_namespace(files: &Files, devices: &[Device]) -> bool {
+fn is_own_namespace(files: &FileTree, devices: &[Device]) -> bool {
     let same = |device: &Device| {
         let file = |name: &str| files.text(&format!("{SYSFS_NET}/{}/{name}", device.name));
         file("ifindex") == Some(device.index.to_string()) && file("address") == device.mac
@@ -41,7 +41,7 @@ fn is_own_namespace(files: &Files, devices: &[Device]) -> bool {
     !devices.is_empty() && devices.iter().all(same) && shown == devices.len()
 }
 
-fn read_sysfs(files: &Files, device: &mut Device) {
+fn read_sysfs(files: &FileTree, device: &mut Device) {
     let base = format!("{SYSFS_NET}/{}", device.name);
     let queues = files.names(&format!("{base}/queues"));
     let of = |kind: &str, file: &str| {
@@ -62,7 +62,7 @@ fn read_all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec
 }
 
 /// Interrupts of the receive queues: those of the device itself (MSI), and those with its name.
-fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
+fn irqs(files: &FileTree, device: &str, interrupts: &str) -> Vec<Irq> {
     let base = format!("{SYSFS_NET}/{device}/device");
     let own: BTreeSet<u32> =
         files.names(&format!("{base}/msi_irqs")).iter().filter_map(|name| name.parse().ok()).collect();

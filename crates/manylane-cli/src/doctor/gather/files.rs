@@ -6,13 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// A root to read files below.
+/// The files below a root.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(crate) struct FileTree {
     root: PathBuf,
 }
 
-impl Files {
+impl FileTree {
     /// The root of this machine.
     pub(crate) fn live() -> Self {
         Self { root: "/".into() }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_none() {
-        let files = Files::under(Path::new("/no/such/folder"));
+        let files = FileTree::under(Path::new("/no/such/folder"));
         assert_eq!((files.text("a"), files.number("b"), files.cpu_mask("c")), (None, None, None));
         assert!(files.names("").is_empty() && files.link_name("d").is_none());
     }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use manylane::{ErrorKind, control};
 
 use super::super::facts::{Facts, Lane};
-use super::files::Files;
+use super::files::FileTree;
 use crate::top::prometheus::parse_samples;
 
 /// Queries all programs whose control socket this user may use.
-pub(crate) fn gather(files: &Files, facts: &mut Facts) {
+pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
     let clients = match control::find_control_sockets(None) {
         Ok(clients) => clients,
         Err(err) => return facts.note_gap("lanes", err.to_string()),
@@ -35,7 +35,7 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
 }
 
 /// The lanes with a thread on a page of metrics.
-pub(crate) fn lanes(files: &Files, pid: u32, page: &str) -> Vec<Lane> {
+pub(crate) fn lanes(files: &FileTree, pid: u32, page: &str) -> Vec<Lane> {
     let mut waiting = BTreeMap::new();
     // Process, thread, and socket. A thread of a program under `manylane run` has a line for each
     // counter.

@@ -22,7 +22,7 @@ pub(crate) mod system;
 use super::ethtool::{self, Ethtool};
 use super::facts::{Device, Facts, Feature};
 use super::link;
-use files::Files;
+use files::FileTree;
 
 /// The scope that the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Scope {
 
 /// All facts about this machine and the network namespace of this process.
 pub(crate) fn gather_all(asked: Scope) -> Facts {
-    let files = Files::live();
+    let files = FileTree::live();
     let mut facts = Facts { features: features(), ..Facts::default() };
     let links = links(&mut facts);
     gather_files(&files, links, &mut facts);
@@ -44,7 +44,7 @@ pub(crate) fn gather_all(asked: Scope) -> Facts {
 }
 
 /// The facts from files, for known devices.
-pub(crate) fn gather_files(files: &Files, links: Vec<Device>, facts: &mut Facts) {
+pub(crate) fn gather_files(files: &FileTree, links: Vec<Device>, facts: &mut Facts) {
     system::gather(files, facts);
     counters::gather(files, facts);
     facts.devices = links;

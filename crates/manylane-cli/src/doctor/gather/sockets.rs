@@ -14,12 +14,12 @@ use manylane_sys::udp_table::Entry;
 
 use super::super::facts::{Facts, Program, Socket};
 use super::Scope;
-use super::files::Files;
+use super::files::FileTree;
 use crate::loadable;
 use crate::output;
 
 /// Adds the requested sockets, or all with losses, and the processes that have them.
-pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
+pub(crate) fn gather(files: &FileTree, asked: Scope, facts: &mut Facts) {
     facts.asked = asked != Scope::default();
     let mut all = Vec::new();
     for table in ["proc/net/udp", "proc/net/udp6"] {
@@ -69,7 +69,7 @@ fn parse_socket(line: &str) -> Option<Socket> {
 }
 
 /// Inode of each socket that a process has open, by descriptor.
-fn descriptors(files: &Files, pid: u32) -> io::Result<BTreeMap<i32, u64>> {
+fn descriptors(files: &FileTree, pid: u32) -> io::Result<BTreeMap<i32, u64>> {
     let folder = format!("proc/{pid}/fd");
     fs::read_dir(files.path(&folder))?;
     let socket = |name: String| {
@@ -90,7 +90,7 @@ fn is_root(facts: &Facts) -> bool {
 }
 
 /// Finds the processes of the wanted sockets.
-fn programs(files: &Files, facts: &mut Facts) {
+fn programs(files: &FileTree, facts: &mut Facts) {
     let wanted: BTreeSet<u64> = facts
         .sockets
         .iter()
@@ -121,7 +121,7 @@ fn programs(files: &Files, facts: &mut Facts) {
     }
 }
 
-fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
+fn program(files: &FileTree, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     let base = format!("proc/{pid}");
     let threads = files.names(&format!("{base}/task"));
     let mut waiting = BTreeMap::new();
@@ -151,7 +151,7 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
 
 /// The sockets among `open` that the system call waits for.
 fn awaited_sockets(
-    files: &Files,
+    files: &FileTree,
     base: &str,
     open: &BTreeMap<i32, u64>,
     call: Option<BlockedOn>,

@@ -1,7 +1,7 @@
 //! Settings of the kernel, processors, and privileges of this process.
 
 use super::super::facts::{Facts, Idle};
-use super::files::Files;
+use super::files::FileTree;
 
 /// Settings that rules look at.
 const SYSCTLS: [&str; 15] = [
@@ -22,7 +22,7 @@ const SYSCTLS: [&str; 15] = [
     "kernel.sched_autogroup_enabled",
 ];
 
-pub(crate) fn gather(files: &Files, facts: &mut Facts) {
+pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
     facts.kernel = files.text("proc/sys/kernel/osrelease").unwrap_or_default();
     facts.uptime = files.text("proc/uptime").and_then(|text| text.split_whitespace().next()?.parse().ok());
     for name in SYSCTLS {
@@ -34,7 +34,7 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     irqbalance(files, facts);
 }
 
-fn privileges(files: &Files, facts: &mut Facts) {
+fn privileges(files: &FileTree, facts: &mut Facts) {
     let status = files.text("proc/self/status").unwrap_or_default();
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     // Real, effective, saved, of the file system.
@@ -48,7 +48,7 @@ fn privileges(files: &Files, facts: &mut Facts) {
     });
 }
 
-fn cpu(files: &Files, facts: &mut Facts) {
+fn cpu(files: &FileTree, facts: &mut Facts) {
     const SYSFS_CPU: &str = "sys/devices/system/cpu";
     let cpu = &mut facts.cpu;
     cpu.online = files.cpu_list(&format!("{SYSFS_CPU}/online")).unwrap_or_default();
@@ -75,7 +75,7 @@ fn cpu(files: &Files, facts: &mut Facts) {
 }
 
 /// The idle states of the processor with this folder.
-fn idle(files: &Files, folder: &str) -> Option<Idle> {
+fn idle(files: &FileTree, folder: &str) -> Option<Idle> {
     let limit = files.text(&format!("{folder}/power/pm_qos_resume_latency_us"))?;
     let states = files.names(&format!("{folder}/cpuidle"));
     let state = |name: &String| {
@@ -87,7 +87,7 @@ fn idle(files: &Files, folder: &str) -> Option<Idle> {
     (!latencies.is_empty()).then_some(Idle { latencies, limit })
 }
 
-fn irqbalance(files: &Files, facts: &mut Facts) {
+fn irqbalance(files: &FileTree, facts: &mut Facts) {
     let pids = files.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     facts.irqbalance =
         pids.into_iter().find(|pid| files.text(&format!("proc/{pid}/comm")).as_deref() == Some("irqbalance"));

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
-use super::files::Files;
+use super::files::FileTree;
 use super::{Scope, gather_files, lanes, sockets};
 
 /// A root, deleted with this value.
@@ -17,8 +17,8 @@ impl Root {
         Self(TempDir::new().unwrap())
     }
 
-    fn files(&self) -> Files {
-        Files::under(self.0.path())
+    fn files(&self) -> FileTree {
+        FileTree::under(self.0.path())
     }
 
     fn write(&self, files: &[(&str, &str)]) {

@@ -83,11 +83,11 @@ fn jit_off(facts: &Facts, found: &mut FindingSink<'_>) {
 }
 
 fn rmem_max_small(facts: &Facts, found: &mut FindingSink<'_>) {
-    const RMEM_MAX_RECOMMENDED: u64 = 4 << 20;
+    const RMEM_MAX_BYTES_RECOMMENDED: u64 = 4 << 20;
     let Some(max) = facts.sysctl("net.core.rmem_max") else {
         return found.unknown("net.core.rmem_max is not visible in this network namespace (older kernels)");
     };
-    if max >= RMEM_MAX_RECOMMENDED {
+    if max >= RMEM_MAX_BYTES_RECOMMENDED {
         return;
     }
     let lost = [facts.losses.udp4, facts.losses.udp6].into_iter().flatten().any(|udp| udp.receive_buffer > 0);

@@ -6,14 +6,14 @@ use libc::{EPOLL_CTL_MOD, c_int, epoll_event};
 
 use super::{Epoll, Item};
 use crate::fds::table;
-use crate::shared::leftovers::Leftovers;
+use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::sock::Sock;
 
 /// The items that must report leftovers after the library detached.
 pub(crate) fn items_with_leftovers(
     epoll: &'static Epoll,
 ) -> impl Iterator<Item = (&'static Item, &'static Sock)> {
-    let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_datagrams);
+    let has_some = |sock: &Sock| sock.leftovers().is_some_and(LeftoverQueue::has_datagrams);
     epoll.items().filter(move |(item, sock)| item.wanted() != 0 && has_some(sock))
 }
 

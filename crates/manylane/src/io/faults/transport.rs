@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{SendBatch, SendRing};
 
-use super::lock;
 use super::state::{Fate, Faults};
-use crate::io::Transport;
+use crate::io::{Transport, lock};
 
 /// Sends by the engine's transport, with faults.
 pub(crate) struct FaultTransport<'a> {

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_frames_of_guests_and_in_generic_mode_are_left_to_the_kernel() {
+    fn unfinished_checksums_of_tap_and_generic_xdp_pass_to_the_kernel() {
         assert!(may_be_unfinished("tun", AttachMode::Native));
         assert!(may_be_unfinished("ixgbe", AttachMode::Generic));
         for driver in ["ixgbe", "veth", "virtio_net", ""] {

@@ -40,9 +40,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::SocketEngine;
 use crate::io::filter::{FilterHandle, SocketIndex};
 
-/// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`).
+/// Size of a frame of the UMEM, and the kernel's headroom at its start (`XDP_PACKET_HEADROOM`), in
+/// bytes.
 pub(super) const FRAME_SIZE: u32 = 2048;
-pub(super) const HEADROOM: u32 = 256;
+pub(super) const HEADROOM_BYTES: u32 = 256;
 
 /// The devices over which the bound address can be reached; decided when the socket opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,9 +179,15 @@ impl XdpControl {
             }
             // If not strict, does not wait for an earlier program: to release a returned device,
             // running lanes need the lock held here.
-            let opened =
-                Device::open(index, attach, &locals, FRAME_SIZE - HEADROOM, self.options.sources, strict)
-                    .and_then(|device| self.register(device));
+            let opened = Device::open(
+                index,
+                attach,
+                &locals,
+                FRAME_SIZE - HEADROOM_BYTES,
+                self.options.sources,
+                strict,
+            )
+            .and_then(|device| self.register(device));
             match opened {
                 Ok(device) => {
                     if device.0.has_strict_rp_filter(&locals) {

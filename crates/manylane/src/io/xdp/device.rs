@@ -64,7 +64,7 @@ pub(crate) struct Device {
     had_strict_rp_filter: AtomicBool,
     /// The program runs in the driver.
     is_native: bool,
-    maps: Mutex<Maps>,
+    maps: Mutex<DeviceMaps>,
     /// The filters of its program.
     pub(super) filters: SharedFilterMaps,
     /// For a second socket of this process that joins an open queue, because the kernel allows no
@@ -72,7 +72,8 @@ pub(crate) struct Device {
     open_queues: Mutex<Vec<Option<WeakQueue>>>,
 }
 
-struct Maps {
+/// The program of a device, and its maps.
+struct DeviceMaps {
     /// Owns the program and, with it, the link; none once it is detached.
     program: Option<Ebpf>,
     device: Array<MapData, abi::DeviceBytes>,
@@ -86,7 +87,7 @@ struct Maps {
     sockets: [bool; abi::MAX_SOCKETS as usize],
 }
 
-impl Maps {
+impl DeviceMaps {
     /// Removes all VLANs of a socket.
     fn remove_vlans(&mut self, socket: SocketIndex) {
         let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
@@ -172,7 +173,7 @@ impl Device {
         let mut words = [0; size_of::<abi::DeviceBytes>()];
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
-        let mut maps = Maps {
+        let mut maps = DeviceMaps {
             program: Some(program),
             device: about,
             words,
@@ -337,7 +338,7 @@ impl Device {
         Ok(())
     }
 
-    fn maps(&self) -> MutexGuard<'_, Maps> {
+    fn maps(&self) -> MutexGuard<'_, DeviceMaps> {
         // Every critical section leaves valid state, so a poisoned lock can be used.
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -92,7 +92,9 @@ impl LaneQueues {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let epoll = Epoll::new(EVENTS_MAX).map_err(failed)?;
         if let Some(time) = control.busy_poll {
-            epoll.busy_poll(time, busy_poll::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
+            epoll
+                .busy_poll(time, busy_poll::BUDGET_PACKETS)
+                .map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
         epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
         let mailbox = Arc::new(Mailbox::new(epoll.handle().map_err(failed)?));

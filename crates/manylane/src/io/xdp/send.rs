@@ -30,7 +30,7 @@ use crate::io::frames::Meta;
 const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
 /// Minimum payload for checksum offload, if the device supports it: for shorter ones it does not
 /// pay.
-const CHECKSUM_OFFLOAD_MIN: usize = 512;
+const CHECKSUM_OFFLOAD_BYTES_MIN: usize = 512;
 
 /// The send path of a lane through one of its queues.
 pub(crate) struct XdpSender<'a> {
@@ -276,7 +276,7 @@ impl<'a> XdpSender<'a> {
     /// True if the device is to compute the checksum of a datagram with `len` bytes of payload.
     #[inline]
     fn is_checksum_offloaded(&self, len: usize) -> bool {
-        len >= CHECKSUM_OFFLOAD_MIN && self.has_tx_checksum && self.sender.has_csum_offload()
+        len >= CHECKSUM_OFFLOAD_BYTES_MIN && self.has_tx_checksum && self.sender.has_csum_offload()
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {

@@ -118,7 +118,9 @@ pub(crate) fn recv_from_lane(client: &UdpSocket) -> Vec<u8> {
 /// True if no datagram is queued at the socket of [`loopback_lane`].
 pub(crate) fn is_silent(client: &UdpSocket) -> bool {
     client.set_nonblocking(true).unwrap();
-    client.recv(&mut [0]).is_err_and(|err| err.kind() == ErrorKind::WouldBlock)
+    let received = client.recv(&mut [0]);
+    client.set_nonblocking(false).unwrap();
+    received.is_err_and(|err| err.kind() == ErrorKind::WouldBlock)
 }
 
 fn peer(number: u16) -> SocketAddr {

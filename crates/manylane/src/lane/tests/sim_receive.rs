@@ -158,12 +158,12 @@ fn delays_make_batches_larger() {
     let delay = 100 * MICROS;
     let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
     send(&sim, 0..1000, 10 * MICROS);
-    let mut pauses = lane.pauses();
+    let mut delays = lane.delay_policy();
     let mut sizes = Vec::new();
     while sizes.iter().sum::<usize>() < 1000 {
-        let taken = lane.recv_serving(&pauses, HOUR).unwrap();
+        let taken = lane.recv_serving(&delays, HOUR).unwrap();
         sizes.push(taken.messages);
-        lane.pause_after(&mut pauses, taken.messages);
+        lane.delay_after(&mut delays, taken.messages);
     }
     // One at a time, until a delay is tried after the sixteenth.
     assert!(sizes[..16].iter().all(|size| *size == 1), "{sizes:?}");
@@ -178,23 +178,23 @@ fn a_delay_waits_for_the_end_of_a_round_of_queues() {
     let sim = Sim::new(1);
     let delay = 100 * MICROS;
     let mut lane = lane_with(&sim, |builder| _ = builder.rx_coalesce(delay).batch(64));
-    let mut pauses = lane.pauses();
-    let serve = |lane: &mut Lane, pauses: &mut Pauses, batches| {
+    let mut delays = lane.delay_policy();
+    let serve = |lane: &mut Lane, delays: &mut DelayPolicy, batches| {
         for _ in 0..batches {
             send(&sim, 0..1, Duration::ZERO);
-            let taken = lane.recv_serving(pauses, HOUR).unwrap();
-            lane.pause_after(pauses, taken.messages);
+            let taken = lane.recv_serving(delays, HOUR).unwrap();
+            lane.delay_after(delays, taken.messages);
         }
         now(&sim)
     };
-    assert_eq!(serve(&mut lane, &mut pauses, 15), Duration::ZERO);
+    assert_eq!(serve(&mut lane, &mut delays, 15), Duration::ZERO);
     // A delay is due after the sixteenth batch, but two other queues have frames.
     sim.network().round = 2;
-    assert_eq!(serve(&mut lane, &mut pauses, 2), Duration::ZERO);
+    assert_eq!(serve(&mut lane, &mut delays, 2), Duration::ZERO);
     // The lane does not sleep while the delay is due.
-    assert_eq!(lane.recv_serving(&pauses, HOUR).unwrap().messages, 0);
+    assert_eq!(lane.recv_serving(&delays, HOUR).unwrap().messages, 0);
     assert_eq!((now(&sim), counters(&lane).sleeps), (Duration::ZERO, 16));
-    assert_eq!(serve(&mut lane, &mut pauses, 1), delay);
+    assert_eq!(serve(&mut lane, &mut delays, 1), delay);
 }
 
 #[test]

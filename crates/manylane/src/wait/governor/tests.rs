@@ -6,10 +6,10 @@ use super::*;
 
 /// Time that the simulated lane takes to handle a batch, in nanoseconds, and the lateness of its
 /// sleeps.
-const WORK: u64 = 5_000;
-const WAKE_LATENCIES: [u64; 3] = [4_000, 12_000, 28_000];
+const WORK_NANOS: u64 = 5_000;
+const WAKE_LATENCIES_NANOS: [u64; 3] = [4_000, 12_000, 28_000];
 /// Longest sleep of a lane in `serve`.
-const IDLE_SLEEP_MAX: u64 = 20_000_000;
+const IDLE_SLEEP_NANOS_MAX: u64 = 20_000_000;
 
 /// What the simulated lane did.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl Lane {
                     did.handled += 1;
                 }
                 if did.handled > before {
-                    self.now += WORK;
+                    self.now += WORK_NANOS;
                     continue;
                 }
             }
@@ -68,7 +68,7 @@ impl Lane {
             let met = if self.pacer.can_spin() {
                 self.wait(next, &mut did)
             } else {
-                self.sleep(next, IDLE_SLEEP_MAX, &mut did).then_some(Arrival::Woken)
+                self.sleep(next, IDLE_SLEEP_NANOS_MAX, &mut did).then_some(Arrival::Woken)
             };
             let Some(met) = met else {
                 self.pacer.record_timeout();
@@ -78,10 +78,10 @@ impl Lane {
                 did.handled += 1;
             }
             self.pacer.record_arrival(time(self.now), met);
-            self.now += WORK;
+            self.now += WORK_NANOS;
         }
         did.elapsed = self.now - start;
-        did.cpu_time += did.spin_time + did.handled as u64 * WORK;
+        did.cpu_time += did.spin_time + did.handled as u64 * WORK_NANOS;
         did
     }
 
@@ -90,7 +90,7 @@ impl Lane {
         let begin = self.now;
         let plan = self.pacer.plan(Duration::from_nanos(begin));
         let (rest, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
-        assert!(rest <= until && until - rest <= SPIN_NANOS_MAX + WAKE_LATENCY_MAX, "{plan:?}");
+        assert!(rest <= until && until - rest <= SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX, "{plan:?}");
         if rest > 0 {
             if self.sleep(next, rest, did) {
                 return Some(Arrival::Woken);
@@ -111,7 +111,7 @@ impl Lane {
                 return Some(Arrival::Polled);
             }
         }
-        self.sleep(next, IDLE_SLEEP_MAX, did).then_some(Arrival::Woken)
+        self.sleep(next, IDLE_SLEEP_NANOS_MAX, did).then_some(Arrival::Woken)
     }
 }
 
@@ -135,16 +135,19 @@ fn poisson(mean: f64, count: usize) -> Vec<u64> {
 
 #[test]
 fn an_idle_lane_does_not_look() {
-    const MINUTE: u64 = 60_000_000_000;
-    for late in WAKE_LATENCIES {
-        let did = Lane::new(late).run([], MINUTE);
-        assert!(did.spin_time == 0 && did.sleeps <= MINUTE / IDLE_SLEEP_MAX, "{did:?}");
+    const MINUTE_NANOS: u64 = 60_000_000_000;
+    for late in WAKE_LATENCIES_NANOS {
+        let did = Lane::new(late).run([], MINUTE_NANOS);
+        assert!(did.spin_time == 0 && did.sleeps <= MINUTE_NANOS / IDLE_SLEEP_NANOS_MAX, "{did:?}");
         // Nor does a lane that was busy before: it polls once, for the maximum of one wait.
         let mut lane = Lane::new(late);
         let busy = lane.run(every(10_000, 10_000), 100_000_000);
         assert!(busy.polled > 9_000, "{busy:?}");
-        let did = lane.run([], MINUTE);
-        assert!(did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE / IDLE_SLEEP_MAX + 2, "{did:?}");
+        let did = lane.run([], MINUTE_NANOS);
+        assert!(
+            did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE_NANOS / IDLE_SLEEP_NANOS_MAX + 2,
+            "{did:?}"
+        );
         // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a core
         // together.
         assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
@@ -155,7 +158,7 @@ fn an_idle_lane_does_not_look() {
 // learn the gap: it keeps sleeping, unless it polled before.
 #[test]
 fn requests_close_together_are_looked_for() {
-    for late in &WAKE_LATENCIES[..2] {
+    for late in &WAKE_LATENCIES_NANOS[..2] {
         for gap in [7_000, 10_000, 25_000] {
             let did = Lane::new(*late).run(every(gap, 10_000), 10_000 * gap);
             assert!(did.handled >= 9_990 && did.polled >= 9_700, "every {gap} ns, {late} late: {did:?}");
@@ -165,7 +168,7 @@ fn requests_close_together_are_looked_for() {
 
 #[test]
 fn requests_at_even_distances_are_rested_for() {
-    for late in WAKE_LATENCIES {
+    for late in WAKE_LATENCIES_NANOS {
         for gap in [50_000, 100_000, 1_000_000, 10_000_000] {
             let did = Lane::new(late).run(every(gap, 10_000), 10_000 * gap);
             let told = format!("every {gap} ns, {late} late: {did:?}");
@@ -174,7 +177,7 @@ fn requests_at_even_distances_are_rested_for() {
                 "{told}"
             );
             // Where precise sleeps cost as much as they save, it sleeps.
-            let rests = late + WORK < gap / 2;
+            let rests = late + WORK_NANOS < gap / 2;
             if rests { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
         }
     }
@@ -188,17 +191,17 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
 // 20,000 requests per second in several patterns: a lane that always polled would use a whole
 // processor.
 #[test]
-fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
-    const LENGTH: u64 = 500_000_000;
-    for late in WAKE_LATENCIES {
-        let even = Lane::new(late).run(every(50_000, 9_999), LENGTH);
-        let chance = Lane::new(late).run(poisson(50e3, 9_999), LENGTH);
-        let bursts = Lane::new(late).run(in_bursts(8, 4_000, 400_000, 1_249), LENGTH);
+fn it_uses_less_than_half_a_core_where_spinning_uses_one() {
+    const LENGTH_NANOS: u64 = 500_000_000;
+    for late in WAKE_LATENCIES_NANOS {
+        let even = Lane::new(late).run(every(50_000, 9_999), LENGTH_NANOS);
+        let chance = Lane::new(late).run(poisson(50e3, 9_999), LENGTH_NANOS);
+        let bursts = Lane::new(late).run(in_bursts(8, 4_000, 400_000, 1_249), LENGTH_NANOS);
         assert_eq!((even.handled, bursts.handled), (9_999, 9_992), "{late} late: {even:?} {bursts:?}");
         for (did, kind) in [(even, "even"), (chance, "by chance"), (bursts, "in bursts")] {
             assert!(did.cpu_time * 100 < did.elapsed * 45, "{kind}, {late} late: {did:?}");
             assert!(
-                did.sleeps <= did.handled as u64 + LENGTH / IDLE_SLEEP_MAX,
+                did.sleeps <= did.handled as u64 + LENGTH_NANOS / IDLE_SLEEP_NANOS_MAX,
                 "{kind}, {late} late: {did:?}"
             );
         }
@@ -210,7 +213,7 @@ fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
 #[test]
 fn a_short_stumble_is_looked_through() {
     let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
-    for late in &WAKE_LATENCIES[..2] {
+    for late in &WAKE_LATENCIES_NANOS[..2] {
         let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
         // At first it has to learn gaps and to save up overtime; after that it never sleeps.
         assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
@@ -224,7 +227,7 @@ fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
     let stumbles = |number: u64| (number + 390) / 400 + (number + 387) / 400;
     let requests: Vec<u64> =
         (1..=10_000).map(|number| number * 13_000 + stumbles(number) * 500_000).collect();
-    for late in &WAKE_LATENCIES[..2] {
+    for late in &WAKE_LATENCIES_NANOS[..2] {
         let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
         assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
         assert!(did.sleeps <= 50 + 16, "{late} late: {did:?}");
@@ -245,7 +248,7 @@ fn a_machine_that_is_slow_for_a_while_is_rested_on_again() {
 
 #[test]
 fn what_cannot_be_foreseen_is_slept_for() {
-    for late in WAKE_LATENCIES {
+    for late in WAKE_LATENCIES_NANOS {
         for mean in [100e3, 1e6] {
             let requests = poisson(mean, 10_000);
             let end = *requests.last().unwrap();
@@ -262,7 +265,7 @@ fn what_cannot_be_foreseen_is_slept_for() {
 
 #[test]
 fn it_takes_a_change_in_its_stride() {
-    for late in &WAKE_LATENCIES[..2] {
+    for late in &WAKE_LATENCIES_NANOS[..2] {
         let mut lane = Lane::new(*late);
         let before = lane.run(every(10_000, 1_000), 10_000_000);
         let after = lane.run(every(50_000, 1_000), 50_000_000);
@@ -277,7 +280,7 @@ fn who_was_late_once_is_not_late_for_ever() {
     // Every thousandth request arrives unpredictably early.
     let requests =
         (1..=10_000_u64).map(|number| number * 50_000 - if number % 1_000 == 0 { 25_000 } else { 0 });
-    for late in &WAKE_LATENCIES[..2] {
+    for late in &WAKE_LATENCIES_NANOS[..2] {
         let did = Lane::new(*late).run(requests.clone(), 500_000_000);
         assert!(did.polled > 9_700, "{late} late: {did:?}");
     }
@@ -306,11 +309,11 @@ proptest! {
         late in 0_u64..60_000,
     ) {
         let requests: Vec<u64> = gaps.iter().scan(0, |at, gap| { *at += gap; Some(*at) }).collect();
-        let end = requests.last().copied().unwrap_or(0) + 5 * IDLE_SLEEP_MAX;
+        let end = requests.last().copied().unwrap_or(0) + 5 * IDLE_SLEEP_NANOS_MAX;
         let did = Lane::new(late).run(requests.clone(), end);
         prop_assert_eq!(did.handled, requests.len());
-        prop_assert!(did.spin_time <= (SPIN_NANOS_MAX + WAKE_LATENCY_MAX) * (requests.len() as u64 + 1), "{:?}", did);
-        prop_assert!(did.sleeps <= end / IDLE_SLEEP_MAX + 2 * requests.len() as u64 + 2, "{:?}", did);
+        prop_assert!(did.spin_time <= (SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX) * (requests.len() as u64 + 1), "{:?}", did);
+        prop_assert!(did.sleeps <= end / IDLE_SLEEP_NANOS_MAX + 2 * requests.len() as u64 + 2, "{:?}", did);
     }
 
     /// For any history: making a plan does not fail, and its cost is within what pays.
@@ -326,6 +329,6 @@ proptest! {
             pacer.record_arrival(Duration::from_nanos(time), if awake { Arrival::Polled } else { Arrival::Woken });
         }
         let Plan { sleep_until, spin_until } = pacer.plan(Duration::from_nanos(now));
-        prop_assert!(sleep_until <= spin_until && spin_until - sleep_until <= Duration::from_nanos(SPIN_NANOS_MAX + WAKE_LATENCY_MAX));
+        prop_assert!(sleep_until <= spin_until && spin_until - sleep_until <= Duration::from_nanos(SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX));
     }
 }

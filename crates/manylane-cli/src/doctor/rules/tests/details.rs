@@ -157,7 +157,7 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
 }
 
 #[test]
-fn weights_of_sessions_matter_to_lanes_that_give_their_processor_away() {
+fn autogroup_matters_only_to_adaptive_lanes() {
     let judged = |enabled: u64, wait: &str| {
         let mut facts = healthy_facts();
         facts.sysctls.insert("kernel.sched_autogroup_enabled".into(), enabled);

@@ -15,13 +15,13 @@ use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 use super::super::device::Device;
 use super::super::lane_queue::{LaneQueue, QueueId};
 use super::super::mailbox::{Mailbox, QueueCommand};
-use super::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
+use super::{FRAME_SIZE, HEADROOM_BYTES, XdpControl, xsk_dropped};
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::{FilterHandle, SocketIndex};
 use crate::port_owner;
 
-/// Size of the longest frame that is received in several buffers.
+/// Size of the longest frame that is received in several buffers, in bytes.
 const FRAME_LEN_MAX: u32 = 65_535;
 
 #[derive(Default)]
@@ -282,7 +282,7 @@ impl XdpControl {
             tx_ring: ring,
             batch: self.batch,
             mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
-            multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM),
+            multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM_BYTES),
         };
         let start = Instant::now();
         let mut timeout = port_owner::HANDOVER_TIMEOUT;

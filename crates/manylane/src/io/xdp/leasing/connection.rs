@@ -91,8 +91,8 @@ pub(super) struct RequestedSocket {
     pub(super) addr: SocketAddr,
 }
 
-/// The threads.
-pub(super) struct Closers {
+/// The threads that receive requests and close connections, one for each class of users.
+pub(super) struct CloserThreads {
     epoll: Arc<EpollHandle>,
     jobs: [Sender<Job>; 3],
     received: Receiver<ReceivedRequest>,
@@ -100,7 +100,7 @@ pub(super) struct Closers {
     wakeup: PipeReader,
 }
 
-impl Closers {
+impl CloserThreads {
     /// Starts the threads; `epoll` reports `token` when a request has been received.
     pub(super) fn start(epoll: &Epoll, token: u64) -> io::Result<Self> {
         let (to_lessor, received) = mpsc::channel();

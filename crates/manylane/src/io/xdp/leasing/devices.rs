@@ -14,7 +14,7 @@ use crate::config::LIMIT_SOURCES_DEFAULT;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
-use crate::io::xdp::control::{FRAME_SIZE, HEADROOM};
+use crate::io::xdp::control::{FRAME_SIZE, HEADROOM_BYTES};
 use crate::io::xdp::device::{AttachMode, Device};
 use crate::io::xdp::route::{LocalState, Routes};
 
@@ -170,7 +170,7 @@ pub(super) fn attach(
             index,
             AttachMode::Native,
             &locals,
-            FRAME_SIZE - HEADROOM,
+            FRAME_SIZE - HEADROOM_BYTES,
             LIMIT_SOURCES_DEFAULT,
             true,
         )?;

@@ -39,7 +39,7 @@ use manylane_sys::measure::Epoll;
 use manylane_sys::{bound_sockets, sock};
 
 use self::clients::PendingClient;
-use self::connection::Closers;
+use self::connection::CloserThreads;
 use self::devices::{LeasedDevice, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
@@ -78,7 +78,7 @@ pub struct Lessor {
     lease_token: LeaseToken,
     listener: OwnedFd,
     epoll: Epoll,
-    closers: Closers,
+    closers: CloserThreads,
     pending: Vec<PendingClient>,
     /// The user beside root that may have queues.
     other_user: Option<u32>,
@@ -130,7 +130,7 @@ impl Lessor {
             namespace,
             lease_token: ticket,
             listener,
-            closers: Closers::start(&watch, RECEIVED).map_err(failed)?,
+            closers: CloserThreads::start(&watch, RECEIVED).map_err(failed)?,
             epoll: watch,
             pending: Vec::new(),
             other_user: None,

@@ -209,7 +209,7 @@ mod tests {
     const NEXT_HOP: NextHop = NextHop { ifindex: 7, mtu: 1500, source_mac: [2; 6], mac: [3; 6] };
 
     #[test]
-    fn a_tick_asks_the_kernel_a_few_questions_however_many_peers_there_are() {
+    fn a_tick_sends_few_queries_however_many_peers_there_are() {
         let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         next_hops.set_seed(0x0123_4567_89ab_cdef);
         let mut peers = Peers::default();

@@ -42,7 +42,7 @@ const GROUPS: [u32; 8] = [
 const RTNLGRP_NEXTHOP: u32 = 32;
 
 /// Requested size of the event buffer; the kernel may limit it. Lost events are detected.
-const EVENT_BUFFER: usize = 4 << 20;
+const EVENT_BUFFER_BYTES: usize = 4 << 20;
 /// Larger than any datagram of the kernel (at most 32 KiB, in a dump).
 const DATAGRAM_SIZE_MAX: usize = 64 << 10;
 /// Maximum number of datagrams of a dump, in case it has no end.
@@ -109,7 +109,7 @@ impl EventSocket {
     pub(super) fn subscribe() -> io::Result<Self> {
         let line = NetlinkSocket::open()?;
         // As large as allowed without privileges. If it is smaller, events are only lost earlier.
-        let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER);
+        let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER_BYTES);
         for group in GROUPS {
             line.socket.add_membership(group)?;
         }

@@ -128,15 +128,15 @@ type Decoded = Result<Option<KernelUpdate>, Malformed>;
 
 /// The value of an attribute.
 fn find_attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    const HEADER: usize = 4;
+    const HEADER_LEN: usize = 4;
     let found = NlasIterator::new(attributes).map_while(Result::ok).find(|found| found.kind() == kind)?;
-    found.into_inner().get(HEADER..usize::from(found.length()))
+    found.into_inner().get(HEADER_LEN..usize::from(found.length()))
 }
 
 /// Reads only a few of a device's hundred attributes, some of which are deeply nested, so that a
 /// new or odd one does not prevent reading the others.
 fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
-    const HEADER: usize = 16;
+    const HEADER_LEN: usize = 16;
     const IFLA_ADDRESS: u16 = 1;
     const IFLA_MTU: u16 = 4;
     const IFLA_MASTER: u16 = 10;
@@ -154,7 +154,7 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
     if kind == RTM_DELLINK {
         return Ok(Some(KernelUpdate::LinkGone(header.index)));
     }
-    let attributes = payload.get(HEADER..).unwrap_or_default();
+    let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
     let number = |bytes: &[u8]| parse_u32(bytes).ok();
     let inet6 = || {
         find_attribute(find_attribute(attributes, IFLA_AF_SPEC)?, u16::from(u8::from(AddressFamily::Inet6)))
@@ -179,13 +179,13 @@ fn parse_link(kind: u16, payload: &[u8]) -> Decoded {
 
 /// The id of the XDP program in a message about `ifindex`: the driver's, else any other.
 pub(super) fn parse_xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
-    const HEADER: usize = 16;
+    const HEADER_LEN: usize = 16;
     const IFLA_XDP: u16 = 43;
     /// IFLA_XDP_PROG_ID and, where there are several programs, those of the driver, of generic XDP
     /// and of the hardware.
     const PROG_ID_ATTRS: [u16; 4] = [4, 6, 5, 7];
     LinkHeader::parse(payload).ok().filter(|header| header.index == ifindex)?;
-    let about = find_attribute(payload.get(HEADER..)?, IFLA_XDP)?;
+    let about = find_attribute(payload.get(HEADER_LEN..)?, IFLA_XDP)?;
     let number = |kind| find_attribute(about, kind).and_then(|bytes| parse_u32(bytes).ok());
     PROG_ID_ATTRS.into_iter().find_map(number)
 }
@@ -257,7 +257,7 @@ fn parse_neighbour(kind: u16, payload: &[u8]) -> Decoded {
 
 /// The peers whose routes a message changes. The rest of the message does not matter.
 fn parse_route(payload: &[u8]) -> Decoded {
-    const HEADER: usize = 12;
+    const HEADER_LEN: usize = 12;
     const RTA_DST: u16 = 1;
     let header = RouteHeader::parse(payload)?;
     let none: IpAddr = match header.address_family {
@@ -265,7 +265,7 @@ fn parse_route(payload: &[u8]) -> Decoded {
         AddressFamily::Inet6 => [0; 16].into(),
         _ => return Ok(None),
     };
-    let destination = match find_attribute(payload.get(HEADER..).unwrap_or_default(), RTA_DST) {
+    let destination = match find_attribute(payload.get(HEADER_LEN..).unwrap_or_default(), RTA_DST) {
         Some(bytes) => parse_ip(bytes)?,
         None if header.destination_prefix_length == 0 => none,
         None => return Err(Malformed),
