@@ -38,10 +38,10 @@ static int is(const char *what)
 	return !strcmp(call, what);
 }
 
-static void handle(unsigned nth, const struct word *word,
+static void handle(unsigned nth, const struct payload *payload,
 		   const struct sockaddr_in *from)
 {
-	(void)nth, (void)word, (void)from;
+	(void)nth, (void)payload, (void)from;
 	handled++;
 }
 
@@ -91,12 +91,13 @@ static int receive_one(void)
 	int blocks = is("recv") || is("handler");
 	struct sockaddr_in from;
 	socklen_t len = sizeof(from);
-	struct word word;
+	struct payload payload;
 
 	if (!blocks && told(1) != 1)
 		return 0;
-	if (recvfrom(server, &word, sizeof(word), blocks ? 0 : MSG_DONTWAIT,
-		     (void *)&from, &len) != sizeof(word)) {
+	if (recvfrom(server, &payload, sizeof(payload),
+		     blocks ? 0 : MSG_DONTWAIT, (void *)&from,
+		     &len) != sizeof(payload)) {
 		printf("recvfrom: %s\n", strerrorname_np(errno));
 		return 0;
 	}
@@ -164,7 +165,7 @@ int main(int argc, char **argv)
 	if (is("handler"))
 		sigaction(SIGUSR1, &action, NULL);
 	start_and_park();
-	stay_here();
+	pin_to_this_cpu();
 	for (i = 0; i < OTHERS; i++)
 		others[i] = dup(pipes[0]);
 	epoll = epoll_create1(0);
@@ -173,7 +174,7 @@ int main(int argc, char **argv)
 	number = unknown_number();
 	for (i = 0; i < ALL; i++)
 		send_one('x', i % FLOWS, i);
-	settle();
+	wait_for_delivery();
 	lower(strtoul(argv[2], NULL, 0));
 	if (is("nested"))
 		epoll_ctl(outer, EPOLL_CTL_ADD, epoll, &event);
@@ -182,12 +183,12 @@ int main(int argc, char **argv)
 	if (is("lanes")) {
 		park[0] = park[1] = 0;
 		while (handled < ALL)
-			nap();
+			raw_sleep();
 		queued = handled;
 		for (i = 0; i < ALL; i++)
 			send_one('x', i % FLOWS, i);
 		while (handled < 2 * ALL)
-			nap();
+			raw_sleep();
 		sent = handled - queued;
 	} else {
 		while (queued < ALL && receive_one())

@@ -63,7 +63,7 @@ int main(void)
 			usleep(50);
 	}
 	/* What the threads have left. */
-	settle();
+	wait_for_delivery();
 	while (recv(server, &byte, 1, MSG_DONTWAIT) == 1)
 		;
 	result = setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &negative,
@@ -77,7 +77,7 @@ int main(void)
 	for (i = 0; i < FLOWS; i++)
 		sendto(clients[i], "x", 1, 0, (void *)&address,
 		       sizeof(address));
-	settle();
+	wait_for_delivery();
 	for (i = 0; recv(server, &byte, 1, 0) == 1; i++)
 		;
 	printf("then %d of %d\n", i, FLOWS);
