@@ -32,7 +32,7 @@ const TX_POLL_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// Maximum time for the kernel to release a queue that was closed: an RCU grace period, which is
 /// long on a busy machine.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Result of polling a queue.
 #[derive(Debug, Clone, Copy, Default)]

@@ -303,8 +303,10 @@ impl Device {
         self.maps().program = None;
     }
 
-    pub(crate) fn was_open_before(&self) -> bool {
-        self.was_open_before
+    /// True if this process has had the queue open: the kernel may still be releasing it.
+    pub(crate) fn has_opened(&self, queue: u32) -> bool {
+        let shares = self.open_queues.lock().unwrap_or_else(PoisonError::into_inner);
+        self.was_open_before || shares.get(queue as usize).is_some_and(Option::is_some)
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -357,7 +357,7 @@ impl XdpControl {
 
 /// True if no process has the queue open, as far as the kernel tells, or if this process had.
 fn is_being_released(device: &Device, queue: u32) -> bool {
-    device.was_open_before() || xsk::owners(device.index, queue).is_ok_and(|owners| owners.is_empty())
+    device.has_opened(queue) || xsk::owners(device.index, queue).is_ok_and(|owners| owners.is_empty())
 }
 
 /// The error of opening an XSK, with what to change.
@@ -366,10 +366,16 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
     match err.source.raw_os_error() {
         Some(EBUSY) => {
             // The owners are not always visible; an error here must not hide the original one.
-            let owners = xsk::owners(device.index, queue).unwrap_or_default();
-            let who = port_owner::find_process(&owners)
-                .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
-            let message = format!("{at} is served by an AF_XDP socket of {who}");
+            let owners = xsk::owners(device.index, queue);
+            let message = if owners.as_ref().is_ok_and(Vec::is_empty) {
+                format!(
+                    "{at} has no AF_XDP socket any more, but the kernel has not released it yet; try again"
+                )
+            } else {
+                let who = port_owner::find_process(&owners.unwrap_or_default())
+                    .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
+                format!("{at} is served by an AF_XDP socket of {who}")
+            };
             Error::with(ErrorKind::InUse, message, err.source)
         }
         _ => Error::system(format!("{at}: {}", err.step), err.source),
