@@ -20,7 +20,7 @@ const UNBIND_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time for the kernel to release a queue that no process has open any more: an RCU grace
-/// period and the RTNL lock, which took 12 seconds on a machine that was busy with other things.
+/// period and the RTNL lock, which take more than ten seconds on a machine that is very busy.
 pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum number of reads of a table: the kernel omits entries of a table that changes meanwhile.
