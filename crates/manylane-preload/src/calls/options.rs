@@ -110,9 +110,15 @@ fn set_timeout(
     value: impl Fn() -> Option<timeval>,
     own: impl Fn() -> c_int,
 ) -> c_int {
+    let is_valid = |time: &timeval| (0..1_000_000).contains(&time.tv_usec);
     // With a negative time the kernel's receive does not wait, and getsockopt reports no timeout.
-    if value().is_some_and(|time| time.tv_sec < 0) {
+    if value().is_some_and(|time| time.tv_sec < 0 && is_valid(&time)) {
         fallback::fall_back(sock, fd, Reason::Option);
+        // Lanes may still hold datagrams. The last one that is empty must not set the time before
+        // this one again.
+        if let Some(shared) = sock.shared().filter(|shared| shared.mode() == PLAIN) {
+            shared.bounded.store(0, Ordering::Release);
+        }
         return own();
     }
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
@@ -126,7 +132,7 @@ fn set_timeout(
         return done;
     }
     let Some(time) = value() else { return own() };
-    if !(0..1_000_000).contains(&time.tv_usec) {
+    if !is_valid(&time) {
         return real::fail_with_errno(libc::EDOM);
     }
     store_timeout(sock, time);

@@ -77,7 +77,8 @@ pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usi
     let bit = 1 << lane;
     let mut retired = shared.retired.load(Ordering::Acquire);
     while retired & bit != 0 {
-        if retired == bit && identity::is_same_socket(sock, fd) {
+        let is_bounded = || shared.bounded.load(Ordering::Acquire) != 0;
+        if retired == bit && is_bounded() && identity::is_same_socket(sock, fd) {
             // Before any thread treats the socket as unmanaged: it would see our timeout.
             clear_wait_bound(shared, fd);
         }

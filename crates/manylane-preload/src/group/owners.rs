@@ -165,6 +165,7 @@ pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard:
     // The next thread in this slot is not proven, and not known to be dead.
     member.receives.store(0, Ordering::Relaxed);
     member.liveness.store(0, Ordering::Relaxed);
+    member.pid.store(0, Ordering::Relaxed);
     member.thread_id.store(0, Ordering::Release);
 }
 

@@ -145,8 +145,8 @@ pub(crate) fn has_exited(member: &Member) -> bool {
     let token = member.liveness.load(Ordering::Acquire);
     thread_id != 0
         && if token == 0 {
-            !processes::has_pid_namespaces()
-                && liveness::has_process_exited(member.pid.load(Ordering::Relaxed).cast_signed())
+            let pid = member.pid.load(Ordering::Relaxed).cast_signed();
+            pid != 0 && !processes::has_pid_namespaces() && liveness::has_process_exited(pid)
         } else {
             liveness::has_exited(token)
         }
@@ -156,5 +156,32 @@ pub(crate) fn has_exited(member: &Member) -> bool {
 pub(crate) fn remove_member(sock: &Sock, shared: &Shared, at: usize) {
     if let Some(guard) = lock(sock, shared, true) {
         owners::remove_member_locked(shared, sock_fds::group_fd(sock), at, &guard);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::shared::memory;
+
+    #[test]
+    fn a_slot_that_is_taken_again_is_not_that_of_a_dead_process() {
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        let member = &shared.members[0];
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        member.lane.store(-1, Ordering::Relaxed);
+        member.pid.store(child.id(), Ordering::Relaxed);
+        member.thread_id.store(1, Ordering::Relaxed);
+        assert!(has_exited(member));
+        let guard = lock::lock(&shared.lock, true).unwrap();
+        owners::remove_member_locked(shared, -1, 0, &guard);
+        drop(guard);
+        // A thread that joins takes the slot first, and then writes its process.
+        member.thread_id.store(2, Ordering::Relaxed);
+        assert!(!has_exited(member));
     }
 }

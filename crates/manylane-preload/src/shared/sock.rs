@@ -73,7 +73,7 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// Its last poll of other lanes found a datagram, so there may be more.
     pub(crate) has_stolen: AtomicU32,
-    /// Its process, as that sees itself.
+    /// Its process, as that sees itself; 0 if it is not known yet.
     pub(crate) pid: AtomicU32,
     /// Liveness token of its thread (`liveness.rs`); 0 if it has none.
     pub(crate) liveness: AtomicU64,
@@ -229,6 +229,7 @@ impl Shared {
         }
         for member in &self.members {
             member.liveness.store(0, Ordering::Relaxed);
+            member.pid.store(0, Ordering::Relaxed);
             member.thread_id.store(0, Ordering::Relaxed);
         }
     }
