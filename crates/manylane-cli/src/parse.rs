@@ -49,6 +49,12 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
 
 /// `10`, `10s`, `500ms`, `2m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let time = duration_or_zero(text)?;
+    if time.is_zero() { Err("the time must be above 0".into()) } else { Ok(time) }
+}
+
+/// As [`duration`], or `0`.
+pub(crate) fn duration_or_zero(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let scale = match unit {
         "" | "s" => 1.0,
@@ -59,8 +65,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("{unit:?} is no unit of time: give us, ms, s, m or h")),
     };
     let seconds: f64 = number.parse().map_err(|_| "give a time such as 10s, 500ms or 2m".to_owned())?;
-    let time = Duration::try_from_secs_f64(seconds * scale).map_err(|err| err.to_string())?;
-    if time.is_zero() { Err("the time must be above 0".into()) } else { Ok(time) }
+    Duration::try_from_secs_f64(seconds * scale).map_err(|err| err.to_string())
 }
 
 /// `4M`, `4MiB`, `212992`: bytes, in powers of 1024.
@@ -141,8 +146,11 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1.5 s"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for bad in ["", "s", "-1s", "0", "3 parsecs", "1e300h"] {
-            assert!(duration(bad).is_err(), "{bad}");
+        for bad in ["", "s", "-1s", "3 parsecs", "1e300h"] {
+            assert!(duration(bad).is_err() && duration_or_zero(bad).is_err(), "{bad}");
+        }
+        for zero in ["0", "0s", "0.0 ms"] {
+            assert!(duration(zero).is_err() && duration_or_zero(zero) == Ok(Duration::ZERO), "{zero}");
         }
     }
 

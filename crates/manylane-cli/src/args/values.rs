@@ -2,12 +2,9 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
-use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-
-use crate::parse;
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +40,4 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
         "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
     })
-}
-
-/// Parses a time; 0 for none.
-pub(super) fn duration_or_zero(text: &str) -> Result<Duration, String> {
-    if text == "0" { Ok(Duration::ZERO) } else { parse::duration(text) }
 }
