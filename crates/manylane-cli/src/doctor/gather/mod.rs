@@ -143,13 +143,7 @@ fn features() -> Vec<Feature> {
 
 /// An error with its causes.
 fn error_chain(err: &manylane::Error) -> String {
-    let mut text = err.to_string();
-    let mut source = std::error::Error::source(err);
-    while let Some(err) = source {
-        text += &format!(": {err}");
-        source = err.source();
-    }
-    text
+    anyhow::Chain::new(err).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]
