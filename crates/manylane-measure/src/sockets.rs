@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::send_burst::{self, SendBurst};
-use manylane_sys::{cpu, measure, sock};
+use manylane_sys::{measure, sock};
 
 use crate::pacer::{Due, Pacer};
 use crate::{Sent, Traffic, Until};
@@ -108,7 +108,7 @@ fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
         share = share.max(send_burst.datagrams_per_message() as u64);
     }
     measure::reduce_timer_slack();
-    let (start, cpu) = (Instant::now(), cpu::thread_cpu_time());
+    let start = Instant::now();
     let mut sent = Sent::default();
     let mut turn = 0;
     loop {
@@ -132,7 +132,6 @@ fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
         }
     }
     sent.elapsed = start.elapsed();
-    sent.cpu = cpu::thread_cpu_time().saturating_sub(cpu);
     Ok(sent)
 }
 
