@@ -129,12 +129,6 @@ impl Testbed {
         &self.hosts[index]
     }
 
-    /// All hosts.
-    #[must_use]
-    pub fn hosts(&self) -> &[Host] {
-        &self.hosts
-    }
-
     /// Number of links.
     #[must_use]
     pub fn links(&self) -> usize {
