@@ -157,6 +157,9 @@ impl ReceiverOptions {
     }
 }
 
+/// Buffer size in bytes for single datagrams: half a page, more for larger datagrams.
+pub(crate) const BUF_SIZE_MIN: usize = 2048;
+
 /// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
 /// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets
 /// have large queues, too.
