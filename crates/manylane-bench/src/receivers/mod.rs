@@ -94,10 +94,9 @@ impl Kind {
 }
 
 /// Handling of each datagram, in addition to counting it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Reads its first byte.
-    #[default]
     Count,
     /// Sends it back to its sender.
     Echo,
