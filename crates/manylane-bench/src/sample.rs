@@ -76,7 +76,7 @@ pub fn measure(
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
     let cold = watched.counts()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
-    wait_drained_for(&watched, &cold, &warmed, WARM_UP_IDLE_TIMEOUT)?;
+    wait_drained(&watched, &cold, &warmed, WARM_UP_IDLE_TIMEOUT)?;
     let before = watched.counts()?;
     let clock = CpuBusyTimer::start();
     let (sent, delivered_pps) = thread::scope(|scope| {
@@ -88,7 +88,7 @@ pub fn measure(
     let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
     let busy = clock.stop().1;
     let at_end = watched.counts()?;
-    wait_drained(&watched, &before, &sent)?;
+    wait_drained(&watched, &before, &sent, IDLE_TIMEOUT)?;
     // Closing is not measured: a queue has megabytes of frames, which its thread frees.
     let rx_cpu = running.snapshot().rx_cpu;
     let receiver = Snapshot { rx_cpu, ..running.stop()? };
@@ -111,13 +111,9 @@ fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64
     Ok(done as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Waits until all datagrams sent since `before` are handled or dropped, or there is no more
-/// progress.
-fn wait_drained(watched: &MeasuredReceiver<'_>, before: &ReceiverCounts, sent: &Sent) -> Result<()> {
-    wait_drained_for(watched, before, sent, IDLE_TIMEOUT)
-}
-
-fn wait_drained_for(
+/// Waits until all datagrams sent since `before` are handled or dropped, or there is no progress
+/// for `idle_timeout`.
+fn wait_drained(
     watched: &MeasuredReceiver<'_>,
     before: &ReceiverCounts,
     sent: &Sent,
@@ -177,7 +173,7 @@ pub(crate) fn measure_during<T>(
     let seen = seen?;
     let (elapsed, busy) = clock.stop();
     let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: None };
-    wait_drained(&watched, &ReceiverCounts::default(), &sent)?;
+    wait_drained(&watched, &ReceiverCounts::default(), &sent, IDLE_TIMEOUT)?;
     let end = running.stop()?;
     let cpu = [end.rx_cpu, busy];
     let sample = Sample::from_totals(round, sent.datagrams, end.delivered, elapsed, cpu, end.kernel_dropped);

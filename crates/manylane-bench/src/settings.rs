@@ -1,10 +1,9 @@
 //! How a benchmark was run.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// How a benchmark was run: enough to run it again.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BenchSettings {
     /// The command line.
     pub command: String,
@@ -38,16 +37,14 @@ pub struct BenchSettings {
     pub recv_buffer: usize,
     /// Delay of lanes and `reuseport/*` after a batch that was not full, in microseconds, for each
     /// of `threads`.
-    #[serde(default)]
     pub rx_usecs: Vec<u64>,
     /// The same of `xsk/*` and `lane/xdp`; empty without them.
-    #[serde(default)]
     pub xdp_rx_usecs: Vec<u64>,
     /// Steering of `lane/*`, with its backend.
     pub steering: String,
     /// Simulated work of every receiver for each datagram, in nanoseconds, done as a calibrated
     /// number of steps.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(skip_serializing_if = "is_nothing")]
     pub work_nanos: u64,
     /// Largest share of datagrams that a no-loss rate may lose.
     pub loss_limit: f64,

@@ -3,14 +3,8 @@
 /// Summary of a set of samples: median and spread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// Number of finite samples; others are left out.
-    pub count: usize,
     /// The middle sample, or the mean of the two in the middle.
     pub median: f64,
-    /// The smallest sample.
-    pub min: f64,
-    /// The largest sample.
-    pub max: f64,
     /// A quarter of the samples is at most this.
     pub lower_quartile: f64,
     /// Three quarters of the samples are at most this.
@@ -22,12 +16,8 @@ impl Summary {
     pub fn from_samples(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
-        let (&min, &max) = (sorted.first()?, sorted.last()?);
-        Some(Self {
-            count: sorted.len(),
+        (!sorted.is_empty()).then(|| Self {
             median: quantile(&sorted, 0.5),
-            min,
-            max,
             lower_quartile: quantile(&sorted, 0.25),
             upper_quartile: quantile(&sorted, 0.75),
         })
@@ -159,9 +149,7 @@ mod tests {
     #[test]
     fn a_summary_of_known_samples() {
         let summary = Summary::from_samples([5.0, 1.0, 4.0, 2.0, 3.0, f64::NAN]).unwrap();
-        assert_eq!(summary.count, 5);
         assert_eq!(summary.median, 3.0);
-        assert_eq!((summary.min, summary.max), (1.0, 5.0));
         assert_eq!((summary.lower_quartile, summary.upper_quartile), (2.0, 4.0));
         assert_eq!(median([1.0, 2.0]), 1.5);
         assert_eq!(Summary::from_samples([]), None);

@@ -2,7 +2,6 @@
 //! kernel's stack to a capture file.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,7 +34,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     }
     let points = find(args.target.as_ref())?;
     let about = describe(&points);
-    let out = open(args.write.as_deref())?;
+    let out = output::create(args.write.as_deref().unwrap_or("-").as_ref())?;
     let capture = Capture::start(points, args.snaplen, args.buffer).context("cannot capture")?;
     output::eprint_line(&format!("capturing {about}"));
     let mut recorder = Recorder::new(capture, out, args.snaplen)?;
@@ -99,13 +98,6 @@ fn describe(points: &[Target]) -> String {
         }
     }
     text
-}
-
-fn open(path: Option<&str>) -> Result<Box<dyn Write>> {
-    Ok(match path {
-        None | Some("-") => Box::new(io::stdout()),
-        Some(path) => Box::new(File::create(path).with_context(|| format!("cannot write {path}"))?),
-    })
 }
 
 fn now() -> u64 {

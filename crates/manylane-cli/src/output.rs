@@ -1,7 +1,9 @@
 //! Output: results to standard output, everything else to standard error. A closed pipe is not an
 //! error.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -21,6 +23,15 @@ pub(crate) fn print_json(document: &impl Serialize) -> Result<()> {
 /// A JSON document as text, with a newline.
 pub(crate) fn json(document: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(document).context("cannot write JSON")? + "\n")
+}
+
+/// Creates a file for a result; `-` is standard output.
+pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdout()));
+    }
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(Box::new(file))
 }
 
 /// Writes a line to standard error. If standard error is closed, the line is dropped.

@@ -1,12 +1,12 @@
 //! The documents that `--json` prints. A reader may rely on every field for as long as the number
 //! at the end of the schema's name stays the same.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::machine::Machine;
 
 /// One result: the machine, the settings, and all figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Document<S, R> {
     /// `manylane.NAME.vN`.
     pub schema: String,

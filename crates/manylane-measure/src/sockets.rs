@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::send_burst::{self, SendBurst};
-use manylane_sys::{cpu, measure, sock};
+use manylane_sys::{measure, sock};
 
 use crate::pacer::{Due, Pacer};
 use crate::{Sent, Traffic, Until};
@@ -95,45 +95,40 @@ impl Flows {
     /// # Errors
     /// As [`send`].
     pub fn send(&self, pps: Option<f64>, until: &Until) -> Result<Sent> {
-        run(self, pps, until)
-    }
-}
-
-fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
-    let Flows { sockets, send_burst, gso: segment } = flows;
-    let pace = Pacer::new(pps, send_burst.capacity() as u64);
-    // A burst is divided among the flows, so that they alternate as finely as the rate allows.
-    let mut share = (pace.burst() / sockets.len() as u64).max(1);
-    if *segment && pps.is_none() {
-        share = share.max(send_burst.datagrams_per_message() as u64);
-    }
-    measure::reduce_timer_slack();
-    let (start, cpu) = (Instant::now(), cpu::thread_cpu_time());
-    let mut sent = Sent::default();
-    let mut turn = 0;
-    loop {
-        let tried = sent.datagrams + sent.rejected;
-        let left = until.remaining(tried, start.elapsed());
-        if left == 0 {
-            break;
+        let Self { sockets, send_burst, gso: segment } = self;
+        let pace = Pacer::new(pps, send_burst.capacity() as u64);
+        // A burst is divided among the flows, so that they alternate as finely as the rate allows.
+        let mut share = (pace.burst() / sockets.len() as u64).max(1);
+        if *segment && pps.is_none() {
+            share = share.max(send_burst.datagrams_per_message() as u64);
         }
-        match pace.due(tried, start.elapsed()) {
-            Due::In(wait) => thread::sleep(wait.min(SLEEP_MAX)),
-            Due::Now { count, late } => {
-                sent.late = sent.late.max(late);
-                let mut burst = count.min(left);
-                while burst > 0 {
-                    let part = share.min(burst);
-                    send_flow(&sockets[turn], send_burst, part, &mut sent)?;
-                    turn = (turn + 1) % sockets.len();
-                    burst -= part;
+        measure::reduce_timer_slack();
+        let start = Instant::now();
+        let mut sent = Sent::default();
+        let mut turn = 0;
+        loop {
+            let tried = sent.datagrams + sent.rejected;
+            let left = until.remaining(tried, start.elapsed());
+            if left == 0 {
+                break;
+            }
+            match pace.due(tried, start.elapsed()) {
+                Due::In(wait) => thread::sleep(wait.min(SLEEP_MAX)),
+                Due::Now { count, late } => {
+                    sent.late = sent.late.max(late);
+                    let mut burst = count.min(left);
+                    while burst > 0 {
+                        let part = share.min(burst);
+                        send_flow(&sockets[turn], send_burst, part, &mut sent)?;
+                        turn = (turn + 1) % sockets.len();
+                        burst -= part;
+                    }
                 }
             }
         }
+        sent.elapsed = start.elapsed();
+        Ok(sent)
     }
-    sent.elapsed = start.elapsed();
-    sent.cpu = cpu::thread_cpu_time().saturating_sub(cpu);
-    Ok(sent)
 }
 
 /// Sends `count` datagrams of one flow. Each is counted in one of the two counters.

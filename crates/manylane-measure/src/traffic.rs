@@ -84,10 +84,6 @@ pub struct Sent {
     /// The largest delay of a burst behind its schedule. If it is more than some milliseconds on
     /// an idle machine, the sender cannot keep the rate.
     pub late: Duration,
-    /// CPU time of the sending thread. For the XDP generator, that is about the duration of the
-    /// run at any rate, and includes receiving at the other end of the link: a veth device runs
-    /// both ends on one CPU.
-    pub cpu: Duration,
 }
 
 impl Sent {

@@ -180,7 +180,7 @@ impl LiveSender {
     pub fn send(&mut self, until: Until) -> Result<Sent> {
         self.set_params(&until)?;
         let before = self.link_counters()?;
-        let cpu = self.run(&until)?;
+        self.run(&until)?;
         let state = self.state()?;
         // The time of the last frame is included, so that the rate is right also for few frames.
         let interval = if state[FRAMES] > 0 { state[INTERVAL] >> 8 } else { 0 };
@@ -189,7 +189,6 @@ impl LiveSender {
             rejected: 0,
             elapsed: Duration::from_nanos(state[LAST].saturating_sub(state[FIRST]).saturating_add(interval)),
             late: Duration::from_nanos(state[LATE]),
-            cpu,
         };
         // The program counts the frames that it generated. The link counts those that it rejected
         // because it was full, and those that it carried. The others were sent to a link that was
@@ -229,9 +228,8 @@ impl LiveSender {
         })
     }
 
-    /// Runs the program on a thread inside the host until it is done, and returns the CPU time of
-    /// that thread.
-    fn run(&self, until: &Until) -> Result<Duration> {
+    /// Runs the program on a thread inside the host until it is done.
+    fn run(&self, until: &Until) -> Result<()> {
         install_signal_handler()?;
         let (thread_id, over) = (&*self.sender_tid, AtomicBool::new(false));
         thread::scope(|scope| {
@@ -241,9 +239,7 @@ impl LiveSender {
                     cpu::pin(cpu).with_context(|| format!("pinning the generator to CPU {cpu}"))?;
                 }
                 thread_id.store(cpu::thread_id(), Ordering::Relaxed);
-                let time = cpu::thread_cpu_time();
-                self.run_program(until, &over)?;
-                anyhow::Ok(cpu::thread_cpu_time().saturating_sub(time))
+                self.run_program(until, &over)
             });
             let (mut began, mut failed) = (None, None);
             while !worker.is_finished() {
@@ -264,8 +260,8 @@ impl LiveSender {
                 }
             }
             thread_id.store(0, Ordering::Relaxed);
-            let time = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            failed.map_or(Ok(time), Err)
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            failed.map_or(Ok(()), Err)
         })
     }
 

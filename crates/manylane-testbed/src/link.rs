@@ -64,14 +64,8 @@ pub(crate) fn format_mac(mac: &[u8; 6]) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceCounters {
-    /// Bytes received.
-    pub rx_bytes: u64,
     /// Frames received.
     pub rx_packets: u64,
-    /// Frames that arrived and were dropped.
-    pub rx_dropped: u64,
-    /// Bytes sent.
-    pub tx_bytes: u64,
     /// Frames sent.
     pub tx_packets: u64,
     /// Frames that the device did not accept for sending.
@@ -94,10 +88,7 @@ fn parse_counters(table: &str, device: &str) -> Option<DeviceCounters> {
     let numbers: Vec<u64> = row.split_whitespace().map_while(|word| word.parse().ok()).collect();
     // bytes packets errs drop fifo frame compressed multicast, then the same for sending.
     Some(DeviceCounters {
-        rx_bytes: *numbers.first()?,
         rx_packets: *numbers.get(1)?,
-        rx_dropped: *numbers.get(3)?,
-        tx_bytes: *numbers.get(8)?,
         tx_packets: *numbers.get(9)?,
         tx_dropped: *numbers.get(11)?,
     })
@@ -113,8 +104,7 @@ mod tests {
                      link10: 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9\n\
                      link1: 100 2 0 3 0 0 0 0 400 5 0 6 0 0 0 0\n";
         let counters = parse_counters(table, "link1").unwrap();
-        assert_eq!((counters.rx_bytes, counters.rx_packets, counters.rx_dropped), (100, 2, 3));
-        assert_eq!((counters.tx_bytes, counters.tx_packets, counters.tx_dropped), (400, 5, 6));
+        assert_eq!((counters.rx_packets, counters.tx_packets, counters.tx_dropped), (2, 5, 6));
         assert_eq!(parse_counters(table, "link2"), None);
         assert_eq!(parse_counters("link1: 1 2", "link1"), None);
     }

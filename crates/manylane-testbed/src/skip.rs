@@ -16,8 +16,6 @@ pub enum Forced {
     Kernel,
     /// There are fewer CPUs than the test needs.
     Cpus,
-    /// There is less memory than the test needs.
-    Memory,
 }
 
 impl fmt::Display for Forced {
@@ -25,7 +23,6 @@ impl fmt::Display for Forced {
         f.write_str(match self {
             Forced::Kernel => "this kernel",
             Forced::Cpus => "too few CPUs",
-            Forced::Memory => "too little memory",
         })
     }
 }

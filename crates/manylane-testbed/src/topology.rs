@@ -33,22 +33,11 @@ pub struct Layout {
     pub ipv6: bool,
     /// Hosts have neighbour entries for each other from the start, so that no frame waits for ARP.
     pub neighbours: bool,
-    /// Generic receive offload of every device. Without it, a veth device accepts no frames from
-    /// XDP.
-    pub gro: bool,
 }
 
 impl Default for Layout {
     fn default() -> Layout {
-        Layout {
-            hosts: 2,
-            links: vec![(0, 1)],
-            queues: 4,
-            mtu: 1500,
-            ipv6: true,
-            neighbours: true,
-            gro: true,
-        }
+        Layout { hosts: 2, links: vec![(0, 1)], queues: 4, mtu: 1500, ipv6: true, neighbours: true }
     }
 }
 
@@ -120,11 +109,10 @@ impl Testbed {
     fn finish_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for host in [&self.hosts[a], &self.hosts[b]] {
-            // Only after it is up: a veth device notifies its peer when GRO is switched, and only
-            // then does the peer accept XDP frames (Linux 6.18).
-            if layout.gro {
-                host.set_gro(link, true)?;
-            }
+            // Without GRO, a veth device accepts no frames from XDP. Only after it is up: it
+            // notifies its peer when GRO is switched, and only then does the peer accept them
+            // (Linux 6.18).
+            host.set_gro(link, true)?;
         }
         // Traffic to addresses that cannot be used yet would be lost, and each that becomes usable
         // is a change that sockets follow.
@@ -139,12 +127,6 @@ impl Testbed {
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
-    }
-
-    /// All hosts.
-    #[must_use]
-    pub fn hosts(&self) -> &[Host] {
-        &self.hosts
     }
 
     /// Number of links.

@@ -83,7 +83,7 @@ fn netns_devices_have_the_queues_and_the_mtu_of_the_layout() {
     }
     let layout = Layout { queues: 8, mtu: 9000, ..Layout::default() };
     let testbed = Testbed::new(&layout).unwrap();
-    for host in testbed.hosts() {
+    for host in [testbed.host(0), testbed.host(1)] {
         let mut show = host.command("ip").unwrap();
         let done = show.args(["-d", "link", "show", "dev", host.device(0)]).output().unwrap();
         let text = String::from_utf8(done.stdout).unwrap();

@@ -27,14 +27,13 @@ use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::sock::{self, Buffer};
 use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 
+use crate::receivers::BUF_SIZE_MIN;
 use crate::receivers::xsk::{self, Checked, FrameParser, OpenQueues, Unchecked};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
 use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_pinned, run_rounds};
 
 /// Number of datagrams in a filled queue: at least the maximum of one call.
 const FILL_DATAGRAMS: u64 = 2048;
-/// Buffer size in bytes for single datagrams: half a page, more for larger datagrams.
-const BUF_SIZE_MIN: usize = 2048;
 /// Number of empty calls in a row after which the missing datagrams count as lost.
 const EMPTY_CALLS_MAX: u32 = 1000;
 

@@ -94,10 +94,9 @@ impl Kind {
 }
 
 /// Handling of each datagram, in addition to counting it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Reads its first byte.
-    #[default]
     Count,
     /// Sends it back to its sender.
     Echo,
@@ -156,6 +155,9 @@ impl ReceiverOptions {
         }
     }
 }
+
+/// Buffer size in bytes for single datagrams: half a page, more for larger datagrams.
+pub(crate) const BUF_SIZE_MIN: usize = 2048;
 
 /// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
 /// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets

@@ -13,7 +13,7 @@ use manylane_sys::addr::SockAddr;
 use manylane_sys::{busy_poll, measure};
 
 use super::workers::{self, WorkerCtx, Workers};
-use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
@@ -26,7 +26,7 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
         }
         _ => {}
     }
-    let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
+    let (size, answers) = (options.size.max(BUF_SIZE_MIN), options.work == Work::Echo);
     let app_work = options.synthetic_work;
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
         recv_loop(worker, socket, size, app_work, answers)

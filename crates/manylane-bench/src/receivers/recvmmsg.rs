@@ -13,13 +13,11 @@ use manylane_sys::sock::Flag;
 use manylane_sys::tick;
 
 use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
-use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
 /// Maximum length of a GRO message, in bytes.
 const GRO_SIZE_MAX: usize = 65_535;
-/// Buffer size in bytes of receivers without GRO: half a page, more for larger datagrams.
-const BUF_SIZE_MIN: usize = 2048;
 
 /// Starts threads that share one socket, or have one each.
 pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {

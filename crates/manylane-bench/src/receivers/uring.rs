@@ -15,11 +15,9 @@ use manylane_sys::tick;
 use manylane_sys::uring::{BareMultishot, BareOptions};
 
 use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flags};
-use crate::receivers::{ReceiverOptions, RunningReceiver, Work};
+use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Buffer size in bytes for single datagrams, as in `reuseport/recvmmsg`.
-const BUF_SIZE_MIN: usize = 2048;
 /// Waits without a timeout, because a shutdown wakes it.
 const RECV_TIMEOUT: Duration = Duration::MAX;
 /// Maximum wait of a reply for room in the send buffer.

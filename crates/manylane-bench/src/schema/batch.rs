@@ -1,13 +1,13 @@
 //! The rows of `bench batch` and `bench replies`.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::{format_quartiles, median};
 
 /// One sample of `bench batch`: some queues, filled and drained. Or of `bench replies`, where the
 /// delivered datagrams are those that the kernel accepted.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct BatchSample {
     /// The round that it was taken in, from 0.
     pub round: usize,
@@ -23,7 +23,7 @@ pub struct BatchSample {
 }
 
 /// One row of `bench batch` or `bench replies`: figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BatchRow {
     /// Name of the receiver: `lane/mmsg`, `socket/recvmmsg`, …
     pub receiver: String,

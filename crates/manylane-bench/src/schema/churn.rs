@@ -1,13 +1,13 @@
 //! The row of `bench churn`.
 
 use manylane_measure::format_number;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 
 /// The one row of `bench churn`; threads and lanes are those at the start.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ChurnRow {
     /// Common fields.
     #[serde(flatten)]

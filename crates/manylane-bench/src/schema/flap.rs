@@ -1,14 +1,14 @@
 //! The rows of `bench flap`.
 
 use manylane_measure::format_number;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::median;
 
 /// One sample of `bench flap`: one event, once.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FlapSample {
     /// Common fields. Datagrams that entered the link count as sent.
     #[serde(flatten)]
@@ -22,7 +22,7 @@ pub struct FlapSample {
 }
 
 /// One row of `bench flap`: one event beside one receiver. Figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlapRow {
     /// The event: `nothing`, `xdp-opens`, `receiver-link`, …
     pub event: String,

@@ -1,7 +1,7 @@
 //! The rows of `bench flood`.
 
 use manylane_measure::format_number;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Metrics, Sample};
 use crate::report::{Figure, Figures, Labels};
@@ -9,7 +9,7 @@ use crate::stats::{format_ratio, median_of};
 
 /// One sample of `bench flood`: one server, one time span. The datagrams sent are the flood and
 /// the requests of regular clients.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FloodSample {
     /// Common fields.
     #[serde(flatten)]
@@ -19,13 +19,13 @@ pub struct FloodSample {
     /// Datagrams that found the ring of a device's queue full.
     pub xsk_dropped: u64,
     /// Results of regular clients, in part `clients`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub clients: Option<FloodClients>,
     /// Memory in each second, in part `sources`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<FloodMemory>,
     /// Pauses of threads, in parts `sources` and `program`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pauses: Vec<FloodPauses>,
 }
 
@@ -38,7 +38,7 @@ impl FloodSample {
 }
 
 /// Regular clients beside a flood.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct FloodClients {
     /// Requests that were due.
     pub asked: u64,
@@ -59,7 +59,7 @@ impl FloodClients {
 }
 
 /// Memory while there are new sources.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct FloodMemory {
     /// Number of new sources.
     pub new_sources: u64,
@@ -73,7 +73,7 @@ pub struct FloodMemory {
 pub const PAUSE_BINS: usize = 24;
 
 /// Pauses of a thread.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct FloodPauses {
     /// `program` (a thread that only looks at the clock, on the lane's processor),
     /// `program beside the sender` (on that one's), `lane` (between two calls of its closure),
@@ -87,18 +87,18 @@ pub struct FloodPauses {
     /// The longest pause in milliseconds.
     pub longest_ms: f64,
     /// The longest pause without stolen time; of `program` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_unstolen_ms: Option<f64>,
     /// The longest pause without stolen time and without the time of the flood generator (`program
     /// beside the sender`) or of the lane (`program`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_apart_ms: Option<f64>,
     /// Pauses of more than a millisecond.
     pub over_1ms: u64,
     /// Pauses of more than ten milliseconds.
     pub over_10ms: u64,
     /// Share of the time that the thread ran; of `program` only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
     /// Stolen time of this processor in milliseconds (`steal` in `/proc/stat`, in steps of 10 ms).
     pub steal_ms: f64,
@@ -106,7 +106,7 @@ pub struct FloodPauses {
     /// longer ones.
     pub histogram: Vec<u64>,
     /// All pauses of more than a millisecond with their parts; of `program` only.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<FloodGap>,
 }
 
@@ -120,7 +120,7 @@ impl FloodPauses {
 
 /// One pause of a program that is always runnable, with its parts. The remainder is time of
 /// interrupts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct FloodGap {
     /// Total length.
     pub ms: f64,
@@ -130,15 +130,13 @@ pub struct FloodGap {
     pub stolen_ms: f64,
     /// Part of `waited_ms`: the flood generator ran, including the receive work for its frames in
     /// its context.
-    #[serde(default)]
     pub sender_ms: f64,
     /// Part of `waited_ms`, on the lane's processor: the lane's own thread ran.
-    #[serde(default)]
     pub lane_ms: f64,
 }
 
 /// One row of `bench flood`: figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FloodRow {
     /// `clients`, `sources` or `program`.
     pub part: String,

@@ -1,13 +1,13 @@
 //! The rows of `bench rtt`.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::{distinct, format_quartiles, format_ratio, median};
 
 /// Result of one series of requests, or of several: round-trip times and cost.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct RttMetrics {
     /// Median in nanoseconds.
     pub p50_ns: f64,
@@ -47,7 +47,7 @@ impl RttMetrics {
 
 /// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a
 /// request was due.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RttSample {
     /// Common fields: sent are the requests that were due, delivered are the replies.
     #[serde(flatten)]
@@ -59,7 +59,7 @@ pub struct RttSample {
 
 /// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the
 /// samples.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RttRow {
     /// Common fields.
     #[serde(flatten)]

@@ -1,14 +1,14 @@
 //! The rows of `bench rx`, `bench echo` and `bench gso`.
 
 use manylane_measure::format_number;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Metrics, Sample};
 use crate::report::{Figure, Figures, Grid};
 use crate::stats::{format_quartiles, format_ratio};
 
 /// One row: figures are medians over the samples.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct BenchRow {
     /// Common fields.
     #[serde(flatten)]

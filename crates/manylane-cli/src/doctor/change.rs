@@ -42,7 +42,7 @@ pub(crate) enum Target {
 }
 
 /// The new value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Change {
     pub(crate) target: Target,
     pub(crate) value: String,

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// All facts.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Facts {
     /// Release of the kernel.
     pub(crate) kernel: String,
@@ -44,7 +44,7 @@ pub(crate) struct Facts {
 }
 
 /// A kernel feature that was probed.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Feature {
     /// The name, as in KERNELS.md.
     pub(crate) name: String,
@@ -53,7 +53,7 @@ pub(crate) struct Feature {
 }
 
 /// Privileges of this process.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Privileges {
     /// Effective user.
     pub(crate) uid: Option<u32>,
@@ -77,7 +77,7 @@ impl Privileges {
 }
 
 /// Processors.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Cpu {
     /// Those that are online.
     pub(crate) online: Vec<usize>,
@@ -99,7 +99,7 @@ pub(crate) struct Cpu {
 }
 
 /// The idle states of a processor.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Idle {
     /// Exit latency of each state in microseconds, by the kernel's table, without disabled states.
     pub(crate) latencies: Vec<u64>,
@@ -125,7 +125,7 @@ impl Idle {
 }
 
 /// A lane that a thread serves.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Lane {
     pub(crate) pid: u32,
     pub(crate) thread: u64,
@@ -139,7 +139,7 @@ pub(crate) struct Lane {
 }
 
 /// A network device.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) index: u32,
@@ -190,7 +190,7 @@ pub(crate) struct Device {
 }
 
 /// `ETHTOOL_MSG_CHANNELS_GET`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Channels {
     pub(crate) rx: u32,
     pub(crate) rx_max: u32,
@@ -199,14 +199,14 @@ pub(crate) struct Channels {
 }
 
 /// `ETHTOOL_MSG_RINGS_GET`, of the receive rings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Ring {
     pub(crate) rx: u32,
     pub(crate) rx_max: u32,
 }
 
 /// `ETHTOOL_MSG_COALESCE_GET`, of the receive side; `None` if the driver does not report it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Coalescing {
     /// Maximum delay of an interrupt in microseconds.
     pub(crate) rx_usecs: Option<u32>,
@@ -217,7 +217,7 @@ pub(crate) struct Coalescing {
 }
 
 /// An interrupt.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Irq {
     pub(crate) number: u32,
     pub(crate) name: String,
@@ -228,7 +228,7 @@ pub(crate) struct Irq {
 }
 
 /// The receive counters of `struct rtnl_link_stats64`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct DeviceCounters {
     pub(crate) rx_packets: u64,
     pub(crate) rx_errors: u64,
@@ -247,7 +247,7 @@ impl DeviceCounters {
 }
 
 /// Counters of the kernel.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Losses {
     /// `Udp:` in `/proc/net/snmp`.
     pub(crate) udp4: Option<Udp>,
@@ -258,7 +258,7 @@ pub(crate) struct Losses {
 }
 
 /// Counters of UDP, of this network namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Udp {
     pub(crate) in_datagrams: u64,
     pub(crate) in_errors: u64,
@@ -268,7 +268,7 @@ pub(crate) struct Udp {
 }
 
 /// Counters of a processor's receive work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Softnet {
     pub(crate) cpu: usize,
     pub(crate) processed: u64,
@@ -277,7 +277,7 @@ pub(crate) struct Softnet {
 }
 
 /// A UDP socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Socket {
     pub(crate) local: SocketAddr,
     /// Its peer, if it is connected.
@@ -291,7 +291,7 @@ pub(crate) struct Socket {
 }
 
 /// A process that has one of the sockets.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Program {
     pub(crate) pid: u32,
     pub(crate) name: String,

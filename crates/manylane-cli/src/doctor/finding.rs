@@ -1,11 +1,11 @@
 //! Findings: the results of rules.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::change::Change;
 
 /// Severity, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
     /// Datagrams were lost.

@@ -19,8 +19,7 @@ mod report;
 mod reporter;
 
 use std::env;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -102,8 +101,9 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     }
     let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
-    // While signals still end this process: a FIFO is not open before it has a reader.
-    let json = args.json.as_deref().map(open_json).transpose()?;
+    // Now, so that an error is reported before the program runs, and while signals still end this
+    // process: a FIFO is not open before it has a reader.
+    let json = args.json.as_deref().map(output::create).transpose()?;
     let port = args.metrics.map(MetricsPort::bind).transpose()?;
     // Before the threads of the lessor: a signal that one of them does not block stops or ends this
     // process.
@@ -147,16 +147,6 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_RX_USECS", args.rx_usecs.map(|pause| pause.to_string()));
     all
-}
-
-/// The output of the JSON document.
-fn open_json(path: &Path) -> Result<Box<dyn Write>> {
-    if path == Path::new("-") {
-        return Ok(Box::new(std::io::stdout()));
-    }
-    // Opened now, so that an error is reported before the program runs.
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(Box::new(file))
 }
 
 /// The kernel refused to execute it after all.

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use manylane_bench::experiments::rtt::placement::Placement;
 use manylane_bench::receivers::{Kind, ReceiverOptions, Work};
-use manylane_bench::stats::Summary;
 use manylane_bench::{self as bench, Setup};
 use manylane_measure::machine;
 use manylane_measure::{Sent, Traffic, Until};
@@ -338,10 +337,9 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
 
 /// The value that 99 % of the samples do not exceed.
 fn p99(samples: &[f64]) -> Option<f64> {
-    let most = Summary::from_samples(samples.iter().copied())?.max;
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
-    Some(sorted.get(samples.len() * 99 / 100).copied().unwrap_or(most))
+    sorted.get(samples.len() * 99 / 100).copied()
 }
 
 #[cfg(test)]

@@ -38,10 +38,9 @@ impl FromStr for Payload {
 }
 
 /// The expected reply of a server.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expect {
     /// None: replies are not read.
-    #[default]
     Nothing,
     /// The bytes of the request.
     Echo,

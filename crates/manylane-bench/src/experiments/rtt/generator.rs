@@ -39,10 +39,8 @@ const LATENCY_MAX_NS: u64 = 10_000_000_000;
 
 named_enum! {
     /// Intervals between the requests of an open loop.
-    #[derive(Default)]
     pub enum Arrivals {
         /// Equal intervals.
-        #[default]
         Even = "even",
         /// Random intervals, as from many independent clients (a Poisson process).
         Poisson = "chance",
