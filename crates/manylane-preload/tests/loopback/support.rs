@@ -107,6 +107,11 @@ impl Outcome {
         lanes.len()
     }
 
+    /// Threads that received, with a lane or without one.
+    pub(crate) fn receiver_count(&self) -> usize {
+        self.receivers().count()
+    }
+
     /// Datagrams that all receivers got.
     pub(crate) fn received(&self) -> u64 {
         self.receivers().map(|(_, datagrams)| datagrams).sum()
