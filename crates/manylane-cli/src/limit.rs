@@ -11,6 +11,8 @@ use crate::output;
 
 /// Name of the document.
 const SCHEMA: &str = "manylane.limit.v1";
+/// Maximum number of failed sockets that an error names: any user may make some that fail.
+const FAILED_NAMES_MAX: usize = 8;
 
 /// Makes the requested changes, then prints the filters in force. A socket that fails does not keep
 /// others from being changed.
@@ -73,9 +75,12 @@ fn change(filtered: &[ControlClient], changes: &[String]) -> (Vec<String>, Vec<F
 /// reason.
 fn outcome(verb: &str, done: &[String], failed: Vec<Failure>) -> Result<()> {
     let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
-    let (names, errors): (Vec<String>, Vec<Error>) = failed.into_iter().unzip();
+    let (mut names, errors): (Vec<String>, Vec<Error>) = failed.into_iter().unzip();
+    let more = names.len().saturating_sub(FAILED_NAMES_MAX);
+    names.truncate(FAILED_NAMES_MAX);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     match errors.into_iter().next() {
-        Some(err) => Err(err.context(format!("{verb} {done}; failed at {}", names.join(", ")))),
+        Some(err) => Err(err.context(format!("{verb} {done}; failed at {}{more}", names.join(", ")))),
         None => Ok(()),
     }
 }
@@ -170,6 +175,16 @@ mod tests {
     use manylane_sys::unix_socket;
 
     use super::*;
+
+    #[test]
+    fn an_error_names_some_failed_sockets_and_counts_the_others() {
+        let failed = |count: usize| (0..count).map(|at| (format!("s{at}"), Error::msg("silent"))).collect();
+        assert!(outcome("changed", &[], failed(0)).is_ok());
+        let text = |count| format!("{:#}", outcome("changed", &["a".into()], failed(count)).unwrap_err());
+        assert_eq!(text(2), "changed a; failed at s0, s1: silent");
+        assert!(text(FAILED_NAMES_MAX).ends_with("s6, s7: silent"));
+        assert!(text(FAILED_NAMES_MAX + 3).ends_with("s6, s7 and 3 more: silent"));
+    }
 
     #[test]
     fn loopback_a_change_of_some_sockets_is_an_error_that_names_them() {
