@@ -22,12 +22,13 @@ unset CI
 failed=()
 totals=()
 
-lacking() { # RUNTIME: prints what the machine lacks
+lacking() { # SANITIZER RUNTIME: prints what the machine lacks
   if ! cargo --version >/dev/null 2>&1; then
     echo "no nightly toolchain (rustup toolchain install nightly --component rust-src)"
-  elif [ ! -e "$1" ]; then
-    echo "no nightly toolchain with ${1##*/}"
-  elif [ ! -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ]; then
+  elif [ ! -e "$2" ]; then
+    echo "no nightly toolchain with ${2##*/}"
+  # The standard library is built for this one alone.
+  elif [ "$1" = thread ] && [ ! -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ]; then
     echo "no nightly toolchain with rust-src (rustup component add rust-src --toolchain nightly)"
   elif ! command -v clang >/dev/null; then
     echo "no clang"
@@ -97,7 +98,7 @@ for sanitizer in "${sanitizers[@]}"; do
   *) die "sanitize.sh: unknown sanitizer '$sanitizer': say address or thread" ;;
   esac
   runtime=$(rustc --print target-libdir --target "$target" 2>/dev/null || true)/librustc-nightly_rt.$runtime.a
-  why=$(lacking "$runtime")
+  why=$(lacking "$sanitizer" "$runtime")
   if [ -n "$why" ]; then
     totals+=("$sanitizer: left out, $why")
   else
