@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::parse;
+use super::values::interval;
 
 /// `manylane doctor`.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<u16>,
     /// Count losses during the next TIME, such as 10s, instead of since boot
-    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(crate) duration: Option<Duration>,
     /// List all possible findings with meaning and remedy, and check nothing
     #[arg(long, conflicts_with_all = ["pid", "port", "duration", "json"])]

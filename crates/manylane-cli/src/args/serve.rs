@@ -11,7 +11,7 @@ use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, W
 use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
 
 use super::FilterArgs;
-use super::values::{CaptureTarget, Switch, capture_target, within};
+use super::values::{CaptureTarget, Switch, capture_target, interval, interval_or_zero, within};
 use crate::metrics;
 use crate::parse::{self, Rate};
 
@@ -97,7 +97,7 @@ pub(crate) struct EchoArgs {
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
     /// Time between two lines of statistics, such as 500ms or 10s; 0 for none
-    #[arg(long, short, default_value = "5s", value_name = "TIME", value_parser = parse::duration_or_zero)]
+    #[arg(long, short, default_value = "5s", value_name = "TIME", value_parser = interval_or_zero)]
     pub(crate) interval: Duration,
     /// Serve the counters of each lane to Prometheus at http://ADDR/metrics
     ///
@@ -227,7 +227,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) rx_usecs: Option<u32>,
     /// Print a line of statistics on standard error at this interval, such as 5s
-    #[arg(long, short, value_name = "TIME", value_parser = parse::duration)]
+    #[arg(long, short, value_name = "TIME", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
     /// Serve the report to Prometheus at http://ADDR/metrics while the program runs
     ///

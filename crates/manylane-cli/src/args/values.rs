@@ -2,9 +2,16 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
+
+use crate::parse;
+
+/// Times that an option may ask for to count events in.
+const INTERVAL_RANGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(1_000_000);
 
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,4 +47,31 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
         "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
     })
+}
+
+/// A time that is long enough to count something in.
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    let time = parse::duration(text)?;
+    if INTERVAL_RANGE.contains(&time) { Ok(time) } else { Err("give a time from 10ms to 1000000s".into()) }
+}
+
+/// As [`interval`], or 0.
+pub(super) fn interval_or_zero(text: &str) -> Result<Duration, String> {
+    if parse::duration_or_zero(text)?.is_zero() { Ok(Duration::ZERO) } else { interval(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_not_too_short_to_count_in() {
+        assert_eq!(interval("10ms"), Ok(Duration::from_millis(10)));
+        assert_eq!(interval_or_zero("0s"), Ok(Duration::ZERO));
+        assert_eq!(interval_or_zero("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["1us", "9ms", "1000001"] {
+            assert!(interval(bad).unwrap_err().contains("10ms") && interval_or_zero(bad).is_err(), "{bad}");
+        }
+        assert!(interval("0").is_err());
+    }
 }
