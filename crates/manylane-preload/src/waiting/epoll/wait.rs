@@ -531,9 +531,14 @@ fn add_other_lanes(epoll: &Epoll, out: &mut Events, due: impl Fn(&'static Sock, 
 /// A wait ends before its slice: reports other lanes, too, if a poll of them is overdue or the
 /// last one found a datagram.
 fn add_due_lanes(epoll: &Epoll, out: &mut Events) {
-    let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
-    let datagrams = items.any(|(item, _)| out.is_reported(item));
-    add_other_lanes(epoll, out, |sock, shared| {
-        wait::is_poll_due(sock, shared) || wait::is_poll_overdue(sock, shared, datagrams)
-    });
+    let (mut reported, mut others) = (false, false);
+    for (item, _) in epoll.items().filter(|(item, _)| item.wanted() != 0) {
+        let is_reported = out.is_reported(item);
+        (reported, others) = (reported | is_reported, others | !is_reported);
+    }
+    if others {
+        add_other_lanes(epoll, out, |sock, shared| {
+            wait::is_poll_due(sock, shared) || wait::is_poll_overdue(sock, shared, reported)
+        });
+    }
 }
