@@ -22,8 +22,8 @@
 #include "filter.h"
 #include "rx_hint.h"
 
-/* Set where one frame may be a train: see is_train. */
-const volatile __u8 ml_trains;
+/* Set where a checksum may be unfinished: see is_unfinished. */
+const volatile __u8 ml_unfinished;
 
 #define IP_FRAGMENT 0x3fff /* more fragments, or an offset */
 #define VLAN_ID 0x0fff
@@ -113,6 +113,7 @@ static __always_inline int is_to_device(const struct ethhdr *eth,
 static __always_inline __be16 skip_tags(void **at, void *end, __be16 type,
 					__u32 *sockets)
 {
+	const __be16 outer = type;
 	__u32 vlans = 0;
 	__u32 *taken;
 	int tags;
@@ -133,6 +134,9 @@ static __always_inline __be16 skip_tags(void **at, void *end, __be16 type,
 	/* Number 0 is a priority without a VLAN. */
 	if (!vlans)
 		return type;
+	/* The number of a service tag alone is not that of a VLAN. */
+	if (tags == 1 && outer == bpf_htons(ETH_P_8021AD))
+		return 0;
 	taken = bpf_map_lookup_elem(&ml_vlans, &vlans);
 	if (!taken)
 		return 0;
@@ -220,17 +224,19 @@ static __always_inline int find_socket(const struct ml_port *to,
  * 6: behind the driver, a frame of a kernel on this machine can be a train of
  * datagrams that a device was to cut up, with one header for all. Nothing says
  * so here, but its checksum is unfinished: the sum of the pseudo header alone.
+ * So is the finished checksum of one frame in 65,535, which comes through the
+ * kernel, too: to verify it would take one in as many trains for a datagram.
  */
-static __always_inline int is_train(const struct ml_addr *from,
-				    const struct ml_addr *to,
-				    const struct udphdr *udp)
+static __always_inline int is_unfinished(const struct ml_addr *from,
+					 const struct ml_addr *to,
+					 const struct udphdr *udp)
 {
 	const __u16 *one = (const __u16 *)from->ip;
 	const __u16 *two = (const __u16 *)to->ip;
 	__u32 sum = bpf_htons(IPPROTO_UDP) + udp->len;
 	int i;
 
-	if (!ml_trains)
+	if (!ml_unfinished)
 		return 0;
 		/* The ffff of a mapped address adds nothing. */
 #pragma unroll
@@ -281,8 +287,8 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
-	if (is_train(&from, &to.addr, udp))
-		return pass(ML_XDP_COMPLEX);
+	if (is_unfinished(&from, &to.addr, udp))
+		return pass(ML_XDP_UNFINISHED);
 	/* 7: an XSK would drop what does not fit its frames. */
 	if (length > device->longest)
 		return pass(ML_XDP_LONG);

@@ -141,12 +141,13 @@ pub const RX_HINT_UDP_MAX: u16 = 72;
 
 /// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of
 /// its counters.
-pub const XDP_COUNTS: [&str; 11] = [
+pub const XDP_COUNTS: [&str; 12] = [
     "redirected",
     "other_mac",
     "vlan",
     "not_udp",
     "complex",
+    "unfinished",
     "no_port",
     "source",
     "long",

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::netns_support::{client, echo, open, wait_until, wait_within};
+use crate::xdp_support::xdp_count;
 use manylane::{Batch, Engine, Outbox};
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
@@ -204,10 +205,13 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
         }
         wait_until(|| serving.handle.counters().total().sent >= due, &serving.handle);
         let each: Vec<u64> = ["link0", "link1", "link2"].into_iter().map(redirected).collect();
+        // One finished checksum in 65,535 looks unfinished.
+        let passed = xdp_count(&serving.handle, "unfinished");
+        assert!(passed < 10 && (generic || passed == 0), "{passed}");
         let total = serving.stop().unwrap().total();
         assert_eq!(
             (total.delivered, total.delivered_by_xdp, each.iter().sum()),
-            (due, due, due),
+            (due, due - passed, due - passed),
             "{each:?} {total:#?}"
         );
         assert!(each.iter().all(|count| *count >= 2 * PINGS_EACH), "{each:?}");

@@ -163,6 +163,7 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
     let refused = [
         (&with, [tag(vlan, 7), None]),
         (&with, [tag(vlan, 100), None]),
+        (&with, [tag(service, 5), None]),
         (&with, [tag(service, 100), tag(vlan, 7)]),
         (&with, [tag(vlan, 5), tag(vlan, 100)]),
         (&without, [tag(vlan, 5), None]),

@@ -143,10 +143,10 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         checks::check_kind(&name, &driver, attach)?;
-        let trains = u8::from(checks::may_be_unfinished(&driver, attach));
+        let unfinished = u8::from(checks::may_be_unfinished(&driver, attach));
         let mut program = EbpfLoader::new()
             .btf(None)
-            .override_global("ml_trains", &trains, true)
+            .override_global("ml_unfinished", &unfinished, true)
             .map_max_entries("ml_wide", sources)
             .map_max_entries("ml_narrow", sources)
             .load(manylane_bpf::XDP)
