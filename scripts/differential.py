@@ -358,9 +358,12 @@ def compare(runner, names, options, counts):
             print(f"script {name} with '{options}' differs", flush=True)
             report(runner, name, shrink(runner, lines, options), options)
         else:
-            counts["differ once"] += 1
+            # Each socket has ports of its own, so what varies by chance varies without Manylane, too. If it does not, it is a failure.
+            varies = any(again != [native] for again in runner.run([lines], *[None] * TRIES))
+            counts["vary" if varies else "differ once"] += 1
             at = difference(native, other)
-            print(f"script {name} with '{options}' differed once:\n- {native[at:at + 1]}\n+ {other[at:at + 1]}", flush=True)
+            what = "varies without Manylane" if varies else f"with '{options}' differed once"
+            print(f"script {name} {what}:\n- {native[at:at + 1]}\n+ {other[at:at + 1]}", flush=True)
 
 
 def main():
@@ -375,7 +378,7 @@ def main():
         runner = Runner(folder)
         if args.script:
             compare(runner, [args.script], args.options or "", counts)
-            return counts["differ"] > 0
+            return counts["differ"] + counts["differ once"] > 0
         end, chunk = time.monotonic() + args.seconds, 0
         print(f"differential: seed {args.seed}", flush=True)
         for options in dict.fromkeys(OPTIONS):
@@ -388,7 +391,7 @@ def main():
     counts["lanes"] = runner.lanes
     print("differential:", ", ".join(f"{count} {what}" for what, count in counts.items()))
     # Without lanes it would say nothing about them.
-    return counts["differ"] > 0 or not runner.lanes
+    return counts["differ"] + counts["differ once"] > 0 or not runner.lanes
 
 
 if __name__ == "__main__":

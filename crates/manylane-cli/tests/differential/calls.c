@@ -54,9 +54,10 @@ static void store_fd_pair(struct step *step, int done, const int fds[2])
 
 static void step_socket(struct step *step)
 {
-	store_new_fd(
-		step, 0,
-		socket((int)ARG(1), (int)ARG(2) | SOCK_CLOEXEC, (int)ARG(3)));
+	int fd = socket((int)ARG(1), (int)ARG(2) | SOCK_CLOEXEC, (int)ARG(3));
+
+	store_new_fd(step, 0, fd);
+	give_ports(fd);
 }
 
 static void step_pair(struct step *step)
@@ -76,12 +77,14 @@ static void step_tcp(struct step *step)
 	socklen_t len = sizeof(addr);
 	int listener = socket(AF_INET, SOCK_STREAM, 0), fds[2];
 
+	give_ports(listener);
 	if (listener < 0 || bind(listener, (void *)&addr, len) ||
 	    getsockname(listener, (void *)&addr, &len) || listen(listener, 1)) {
 		print_result(-1);
 		return;
 	}
 	fds[1] = socket(AF_INET, SOCK_STREAM, 0);
+	give_ports(fds[1]);
 	connect(fds[1], (void *)&addr, len);
 	fds[0] = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
 	fcntl(fds[1], F_SETFL, O_NONBLOCK);

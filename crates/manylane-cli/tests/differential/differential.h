@@ -26,10 +26,10 @@
 #define LOG (1 << 17)
 
 /*
- * The datagrams queued for a port. As long as they are of one flow and lanes do
- * not change, the order is known, and each receive is compared. Otherwise the
- * datagrams are compared once all of them have been received: by flow, or as a
- * set if lanes changed.
+ * The datagrams queued for a port, which stands for its socket (give_ports).
+ * As long as they are of one flow and lanes do not change, the order is known,
+ * and each receive is compared. Otherwise the datagrams are compared once all
+ * of them have been received: by flow, or as a set if lanes changed.
  */
 struct queue {
 	uint64_t socket; /* inode of the receiving socket */
@@ -70,6 +70,7 @@ struct shared {
 	in_port_t port[PORTS]; /* by number; 0 is none */
 	struct queue queue[PORTS];
 	uint32_t ports;
+	uint32_t sockets;	   /* that have a block of ports */
 	uint64_t sender[PAYLOADS]; /* inode of the socket that sent each */
 	uint64_t timeout
 		[PAYLOADS]; /* inodes of sockets with a receive timeout */
@@ -91,6 +92,7 @@ struct step {
 
 extern struct shared *shared;
 extern int slots[SLOTS];
+extern bool has_own_network;
 
 /* script.c */
 extern _Thread_local struct log *current_log; /* where print() writes */
@@ -105,6 +107,7 @@ void run(struct step *step);
 bool run_receive(struct step *step);
 
 /* queues.c: datagrams in flight. */
+void give_ports(int fd);
 bool is_udp(int fd);
 struct queue *queue_of(int fd);
 struct queue *queue_to(const struct sockaddr_storage *addr);

@@ -31,6 +31,7 @@
 
 struct shared *shared;
 int slots[SLOTS];
+bool has_own_network;
 static char **lines; /* of the script */
 static size_t count;
 static pthread_t threads[THREADS];
@@ -333,6 +334,7 @@ static void unshare_network(void)
 		exit(1);
 	}
 	close(fd);
+	has_own_network = true;
 }
 
 int main(void)

@@ -16,6 +16,30 @@
 /* A descriptor that no script uses. */
 #define MARKER 1022
 
+/* The kernel's range of ports, as one block for each name. */
+#define FIRST_PORT 32768u
+#define BLOCK 110u
+#ifndef IP_LOCAL_PORT_RANGE
+#define IP_LOCAL_PORT_RANGE 51
+#endif
+
+/*
+ * Lets the kernel select a port from a block of the socket's own (Linux 6.3).
+ * Otherwise two sockets may share one: of IPv4 and IPv6, or of before and after
+ * a close. Processes on one network would share the blocks.
+ */
+void give_ports(int fd)
+{
+	int saved = errno;
+	uint32_t first = FIRST_PORT + shared->sockets++ % PORTS * BLOCK;
+	uint32_t range = first | (first + BLOCK - 1) << 16;
+
+	if (has_own_network)
+		syscall(SYS_setsockopt, fd, SOL_IP, IP_LOCAL_PORT_RANGE, &range,
+			sizeof(range));
+	errno = saved;
+}
+
 /* 0 if the program has no such descriptor, even if another one has it. */
 static uint64_t inode(int fd)
 {
@@ -142,6 +166,7 @@ void wait_for_delivery(void)
 		addr = (struct sockaddr_in){ .sin_family = AF_INET,
 					     .sin_addr.s_addr =
 						     htonl(INADDR_LOOPBACK) };
+		give_ports(fd);
 		syscall(SYS_bind, fd, &addr, len);
 		syscall(SYS_getsockname, fd, &addr, &len);
 		syscall(SYS_dup3, fd, MARKER, O_CLOEXEC);
