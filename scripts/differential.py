@@ -343,6 +343,17 @@ def report(runner, name, lines, options):
     print(f"again: scripts/differential.py --script {name} --options '{options}'", flush=True)
 
 
+def is_known(lines):
+    """True if each of the fewest calls that still differ is needed for what docs/run.md names as a limit: an epoll instance that processes
+    share tells of one lane only, after one of them has closed a socket in it that the other still has."""
+    steps = [line.split()[1] for line in lines]
+    if not {"fork", "epoll_ctl"} <= set(steps) or steps[-1] not in WAITS:
+        return False
+    after = steps[steps.index("fork") + 1 : -1]
+    closes = ("close", "rawclose", "close_range", "dup2", "dup3", "socket")
+    return len(after) == 1 and after[0] in closes
+
+
 def compare(runner, names, options, counts):
     scripts = [script(name) for name in names]
     if not scripts:
@@ -354,9 +365,10 @@ def compare(runner, names, options, counts):
         if difference(native, other) is None:
             continue
         if that_differ(runner, [lines], options, TRIES):
-            counts["differ"] += 1
             print(f"script {name} with '{options}' differs", flush=True)
-            report(runner, name, shrink(runner, lines, options), options)
+            fewest = shrink(runner, lines, options)
+            counts["known" if is_known(fewest) else "differ"] += 1
+            report(runner, name, fewest, options)
         else:
             # Each socket has ports of its own, so what varies by chance varies without Manylane, too. If it does not, it is a failure.
             varies = any(again != [native] for again in runner.run([lines], *[None] * TRIES))

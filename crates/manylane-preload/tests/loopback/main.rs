@@ -9,6 +9,7 @@ mod batches;
 mod confined;
 mod early;
 mod fallen;
+mod fork_closes;
 mod gaps;
 mod heirs;
 mod joins;

@@ -303,7 +303,8 @@ pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
 }
 
 /// A socket closes. Its lanes do, too, unless another process has them: so remove them from this
-/// process's instances.
+/// process's instances. An instance that another process has stays as it is: its entries are that
+/// process's, too, and the kernel removes what no process has open.
 pub(crate) fn remove_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
@@ -311,7 +312,8 @@ pub(crate) fn remove_sock(sock: &Sock) {
             continue;
         }
         let Some(guard) = lock(&epoll.lock, true) else { continue };
-        let epfd = epoll.any_fd();
+        let is_shared = epoll.forked.load(Ordering::Relaxed) != 0;
+        let epfd = epoll.any_fd().filter(|_| !is_shared);
         for (item, at) in epoll.items() {
             if !ptr::eq(at, of) {
                 continue;

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Two threads wait for one socket, each on an epoll instance of its own, until
+ * both have received often. Then a child of a fork closes the socket, as a
+ * program does that is about to execute another one. What the instances watch
+ * stays, because the parent still has the socket.
+ *
+ * Prints how many instances watch something else than the socket itself, and
+ * how many have changed.
+ */
+#define _GNU_SOURCE
+#include "loopback.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/wait.h>
+
+#define WORKERS 2
+#define FLOWS 32
+#define WARM_UP_DATAGRAMS 50
+
+static int server, instances[WORKERS];
+static struct sockaddr_in address;
+static _Atomic unsigned received[WORKERS], total, parked, hold;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	struct epoll_event event;
+	char byte;
+
+	for (;;) {
+		if (epoll_wait(instances[nth], &event, 1, -1) != 1)
+			continue;
+		while (recv(server, &byte, 1, MSG_DONTWAIT) == 1) {
+			received[nth]++;
+			total++;
+		}
+		if (!hold)
+			continue;
+		parked++;
+		for (;;)
+			pause();
+	}
+	return NULL;
+}
+
+/* The descriptor that an instance watches. */
+static int watched(int instance)
+{
+	char path[64], line[256];
+	int fd = -1;
+	FILE *info;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", instance);
+	info = fopen(path, "r");
+	while (info && fgets(line, sizeof(line), info))
+		sscanf(line, "tfd: %d", &fd);
+	fclose(info);
+	return fd;
+}
+
+int main(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int clients[FLOWS], before[WORKERS], lanes = 0, changed = 0;
+	pthread_t thread;
+	pid_t child;
+
+	server = loopback_server(SOCK_NONBLOCK, &address);
+	for (int i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (unsigned long i = 0; i < WORKERS; i++) {
+		instances[i] = epoll_create1(0);
+		epoll_ctl(instances[i], EPOLL_CTL_ADD, server, &event);
+		pthread_create(&thread, NULL, worker, (void *)i);
+	}
+	while (parked < WORKERS) {
+		unsigned want = total + FLOWS;
+
+		for (int i = 0; i < FLOWS; i++)
+			sendto(clients[i], "x", 1, 0, (void *)&address,
+			       sizeof(address));
+		hold = received[0] >= WARM_UP_DATAGRAMS &&
+		       received[1] >= WARM_UP_DATAGRAMS;
+		while (total < want && !hold)
+			usleep(50);
+	}
+	for (int i = 0; i < WORKERS; i++) {
+		before[i] = watched(instances[i]);
+		lanes += before[i] != server;
+	}
+	child = fork();
+	if (!child) {
+		close(server);
+		_exit(0);
+	}
+	waitpid(child, NULL, 0);
+	for (int i = 0; i < WORKERS; i++)
+		changed += watched(instances[i]) != before[i];
+	printf("lanes: %d, changed: %d\n", lanes, changed);
+	return 0;
+}
