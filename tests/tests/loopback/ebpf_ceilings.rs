@@ -10,7 +10,7 @@ use manylane_testbed::skip;
 /// Instructions that the verifier may process for one policy, and for one XDP program.
 const STEER_CEILING: u32 = 700;
 const GENERATOR_CEILING: u32 = 2000;
-const XDP_CEILING: u32 = 12_000;
+const XDP_CEILING: u32 = 13_000;
 
 fn may_load(test: &str) -> bool {
     let probe = manylane::probe();
