@@ -22,6 +22,11 @@ import tempfile
 import threading
 import time
 
+# No __pycache__ beside the sources.
+sys.dont_write_bytecode = True
+
+import leftovers
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "crates/manylane-cli/tests/differential"
 # Scripts that differed once: they are compared first.
@@ -249,7 +254,7 @@ class Runner:
                 name, _, env[name] = words.pop(0).partition("=")
             command = [MANYLANE, "run", "--quiet", "--json", report, *words, "--", self.program]
         text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=env)
+        done = leftovers.run(command, text, PATIENCE, text=True, env=env)
         if options is not None:
             self.lanes += json.loads(pathlib.Path(report).read_text())["lanes"]
         outputs = [output.splitlines() for output in done.stdout.split("\n\n")[: len(scripts)]]
@@ -371,6 +376,7 @@ def main():
     parser.add_argument("--options", default=None, help="of 'manylane run', after variables (NAME=VALUE) [default: different ones in turn]")
     args = parser.parse_args()
     counts = collections.Counter()
+    leftovers.start("differential")
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(folder)
         if args.script:

@@ -212,7 +212,7 @@ class C(Server):
     @staticmethod
     @functools.cache
     def built(cc):
-        folder = tempfile.TemporaryDirectory(prefix="manylane-bench-")
+        folder = tempfile.TemporaryDirectory()
         program = os.path.join(folder.name, "server")
         subprocess.run([cc, "-O1", "-pthread", "-o", program, os.path.join(HERE, "server.c")], check=True)
         # The folder lives as long as what is returned.
