@@ -16,7 +16,6 @@ import pathlib
 import random
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
@@ -236,7 +235,7 @@ class Runner:
         self.pool = concurrent.futures.ThreadPoolExecutor(2 * PROCESSES)
         self.lanes = 0
         flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", self.program]
-        subprocess.run(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))], check=True)
+        leftovers.compile(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))])
 
     def run(self, scripts, *all_options):
         """The lines that each script prints, for each of the options; None is a run without Manylane. Many wait at a time."""

@@ -42,7 +42,8 @@ def start(name):
         _watch(reader, folder)
     os.close(reader)
     _guard = os.fdopen(writer, "w", buffering=1)
-    tempfile.tempdir = folder
+    # Of this script and its programs, such as compilers.
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
     atexit.register(_finish, pid)
 
 
@@ -120,3 +121,10 @@ def run(command, input=None, timeout=None, **options):
         finally:
             end(child)
     return subprocess.CompletedProcess(command, child.returncode, stdout, stderr)
+
+
+def compile(command):
+    """Runs a compiler. Its messages end the script if it fails."""
+    done = run(command, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)

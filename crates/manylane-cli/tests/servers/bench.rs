@@ -153,21 +153,22 @@ fn loopback_bench_that_is_killed_leaves_nothing_behind() {
         bench.args(["--server", "c-block=100", "--rounds", "1", "--seconds", "600"]).env("TMPDIR", name);
         let mut child = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // The server's program is in the folder. Alone and under `manylane run`.
-        wait_until("both servers run", || processes_with(name) >= 2);
+        wait_until("both servers run", || processes_with(&[name, "block"]) >= 2);
         let pid = child.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
         child.wait().unwrap();
-        wait_until(&format!("no process is left after SIG{signal}"), || processes_with(name) == 0);
+        wait_until(&format!("no process is left after SIG{signal}"), || processes_with(&[name]) == 0);
         let is_empty = || fs::read_dir(folder.path()).unwrap().next().is_none();
         wait_until(&format!("no file is left after SIG{signal}"), is_empty);
     }
 }
 
-/// Number of processes with `word` in their command lines.
-fn processes_with(word: &str) -> usize {
+/// Number of processes with all of `words` in their command lines.
+fn processes_with(words: &[&str]) -> usize {
     let command_line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
     let all = fs::read_dir("/proc").unwrap().map(|entry| command_line(entry.unwrap()));
-    all.filter(|line| String::from_utf8_lossy(line).contains(word)).count()
+    let has_all = |line: &Vec<u8>| words.iter().all(|word| String::from_utf8_lossy(line).contains(word));
+    all.filter(has_all).count()
 }
 
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
