@@ -19,6 +19,7 @@ import tempfile
 # No __pycache__ beside the sources.
 sys.dont_write_bytecode = True
 
+import leftovers
 import loads
 from running import Running
 from servers import SERVERS
@@ -43,8 +44,10 @@ def running(args, kind, how, ends):
         one = Running(args, kind, how, folder)
         try:
             yield one
-        finally:
-            ends.append(one.end())
+        except BaseException:
+            one.kill()
+            raise
+        ends.append(one.end())
 
 
 def no_loss_rate(args, kind, how):
@@ -158,6 +161,7 @@ def main():
     for how in args.how or ["--engine mmsg"]:
         variants += [(f"{name} {how}", [program, *how.split()]) for name, program in programs.items()]
 
+    leftovers.start("bench-run")
     notes, rows = [], []
     for kind, rate in chosen.items():
         rows += measure(args, kind, variants, rate, notes)

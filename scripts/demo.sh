@@ -16,7 +16,7 @@ if ! is_root; then
   say "not root: the traffic goes over loopback, without a testbed of namespaces;"
   say "for the testbed: sudo $program bench rx --quick --out $report"
 fi
-"$program" bench rx --quick --out "$report"
+"${with_script[@]}" "$program" bench rx --quick --out "$report"
 
 pages=()
 for page in "$report"/*.html; do

@@ -16,11 +16,15 @@ import pathlib
 import random
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+# No __pycache__ beside the sources.
+sys.dont_write_bytecode = True
+
+import leftovers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "crates/manylane-cli/tests/differential"
@@ -231,7 +235,7 @@ class Runner:
         self.pool = concurrent.futures.ThreadPoolExecutor(2 * PROCESSES)
         self.lanes = 0
         flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", self.program]
-        subprocess.run(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))], check=True)
+        leftovers.compile(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))])
 
     def run(self, scripts, *all_options):
         """The lines that each script prints, for each of the options; None is a run without Manylane. Many wait at a time."""
@@ -249,7 +253,7 @@ class Runner:
                 name, _, env[name] = words.pop(0).partition("=")
             command = [MANYLANE, "run", "--quiet", "--json", report, *words, "--", self.program]
         text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE, env=env)
+        done = leftovers.run(command, text, PATIENCE, text=True, env=env)
         if options is not None:
             self.lanes += json.loads(pathlib.Path(report).read_text())["lanes"]
         outputs = [output.splitlines() for output in done.stdout.split("\n\n")[: len(scripts)]]
@@ -386,6 +390,7 @@ def main():
     parser.add_argument("--options", default=None, help="of 'manylane run', after variables (NAME=VALUE) [default: different ones in turn]")
     args = parser.parse_args()
     counts = collections.Counter()
+    leftovers.start("differential")
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(folder)
         if args.script:

@@ -19,12 +19,16 @@ found=${CARGO_TARGET_DIR:-$root/target/fuzz}/found
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(cargo fuzz list)
 
+# Ends cargo and the fuzzer together. At a terminal Ctrl-C does the same, and only without a
+# timeout between.
+bound=()
+[ -t 1 ] || bound=(timeout --kill-after=10 $((seconds + 3600)))
 failed=()
 for target in "${targets[@]}"; do
   mkdir -p "$found/$target"
   say "fuzzing $target for $seconds s"
   # At most 4 KiB: no frame and no message of ours is longer, and short ones are faster.
-  cargo fuzz run "$target" "$found/$target" "corpus/$target" -- \
+  "${with_script[@]}" "${bound[@]}" cargo fuzz run "$target" "$found/$target" "corpus/$target" -- \
     -max_total_time="$seconds" -max_len=4096 -print_final_stats=1 -verbosity=0 || failed+=("$target")
 done
 [ ${#failed[@]} -eq 0 ] || die "these broke: ${failed[*]}"

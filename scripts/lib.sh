@@ -23,6 +23,11 @@ die() {
 }
 is_root() { [ "$(id -u)" -eq 0 ]; }
 
+# Before a program: it ends with this script, in whatever way the script ends. Bash leaves the
+# program in the foreground behind.
+with_script=(setpriv --pdeathsig TERM)
+"${with_script[@]}" true 2>/dev/null || with_script=()
+
 # One line for all test programs of a log, in the words of each one's own summary. The
 # skips ran as tests that returned at once, so they are among the passed ones.
 total() { # LOG SKIPS

@@ -5,15 +5,16 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
+
+import leftovers
 
 
 def run(args, *command):
     """What a command says that runs on the sender's processors."""
     command = ["taskset", "-c", args.sender_cpus, *command]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    done = leftovers.run(command)
     if done.returncode:
         sys.exit(f"bench-run: {' '.join(command)}: {done.stderr.decode()}")
     return done.stdout.decode()

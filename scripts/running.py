@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import leftovers
 import loads
 from servers import SERVERS
 
@@ -78,9 +79,9 @@ class Running:
             command = [program, "run", "--quiet", "--json", self.report, *options, "--", *command]
         self.log = os.path.join(folder, "log")
         with open(self.log, "w") as log:
-            self.child = subprocess.Popen(
+            self.child = leftovers.popen(
                 [*args.server_in.split(), "taskset", "-c", args.server_cpus, *command],
-                cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )
         try:
             self.client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -141,11 +142,7 @@ class Running:
         }
 
     def kill(self):
-        try:
-            os.killpg(self.child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.child.wait()
+        leftovers.end(self.child)
 
     def end(self):
         """Ends it: lanes, why there were not more, and datagrams that came and left as frames of engine `xdp`."""

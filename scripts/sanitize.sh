@@ -54,7 +54,7 @@ tier() { # NAME ARGUMENTS...: of cargo test
   rm -rf "$folder/reports"
   mkdir -p "$folder/reports"
   : >"$MANYLANE_SKIPS"
-  timeout --kill-after=10 "$limit" cargo test --locked --no-fail-fast --target "$target" "${standard_library[@]}" "$@" 2>&1 |
+  "${with_script[@]}" timeout --kill-after=10 "$limit" cargo test --locked --no-fail-fast --target "$target" "${standard_library[@]}" "$@" 2>&1 |
     tee "$folder/test.log" || status=$?
   sort -u "$MANYLANE_SKIPS"
   if [ -n "$(ls "$folder/reports")" ]; then

@@ -7,9 +7,10 @@ import functools
 import os
 import re
 import struct
-import subprocess
 import sys
 import tempfile
+
+import leftovers
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/manylane-cli/tests/servers")
 PLACES = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin"]
@@ -212,9 +213,9 @@ class C(Server):
     @staticmethod
     @functools.cache
     def built(cc):
-        folder = tempfile.TemporaryDirectory(prefix="manylane-bench-")
+        folder = tempfile.TemporaryDirectory()
         program = os.path.join(folder.name, "server")
-        subprocess.run([cc, "-O1", "-pthread", "-o", program, os.path.join(HERE, "server.c")], check=True)
+        leftovers.compile([cc, "-O1", "-pthread", "-o", program, os.path.join(HERE, "server.c")])
         # The folder lives as long as what is returned.
         return folder, program
 

@@ -72,15 +72,15 @@ install() {
   say "installing with apt: $*"
   local log
   log=$(mktemp)
+  # shellcheck disable=SC2064 # now: the variable is gone by then
+  trap "rm -f '$log'" EXIT
   # The lists of a fresh container are empty; elsewhere they may be too old to find a package.
   if "${as_root[@]}" apt-get update -q >"$log" 2>&1 &&
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
       apt-get install -y -q --no-install-recommends "$@" >>"$log" 2>&1; then
-    rm -f "$log"
     return 0
   fi
   tail -n 5 "$log" >&2
-  rm -f "$log"
   return 1
 }
 

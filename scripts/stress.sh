@@ -13,7 +13,7 @@ set -euo pipefail
 seconds=${1:?stress.sh SECONDS [SEED]}
 shift
 program=${MANYLANE:-$root/target/debug/manylane}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cc -O1 -g -Wall -Wextra -Werror -pthread -o "$folder/stress" "$root"/crates/manylane-cli/tests/stress/*.c
-"$program" run -- "$folder/stress" "$seconds" "$@"
+target=${CARGO_TARGET_DIR:-$root/target}
+mkdir -p "$target"
+cc -O1 -g -Wall -Wextra -Werror -pthread -o "$target/stress" "$root"/crates/manylane-cli/tests/stress/*.c
+"${with_script[@]}" "$program" run -- "$target/stress" "$seconds" "$@"

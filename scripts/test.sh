@@ -39,7 +39,7 @@ fi
 # Most tests wait most of the time: more of them at once than processors.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 status=0
-"${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
+"${with_script[@]}" "${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 [ "$status" -ne 124 ] || say "the tests did not end within $limit seconds"
 
 left=$(comm -13 <(printf '%s\n' "$before") <(temporary_files))

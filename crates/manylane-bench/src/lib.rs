@@ -4,7 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`receivers`] | the baselines, and the lanes behind the same interface |
-//! | [`place`] | where a benchmark runs: loopback, or two hosts of a testbed |
+//! | [`place`] | the place of a benchmark: loopback, or two hosts of a testbed |
 //! | [`run`] | options, rounds, progress; [`measure`]: one sample; [`search`]: the no-loss rate |
 //! | [`experiments`] | the benchmarks |
 //! | [`settings`], [`schema`], [`report`] | their documents: settings, rows, pages |

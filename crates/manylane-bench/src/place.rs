@@ -1,4 +1,4 @@
-//! Where a benchmark runs: on loopback, or between two hosts of a testbed.
+//! The place of a benchmark: loopback, or two hosts of a testbed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -116,6 +116,10 @@ impl TestbedState {
 /// Port of the receivers in the testbed, where it is free.
 const RECEIVER_PORT: u16 = 7;
 
+/// Largest payload in bytes that the frames of a testbed carry: the MTU without the headers of IPv4
+/// and UDP.
+pub const FRAME_PAYLOAD_MAX: usize = 1500 - 28;
+
 /// Default number of receive queues of testbed devices: the largest number of lanes in a default
 /// run.
 const DEFAULT_QUEUES: u32 = 8;
@@ -146,7 +150,7 @@ impl Setup {
         // Without IPv6 the kernels send no packets of their own, which the devices would count in
         // addition to the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
-            .context("cannot make a testbed (root is needed; --loopback does without)")?;
+            .context("cannot make a testbed")?;
         Ok(Self::with_environment(
             Environment::Testbed(Box::new(TestbedState { testbed, queues, sender: None })),
             receiver_cpus,
@@ -154,17 +158,24 @@ impl Setup {
     }
 
     fn with_environment(place: Environment, receiver_cpus: Option<Vec<usize>>) -> Self {
-        let cpus = machine::allowed_cpus();
-        // The sender has the last processor for itself, if there is more than one.
-        let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
-        let others = cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
+        let (sender_cpu, receiver_cpus) = Self::assign_cpus(receiver_cpus);
         Self {
             environment: place,
             sender_cpu,
-            receiver_cpus: receiver_cpus.unwrap_or(others),
+            receiver_cpus,
             reply_counter: None,
             count_hook: CountHook::default(),
         }
+    }
+
+    /// The processor of the sender, if there is more than one, and those of the receivers: by
+    /// default all others.
+    #[must_use]
+    pub fn assign_cpus(receiver_cpus: Option<Vec<usize>>) -> (Option<usize>, Vec<usize>) {
+        let cpus = machine::allowed_cpus();
+        let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
+        let others = || cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
+        (sender_cpu, receiver_cpus.unwrap_or_else(others))
     }
 
     /// The name of the place, the device of the traffic, and its sender.

@@ -1,4 +1,4 @@
-//! One sample: a receiver, a time span of traffic, and the cost.
+//! Takes one sample: a receiver under traffic for a time, and its cost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

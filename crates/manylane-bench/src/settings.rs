@@ -1,4 +1,4 @@
-//! How a benchmark was run.
+//! The settings of a benchmark.
 
 use serde::Serialize;
 

@@ -1,6 +1,7 @@
 //! `manylane bench`: runs a benchmark, shows its table, writes its report.
 
 mod flood;
+mod place;
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane::WaitPolicy;
 use manylane_bench::experiments;
@@ -20,12 +21,12 @@ use manylane_bench::receivers::{Kind, Work};
 use manylane_bench::report::{self, Figures};
 use manylane_bench::schema::{BenchSettings, Document};
 use manylane_bench::work::SyntheticWork;
-use manylane_bench::{Controller, Options, Setup};
-use manylane_testbed::topology;
+use manylane_bench::{Controller, Options};
 use serde::Serialize;
 
+use self::place::{ONE_LINK, Place};
 use crate::args::{
-    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
+    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, RepliesArgs, RttArgs, RxArgs,
 };
 use crate::output::{self, UsageError};
 use crate::progress::Progress;
@@ -43,6 +44,8 @@ const QUICK_RTT_DURATION: Duration = Duration::from_millis(50);
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
+    let compares_batches = matches!(bench, BenchCommand::Batch(_) | BenchCommand::Replies(_));
+    place::check(bench.common(), compares_batches)?;
     let mut director = Bar::new()?;
     match bench {
         BenchCommand::Rx(args) => rx(args, Work::Count, &mut director),
@@ -91,27 +94,21 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
     let queues = args.queues.or(most).unwrap_or(1).min(QUEUES_MAX);
     let must = args.place.testbed || args.links > 1 || args.queues.is_some();
-    let mut setup = make_setup(&args.place, &args.common, must, |cpus| {
-        Setup::testbed_with_queues(cpus, args.links, queues)
-    })?;
-    setup.set_count_hook(args.count_hook);
-    let has_device = !setup.device_names().is_empty();
-    // A quick run has no time for all receivers. Loopback has no device that gives frames.
-    // io_uring may be forbidden.
-    let has_uring = manylane::probe().uring.is_ok();
-    let left_out = |kind: &Kind| {
-        let is_possible = (has_device || !kind.needs_device()) && (has_uring || !kind.needs_uring());
-        !is_possible || (args.quick && (kind.needs_device() || kind.needs_uring()))
-    };
-    let usual: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !left_out(kind)).collect();
+    let testbed = Place::Testbed { links: args.links, queues: Some(queues) };
+    let place = Place::select(&args.place, testbed, must)?;
+    // A quick run has no time for all receivers.
+    let mut usual = place.available(&Kind::ALL);
+    usual.retain(|kind| !args.quick || !(kind.needs_device() || kind.needs_uring()));
     let receivers = or_default(&args.receivers, &usual);
-    if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && !has_device) {
-        bail!("{kind} takes frames from a device: it needs a testbed (root, without --loopback)");
-    }
-    let mut options = options(&args.common, &args.threads, receivers, duration, args.rate)?;
-    options.quick = args.quick;
-    options.work = work;
-    options.synthetic_work = SyntheticWork::calibrate(args.work);
+    place.check_receivers(&receivers)?;
+    let mut setup = place.create(&args.common)?;
+    setup.set_count_hook(args.count_hook);
+    let options = Options {
+        quick: args.quick,
+        work,
+        synthetic_work: SyntheticWork::calibrate(args.work),
+        ..options(&args.common, &args.threads, receivers, duration, args.rate)
+    };
     let document = experiments::rx::run(&mut setup, &options, director)?;
     let name = match work {
         Work::Count => "rx",
@@ -124,41 +121,31 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
 /// replies`.
 const BATCH_SIZES: [usize; 4] = [64, 256, 1024, 8192];
 const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
-/// Payload that always fits a frame, in bytes.
-const FRAME_PAYLOAD_MAX: usize = 1024;
+/// Payload in bytes that fits a frame of each receiver of `bench batch`.
+const BATCH_FRAME_PAYLOAD_MAX: usize = 1024;
 
 fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     // Loopback accepts datagrams of every size, and has no frames.
-    let mut setup = match args.place.testbed {
-        true => Setup::testbed(args.common.receiver_cpus.clone(), 1)?,
-        false => Setup::loopback(args.common.receiver_cpus.clone()),
-    };
-    let has_device = !setup.device_names().is_empty();
-    let has_uring = manylane::probe().uring.is_ok();
-    let possible = |by: &RecvMethod| (has_device || !by.needs_device()) && (has_uring || !by.needs_uring());
-    let usual: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(possible).collect();
-    let by = or_default(&args.receivers, &usual);
-    if let Some(by) = by.iter().find(|by| by.needs_device() && !has_device) {
-        bail!("{by} takes frames from a device: it needs a testbed (root, --testbed)");
-    }
-    let mut options = options_with(&args.common, None, &[1], Vec::new(), Duration::ZERO, None);
-    let all = if has_device { &BATCH_SIZES[..3] } else { &BATCH_SIZES };
-    options.sizes = or_default(&args.common.size, all);
-    if let Some(size) = options.sizes.iter().find(|size| has_device && **size > FRAME_PAYLOAD_MAX) {
-        bail!(
-            "--size {size} does not fit a frame of the testbed's sender: at most {FRAME_PAYLOAD_MAX}, or --loopback"
-        );
-    }
+    let place = if args.place.testbed { ONE_LINK.require()? } else { Place::Loopback };
+    let methods = or_default(&args.receivers, &place.available(&RecvMethod::ALL));
+    place.check_receivers(&methods)?;
+    let all = if place.has_device() { &BATCH_SIZES[..3] } else { &BATCH_SIZES };
+    let sizes = or_default(&args.common.size, all);
+    place.check_sizes(&sizes, BATCH_FRAME_PAYLOAD_MAX)?;
+    let mut setup = place.create(&args.common)?;
+    let options = Options { sizes, ..options(&args.common, &[1], Vec::new(), Duration::ZERO, None) };
     let plan =
-        Plan { methods: by, messages: or_default(&args.common.batch, &RECV_BATCHES), fills: args.iterations };
+        Plan { methods, messages: or_default(&args.common.batch, &RECV_BATCHES), fills: args.iterations };
     let document = experiments::batch::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "batch", &document)
 }
 
 fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
-    let mut options = options_with(&args.common, None, &[1], Vec::new(), Duration::ZERO, None);
-    options.sizes = or_default(&args.common.size, &REPLY_SIZES);
-    let setup = Setup::loopback(args.common.receiver_cpus.clone());
+    let setup = Place::Loopback.create(&args.common)?;
+    let options = Options {
+        sizes: or_default(&args.common.size, &REPLY_SIZES),
+        ..options(&args.common, &[1], Vec::new(), Duration::ZERO, None)
+    };
     let senders = or_default(&args.senders, &SendMethod::ALL);
     let batches = or_default(&args.common.batch, &SEND_BATCHES);
     let document = experiments::replies::run(&setup, &options, &senders, &batches, director)?;
@@ -167,59 +154,53 @@ fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_default(&args.receivers, &experiments::rx::GSO_RECEIVERS);
-    let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps())?;
-    options.flows = args.common.flows.unwrap_or(1);
-    options.gso = true;
-    let mut setup = Setup::loopback(args.common.receiver_cpus.clone());
+    Place::Loopback.check_receivers(&receivers)?;
+    let mut setup = Place::Loopback.create(&args.common)?;
+    let options = Options {
+        flows: args.common.flows.unwrap_or(1),
+        gso: true,
+        ..options(&args.common, &args.threads, receivers, args.duration, args.rate.pps())
+    };
     let document = experiments::rx::run(&mut setup, &options, director)?;
     finish(&args.common, director, "gso", &document)
 }
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
-    let options = options(&args.common, &args.lanes, vec![Kind::LaneMmsg], args.duration, args.rate)?;
-    let mut setup = default_setup(&args.place, &args.common)?;
+    let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
+    let mut setup = place.create(&args.common)?;
+    let options = options(&args.common, &args.lanes, vec![Kind::LaneMmsg], args.duration, args.rate);
     let document = experiments::churn::run(&mut setup, &options, args.change_interval, director)?;
     finish(&args.common, director, "churn", &document)
 }
 
 fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
+    let place = ONE_LINK.require()?;
     let receivers = or_default(&args.receivers, &experiments::flap::RECEIVERS);
-    let options = options(&args.common, &args.threads, receivers, args.duration, args.rate)?;
-    let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
+    place.check_receivers(&receivers)?;
+    let mut setup = place.create(&args.common)?;
+    let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
     let events = or_default(&args.events, &Event::ALL);
     let document = experiments::flap::run(&mut setup, &options, &events, director)?;
     finish(&args.common, director, "flap", &document)
 }
 
 fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
-    let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
-    let mut setup = default_setup(&args.place, &args.common)?;
-    let has_device = !setup.device_names().is_empty();
-    let can = manylane::probe();
-    let is_possible = |contender: &Contender| {
-        let (kind, kernel) = (contender.kind, matches!(contender.wait, WaitPolicy::BusyPoll(_)));
-        let has_kernel = match kind {
-            Kind::LaneUring => can.uring_napi.is_ok(),
-            Kind::LaneXdp => can.busy_poll.is_ok() && can.epoll_busy_poll.is_ok(),
-            _ => can.busy_poll.is_ok(),
-        };
-        (has_device || !kind.needs_device())
-            && (can.uring.is_ok() || !kind.needs_uring())
-            && (has_kernel || !kernel)
-            // A quick run has no time for all.
-            && !(args.quick && (kernel || kind.needs_device() || kind.needs_uring()))
-    };
-    let usual: Vec<Contender> = Contender::defaults().into_iter().filter(is_possible).collect();
-    let contenders = or_default(&args.contenders, &usual);
-    if let Some(contender) = contenders.iter().find(|contender| contender.kind.needs_device() && !has_device)
-    {
-        bail!("{contender} takes frames from a device: it needs a testbed (root, without --loopback)");
-    }
     if let Some(size) = args.common.size.iter().find(|size| **size < SEQ_LEN) {
-        return Err(
-            UsageError(format!("--size {size}: a request carries its number, in {SEQ_LEN} bytes")).into()
-        );
+        bail!(UsageError(format!("--size {size}: a request carries its number, in {SEQ_LEN} bytes")));
     }
+    let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
+    let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
+    for placement in args.placements.iter().filter(|placement| placement.needs_device()) {
+        ensure!(place.has_device(), "--placements {placement} needs a testbed (root, without --loopback)");
+        place::check_two_cpus(&args.common, format!("--placements {placement}"))?;
+    }
+    // A quick run has no time for all contenders.
+    let mut usual = place.available(&Contender::defaults());
+    usual.retain(|Contender { kind, wait }| {
+        !args.quick || !(matches!(wait, WaitPolicy::BusyPoll(_)) || kind.needs_device() || kind.needs_uring())
+    });
+    let contenders = or_default(&args.contenders, &usual);
+    place.check_receivers(&contenders)?;
     let quick_rates = if args.quick { &[5e3, 20e3][..] } else { &[] };
     let plan = rtt::Plan {
         contenders,
@@ -227,8 +208,8 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
         rates: or_default(&args.rate, quick_rates),
         arrivals: args.arrivals,
     };
-    let mut options = options(&args.common, &[1], Vec::new(), duration, None)?;
-    options.quick = args.quick;
+    let mut setup = place.create(&args.common)?;
+    let options = Options { quick: args.quick, ..options(&args.common, &[1], Vec::new(), duration, None) };
     let document = rtt::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "rtt", &document)
 }
@@ -237,29 +218,9 @@ fn or_default<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
 
-/// The options of a benchmark that does not compare batches.
+/// The options of a benchmark, after [`place::check`].
 fn options(
     args: &BenchArgs,
-    threads: &[usize],
-    receivers: Vec<Kind>,
-    duration: Duration,
-    pps: Option<f64>,
-) -> Result<Options> {
-    let batch = match args.batch[..] {
-        [] => None,
-        [batch] => Some(batch),
-        _ => {
-            return Err(
-                UsageError("--batch: only bench batch and bench replies compare several".into()).into()
-            );
-        }
-    };
-    Ok(options_with(args, batch, threads, receivers, duration, pps))
-}
-
-fn options_with(
-    args: &BenchArgs,
-    batch: Option<usize>,
     threads: &[usize],
     receivers: Vec<Kind>,
     duration: Duration,
@@ -273,41 +234,13 @@ fn options_with(
         duration,
         pps,
         flows: args.flows.unwrap_or(usual.flows),
-        batch: batch.unwrap_or(usual.batch),
+        // Benchmarks that compare several have them in their plans.
+        batch: if let [batch] = args.batch[..] { batch } else { usual.batch },
         recv_buffer: args.recv_buffer.unwrap_or(usual.recv_buffer),
         rx_coalesce: args.rx_usecs.map(Duration::from_micros),
         steering: args.steering,
         command: output::command_line(),
         ..usual
-    }
-}
-
-/// The testbed if it is available and `--loopback` was not given, otherwise loopback.
-fn default_setup(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
-    make_setup(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
-}
-
-/// As above, with a testbed that `make` creates for receivers on these processors. If the
-/// benchmark `must` have a testbed, there is no fallback.
-fn make_setup(
-    args: &PlaceArgs,
-    common: &BenchArgs,
-    must: bool,
-    make: impl FnOnce(Option<Vec<usize>>) -> Result<Setup>,
-) -> Result<Setup> {
-    let cpus = common.receiver_cpus.clone();
-    if must {
-        return make(cpus);
-    }
-    if args.loopback {
-        return Ok(Setup::loopback(cpus));
-    }
-    match topology::available() {
-        Ok(()) => make(cpus),
-        Err(why) => {
-            output::eprint_line(&format!("on loopback: {why:#}"));
-            Ok(Setup::loopback(cpus))
-        }
     }
 }
 
@@ -332,8 +265,6 @@ fn finish<R: Figures + Serialize>(
 
 /// Writes a file of the report, and returns its path.
 pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
     let path = folder.join(name);
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path.display().to_string())

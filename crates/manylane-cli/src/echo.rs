@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use manylane::control::ControlSocket;
-use manylane::{Batch, Builder, Counters, Engine, FilterDrops, Handle, LaneCounters, Outbox, Socket};
+use manylane::{
+    Batch, Builder, Counters, Engine, FilterDrops, Handle, LaneCounters, MetricsPort, Outbox, Socket,
+};
 use manylane_measure::{Document, format_number};
 use serde::Serialize;
 
@@ -28,12 +30,21 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     // Before the socket is opened, so that no signal in between is missed.
     let stop = signals::stop_flag()?;
+    // Also before: engine xdp takes frames from devices as soon as the socket is open.
+    let metrics_port = args.metrics.map(MetricsPort::bind).transpose()?;
     let socket = open(args)?;
     let settings = Settings::new(args, &socket);
     output::eprint_line(&format!("listening on {}", settings.addr));
     output::eprint_line(&settings.describe());
-    if let Some(at) = args.metrics {
-        metrics::keep(socket.handle().serve_metrics(at)?);
+    if let Some(port) = metrics_port {
+        let handle = socket.handle();
+        let page = move || {
+            let mut text = String::new();
+            // Writing to a string does not fail.
+            _ = handle.write_metrics(&mut text);
+            text
+        };
+        metrics::keep(port.serve(page)?);
     }
     // Without it only `top` and `limit` do not work.
     let _control =

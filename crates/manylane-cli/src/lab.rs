@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use manylane_lab::state::State;
 use manylane_lab::{self as lab, LabDocument, LabSettings, Paper, Scale, report, table};
 
@@ -25,10 +25,13 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         LabPaper::All => Paper::ALL.to_vec(),
     };
     let settings = LabSettings::new(output::command_line(), &papers, args.only.clone(), scale(args));
+    let parts = settings.parts();
+    ensure!(!parts.is_empty(), "there is no such part: {}", args.only.as_deref().unwrap_or_default());
     if args.list {
-        let names: Vec<String> = settings.parts().into_iter().map(|(_, part)| part.id + "\n").collect();
+        let names: Vec<String> = parts.into_iter().map(|(_, part)| part.id + "\n").collect();
         return output::print(&names.concat());
     }
+    output::create_folder(&args.out)?;
     let name = if args.paper == LabPaper::All { "all" } else { papers[0].name() };
     let mut state = match &args.resume {
         Some(file) => State::resume(file, &settings)?,

@@ -34,6 +34,13 @@ pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
     Ok(Box::new(file))
 }
 
+/// Creates the folder of a report (`--out`).
+#[cfg(feature = "bench")]
+pub(crate) fn create_folder(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path)
+        .with_context(|| format!("cannot make {} (--out names another)", path.display()))
+}
+
 /// Writes a line to standard error. If standard error is closed, the line is dropped.
 pub(crate) fn eprint_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");

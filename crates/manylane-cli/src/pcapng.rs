@@ -1,9 +1,8 @@
 //! Writes capture files in pcapng format, as far as captures of lanes need it.
 //!
-//! There are four kinds of blocks, each with some numbers and options. Using a crate would take
-//! more code than this. (The crate that writes is `pcap-file`. Its last stable version is of 2022,
-//! and it allocates for each option of each packet. The tests read the files with `pcap-parser`,
-//! an independent implementation.)
+//! There are four kinds of blocks, each with some numbers and options. No crate is used, because
+//! `pcap-file` allocates for each option of each packet, and using it would take more code than
+//! this. The tests read the files with `pcap-parser`, an independent implementation.
 //!
 //! The format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>. All numbers are
 //! little-endian.

@@ -1,4 +1,4 @@
-//! Progress: a bar on a terminal, otherwise a line now and then.
+//! Progress: a bar on a terminal, otherwise a line from time to time.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use manylane_measure::client::{self, Expect, Plan, RequestCounts};
 use manylane_measure::{Document, Sent, Traffic, Until, format_number, sockets};
 use serde::Serialize;
 
 use crate::args::SendArgs;
-use crate::output;
+use crate::output::{self, UsageError};
 use crate::parse::Rate;
 use crate::progress::Progress;
 use crate::signals;
@@ -64,9 +64,11 @@ fn send_duration(args: &SendArgs) -> Option<Duration> {
 
 /// Sends requests by schedule, and checks the replies.
 fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
-    ensure!(!args.gso, "--gso sends trains and cannot time single replies: leave out --gso or --expect");
+    if args.gso {
+        bail!(UsageError("--gso cannot time single replies: leave out --gso or --expect".into()));
+    }
     let Rate::Pps(rate) = args.rate else {
-        anyhow::bail!("with --expect the rate is a schedule: give --rate a number");
+        bail!(UsageError("with --expect the rate is a schedule: give --rate a number".into()));
     };
     let stop = signals::stop_flag()?;
     let plan = Plan {

@@ -1,7 +1,7 @@
-//! `/proc/lock_stat`: acquisitions and hold time of each class of locks. Only kernels that
-//! were built with CONFIG_LOCK_STAT have it, which are rare in production. The numbers are
-//! machine-wide, and a class has all sockets of a family. Nothing is cleared, because other
-//! programs may use the counters; this module computes differences.
+//! `/proc/lock_stat`: acquisitions and hold time of each class of locks. Only kernels built with
+//! CONFIG_LOCK_STAT have it, and few machines in production run one. The numbers are machine-wide,
+//! and a class covers all sockets of a family. Other programs may use the counters, so this module
+//! does not clear them. It computes differences.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
-//! Orlowsky: message headers that the kernel stores, so that no call copies them. His table has
-//! four numbers twice, and his experiment between two hosts was not made. Both experiments are
-//! here, with methods that need no changed kernel: headers and buffers that are registered with
-//! io_uring or built once.
+//! Orlowsky: message headers that the kernel stores, so that no call copies them. The table of the
+//! paper repeats four numbers, and its experiment between two hosts was not run. Both experiments
+//! are here, on an unmodified kernel: headers and buffers are registered with io_uring or built
+//! once.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,4 +1,4 @@
-//! What the program `manylane` and its benchmarks both measure with.
+//! Measuring tools that the program `manylane` and its benchmarks share.
 //!
 //! | module | holds |
 //! |---|---|

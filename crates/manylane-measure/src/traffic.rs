@@ -1,5 +1,6 @@
 //! Traffic: the datagrams, the duration, and the result. [`sockets`](crate::sockets) sends it
-//! anywhere, without privileges; the XDP generator of the testbed sends it several times cheaper.
+//! anywhere, without privileges; the XDP generator of the testbed sends it at a fraction of the
+//! cost.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;

@@ -2,9 +2,8 @@
 //! without a socket, a route or an skb on the sending side (live frames, Linux 5.18).
 //!
 //! A run is one system call, in which the program itself keeps the rate: it reads the clock for
-//! each frame that the kernel offers, and drops those that are not due. So a run occupies a CPU as
-//! long as it lasts, at any rate. A signal ends it (SIGURG, which is not used for anything else
-//! here).
+//! each frame that the kernel offers, and drops those that are not due. So a run occupies a CPU for
+//! its whole duration, at any rate. SIGURG, which this program uses for nothing else, ends it.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;

@@ -1,9 +1,8 @@
 //! Two or more hosts on one machine: network namespaces joined by veth pairs with several queues.
 //!
-//! Nothing of it has a name outside the process, so that there is nothing to clean up: the kernel
-//! removes the namespaces and their devices when the process ends, whether it returns, panics,
-//! gets Ctrl-C or is killed. (A program started inside a host keeps that host alive until it ends,
-//! too.)
+//! Namespaces and devices have no name outside the process, so that nothing needs cleaning up: the
+//! kernel removes them when the process ends, whether it returns, panics, or is killed. (A program
+//! started inside a host keeps that host alive until it ends, too.)
 
 use std::collections::BTreeSet;
 use std::{fs, io};

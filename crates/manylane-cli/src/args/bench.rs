@@ -21,24 +21,36 @@ use crate::parse::{self, Rate};
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Cost of receiving, no-loss rate, and goodput at twice that rate
+    #[command(
+        after_long_help = "Examples:\n  sudo manylane bench rx --quick\n  manylane bench rx --loopback --threads 1,4 --receivers socket/recvmmsg,lane/mmsg"
+    )]
     Rx(RxArgs),
     /// As rx, for receivers that answer: cost of a request and its reply
+    #[command(after_long_help = "Example:\n  sudo manylane bench echo --threads 1 --rate 200k")]
     Echo(RxArgs),
     /// Cost of receiving queued datagrams, by their size and the messages of a call
+    #[command(after_long_help = "Example:\n  manylane bench batch --loopback --size 64 --batch 1,64")]
     Batch(BatchArgs),
     /// Cost of sending, by size and messages of a call: sendmmsg, io_uring, zero-copy
+    #[command(after_long_help = "Example:\n  manylane bench replies --size 64,1024")]
     Replies(RepliesArgs),
     /// Cost of receiving when the sender uses UDP GSO over loopback
+    #[command(after_long_help = "Example:\n  manylane bench gso")]
     Gso(GsoArgs),
     /// Check that adding and removing lanes under traffic loses no datagrams
+    #[command(after_long_help = "Example:\n  sudo manylane bench churn --duration 30s")]
     Churn(ChurnArgs),
     /// Round-trip times and CPU cost of each wait policy
     ///
     /// Each contender is a receiver with one thread and a wait policy, such as lane/mmsg+adaptive
     /// or socket/recvfrom+spin:1000. Each round runs every contender in a ping-pong, at each rate,
     /// and idle. In the open loops, the time counts from when a request was due.
+    #[command(
+        after_long_help = "Example:\n  sudo manylane bench rtt --rate 20k --contenders socket/recvfrom+sleep,lane/mmsg+adaptive"
+    )]
     Rtt(RttArgs),
     /// Losses when an XDP program, a socket or a link changes under traffic (root)
+    #[command(after_long_help = "Example:\n  sudo manylane bench flap --events xdp-opens,receiver-link")]
     Flap(FlapArgs),
     /// Effect of a flood on clients, memory and other programs (root)
     ///
@@ -46,7 +58,25 @@ pub(crate) enum BenchCommand {
     /// of memory, and pauses of the server, with 100,000 new sources per second compared with one.
     /// program: how long a busy program is kept from running. The server has one lane. The flood
     /// is generated on another processor, with limits and without.
+    #[command(after_long_help = "Example:\n  sudo manylane bench flood --quick --parts clients")]
     Flood(FloodArgs),
+}
+
+impl BenchCommand {
+    /// The options that all benchmarks have.
+    pub(crate) fn common(&self) -> &BenchArgs {
+        match self {
+            Self::Rx(RxArgs { common, .. })
+            | Self::Echo(RxArgs { common, .. })
+            | Self::Batch(BatchArgs { common, .. })
+            | Self::Replies(RepliesArgs { common, .. })
+            | Self::Gso(GsoArgs { common, .. })
+            | Self::Churn(ChurnArgs { common, .. })
+            | Self::Rtt(RttArgs { common, .. })
+            | Self::Flap(FlapArgs { common, .. })
+            | Self::Flood(FloodArgs { common, .. }) => common,
+        }
+    }
 }
 
 /// `manylane bench rx` and `manylane bench echo`.

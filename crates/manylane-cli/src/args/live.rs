@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use manylane::{Limit, Prefix};
+use manylane::{Filter, Limit, Prefix, Rule};
 
 use super::values::within;
 use crate::parse;
@@ -28,8 +28,15 @@ pub(crate) struct FilterArgs {
 }
 
 impl FilterArgs {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.limit.is_empty() && self.allow.is_empty() && self.deny.is_empty()
+    /// # Errors
+    /// For more limits or prefixes than a socket can have.
+    pub(crate) fn to_filter(&self) -> manylane::Result<Filter> {
+        let mut filter = Filter::default();
+        filter.set_limits(&self.limit)?;
+        for (prefixes, rule) in [(&self.allow, Rule::Allow), (&self.deny, Rule::Deny)] {
+            prefixes.iter().try_for_each(|prefix| filter.set_rule(*prefix, Some(rule)))?;
+        }
+        Ok(filter)
     }
 }
 

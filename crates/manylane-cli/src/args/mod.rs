@@ -47,6 +47,9 @@ pub(crate) enum Command {
     /// Runs until Ctrl-C or SIGTERM. Then the lanes accept no new datagrams, answer the queued
     /// ones, and the final statistics go to standard output. The first line on standard error is
     /// `listening on ADDR`.
+    #[command(
+        after_long_help = "Examples:\n  manylane echo 0.0.0.0:7\n  sudo manylane echo 192.0.2.1:7 --engine xdp --interface eth0 --limit 1000/50"
+    )]
     Echo(EchoArgs),
     /// Send datagrams at a rate, check the replies, measure latency
     ///
@@ -56,6 +59,9 @@ pub(crate) enum Command {
     /// --payload, are matched by their order in the flow. Missing, late and wrong replies are
     /// counted, and do not change the exit code. The exit code is 1 if no socket listens on the
     /// port (ECONNREFUSED) and no reply arrives.
+    #[command(
+        after_long_help = "Examples:\n  manylane send 127.0.0.1:7 --rate 100k --duration 5s\n  manylane send 127.0.0.1:7 --rate 20k --flows 64 --expect echo"
+    )]
     Send(SendArgs),
     /// Capture frames of lanes with engine xdp, which tcpdump does not see (pcapng)
     ///
@@ -64,6 +70,9 @@ pub(crate) enum Command {
     /// lanes never wait. To watch frames live: `manylane capture | tcpdump -n -r -`, or `wireshark
     /// -k -i -`. Datagrams that pass through the kernel's stack are not captured; use tcpdump for
     /// those.
+    #[command(
+        after_long_help = "Examples:\n  manylane capture -w frames.pcapng\n  manylane capture 192.0.2.1:53 | tcpdump -n -r -"
+    )]
     Capture(CaptureArgs),
     /// Show lanes of running processes: rates, queues, losses by reason, processors
     ///
@@ -71,6 +80,7 @@ pub(crate) enum Command {
     /// open a control socket with the library (manylane::control), in the current network
     /// namespace. Root sees all processes, other users see their own. Keys: q or Esc quits, up and
     /// down (or k and j) select a lane, s sorts by another column, space pauses and resumes.
+    #[command(after_long_help = "Examples:\n  manylane top\n  manylane top --json --interval 10s")]
     Top(TopArgs),
     /// Limit, deny or allow sources of a running process with engine xdp
     ///
@@ -79,6 +89,9 @@ pub(crate) enum Command {
     /// applies to datagrams that arrive as frames through engine xdp, to addresses and ports of
     /// the process. It does not apply to fragments, to packets with IP options, or to datagrams
     /// sent on this machine.
+    #[command(
+        after_long_help = "Examples:\n  manylane limit 1234\n  manylane limit 1234 --limit 20k,per=24 --allow 192.0.2.0/24"
+    )]
     Limit(LimitArgs),
     /// Run an unmodified server on lanes
     ///
@@ -88,6 +101,9 @@ pub(crate) enum Command {
     /// names them with the reason. Signals are forwarded to the program. The exit code is the
     /// program's, or 125: Manylane could not start it; 126: it cannot be executed; 127: it was not
     /// found.
+    #[command(
+        after_long_help = "Examples:\n  manylane run -- memcached -U 11211 -t 4\n  sudo manylane run --engine xdp --interface eth0 -- setpriv --reuid=nobody --clear-groups ./server"
+    )]
     Run(RunArgs),
     /// Check what limits UDP on this machine, and what to change
     ///
@@ -96,6 +112,9 @@ pub(crate) enum Command {
     /// costly findings come first. The exit code is 1 if datagrams were lost or a finding limits
     /// this machine; with notes alone it is 0. As root it also shows which processes the sockets
     /// belong to.
+    #[command(
+        after_long_help = "Examples:\n  sudo manylane doctor\n  sudo manylane doctor --port 53 --duration 10s"
+    )]
     Doctor(DoctorArgs),
     /// Apply the doctor's advice, or revert it
     ///
@@ -103,6 +122,9 @@ pub(crate) enum Command {
     /// before it is made. The previous value is first saved to the file of --state, so that --undo
     /// restores it, even after a crash or a reboot. Settings that were changed by other means
     /// since then are not restored, and named. Settings do not survive a reboot.
+    #[command(
+        after_long_help = "Examples:\n  sudo manylane tune --dry-run --all\n  sudo manylane tune rmem-max-small gro-off:eth0\n  sudo manylane tune --undo"
+    )]
     Tune(TuneArgs),
     /// Compare lanes with receivers written by hand
     #[cfg(feature = "bench")]
@@ -117,10 +139,13 @@ pub(crate) enum Command {
     /// machine, ratios to a baseline, and the differences from the paper's set-up. Progress is
     /// saved to a file, so that --resume can continue an interrupted run.
     #[cfg(feature = "bench")]
+    #[command(after_long_help = "Examples:\n  manylane lab list\n  sudo manylane lab rivera --quick")]
     Lab(LabArgs),
     /// Write the man pages
+    #[command(after_long_help = "Example:\n  manylane man --out target/man")]
     Man(ManArgs),
     /// Print a shell's completions
+    #[command(after_long_help = "Example:\n  manylane completions bash > /etc/bash_completion.d/manylane")]
     Completions(CompletionsArgs),
 }
 
@@ -161,6 +186,17 @@ mod tests {
             for flag in command.get_arguments() {
                 assert!(flag.get_help().is_some(), "{} {} has no help", command.get_name(), flag.get_id());
             }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            let is_group = command.has_subcommands();
+            assert!(is_group || help.contains("manylane"), "{} has no example", command.get_name());
             command.get_subcommands().for_each(check);
         }
         check(&Cli::command());

@@ -11,7 +11,9 @@ use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, W
 use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
 
 use super::FilterArgs;
-use super::values::{CaptureTarget, Switch, capture_target, interval, interval_or_zero, within};
+use super::values::{
+    CaptureTarget, Switch, capture_buffer, capture_target, interval, interval_or_zero, within,
+};
 use crate::metrics;
 use crate::parse::{self, Rate};
 
@@ -156,7 +158,7 @@ pub(crate) struct SendArgs {
     pub(crate) testbed: bool,
     /// Number of receiving lanes, with --testbed
     #[cfg(feature = "bench")]
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = within(1..), requires = "testbed")]
     pub(crate) lanes: usize,
     /// Print the result as JSON (manylane.send.v1)
     #[arg(long)]
@@ -184,7 +186,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Buffer of each lane, in the captured process: 64K to 64M
-    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
+    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = capture_buffer)]
     pub(crate) buffer: usize,
 }
 

@@ -13,6 +13,9 @@ use crate::parse;
 const INTERVAL_RANGE: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(1_000_000);
 
+/// Sizes of a buffer that a captured process grants.
+const CAPTURE_BUFFER_RANGE: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
+
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureTarget {
@@ -47,6 +50,12 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
     pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
         "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
     })
+}
+
+/// The buffer of a lane in a captured process.
+pub(super) fn capture_buffer(text: &str) -> Result<usize, String> {
+    let bytes = parse::bytes(text)?;
+    if CAPTURE_BUFFER_RANGE.contains(&bytes) { Ok(bytes) } else { Err("give 64K to 64M".into()) }
 }
 
 /// A time that is long enough to count something in.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
+use manylane_bench::Options;
 use manylane_bench::experiments::flood::{self, LINKS, Part, Plan};
-use manylane_bench::{Options, Setup};
 
+use super::place::{self, Place};
 use super::{Bar, finish, options, or_default};
 use crate::args::FloodArgs;
 use crate::output::UsageError;
@@ -19,8 +20,10 @@ const QUICK_SOURCES_DURATION: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     if !args.common.size.is_empty() {
-        return Err(UsageError("--size: the requests of bench flood have 32 bytes".into()).into());
+        bail!(UsageError("--size: the requests of bench flood have 32 bytes".into()));
     }
+    place::check_two_cpus(&args.common, "bench flood")?;
+    let place = Place::Testbed { links: LINKS, queues: None }.require()?;
     let scaled =
         |given: Option<Duration>, quick, usual| given.unwrap_or(if args.quick { quick } else { usual });
     let duration = scaled(args.duration, QUICK_SAMPLE_DURATION, SAMPLE_DURATION);
@@ -29,11 +32,11 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
         limit: args.limit,
         sources: scaled(args.sources_duration, QUICK_SOURCES_DURATION, SOURCES_DURATION),
     };
-    let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), LINKS)?;
+    let mut setup = place.create(&args.common)?;
     let options = Options {
         quick: args.quick,
         sizes: vec![32],
-        ..options(&args.common, &[1], Vec::new(), duration, args.rate)?
+        ..options(&args.common, &[1], Vec::new(), duration, args.rate)
     };
     let document = flood::run(&mut setup, &options, &plan, director)?;
     finish(&args.common, director, "flood", &document)

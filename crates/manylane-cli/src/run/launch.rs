@@ -1,6 +1,6 @@
 //! Represents the program: forwards signals to it, stops and continues with it, and waits for its
-//! end. A process that leases queues does not stop: it has to take ports back whose sockets are
-//! closed, also those of processes that were not stopped.
+//! end. A process that leases queues does not stop: when sockets are closed, it has to take their
+//! ports back, also for processes that were not stopped.
 
 use std::fs;
 use std::io;

@@ -1,16 +1,16 @@
 //! Engine `xdp` for `manylane run`: this process opens the devices, and leases their queues to the
 //! program.
 //!
-//! The program may be an ordinary user's. Its library finds the lessor by an environment variable.
-//! A thread of this process answers its requests. When this process ends, in whatever way, all
-//! frames go to the kernel again.
+//! The program may run as an ordinary user. Its library finds the lessor by an environment
+//! variable. A thread of this process answers its requests. However this process ends, all frames
+//! then go to the kernel again.
 
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use anyhow::{Context, Result};
-use manylane::{Engine, FilterHandle, LeasedRings, Lessor, Rule};
+use manylane::{Engine, Filter, FilterHandle, LeasedRings, Lessor};
 use manylane_ipc::lease;
 use manylane_sys::device::driver;
 
@@ -26,21 +26,17 @@ pub(super) fn is_requested(args: &RunArgs) -> bool {
     args.engine == Some(Engine::Xdp)
 }
 
-/// Opens the devices, and sets the environment variable of the program.
+/// Opens the devices with this filter, and sets the environment variable of the program.
 ///
 /// # Errors
 /// The obstacle, and what to change.
-pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<OpenDevices> {
+pub(super) fn open(args: &RunArgs, filter: Filter, command: &mut Command) -> Result<OpenDevices> {
     let names = args.interface.as_deref();
     // A device that is named is used in any case.
     let links = if names.is_none() { ProtectedLinks::detect()? } else { ProtectedLinks::default() };
     let lessor = Lessor::open(names, |device| skip_reason(&links, device)).context("engine xdp")?;
-    let filter = &args.filter;
     lessor.filter().change(|wanted| {
-        wanted.set_limits(&filter.limit)?;
-        for (prefixes, rule) in [(&filter.allow, Rule::Allow), (&filter.deny, Rule::Deny)] {
-            prefixes.iter().try_for_each(|prefix| wanted.set_rule(*prefix, Some(rule)))?;
-        }
+        *wanted = filter;
         Ok(())
     })?;
     command.env(lease::TOKEN_ENV_VAR, lessor.lease_token());

@@ -26,8 +26,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use manylane::MetricsPort;
 use manylane::control::ControlSocket;
+use manylane::{Filter, MetricsPort};
 use manylane_sys::process::{self, Signals};
 
 use self::backlog::Backlog;
@@ -75,8 +75,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 }
 
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
-    let is_filtered = !args.filter.is_empty();
-    ensure!(!is_filtered || lessor::is_requested(args), "--limit, --allow and --deny need --engine xdp");
+    let filter = check(args)?;
     let library = find::library()?;
     let beyond = loadable::check(file).err();
     if let Some(beyond) = &beyond {
@@ -95,7 +94,6 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         command.env("LD_PRELOAD", find::ld_preload(env::var_os("LD_PRELOAD"), &library));
     }
     if args.exec {
-        ensure!(!lessor::is_requested(args), "engine xdp needs a launcher that stays: leave out --exec");
         let err = command.exec();
         return Ok(exec_failed(file, &err));
     }
@@ -109,7 +107,8 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // process.
     let signals = Signals::block()?;
     // Before the program: if this fails, the program is not started.
-    let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
+    let lessor =
+        if lessor::is_requested(args) { Some(lessor::open(args, filter, &mut command)?) } else { None };
     let running = match Running::start(command, signals, args.follow, lessor.is_some()) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),
@@ -135,6 +134,18 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     log::logger().flush();
     reporter.finish(end, json)?;
     Ok(exit_as(end))
+}
+
+/// Checks options that depend on each other, before anything is created. Returns the filter.
+fn check(args: &RunArgs) -> Result<Filter> {
+    let filter = args.filter.to_filter()?;
+    if lessor::is_requested(args) {
+        ensure!(!args.exec, "engine xdp needs a launcher that stays: leave out --exec");
+    } else {
+        ensure!(filter.is_empty(), "--limit, --allow and --deny need --engine xdp");
+        ensure!(args.interface.is_none(), "--interface needs --engine xdp");
+    }
+    Ok(filter)
 }
 
 /// The given options, as environment variables of the library.

@@ -1,4 +1,4 @@
-//! Prints the report of lanes and fallbacks: a line now and then while the program runs, a table
+//! Prints the report of lanes and fallbacks: a line per interval while the program runs, a table
 //! or a document at its end.
 
 use std::cell::RefCell;

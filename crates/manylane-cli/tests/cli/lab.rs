@@ -28,6 +28,7 @@ fn what_there_is_is_listed_and_what_is_not_is_said() {
     let no_part = lab(&["rivera", "--only", "nothing-like-that"], &out).output().unwrap();
     assert_eq!(no_part.status.code(), Some(1));
     assert!(stderr(&no_part).contains("no such part"), "{}", stderr(&no_part));
+    assert!(!out.exists(), "a state was created");
 }
 
 #[test]

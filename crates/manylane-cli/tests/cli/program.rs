@@ -240,7 +240,10 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--links", "2", "--loopback"], "--loopback"),
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
-        (&["bench", "gso", "--batch", "16,64"], "bench replies"),
+        (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on processor 4095"),
+        (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "leave out --gso"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "give --rate a number"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {
             continue;
@@ -250,6 +253,58 @@ fn usage_errors_say_what_was_meant() {
         assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
         assert!(output.stdout.is_empty(), "{words:?}");
     }
+}
+
+/// Also before the report's folder, which is made just before the testbed.
+#[cfg(feature = "bench")]
+#[test]
+fn benchmarks_check_their_options_before_they_make_a_testbed() {
+    for (words, hint) in [
+        (&["rx", "--testbed", "--batch", "16,64"][..], "bench replies"),
+        (&["echo", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["gso", "--batch", "16,64"], "bench replies"),
+        (&["churn", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["rtt", "--testbed", "--batch", "16,64"], "bench replies"),
+        (&["rtt", "--testbed", "--size", "7"], "8 bytes"),
+        (&["flap", "--batch", "16,64"], "bench replies"),
+        (&["flood", "--batch", "16,64"], "bench replies"),
+        (&["flood", "--size", "64"], "32 bytes"),
+        (&["flap", "--receiver-cpus", "4095"], "processor 4095"),
+    ] {
+        let out = folder("bench-unchecked");
+        let mut command = manylane(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty() && !out.exists(), "{words:?}");
+    }
+}
+
+/// What does not depend on privileges: loopback has no device.
+#[cfg(feature = "bench")]
+#[test]
+fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
+    for (words, hint) in [
+        (
+            &["rx", "--loopback", "--receivers", "lane/mmsg,lane/xdp"][..],
+            "lane/xdp takes frames from a device",
+        ),
+        (&["gso", "--receivers", "xsk/raw"], "xsk/raw takes frames from a device"),
+        (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp takes frames from a device"),
+        (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "takes frames from a device"),
+        (&["rtt", "--loopback", "--placements", "rps-server"], "needs a testbed"),
+    ] {
+        let out = folder("bench-unavailable");
+        let output = run(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty() && !out.exists(), "{words:?}");
+    }
+    let file = folder("bench-out-is-a-file");
+    fs::write(&file, "").unwrap();
+    let output = run(&["bench", "rx", "--loopback", "--out", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("--out names another"), "{}", stderr(&output));
 }
 
 #[test]

@@ -2,8 +2,11 @@
 //! `manylane run`, at a rate at which all requests fit every receive buffer. All are answered, once
 //! and rightly, and nothing is missing in the document.
 
+use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -131,6 +134,49 @@ fn loopback_bench_of_scripts() {
 #[test]
 fn loopback_bench_of_servers_in_c() {
     check_all_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
+}
+
+/// Neither the server nor its files survive the script, whatever ends the script.
+#[test]
+fn loopback_bench_that_is_killed_leaves_nothing_behind() {
+    const TEST: &str = "loopback_bench_that_is_killed_leaves_nothing_behind";
+    if !has(TEST, "python3", "python3") || !has(TEST, "cc", "gcc") {
+        return;
+    }
+    let place = Place::new(TEST);
+    let script = scripts().join("bench-run.py");
+    for signal in ["TERM", "KILL"] {
+        let folder = tempfile::TempDir::new().unwrap();
+        let name = folder.path().to_str().unwrap();
+        let mut bench =
+            python(&place, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
+        bench.args(["--server", "c-block=100", "--rounds", "1", "--seconds", "600"]).env("TMPDIR", name);
+        let mut child = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        // The server's program is in the folder. Alone and under `manylane run`.
+        wait_until("both servers run", || processes_with(&[name, "block"]) >= 2);
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        child.wait().unwrap();
+        wait_until(&format!("no process is left after SIG{signal}"), || processes_with(&[name]) == 0);
+        let is_empty = || fs::read_dir(folder.path()).unwrap().next().is_none();
+        wait_until(&format!("no file is left after SIG{signal}"), is_empty);
+    }
+}
+
+/// Number of processes with all of `words` in their command lines.
+fn processes_with(words: &[&str]) -> usize {
+    let command_line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    let all = fs::read_dir("/proc").unwrap().map(|entry| command_line(entry.unwrap()));
+    let has_all = |line: &Vec<u8>| words.iter().all(|word| String::from_utf8_lossy(line).contains(word));
+    all.filter(has_all).count()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(30), "not true after 30 s: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tables I to III: locks that are waited for while units are read, with the number of waits,
-//! their time, and the callers.
+//! Tables I to III: contended locks while units are read, with the number of waits, their time,
+//! and the callers.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,5 +1,5 @@
-//! Rivera and others: more threads do not read one UDP socket faster, and where the kernel
-//! serializes them.
+//! Rivera and others: several threads do not read one UDP socket faster than one. The tables show
+//! the locks that serialize them.
 //!
 //! | module | reproduces |
 //! |---|---|

@@ -1,7 +1,7 @@
-//! Table 3's question: the cost of finding a file by its descriptor. If one thread only has the
-//! descriptor table, a call uses the file without a reference. If threads share the table, it
-//! takes a reference: an atomic operation on a line that all callers of the file share. A file
-//! that is registered with io_uring is found without either.
+//! Table 3's question: the cost of finding a file by its descriptor. If only one thread has the
+//! descriptor table, a call uses the file without a reference. If threads share the table, it takes
+//! a reference: an atomic operation on a line that all callers of the file share. A file that is
+//! registered with io_uring is found without either.
 
 use std::io::Write;
 use std::net::UdpSocket;

@@ -1,5 +1,6 @@
-//! Table 2's question: the locks of a hot path. The paper counted acquisitions in a changed
-//! kernel. A stock kernel reports waits for locks, and one with CONFIG_LOCK_STAT acquisitions.
+//! Table 2's question: the locks of a hot path. The paper counted acquisitions in a modified
+//! kernel. A stock kernel reports waits for locks. One with CONFIG_LOCK_STAT also reports
+//! acquisitions.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;

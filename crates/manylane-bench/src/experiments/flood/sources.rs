@@ -1,7 +1,7 @@
-//! Part `sources`: a new source with each datagram, compared with the same load of one source,
-//! which leaves all tables empty. It measures the growth of memory, and pauses. Two servers, on a
-//! link each, live through all rounds and alternate, so that the tables of one stay full and those
-//! of the other empty.
+//! Part `sources`: a new source for each datagram, compared with the same load from one source,
+//! which leaves all tables empty. Measures the growth of memory, and pauses. Two servers, each on
+//! its own link, run through all rounds and alternate, so that the tables of one stay full and
+//! those of the other stay empty.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,10 +1,10 @@
-//! How the loops over AF_XDP rings read a frame.
+//! Reads frames for the loops over AF_XDP rings.
 //!
 //! `xsk/raw` checks nothing. `xsk/checked` makes the checks that a kernel makes: the difference
-//! between the two is the cost of checking, and the difference of a lane to the latter the cost of
-//! the library. The checks are written by hand, for untagged frames: Ethernet type; version and
-//! length of the IP header, lengths, no fragment; length of UDP; the checksums of the IPv4 header
-//! and of UDP. They share no code with the library.
+//! between the two is the cost of checking. The difference between `xsk/checked` and a lane is the
+//! cost of the library. The checks are written by hand, for untagged frames: Ethernet type; version
+//! and length of the IP header, lengths, no fragment; length of UDP; the checksums of the IPv4
+//! header and of UDP. They share no code with the library.
 
 /// Header lengths in bytes.
 const ETH_HEADER_LEN: usize = 14;

@@ -1,8 +1,8 @@
 //! Facts about devices from files: RPS, RFS, XPS, threaded NAPI, NUMA node, interrupts.
 //!
 //! `/sys` shows the devices of the network namespace in which it was mounted. That may be another
-//! one with the same names and indices. So it is used only if it agrees with netlink about all
-//! devices.
+//! namespace, whose devices have the same names and indices. So `/sys` is used only if it agrees
+//! with netlink about all devices.
 
 use std::collections::BTreeSet;
 

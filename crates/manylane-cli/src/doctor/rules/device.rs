@@ -1,4 +1,4 @@
-//! Features that devices have and do not use.
+//! Features of devices that are not in use.
 
 use manylane_sys::device::{HASH_ADDRESSES, HASH_PORTS};
 

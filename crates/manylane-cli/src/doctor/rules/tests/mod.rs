@@ -1,5 +1,5 @@
-//! Every rule, both ways: no rule fires on a healthy machine, and each fires on its own fault.
-//! `details.rs` has the details of single rules.
+//! Tests every rule both ways: no rule fires on a healthy machine, and each fires on its own fault.
+//! The details of single rules are in `details.rs`.
 
 mod details;
 

@@ -1,0 +1,164 @@
+//! The place of a benchmark. The arguments are checked against it before anything is created.
+
+use std::fmt::Display;
+
+use anyhow::{Context, Result, bail, ensure};
+use manylane::{Probe, WaitPolicy};
+use manylane_bench::experiments::batch::RecvMethod;
+use manylane_bench::experiments::rtt::Contender;
+use manylane_bench::receivers::Kind;
+use manylane_bench::{Setup, place::FRAME_PAYLOAD_MAX};
+use manylane_measure::machine;
+use manylane_testbed::topology;
+
+use crate::args::{BenchArgs, PlaceArgs};
+use crate::output::{self, UsageError};
+
+/// The selected place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Loopback,
+    Testbed {
+        links: usize,
+        /// Receive queues of each device; `None` for the default.
+        queues: Option<u32>,
+    },
+}
+
+/// A testbed with one link.
+pub(super) const ONE_LINK: Place = Place::Testbed { links: 1, queues: None };
+
+impl Place {
+    /// `testbed` if it is available and `--loopback` was not given, otherwise loopback. If the
+    /// benchmark `must` have a testbed, there is no fallback.
+    pub(super) fn select(args: &PlaceArgs, testbed: Self, must: bool) -> Result<Self> {
+        if must {
+            return testbed.require();
+        }
+        if args.loopback {
+            return Ok(Self::Loopback);
+        }
+        match topology::available() {
+            Ok(()) => Ok(testbed),
+            Err(why) => {
+                output::eprint_line(&format!("on loopback: {why:#}"));
+                Ok(Self::Loopback)
+            }
+        }
+    }
+
+    /// The place, if it is available.
+    pub(super) fn require(self) -> Result<Self> {
+        if self.has_device() {
+            topology::available().context("cannot make a testbed")?;
+        }
+        Ok(self)
+    }
+
+    pub(super) fn has_device(self) -> bool {
+        self != Self::Loopback
+    }
+
+    /// Checks that each of the receivers can run here.
+    pub(super) fn check_receivers<R: Receiver>(self, receivers: &[R]) -> Result<()> {
+        let can = manylane::probe();
+        match receivers.iter().find_map(|receiver| receiver.obstacle(self, &can).map(|why| (receiver, why))) {
+            Some((receiver, why)) => bail!("{receiver} {why}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Those of `all` that can run here.
+    pub(super) fn available<R: Receiver + Copy>(self, all: &[R]) -> Vec<R> {
+        let can = manylane::probe();
+        all.iter().copied().filter(|receiver| receiver.obstacle(self, &can).is_none()).collect()
+    }
+
+    /// Checks that the payloads fit the frames of a testbed.
+    pub(super) fn check_sizes(self, sizes: &[usize], most: usize) -> Result<()> {
+        match sizes.iter().find(|size| self.has_device() && **size > most) {
+            Some(size) => Err(UsageError(format!(
+                "--size {size} does not fit a frame of the testbed's sender: give at most {most}"
+            ))
+            .into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Creates the place, once all arguments have been checked.
+    pub(super) fn create(self, common: &BenchArgs) -> Result<Setup> {
+        self.check_sizes(&common.size, FRAME_PAYLOAD_MAX)?;
+        output::create_folder(&common.out)?;
+        let cpus = common.receiver_cpus.clone();
+        match self {
+            Self::Loopback => Ok(Setup::loopback(cpus)),
+            Self::Testbed { links, queues: None } => Setup::testbed(cpus, links),
+            Self::Testbed { links, queues: Some(queues) } => Setup::testbed_with_queues(cpus, links, queues),
+        }
+    }
+}
+
+/// Checks the options that all benchmarks have. Only some benchmarks compare several batches.
+pub(super) fn check(common: &BenchArgs, compares_batches: bool) -> Result<()> {
+    if common.batch.len() > 1 && !compares_batches {
+        bail!(UsageError("--batch: only bench batch and bench replies compare several".into()));
+    }
+    let allowed = machine::allowed_cpus();
+    let denied = common.receiver_cpus.iter().flatten().find(|cpu| !allowed.contains(cpu));
+    if let Some(cpu) = denied {
+        let all = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        bail!(UsageError(format!(
+            "--receiver-cpus: this process may not run on processor {cpu}; give some of {all}"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that `what` gets two processors: the sender's and the first one of the receivers.
+pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<()> {
+    let (sender, receivers) = Setup::assign_cpus(common.receiver_cpus.clone());
+    ensure!(
+        sender.is_some() && sender != receivers.first().copied(),
+        "{what} needs two processors: one for the sender, another one for the receiver (--receiver-cpus)"
+    );
+    Ok(())
+}
+
+/// A receiver that may lack something on this machine.
+pub(super) trait Receiver: Display {
+    /// What keeps it from running at `place`.
+    fn obstacle(&self, place: Place, can: &Probe) -> Option<String>;
+}
+
+fn obstacle(place: Place, can: &Probe, needs_device: bool, needs_uring: bool) -> Option<String> {
+    if needs_device && !place.has_device() {
+        return Some("takes frames from a device: it needs a testbed (root, without --loopback)".into());
+    }
+    let missing = can.uring.as_ref().err().filter(|_| needs_uring)?;
+    Some(format!("needs io_uring: {missing}"))
+}
+
+impl Receiver for Kind {
+    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
+        obstacle(place, can, self.needs_device(), self.needs_uring())
+    }
+}
+
+impl Receiver for RecvMethod {
+    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
+        obstacle(place, can, self.needs_device(), self.needs_uring())
+    }
+}
+
+impl Receiver for Contender {
+    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
+        let polled: &[_] = match self.kind {
+            _ if !matches!(self.wait, WaitPolicy::BusyPoll(_)) => &[],
+            Kind::LaneUring => &[&can.uring_napi],
+            Kind::LaneXdp => &[&can.busy_poll, &can.epoll_busy_poll],
+            _ => &[&can.busy_poll],
+        };
+        let missing = polled.iter().find_map(|tried| tried.as_ref().err());
+        self.kind.obstacle(place, can).or_else(|| missing.map(|why| format!("needs busy polling: {why}")))
+    }
+}
