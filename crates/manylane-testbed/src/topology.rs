@@ -5,6 +5,7 @@
 //! started inside a host keeps that host alive until it ends, too.)
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,6 +17,9 @@ use crate::link::{LinkEnd, device_name, format_mac};
 
 /// Maximum number of hosts and of links: both are bytes of the addresses.
 const HOSTS_AND_LINKS_MAX: usize = 200;
+
+/// Index of the next device. The kernel assigns lower ones to devices that a test adds.
+static NEXT_DEVICE_INDEX: AtomicU32 = AtomicU32::new(1000);
 
 /// The layout of a testbed. The default is two hosts joined by one link of four queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -202,13 +206,21 @@ fn validate(layout: &Layout) -> Result<()> {
 }
 
 /// Creates the pair of devices, each directly in its host.
+///
+/// No two devices of a process have the same index. If the two ends had the same one, the kernel
+/// would take neither for a link to another device, and report their carrier up to a second late.
+/// And a new namespace may have the inode number of an earlier one: a device with the same index,
+/// too, would be taken for one that this process has used before.
 fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
     let Layout { queues, mtu, .. } = layout;
     let name = device_name(link as u8);
     let options = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
+    let index = NEXT_DEVICE_INDEX.fetch_add(2, Ordering::Relaxed);
     a.ip_batch(&format!(
-        "link add name {name} address {} {options} type veth peer name {name} address {} {options} netns {}\n",
+        "link add name {name} index {index} address {} {options} \
+         type veth peer name {name} index {} address {} {options} netns {}\n",
         format_mac(&a.end(link).mac),
+        index + 1,
         format_mac(&b.end(link).mac),
         b.namespace().path(),
     ))

@@ -50,10 +50,13 @@ fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
 /// too.
 #[test]
 fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
-    let Some(testbed) = two_queues("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
-    let (a, b) = (testbed.host(0), testbed.host(1));
-    let index = b.device_index(0).unwrap();
+    let name = "netns_xdp_a_queue_of_somebody_else_is_refused_by_name";
     for queue in [0, 1] {
+        // A new device each time: for a queue that this process has served before, the refusal
+        // waits until the kernel must have released it, for 30 s.
+        let Some(testbed) = two_queues(name) else { return };
+        let (a, b) = (testbed.host(0), testbed.host(1));
+        let index = b.device_index(0).unwrap();
         let other = open_queue(b, index, queue);
         let err = open_error(b);
         assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");

@@ -3,8 +3,10 @@
 //!
 //! The library dies where it is told only in builds with debug assertions.
 #![cfg(debug_assertions)]
-use crate::support::{Outcome, build, run_preloaded};
+use crate::support::{Outcome, build, for_each_at_once, run_preloaded};
 use manylane_ipc::report::Reason;
+
+const PATTERNS: [&str; 3] = ["block", "poll", "epoll"];
 
 /// Runs `heirs PATTERN WHAT` with a death at `point`.
 fn run_heirs(pattern: &str, what: &str, point: &str, died: u32) -> Outcome {
@@ -18,36 +20,36 @@ fn run_heirs(pattern: &str, what: &str, point: &str, died: u32) -> Outcome {
 
 #[test]
 fn loopback_who_dies_while_lanes_are_given_has_heirs() {
-    for pattern in ["block", "poll", "epoll"] {
+    for_each_at_once(&PATTERNS, |pattern| {
         for point in ["owner named", "lanes given", "first set"] {
             let with = run_heirs(pattern, "come", point, 1);
             assert_eq!(with.reasons(), [""; 0], "{pattern} {point}");
             // Who had to wait for long on a busy machine may just have lost its own.
             assert!(with.lanes() >= 1, "{pattern} {point}");
         }
-    }
+    });
 }
 
 #[test]
 fn loopback_who_dies_while_the_lane_of_the_dead_is_left_has_heirs() {
-    for pattern in ["block", "poll", "epoll"] {
+    for_each_at_once(&PATTERNS, |pattern| {
         for point in ["lane left", "steered past"] {
             let with = run_heirs(pattern, "go", point, 2);
             assert_eq!(with.reasons(), [""; 0], "{pattern} {point}");
         }
-    }
+    });
 }
 
 #[test]
 fn loopback_who_dies_while_a_socket_falls_back_has_heirs() {
     for what in ["fall", "own"] {
-        for pattern in ["block", "poll", "epoll"] {
+        for_each_at_once(&PATTERNS, |pattern| {
             for point in ["falling", "steered to one", "cut off", "retired", "nobody's", "plain"] {
                 let with = run_heirs(pattern, what, point, u32::from(what == "own"));
                 assert_eq!(with.count(Reason::ErrorQueue), 1, "{pattern} {what} {point}");
                 assert_eq!(with.reasons(), ["error-queue"], "{pattern} {what} {point}");
                 assert_eq!(with.lanes(), 0, "{pattern} {what} {point}");
             }
-        }
+        });
     }
 }

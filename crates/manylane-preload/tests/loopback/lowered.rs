@@ -1,24 +1,24 @@
 //! A program that lowers its limit of open files below the numbers of its lanes gets every
 //! datagram, and is refused what the kernel refuses.
 
-use crate::support::{build, run_native, run_preloaded};
+use crate::support::{build, for_each_at_once, run_native, run_preloaded};
 
 /// What is printed after the limit was lowered to less than 20.
 const REFUSED: &str = "poll: -1 EINVAL\nppoll: -1 EINVAL\n20 kept\ndup2: -1 EBADF\ndup3: -1 EBADF\n";
 
 fn assert_all_arrive(calls: &[&str], limits: &[&str], reasons: &[&str]) {
     let program = build("lowered");
-    for call in calls {
-        let told = if *call == "lanes" { "" } else { "then 0\nthen 0\n" };
+    for_each_at_once(calls, |call| {
+        let told = if call == "lanes" { "" } else { "then 0\nthen 0\n" };
         let expected = format!("{told}80 and 80 of 80\n{REFUSED}");
         for limit in limits {
-            let args = [*call, *limit];
+            let args = [call, *limit];
             assert_eq!(run_native(&program, &args).output, expected, "{args:?}");
             let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
             assert_eq!((with.output.as_str(), with.reasons()), (&*expected, reasons.to_vec()), "{args:?}");
             assert_eq!(with.lanes(), if reasons.is_empty() { 2 } else { 0 }, "{args:?}");
         }
-    }
+    });
 }
 
 #[test]

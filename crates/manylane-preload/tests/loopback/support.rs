@@ -203,6 +203,16 @@ impl Drop for Running {
     }
 }
 
+/// Runs `check` for all cases at the same time, because their programs wait most of it.
+pub(crate) fn for_each_at_once<T: Copy + Send>(cases: &[T], check: impl Fn(T) + Sync) {
+    let check = &check;
+    thread::scope(|scope| {
+        for &case in cases {
+            scope.spawn(move || check(case));
+        }
+    });
+}
+
 /// Runs a program as it is.
 pub(crate) fn run_native(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, None, false)

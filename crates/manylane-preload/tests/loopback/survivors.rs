@@ -1,19 +1,19 @@
 //! Receivers that are killed or stopped, in a wait or between two, leave nothing out of reach, and
 //! nobody turning round.
 
-use crate::support::{build, run_native, run_preloaded};
+use crate::support::{build, for_each_at_once, run_native, run_preloaded};
 
 /// Runs `survivors PATTERN HARM` for every pattern.
 fn run_survivors(harm: &str) {
     let program = build("survivors");
     let expected = "all came once: yes, wrong 0, idle: yes\n";
-    for pattern in ["block", "poll", "epoll"] {
+    for_each_at_once(&["block", "poll", "epoll"], |pattern| {
         let args = [pattern, harm];
         assert_eq!(run_native(&program, &args).output, expected, "{args:?} without the library");
         let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
         assert_eq!(with.output, expected, "{args:?} with the library");
         assert_eq!(with.reasons(), [""; 0], "{args:?}");
-    }
+    });
 }
 
 #[test]

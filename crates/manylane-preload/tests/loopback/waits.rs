@@ -1,7 +1,9 @@
 //! Waits with odd arguments, for many descriptors, or on small stacks, answer what they do without
 //! lanes.
 
-use crate::support::{build, build_library, can_run_without, library, run_native, run_preloaded};
+use crate::support::{
+    build, build_library, can_run_without, for_each_at_once, library, run_native, run_preloaded,
+};
 
 #[test]
 fn loopback_odd_arguments_are_answered_as_the_kernel_does() {
@@ -15,19 +17,19 @@ fn loopback_odd_arguments_are_answered_as_the_kernel_does() {
     }
     let program = build("waits");
     let both = format!("{}:{}", library().display(), build_library("exact").display());
-    for (how, lanes) in [("lanes", 2), ("one", 0)] {
+    for_each_at_once(&[("lanes", 2), ("one", 0)], |(how, lanes)| {
         let without = run_native(&program, &[how]);
         let with = run_preloaded(&program, &[how], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", &both)]);
         assert_eq!(with.output, without.output, "{how}");
         assert!(with.lanes() >= lanes, "{how}: {} lanes", with.lanes());
         assert_eq!(with.reasons(), [""; 0], "{how}");
-    }
+    });
 }
 
 #[test]
 fn loopback_a_wait_for_too_many_descriptors_falls_back_losslessly() {
     let program = build("wide");
-    for what in ["select", "high", "short", "poll"] {
+    for_each_at_once(&["select", "high", "short", "poll"], |what| {
         for worker in ["0", "1"] {
             let args = [what, worker];
             assert_eq!(run_native(&program, &args).output, "20 of 20\n", "{args:?}");
@@ -35,7 +37,7 @@ fn loopback_a_wait_for_too_many_descriptors_falls_back_losslessly() {
             assert_eq!(with.output, "20 of 20\n", "{args:?}");
             assert_eq!((with.reasons(), with.lanes()), (vec!["events"], 0), "{args:?}");
         }
-    }
+    });
 }
 
 #[test]
