@@ -129,8 +129,8 @@ fn netns_traffic_arrives_over_every_interface() {
 }
 
 #[test]
-fn netns_only_answers_are_taken_from_the_kernel() {
-    let Some(_alone) = exclusive("netns_only_answers_are_taken_from_the_kernel") else { return };
+fn netns_reply_count_affects_only_replies() {
+    let Some(_alone) = exclusive("netns_reply_count_affects_only_replies") else { return };
     // Hosts that have to find each other first: what is no answer must pass.
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -180,10 +180,8 @@ fn options(duration: Duration) -> Options {
 }
 
 #[test]
-fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
-    let Some((_alone, mut setup)) =
-        testbed("netns_flaps_are_survived_and_every_datagram_is_accounted_for", 1)
-    else {
+fn netns_every_datagram_is_counted_across_flaps() {
+    let Some((_alone, mut setup)) = testbed("netns_every_datagram_is_counted_across_flaps", 1) else {
         return;
     };
     let options = options(Duration::from_millis(200));
@@ -236,21 +234,21 @@ fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: 
 }
 
 #[test]
-fn loopback_batches_are_taken_whole_by_every_way() {
+fn loopback_every_method_receives_whole_batches() {
     let _quiet = without_floods();
     let by: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(|by| !by.needs_device()).collect();
     check_batches(&mut Setup::loopback(None), &by, &[64, 8192], false);
 }
 
 #[test]
-fn netns_batches_are_taken_whole_by_every_way() {
-    if let Some((_alone, mut setup)) = testbed("netns_batches_are_taken_whole_by_every_way", 1) {
+fn netns_every_method_receives_whole_batches() {
+    if let Some((_alone, mut setup)) = testbed("netns_every_method_receives_whole_batches", 1) {
         check_batches(&mut setup, &RecvMethod::ALL, &[64], true);
     }
 }
 
 #[test]
-fn loopback_replies_are_all_taken() {
+fn loopback_every_reply_is_sent() {
     let _quiet = without_floods();
     let setup = Setup::loopback(None);
     let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
@@ -263,13 +261,12 @@ fn loopback_replies_are_all_taken() {
 }
 
 #[test]
-fn netns_a_flood_is_measured_in_all_its_parts() {
-    let Some((_alone, mut setup)) = testbed("netns_a_flood_is_measured_in_all_its_parts", flood::LINKS)
-    else {
+fn netns_every_part_of_a_flood_is_measured() {
+    let Some((_alone, mut setup)) = testbed("netns_every_part_of_a_flood_is_measured", flood::LINKS) else {
         return;
     };
     let _alone_on_cpus = BACKLOG.write().unwrap_or_else(PoisonError::into_inner);
-    let name = "netns_a_flood_is_measured_in_all_its_parts";
+    let name = "netns_every_part_of_a_flood_is_measured";
     let why = "the flood and the lane need a CPU each";
     if !skip::need_unless_forced(name, setup.sender_cpu().is_some(), skip::Forced::Cpus, why) {
         return;

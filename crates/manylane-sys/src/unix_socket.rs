@@ -211,15 +211,15 @@ impl PeerProcess {
         /// Defined in asm-generic/socket.h, since Linux 6.5.
         const SO_PEERPIDFD: libc::c_int = 77;
         let peer = peer_cred(fd)?;
-        let asked = sock::get(fd, libc::SOL_SOCKET, SO_PEERPIDFD);
-        let raw: libc::c_int = match asked {
+        let requested = sock::get(fd, libc::SOL_SOCKET, SO_PEERPIDFD);
+        let raw: libc::c_int = match requested {
             Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 // By pid, which another process could have by now. A peer that delays until its
                 // pid is reused can only be mistaken for a process that connects, too.
                 // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
                 check(unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int)?
             }
-            asked => asked?,
+            requested => requested?,
         };
         // SAFETY: the descriptor is new, and this value is its only owner.
         Ok(Self { cred: peer, pidfd: unsafe { OwnedFd::from_raw_fd(raw) } })
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn no_descriptors_come_where_none_are_wanted() {
+    fn unwanted_descriptors_are_not_received() {
         let name = name();
         let listener = listen_without_fds(&name).unwrap();
         let client = connect(&name, Duration::from_secs(5)).unwrap();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_receives_no_descriptors_that_it_does_not_want() {
+    fn clients_receive_no_unwanted_descriptors() {
         let name = name();
         let listener = listen(&name).unwrap();
         let client = connect_without_fds(&name, Duration::from_secs(5)).unwrap();
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_peeked_at_stays_with_its_descriptors() {
+    fn peeked_messages_keep_their_descriptors() {
         let name = name();
         let listener = listen(&name).unwrap();
         let client = connect(&name, Duration::from_secs(5)).unwrap();
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_anybody_in_a_user_namespace_is_known() {
+    fn ambiguous_uids_are_detected() {
         for (map, all) in [
             ("         0          0 4294967295\n", true),
             ("0 0 1000\n1000 100000 4294966295\n", true),

@@ -58,7 +58,7 @@ fn expected_head_drop(queued: u32) -> Vec<u32> {
 }
 
 on_every_variant! {
-    fn the_oldest_wins_or_the_newest(variant, 1 queue) {
+    fn overload_drops_tail_or_head(variant, 1 queue) {
         let (numbers, total) = handled(variant, DropPolicy::Tail, TOO_MANY);
         let queued = *numbers.last().unwrap();
         assert!(numbers.iter().copied().eq(0..=queued), "{numbers:?}");
@@ -69,9 +69,9 @@ on_every_variant! {
 
         // Three quarters: no arrival is dropped by the kernel, and the newest datagrams are
         // handled.
-        let most = queued / 4 * 3;
-        let (numbers, total) = handled(variant, DropPolicy::Head, most);
-        assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(most), 0));
+        let three_quarters = queued / 4 * 3;
+        let (numbers, total) = handled(variant, DropPolicy::Head, three_quarters);
+        assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(three_quarters), 0));
 
         // A quarter is no overload.
         let few = queued / 4;

@@ -33,13 +33,13 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
         let words = [program.to_str().unwrap(), &addr.port().to_string(), how, "4"].map(str::to_owned);
         let mut server = Server::start(&place, &words, with);
         assert_eq!(server.answer(&place, addr, b"first"), b"first!");
-        let mut asked = 1;
-        server.wait_lanes(wanted, |_| asked += Load::BRIEF.ask(&place, addr, request).len() as u64);
+        let mut requests = 1;
+        server.wait_lanes(wanted, |_| requests += Load::BRIEF.ask(&place, addr, request).len() as u64);
         assert!(load.ask(&place, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
-            assert_eq!(report.received(addr), load.count() + asked, "{report:?}");
+            assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
             let lanes = report.lanes(addr);
             found = Some((report, lanes));
         }
@@ -84,7 +84,7 @@ fn loopback_c_fewer_lanes_than_threads() {
 }
 
 #[test]
-fn loopback_c_ports_that_are_not_taken() {
+fn loopback_c_unlisted_ports() {
     let place = Place::new("c-ports");
     let program = build(&place);
     let addr = place.free_addr();

@@ -53,18 +53,18 @@ fn serve(
     let mut server = Server::start(place, &prepare(place, addr), with);
     let first = server.answer(place, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
-    let mut asked = 1;
-    server.wait_lanes(lanes, |_| asked += Load::BRIEF.ask(place, addr, question).len() as u64);
+    let mut requests = 1;
+    server.wait_lanes(lanes, |_| requests += Load::BRIEF.ask(place, addr, question).len() as u64);
     let load = Load::USUAL;
     let answers = load.ask(place, addr, question);
-    asked += load.count();
+    requests += load.count();
     if find("dnsperf").is_some() {
-        asked += dnsperf(place, addr);
+        requests += dnsperf(place, addr);
     }
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
-        assert_eq!(report.received(addr), asked, "{report:?}");
+        assert_eq!(report.received(addr), requests, "{report:?}");
     }
     (answers, report, addr)
 }
@@ -199,9 +199,9 @@ fn netns_nsd_and_kxdpgun() {
     let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));
     let mut server = Server::start(&place, &nsd(&place, addr, "yes"), Some(&[]));
     let questions = place.file("questions", &questions());
-    let asker = Place::at("kxdpgun-asker", testbed.host(0));
-    server.answer(&asker, addr, &question(0));
-    let mut kxdpgun = asker.command(find("kxdpgun").unwrap());
+    let client = Place::at("kxdpgun-asker", testbed.host(0));
+    server.answer(&client, addr, &question(0));
+    let mut kxdpgun = client.command(find("kxdpgun").unwrap());
     kxdpgun.args(["-t", "2", "-Q", "2000", "-i", &questions, "-I", testbed.host(0).device(0)]);
     let said = run_ok({
         kxdpgun.arg(addr.ip().to_string());

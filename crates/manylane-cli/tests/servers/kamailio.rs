@@ -40,8 +40,8 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, 
         ["-f", &configuration, "-DD", "-E", "-P", &pid, "-Y", &run, "-w", &run, "-m", "32", "-M", "4"];
     let mut server = Server::start(place, &words("kamailio", &arguments), with);
     server.answer(place, addr, &options(999_999));
-    let mut asked = 1;
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| options(n + 500_000)).len() as u64);
+    let mut requests = 1;
+    server.wait_lanes(4, |_| requests += Load::BRIEF.ask(place, addr, |n| options(n + 500_000)).len() as u64);
     let load = Load { flows: 32, each: 100 };
     let mut answers: Vec<String> =
         load.ask(place, addr, options).iter().map(|answer| normalize(answer)).collect();
@@ -49,7 +49,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, 
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = &report {
-        assert_eq!(report.received(addr), load.count() + asked, "{report:?}");
+        assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
     }
     (answers, report, addr)
 }

@@ -23,8 +23,8 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>)
         let set = frame(key, &format!("set k{key} 7 0 {}\r\n{value}\r\n", value.len()));
         assert_eq!(server.answer(place, addr, &set), frame(key, "STORED\r\n"));
     }
-    let mut asked = KEYS;
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
+    let mut requests = KEYS;
+    server.wait_lanes(4, |_| requests += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
     let load = Load::USUAL;
     let answers = load.ask(place, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
@@ -34,10 +34,10 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>)
     });
     // Not at its end: a thread that waits for others to end is taken for a stopped one, as is one
     // that gets no CPU time, and has no lane until it has received twice.
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
+    server.wait_lanes(4, |_| requests += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
-    let received = load.count() as usize + asked;
+    let received = load.count() as usize + requests;
     if let Some(report) = &report {
         assert_eq!(report.received(addr), received as u64, "{report:?}");
     }

@@ -48,10 +48,10 @@ impl Scene {
             return None;
         }
         let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
-        let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
+        let client_place = Place::at(&format!("{test}-asker"), testbed.host(0));
         let place = Place::for_other_users(testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
-        Some(Self { client: asker, place, addr, testbed })
+        Some(Self { client: client_place, place, addr, testbed })
     }
 
     /// The network namespace of who asks, for another process.
@@ -85,13 +85,13 @@ impl Scene {
     /// way: how many it were.
     pub(crate) fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
-        let mut asked = 0;
+        let mut requests = 0;
         wait_for("an answer that leaves as a frame", || {
-            asked += 1;
+            requests += 1;
             assert_eq!(server.answer(&self.client, self.addr, b"frames"), b"frames!");
             frames(&report).1 > 0
         });
-        asked
+        requests
     }
 
     pub(crate) fn ask(&self) {
@@ -112,13 +112,13 @@ fn frames(file: &ReportFile) -> (u64, u64) {
 
 /// What a report has to say of a server that was asked so much, of which `left` datagrams could not
 /// be frames.
-fn check(report: &Report, asked: u64, by_kernel: u64) {
-    assert_eq!(report.sum("received"), asked, "{report:?}");
+fn check(report: &Report, requests: u64, by_kernel: u64) {
+    assert_eq!(report.sum("received"), requests, "{report:?}");
     // The last answer of a receiver may be here before it is counted there, and the server ends
     // then.
     let sent = report.sum("sent");
-    assert!((asked - RECEIVERS..=asked).contains(&sent), "{sent} sent of {asked}: {report:?}");
-    let rest = asked - report.sum("received_by_xdp");
+    assert!((requests - RECEIVERS..=requests).contains(&sent), "{sent} sent of {requests}: {report:?}");
+    let rest = requests - report.sum("received_by_xdp");
     assert!((by_kernel..=by_kernel + WARM_UP_DATAGRAMS).contains(&rest), "{rest} by the kernel: {report:?}");
     assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
     assert_eq!(report.reasons(), [""; 0]);
@@ -180,8 +180,8 @@ fn netns_xdp_children_that_block() {
 /// In a user namespace that maps nobody, all users of the machine have the number of its own: a
 /// program there cannot know that the launcher is not another user's.
 #[test]
-fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
-    const TEST: &str = "netns_xdp_a_launcher_that_may_be_anybody_is_not_asked";
+fn netns_xdp_unmapped_uids_lease_no_queues() {
+    const TEST: &str = "netns_xdp_unmapped_uids_lease_no_queues";
     let Some(scene) = Scene::new(TEST) else { return };
     let works = Command::new("unshare").args(["--user", "true"]).status();
     if !skip::need_unless_forced(
@@ -204,9 +204,9 @@ fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
 
 /// What XDP does not take: fragments, and what comes from the machine itself.
 #[test]
-fn netns_xdp_what_the_companion_gets() {
+fn netns_xdp_companion_socket_traffic_is_received() {
     const DATAGRAMS_EACH: u64 = 20;
-    let Some(scene) = Scene::new("netns_xdp_what_the_companion_gets") else { return };
+    let Some(scene) = Scene::new("netns_xdp_companion_socket_traffic_is_received") else { return };
     let mut server = Server::start(&scene.place, &scene.server("block", 1), Some(OPTIONS));
     scene.warm_up(&mut server);
     let more = scene.ask_until_frames_leave(&mut server);
@@ -224,8 +224,8 @@ fn netns_xdp_what_the_companion_gets() {
 /// Without its launcher a program has no queues any more, and goes on. (The launcher takes the
 /// program along that it has started, and not that one's children.)
 #[test]
-fn netns_xdp_a_launcher_that_is_killed() {
-    let Some(scene) = Scene::new("netns_xdp_a_launcher_that_is_killed") else { return };
+fn netns_xdp_killing_the_launcher_keeps_the_program_running() {
+    let Some(scene) = Scene::new("netns_xdp_killing_the_launcher_keeps_the_program_running") else { return };
     let mut server = Server::start(&scene.place, &scene.server("fork", 2), Some(OPTIONS));
     scene.warm_up(&mut server);
     scene.ask_until_frames_leave(&mut server);
@@ -236,8 +236,8 @@ fn netns_xdp_a_launcher_that_is_killed() {
 
 /// A program that is killed leaves its port to the next one, which has queues, too.
 #[test]
-fn netns_xdp_a_server_that_is_killed_and_comes_back() {
-    let Some(scene) = Scene::new("netns_xdp_a_server_that_is_killed_and_comes_back") else { return };
+fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
+    let Some(scene) = Scene::new("netns_xdp_a_killed_server_frees_its_port_and_queues") else { return };
     let line = scene.server("block", 1).join(" ");
     let pid = scene.place.path("pid");
     // Its number is there before its answers are.
@@ -250,14 +250,14 @@ fn netns_xdp_a_server_that_is_killed_and_comes_back() {
     process::send_signal(first, 9).unwrap();
     wait_for("the end of the first server", || process::send_signal(first, 0).is_err());
     // What comes while nobody is there is lost, as ever.
-    let asker = scene.client.socket_at("0.0.0.0:0");
-    asker.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let client_place = scene.client.socket_at("0.0.0.0:0");
+    client_place.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut buffer = [0; 64];
     wait_for("the second server", || {
-        _ = asker.send_to(b"there?", scene.addr);
-        asker.recv_from(&mut buffer).is_ok()
+        _ = client_place.send_to(b"there?", scene.addr);
+        client_place.recv_from(&mut buffer).is_ok()
     });
-    drop(asker);
+    drop(client_place);
     let report = report_file(server.pid());
     let before = frames(&report).0;
     scene.ask();
@@ -351,8 +351,8 @@ fn calls_with(
     place.file("calls.h", include_str!("calls.h"));
     let files = [
         ("calls.c", include_str!("calls.c")),
-        ("seen.c", include_str!("seen.c")),
-        ("lives.c", include_str!("lives.c")),
+        ("call_results.c", include_str!("call_results.c")),
+        ("socket_lifetime.c", include_str!("socket_lifetime.c")),
     ];
     let files = files.map(|(name, text)| place.file(name, text));
     run_ok({
@@ -386,24 +386,24 @@ fn calls_with(
 }
 
 #[test]
-fn netns_xdp_calls_that_receive() {
+fn netns_xdp_receive_calls() {
     let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
-    let Some(report) = calls("netns_xdp_calls_that_receive", "calls", &[], &frames) else { return };
+    let Some(report) = calls("netns_xdp_receive_calls", "calls", &[], &frames) else { return };
     // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
     // after the last.
     assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
 }
 
 #[test]
-fn netns_xdp_calls_that_fall_back() {
+fn netns_xdp_fallback_calls() {
     let frames: Vec<_> = (7001..=7007).map(|port| (port, 101)).collect();
     let reasons = ["connect", "control", "error-queue", "multicast", "option"];
-    calls("netns_xdp_calls_that_fall_back", "falls", &reasons, &frames);
+    calls("netns_xdp_fallback_calls", "fallbacks", &reasons, &frames);
 }
 
 #[test]
-fn netns_xdp_calls_that_close() {
-    let report = calls("netns_xdp_calls_that_close", "closes", &["full"], &[(7021, 101)]);
+fn netns_xdp_close_calls() {
+    let report = calls("netns_xdp_close_calls", "closes", &["full"], &[(7021, 101)]);
     let Some(report) = report else { return };
     // The kernel brings the first two: by then the receiver has come back, and gets its queues
     // before the third is sent. With few descriptors to spare (7022 and on) it gets none.
@@ -421,39 +421,39 @@ fn netns_xdp_sockets_after_the_last_lease_leave_nothing_open() {
 /// The process is killed with the queue's lock (in builds with debug assertions), and waits to be
 /// reaped.
 #[test]
-fn netns_xdp_a_zombie_takes_no_frame_of_a_queue_along() {
+fn netns_xdp_a_zombie_loses_no_frames() {
     let vars = [("MANYLANE_TEST_DIE_AT", "peeked")];
     let frames = [(7082, 1000), (7083, 1000)];
-    calls_with("netns_xdp_a_zombie_takes_no_frame_of_a_queue_along", "killed", &[], &frames, &vars);
+    calls_with("netns_xdp_a_zombie_loses_no_frames", "killed", &[], &frames, &vars);
 }
 
 /// The thread ends with the queue's lock (in builds with debug assertions), and its process lives
 /// on.
 #[test]
-fn netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it() {
+fn netns_xdp_thread_exit_inside_a_queue_does_not_stop_it() {
     let vars = [("MANYLANE_TEST_END_AT", "peeked")];
     let frames = [(7091, 100)];
-    calls_with("netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it", "ended", &[], &frames, &vars);
+    calls_with("netns_xdp_thread_exit_inside_a_queue_does_not_stop_it", "ended", &[], &frames, &vars);
 }
 
 #[test]
-fn netns_xdp_a_fall_beside_threads_that_wait() {
+fn netns_xdp_fallback_beside_waiting_threads() {
     let frames = [(7061, 12), (7062, 12), (7063, 12)];
     let reasons = ["control", "error-queue", "option"];
-    calls("netns_xdp_a_fall_beside_threads_that_wait", "threads", &reasons, &frames);
+    calls("netns_xdp_fallback_beside_waiting_threads", "threads", &reasons, &frames);
 }
 
 #[test]
-fn netns_xdp_calls_that_signals_interrupt() {
-    calls("netns_xdp_calls_that_signals_interrupt", "interrupted", &[], &[(7041, 2)]);
+fn netns_xdp_interrupted_calls() {
+    calls("netns_xdp_interrupted_calls", "interrupted", &[], &[(7041, 2)]);
 }
 
 #[test]
-fn netns_xdp_calls_that_signals_restart() {
-    calls("netns_xdp_calls_that_signals_restart", "restarted", &["signals"], &[(7051, 101)]);
+fn netns_xdp_restarted_calls() {
+    calls("netns_xdp_restarted_calls", "restarted", &["signals"], &[(7051, 101)]);
 }
 
 #[test]
-fn netns_xdp_queues_come_after_a_handler_on_a_small_stack() {
-    calls("netns_xdp_queues_come_after_a_handler_on_a_small_stack", "small", &[], &[(7101, 100)]);
+fn netns_xdp_queues_are_leased_after_a_small_stack_handler() {
+    calls("netns_xdp_queues_are_leased_after_a_small_stack_handler", "small", &[], &[(7101, 100)]);
 }
