@@ -34,7 +34,7 @@ impl<T: Send + 'static> SlowServer<T> {
                     enter.send(()).unwrap();
                     let _ = gate.recv_timeout(TEST_TIMEOUT);
                 }
-                batch.for_each(|datagram| tell.send((info.id, look(datagram.payload()))).unwrap());
+                batch.for_each(|datagram| tell.send((info.id, read_payload(datagram.payload()))).unwrap());
             }
         });
         Self { serving, entered, release, handled }

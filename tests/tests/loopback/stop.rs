@@ -15,7 +15,7 @@ use manylane_sys::{cpu, sock};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
 
 /// Threads that spin.
-const BUSY: usize = 8;
+const SPINNING_THREADS: usize = 8;
 /// Number of lane changes before the stop.
 const CHANGES: u64 = 8;
 
@@ -59,7 +59,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) {
-    for _ in 0..BUSY {
+    for _ in 0..SPINNING_THREADS {
         scope.spawn(|| {
             while !end.load(Ordering::Relaxed) {
                 std::hint::spin_loop();

@@ -386,7 +386,7 @@ pub(super) mod tests {
             }
             snap
         };
-        View::from_snapshots(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
+        View::from_snapshots(&snap("500", "0", 0, 0), &snap("2500", "40", 50, 1_000_000_000), 2.0)
     }
 
     #[test]

@@ -499,7 +499,7 @@ fn run_reports_setuid_programs() {
 
 /// A socket that is bound, and closed by its number, as libuv closes; a file then has its
 /// descriptor.
-const CLOSES: &str = r#"
+const PYTHON_CLOSE_SCRIPT: &str = r#"
 import ctypes, os, platform, socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.bind(("127.0.0.1", 0))
@@ -510,7 +510,7 @@ print(file == fd, os.read(file, 100))
 "#;
 
 /// The same in Node.js, which is built on libuv.
-const CLOSES_BY_LIBUV: &str = r#"
+const NODE_CLOSE_SCRIPT: &str = r#"
 const fs = require("fs"), sock = require("dgram").createSocket("udp4");
 sock.bind(0, "127.0.0.1", () => {
   const at = (fd) => { try { return fs.readlinkSync("/proc/self/fd/" + fd); } catch { return ""; } };
@@ -528,7 +528,7 @@ sock.bind(0, "127.0.0.1", () => {
 fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
     const TEST: &str = "loopback_files_with_the_descriptor_of_a_closed_socket_are_read";
     for (program, word, script, package) in
-        [("python3", "-c", CLOSES, "python3"), ("node", "-e", CLOSES_BY_LIBUV, "nodejs")]
+        [("python3", "-c", PYTHON_CLOSE_SCRIPT, "python3"), ("node", "-e", NODE_CLOSE_SCRIPT, "nodejs")]
     {
         let alone = Command::new(program).args([word, script]).output();
         let why = format!("there is no {program}: apt-get install {package}");

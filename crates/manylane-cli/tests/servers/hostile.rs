@@ -6,31 +6,31 @@ use std::process::Command;
 
 use crate::run_ok;
 use crate::server::Server;
-use crate::xdp::{OPTIONS, Scene};
+use crate::xdp::{OPTIONS, XdpSetup};
 
 /// Runs `what` under a launcher, and behind it, or beside it, a server that is served as if it
 /// were alone: what `hostile.c` says.
 fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
-    let scene = Scene::with_queues(test, 2)?;
+    let setup = XdpSetup::with_queues(test, 2)?;
     let (code, program) =
-        (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
-    scene.place.file("hostile.h", include_str!("hostile.h"));
+        (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
+    setup.sandbox.file("hostile.h", include_str!("hostile.h"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);
     let (output_path, server, ip) =
-        (scene.place.path("said"), scene.server("block", 1).join(" "), scene.addr.ip());
+        (setup.sandbox.path("said"), setup.server("block", 1).join(" "), setup.addr.ip());
     let next = if beside { "&" } else { ";" };
     let script = format!(
         "env -u LD_PRELOAD {program} {what} {ip} {} >{output_path} 2>&1 {next} exec {server}",
-        scene.client_namespace()
+        setup.client_namespace()
     );
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
-    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
-    scene.warm_up(&mut server);
-    let more = scene.ask_until_frames_leave(&mut server);
+    let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
+    setup.warm_up(&mut server);
+    let more = setup.request_until_xdp_replies(&mut server);
     assert!(more > 0);
-    scene.ask();
+    setup.request_all();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);

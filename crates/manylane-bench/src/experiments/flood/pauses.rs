@@ -256,12 +256,12 @@ mod tests {
         // thread.
         let run_once =
             || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
-        let mut seen = look().unwrap();
+        let mut seen = run_once().unwrap();
         for _ in 0..50 {
             if sum(&seen, |gap| gap.sender_ms) > 0.0 {
                 break;
             }
-            seen = look().unwrap();
+            seen = run_once().unwrap();
         }
         busy.stop().unwrap();
         let parts = |part| sum(&seen, part);

@@ -12,7 +12,7 @@ use manylane_testbed::{Host, topology};
 use tempfile::TempDir;
 
 /// A network namespace with nothing but loopback, if that can be had, and a folder.
-pub(crate) struct Place {
+pub(crate) struct Sandbox {
     namespace: Option<NetNs>,
     folder: PathBuf,
     /// The library that programs there load, if it is not where cargo has built it.
@@ -21,18 +21,18 @@ pub(crate) struct Place {
     _temporary: Option<TempDir>,
 }
 
-impl Place {
-    /// A place for the test of that name.
+impl Sandbox {
+    /// A sandbox for the test of that name.
     pub(crate) fn new(test: &str) -> Self {
         Self::within(test, topology::available().is_ok().then(|| NetNs::create().unwrap()))
     }
 
-    /// A place on a host of a testbed.
+    /// A sandbox on a host of a testbed.
     pub(crate) fn at(test: &str, host: &Host) -> Self {
         Self::within(test, Some(NetNs::open(&host.namespace().path()).unwrap()))
     }
 
-    /// A place on a host of a testbed, for programs of other users: its folder and a copy of the
+    /// A sandbox on a host of a testbed, for programs of other users: its folder and a copy of the
     /// library in it are outside of the checkout, which may be in a folder that is root's alone.
     pub(crate) fn for_other_users(host: &Host) -> Self {
         let temporary = tempfile::Builder::new().prefix("manylane-servers-").tempdir().unwrap();
