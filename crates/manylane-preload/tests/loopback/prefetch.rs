@@ -18,7 +18,7 @@ fn assert_same_output(program: &str, args: &[&str]) -> Outcome {
 
 /// Runs `prefetch CASE`: one call brought several datagrams.
 fn run_prefetch(case: &str, reasons: &[&str]) {
-    let with = assert_same_output("batches", &[case]);
+    let with = assert_same_output("prefetch", &[case]);
     assert_eq!(with.reasons(), reasons, "{case}");
     assert!(with.output.contains("twice 0, out of order 0\nlost 0\n"), "{case}: {}", with.output);
     assert!(with.calls() < with.received(), "{case}: {} calls", with.calls());
