@@ -29,7 +29,7 @@ import leftovers
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "crates/manylane-cli/tests/differential"
 # Scripts that differed once: they are compared first.
-FOUND = sorted((SOURCES / "found").glob("*.txt"))
+REGRESSIONS = sorted((SOURCES / "regressions").glob("*.txt"))
 MANYLANE = os.environ.get("MANYLANE") or str(ROOT / "target/debug/manylane")
 # Options of 'manylane run', with variables before them; scripts take turns. With MANYLANE_TEST_PREFETCH=1, a library that was built
 # with debug assertions prefetches also while all lanes are active (shared/failpoint.rs).
@@ -399,7 +399,7 @@ def main():
         end, chunk = time.monotonic() + args.seconds, 0
         print(f"differential: seed {args.seed}", flush=True)
         for options in dict.fromkeys(OPTIONS):
-            compare(runner, list(map(str, FOUND)), options, counts)
+            compare(runner, list(map(str, REGRESSIONS)), options, counts)
         while time.monotonic() < end:
             names = [f"{args.seed}.{chunk * CHUNK + nth}" for nth in range(CHUNK)]
             options = OPTIONS[chunk % len(OPTIONS)] if args.options is None else args.options

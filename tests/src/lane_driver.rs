@@ -55,11 +55,11 @@ impl LaneDriver {
     #[must_use]
     pub fn new(socket: Socket) -> Self {
         let handle = socket.handle();
-        let mut hands = Self { lanes: Vec::new(), handle, epoll: Epoll::new(300).unwrap() };
+        let mut driver = Self { lanes: Vec::new(), handle, epoll: Epoll::new(300).unwrap() };
         for lane in socket.into_lanes() {
-            hands.add(lane);
+            driver.add(lane);
         }
-        hands
+        driver
     }
 
     /// Adds a lane.

@@ -47,9 +47,9 @@ pub fn open_and_close_lanes(socket: Socket) {
 pub fn serve_lanes(socket: Socket, check: impl FnOnce()) {
     let serving = Serving::echo(socket);
     let (handle, addr) = (serving.handle.clone(), serving.addr);
-    let came = handle.add_lane().unwrap();
+    let added_id = handle.add_lane().unwrap();
     handle.remove_lane(handle.lane_ids()[1]).unwrap();
-    handle.remove_lane(came).unwrap();
+    handle.remove_lane(added_id).unwrap();
     Client::to(addr).ping();
     serving.stop().unwrap();
     drop(handle);

@@ -15,13 +15,13 @@ pub struct SlowServer<T> {
     pub entered: mpsc::Receiver<()>,
     /// Ends the wait of the slow lane, when dropped.
     pub release: mpsc::Sender<()>,
-    /// Lane and `look` of each datagram, when it has been handled.
+    /// Lane and `read_payload` of each datagram, when it has been handled.
     pub handled: mpsc::Receiver<(LaneId, T)>,
 }
 
 impl<T: Send + 'static> SlowServer<T> {
     /// Serves `socket`, whose lane `slow` is slow.
-    pub fn start(socket: Socket, slow: LaneId, look: fn(&[u8]) -> T) -> Self {
+    pub fn start(socket: Socket, slow: LaneId, read_payload: fn(&[u8]) -> T) -> Self {
         let (enter, entered) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         let (tell, handled) = mpsc::channel();
@@ -34,7 +34,7 @@ impl<T: Send + 'static> SlowServer<T> {
                     enter.send(()).unwrap();
                     let _ = gate.recv_timeout(TEST_TIMEOUT);
                 }
-                batch.for_each(|datagram| tell.send((info.id, look(datagram.payload()))).unwrap());
+                batch.for_each(|datagram| tell.send((info.id, read_payload(datagram.payload()))).unwrap());
             }
         });
         Self { serving, entered, release, handled }

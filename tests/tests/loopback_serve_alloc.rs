@@ -14,12 +14,12 @@ use manylane_tests::{Client, Serving, backends};
 use serve_alloc_support::{CLIENTS, COUNTED, WARMUP, allocations, exchange, reply_all_ways};
 
 #[test]
-fn loopback_the_loop_of_serve_allocates_nothing() {
+fn loopback_serve_loop_allocates_nothing() {
     let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations() - before, 1, "the counter counts");
 
-    let test = "loopback_the_loop_of_serve_allocates_nothing";
+    let test = "loopback_serve_loop_allocates_nothing";
     let mut answers = [0; 2048];
     for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
         for (gro, batch) in [(true, 64), (false, 64), (false, 3)] {

@@ -38,9 +38,9 @@ fn check(variant: &Variant) {
 }
 
 #[test]
-fn netns_xdp_the_loop_of_serve_allocates_nothing() {
+fn netns_xdp_serve_loop_allocates_nothing() {
     let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations() - before, 1, "the counter counts");
-    Variant::new("netns_xdp_the_loop_of_serve_allocates_nothing", Engine::Xdp, 4).run(check);
+    Variant::new("netns_xdp_serve_loop_allocates_nothing", Engine::Xdp, 4).run(check);
 }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn of_requests_only_answers_count() {
+    fn rtt_counts_only_answered_requests() {
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
         let got = sample(0, &sent, Work::Echo, &test_counts(7, 0, 0, 0), &test_counts(807, 990, 10, 400));
         assert_eq!((got.delivered, got.taken, got.kernel_dropped), (800, Some(990), 10));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_that_readers_rely_on() {
+    fn the_document_schema_is_stable() {
         let row = BenchRow::from_samples("socket/recvfrom", 1, 1, 10, vec![sample(0, 1.0)]);
         let document = Document::new(BENCH_RX, BenchSettings::default(), vec![row]);
         let value = serde_json::to_value(&document).unwrap();

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_that_always_loses_has_no_such_rate() {
+    fn a_receiver_that_always_loses_has_no_loss_free_rate() {
         let found = no_loss_rate(&Limits::default(), receiver(0.0, 1e9)).unwrap();
         assert_eq!(found.pps, 0.0);
     }

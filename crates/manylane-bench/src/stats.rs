@@ -93,11 +93,11 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> f64 {
 fn exact_p(n: usize, m: usize, u: usize) -> f64 {
     // ways[i][j][k]: orderings of i and j samples with U = k. The largest sample belongs to either
     // side, and then beats all or none of the other.
-    let most = n * m;
-    let mut ways = vec![vec![vec![0.0_f64; most + 1]; m + 1]; n + 1];
+    let u_max = n * m;
+    let mut ways = vec![vec![vec![0.0_f64; u_max + 1]; m + 1]; n + 1];
     for i in 0..=n {
         for j in 0..=m {
-            for k in 0..=most {
+            for k in 0..=u_max {
                 ways[i][j][k] = if i == 0 || j == 0 {
                     f64::from(u8::from(k == 0))
                 } else {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn every_item_has_one_turn_a_round_and_starts_in_turn() {
+    fn every_item_runs_once_per_round_with_a_rotating_start() {
         let rounds: Vec<Vec<usize>> = interleaved(4, 3).collect();
         assert_eq!(rounds, [vec![0, 1, 2], vec![1, 2, 0], vec![2, 0, 1], vec![0, 1, 2]]);
         assert_eq!(interleaved(2, 0).collect::<Vec<_>>(), [vec![0_usize; 0], vec![]]);

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_in_proportion_and_none_is_none() {
+    fn work_time_is_proportional_to_its_setting() {
         assert_eq!(SyntheticWork::calibrate(0), SyntheticWork::default());
         assert!(SyntheticWork::calibrate(0).is_zero() && !SyntheticWork::calibrate(1).is_zero());
         let [short, long] = [SyntheticWork::calibrate(1000), SyntheticWork::calibrate(100_000)];

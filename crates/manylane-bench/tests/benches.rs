@@ -123,8 +123,8 @@ fn netns_traffic_arrives_over_every_interface() {
 }
 
 #[test]
-fn netns_only_answers_are_taken_from_the_kernel() {
-    if !skip::need_root("netns_only_answers_are_taken_from_the_kernel") {
+fn netns_reply_count_affects_only_replies() {
+    if !skip::need_root("netns_reply_count_affects_only_replies") {
         return;
     }
     let _quiet = without_floods();
@@ -177,10 +177,8 @@ fn options(duration: Duration) -> Options {
 }
 
 #[test]
-fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
-    let Some((_quiet, mut setup)) =
-        testbed("netns_flaps_are_survived_and_every_datagram_is_accounted_for", 1)
-    else {
+fn netns_every_datagram_is_counted_across_flaps() {
+    let Some((_quiet, mut setup)) = testbed("netns_every_datagram_is_counted_across_flaps", 1) else {
         return;
     };
     let options = options(Duration::from_millis(200));
@@ -233,21 +231,21 @@ fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: 
 }
 
 #[test]
-fn loopback_batches_are_taken_whole_by_every_way() {
+fn loopback_every_method_receives_whole_batches() {
     let _quiet = without_floods();
     let by: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(|by| !by.needs_device()).collect();
     check_batches(&mut Setup::loopback(None), &by, &[64, 8192], false);
 }
 
 #[test]
-fn netns_batches_are_taken_whole_by_every_way() {
-    if let Some((_quiet, mut setup)) = testbed("netns_batches_are_taken_whole_by_every_way", 1) {
+fn netns_every_method_receives_whole_batches() {
+    if let Some((_quiet, mut setup)) = testbed("netns_every_method_receives_whole_batches", 1) {
         check_batches(&mut setup, &RecvMethod::ALL, &[64], true);
     }
 }
 
 #[test]
-fn loopback_replies_are_all_taken() {
+fn loopback_every_reply_is_sent() {
     let _quiet = without_floods();
     let setup = Setup::loopback(None);
     let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
@@ -260,8 +258,8 @@ fn loopback_replies_are_all_taken() {
 }
 
 #[test]
-fn netns_a_flood_is_measured_in_all_its_parts() {
-    let name = "netns_a_flood_is_measured_in_all_its_parts";
+fn netns_every_part_of_a_flood_is_measured() {
+    let name = "netns_every_part_of_a_flood_is_measured";
     if !skip::need_root(name) {
         return;
     }

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reasons_and_what_was_delivered_are_what_arrived() {
+    fn delivered_and_dropped_add_up_to_received() {
         let mut counters = Counters::default();
         let closed = &mut counters.closed;
         closed.delivered = 1;

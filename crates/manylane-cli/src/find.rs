@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_preloads_stays_in_front() {
+    fn user_preloads_come_first() {
         let ours = Path::new("/lib/ours.so");
         assert_eq!(ld_preload(None, ours), "/lib/ours.so");
         assert_eq!(ld_preload(Some("a.so b.so".into()), ours), "a.so b.so:/lib/ours.so");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_says_how_to_get_it() {
+    fn a_missing_library_error_names_the_remedy() {
         let text = find_library(Path::new("/bin/sh")).unwrap_err().to_string();
         assert!(text.contains("make install") && text.contains(LIBRARY_OVERRIDE), "{text}");
     }

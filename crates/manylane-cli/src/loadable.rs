@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_is_not_waited_for() {
+    fn opening_a_fifo_does_not_block() {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("program (deleted)");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_for_this_machine() {
+    fn foreign_executables_are_rejected() {
         let folder = tempfile::TempDir::new().unwrap();
         let judge = |bytes: &[u8]| {
             let path = folder.path().join("program");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_c_library_is_told_by_its_loader() {
+    fn the_c_library_is_recognized_by_its_loader() {
         assert!(is_other_libc("/lib/ld-musl-x86_64.so.1") && is_other_libc("/system/bin/linker64"));
         assert!(
             !is_other_libc("/lib64/ld-linux-x86-64.so.2") && !is_other_libc("/nix/store/x/ld-linux.so.2")

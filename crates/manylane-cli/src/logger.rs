@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_reader_blocks_no_thread_that_logs() {
+    fn a_blocked_reader_does_not_block_logging_threads() {
         let (queue, unblock, lines) = blocked_queue();
         queue.push("first".into());
         assert_eq!(lines.recv_timeout(TIMEOUT).unwrap(), "first");

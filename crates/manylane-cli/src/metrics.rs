@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_has_the_form_that_is_wanted() {
+    fn the_metrics_page_is_valid_prometheus_text() {
         #[derive(Serialize)]
         struct Row {
             name: &'static str,
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn where_to_serve() {
+    fn listen_addresses_are_parsed() {
         assert_eq!(parse_addr("9100").unwrap(), "127.0.0.1:9100".parse().unwrap());
         assert_eq!(parse_addr("[::1]:9100").unwrap(), "[::1]:9100".parse().unwrap());
         assert!(parse_addr("x").is_err() && parse_addr("70000").is_err() && parse_addr("1.2.3.4").is_err());

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_and_counts() {
+    fn rates_and_counts_are_formatted() {
         assert_eq!(rate("1000"), Ok(Rate::Pps(1000.0)));
         assert_eq!(rate("250k"), Ok(Rate::Pps(250_000.0)));
         assert_eq!(rate("1.5M"), Ok(Rate::Pps(1_500_000.0)));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_processors() {
+    fn sizes_and_cpus_are_parsed() {
         assert_eq!(bytes("212992"), Ok(212_992));
         assert_eq!(bytes("4M"), Ok(4 << 20));
         assert_eq!(bytes("4MiB"), Ok(4 << 20));

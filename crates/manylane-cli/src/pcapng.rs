@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn another_reader_finds_what_was_written() {
+    fn journal_entries_are_visible_to_other_readers() {
         let time = 1_700_000_000_123_456_789;
         let mut file = Vec::new();
         let mut writer = Writer::new(&mut file, 96).unwrap();

@@ -40,7 +40,7 @@ fn run(mut command: Command) -> String {
 }
 
 #[test]
-fn loopback_random_calls_are_as_the_kernel_s() {
+fn loopback_random_calls_match_the_kernel() {
     let stress = build();
     let mut alone = Command::new(&stress);
     alone.arg(SECONDS);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_is_what_it_was_and_nothing_else_is_one() {
+    fn lease_tokens_round_trip_and_reject_other_text() {
         let ticket = LeaseToken::new().unwrap();
         let text = ticket.to_string();
         assert_eq!(LeaseToken::parse(&text), Some(ticket));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_as_they_were_sent() {
+    fn lease_messages_round_trip() {
         let (ours, theirs) = pair();
         let terms = QueueParams {
             ifindex: 7,

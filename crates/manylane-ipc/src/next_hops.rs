@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_process_enters_another_finds() {
+    fn next_hops_are_shared_between_processes() {
         let (ours, file) = Shared::<NextHops>::create(c"hops").unwrap();
         ours.set_seed(77);
         let theirs = Shared::<NextHops>::open(file.as_fd()).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_gives_up_one_for_another() {
+    fn a_full_table_evicts_an_entry() {
         let (hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         let mut gone = 0;
         for n in 0..3 * ENTRIES as u32 {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_writer_nothing_is_believed() {
+    fn entries_are_ignored_without_their_writer() {
         let (hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         assert!(!hops.is_alive(u32::MAX));
         hops.heartbeat();

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_goes_there_and_back_also_on_one_processor() {
+    fn cache_line_round_trips_work_on_one_cpu() {
         let cpus = manylane_measure::machine::allowed_cpus();
         let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
         // On one processor, each step needs the scheduler.
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_told_by_the_time() {
+    fn core_distances_are_classified_by_latency() {
         assert!(is_same_core(8.0) && !is_same_core(45.0));
     }
 }

@@ -348,7 +348,7 @@ mod tests {
     use crate::*;
 
     #[test]
-    fn a_scale_says_how_much_and_whether_it_was_quick() {
+    fn a_scale_states_its_size_and_quick_mode() {
         let quick = Scale::quick().describe();
         assert!(
             quick.starts_with("Quick run: 2 rounds")
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_names_of_their_own_and_tables_too() {
+    fn part_and_table_names_are_unique() {
         for scale in [Scale::quick(), Scale::full()] {
             let settings = LabSettings::new(String::new(), &Paper::ALL, None, scale.clone());
             let parts = settings.parts();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_was_stopped_in_the_middle_is_not_done() {
+    fn an_interrupted_part_is_not_done() {
         let folder = tempfile::TempDir::new().unwrap();
         for paper in Paper::ALL {
             let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());

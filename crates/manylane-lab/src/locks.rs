@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_of_a_whole_socket_is_known_by_who_waits_for_it() {
+    fn the_socket_lock_is_recognized_by_its_waiters() {
         let stack =
             ["native_queued_spin_lock_slowpath", "_raw_spin_lock_bh", "lock_sock_nested", "udp_sendmsg"];
         assert_eq!((find_caller(&stack), known_lock(&stack)), ("udp_sendmsg", Some(SOCKET_LOCK)));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_a_word_are_as_in_memory() {
+    fn word_halves_follow_memory_order() {
         let bytes = [1_u32.to_ne_bytes(), 2_u32.to_ne_bytes()].concat();
         let word = u64::from_ne_bytes(bytes.try_into().unwrap());
         assert_eq!(split_u64(word), (1, 2));

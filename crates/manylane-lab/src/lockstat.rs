@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn another_form_and_a_kernel_that_counts_no_more_are_said() {
+    fn unknown_formats_and_stopped_statistics_are_errors() {
         let other = LockClasses::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
         assert!(other.contains("another form") && other.contains("0.5"), "{other}");
         assert!(LockClasses::parse("").is_err());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_a_difference_and_the_switch_is_put_back() {
+    fn lockstat_counts_differences_and_restores_its_switch() {
         let (statistics, switch, _folder) = files();
         fs::write(&statistics, TEXT).unwrap();
         for (was, meanwhile) in [("0\n", "1\n"), ("1\n", "1\n")] {
@@ -329,7 +329,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_come_back_as_they_were_written(count in any::<u64>(), ns in 0..1_000_000_000_000_u64) {
+        fn numbers_round_trip(count in any::<u64>(), ns in 0..1_000_000_000_000_u64) {
             let time = format!("{}.{:02}", ns / 1000, ns % 1000 / 10);
             let line = format!(
                 "{:>40}:{:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} ",

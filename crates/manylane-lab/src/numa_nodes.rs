@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nodes_are_read_and_told_apart() {
+    fn two_numa_nodes_are_distinguished() {
         let two =
             folder(&[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")]);
         let nodes = read_nodes(two.path());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn one_node_says_that_it_is_one_and_none_that_there_is_none() {
+    fn missing_and_single_numa_nodes_are_reported() {
         let choice = choose_nodes(&[node(0, &[0, 1])], 1, &[0]);
         assert_eq!(choice.local, Ok(node(0, &[0])));
         assert!(choice.remote.unwrap_err().contains("has one NUMA node"));

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_messages_are_all_taken() {
+    fn loopback_all_messages_are_received() {
         let scale = Scale { rounds: 1, ..Scale::quick() };
         let mut places = Setups::new(scale);
         let rows = rows(&mut places, LOCAL_TABLE, 64, &AtomicBool::new(false));

@@ -92,7 +92,7 @@ mod tests {
     use crate::{LabSettings, Scale};
 
     #[test]
-    fn the_page_is_whole_has_the_papers_series_and_loads_nothing() {
+    fn the_page_is_self_contained() {
         let settings = LabSettings::new("manylane lab '<&>'".into(), &Paper::ALL, None, Scale::quick());
         let page = |columns: &[&str]| {
             let mut rows = Vec::new();

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_paper_does_not_list_what_it_left_out() {
+    fn a_partial_run_does_not_list_skipped_parts() {
         let printed = [PaperValue { table: "t", line: "b", column: "1", value: 8.0 }];
         assert_eq!(merge(Paper::Sarma, Vec::new(), &printed, false), []);
     }

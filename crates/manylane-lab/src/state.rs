@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_there_again() {
+    fn finished_parts_are_restored() {
         let (_folder, path) = temp_state();
         let mut state = State::create(&path, settings()).unwrap();
         state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_short_is_as_if_never_written() {
+    fn truncated_state_lines_are_ignored() {
         let (_folder, path) = temp_state();
         let mut state = State::create(&path, settings()).unwrap();
         state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_failed_is_tried_again_and_its_last_line_counts() {
+    fn a_failed_part_is_retried_and_its_last_line_counts() {
         let (_folder, path) = temp_state();
         let mut state = State::create(&path, settings()).unwrap();
         state.record_part("one", 1.5, vec![row(1.0)]).unwrap();

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn numbers_have_three_significant_digits() {
         let cases = [
             (0.0, "0"),
             (0.16133, "0.1613"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn each_figure_has_its_ratio_to_the_baseline_and_what_was_lost() {
+    fn each_value_has_its_ratio_to_the_baseline_and_its_losses() {
         let (low, high) = (vec![1., 2., 3., 4., 5.], vec![6., 7., 8., 9., 10.]);
         let row = |line: &str, samples: &Vec<f64>| Row::new("t", line, "s", "s", samples.clone());
         let lossy = row("two", &low).with_counts(&[("sent", 100), ("delivered", 97)]);

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_duplicates_and_wrong_answers_are_told_apart() {
+    fn losses_duplicates_and_wrong_replies_are_distinguished() {
         let server = Server::start(|number, request| match number % 10 {
             0 => vec![],
             1 => vec![request.to_vec(); 2],
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_of_the_server_shows_in_the_latency_of_those_behind_it() {
+    fn a_server_stall_shows_in_the_latency_of_queued_requests() {
         let server = Server::start(|number, request| {
             if number == 500 {
                 std::thread::sleep(Duration::from_millis(100));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_loss_and_not_an_error() {
+    fn an_absent_server_is_loss_and_not_an_error() {
         let gone = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let timeout = Duration::from_millis(50);
         let outcome = run_plan(&Plan { count: Some(100), timeout, ..plan(gone) });

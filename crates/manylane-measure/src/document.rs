@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_are_formatted_briefly() {
         let cases = [
             (0.0, "0"),
             (512.4, "512"),

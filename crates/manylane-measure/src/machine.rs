@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_is_told_where_it_counts() {
+    fn the_idle_policy_includes_the_haltpoll_setting() {
         assert_eq!(idle_policy("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
         // The module exists whichever governor is in force.
         assert_eq!(

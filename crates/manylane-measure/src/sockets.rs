@@ -105,7 +105,7 @@ impl Flows {
         measure::reduce_timer_slack();
         let start = Instant::now();
         let mut sent = Sent::default();
-        let mut turn = 0;
+        let mut socket_index = 0;
         loop {
             let tried = sent.datagrams + sent.rejected;
             let left = until.remaining(tried, start.elapsed());
@@ -119,8 +119,8 @@ impl Flows {
                     let mut burst = count.min(left);
                     while burst > 0 {
                         let part = share.min(burst);
-                        send_flow(&sockets[turn], send_burst, part, &mut sent)?;
-                        turn = (turn + 1) % sockets.len();
+                        send_flow(&sockets[socket_index], send_burst, part, &mut sent)?;
+                        socket_index = (socket_index + 1) % sockets.len();
                         burst -= part;
                     }
                 }

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_the_address_do_not_count() {
+    fn bytes_after_the_address_are_ignored() {
         let mut stale = SockAddr::from("10.0.0.1:1".parse::<SocketAddr>().unwrap());
         stale.0[20] = 7;
         assert_eq!(stale, SockAddr::from("10.0.0.1:1".parse::<SocketAddr>().unwrap()));

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_no_socket() {
+    fn truncated_diag_replies_are_no_socket() {
         for len in 0..MESSAGE_LEN {
             assert_eq!(parse(&[1; MESSAGE_LEN][..len]), None);
         }

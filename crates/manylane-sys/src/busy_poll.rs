@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asked_for_or_refused_by_name() {
+    fn capabilities_are_requested_or_refused_by_name() {
         match probe() {
             Ok(()) => {}
             Err(err) => assert!(matches!(err.raw_os_error(), Some(libc::EPERM | libc::ENOPROTOOPT)), "{err}"),

@@ -186,7 +186,7 @@ mod tests {
     use crate::test_support::interpret;
 
     #[test]
-    fn branches_land_where_they_are_told() {
+    fn branches_reach_their_labels() {
         let mut code = [insn(0, 0); 8];
         let mut to = Assembler::new(&mut code);
         to.push(LD_W_ABS, AD_CPU);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_fit_is_none() {
+    fn an_oversized_cbpf_program_is_refused() {
         let mut code = [insn(0, 0); 2];
         let mut to = Assembler::new(&mut code);
         to.extend([(LD_IMM, 1), (ST, 0), (RET_K, 0)]);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lying_lengths_end_the_walk() {
+    fn invalid_lengths_end_the_walk() {
         let good = message(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
         for len in [0_usize, 1, HEADER_LEN - 1, HEADER_LEN + 100, usize::MAX - 7, usize::MAX] {
             let mut bytes = good.clone();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_send_says_reads_back() {
+    fn send_control_messages_round_trip() {
         let mut control = SendControl::new();
         assert_eq!(control.fill(None, None), (0, 0));
         let source = Source { ip: "192.0.2.7".parse().unwrap(), interface: 0 };

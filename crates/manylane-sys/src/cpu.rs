@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_thread_keeps_its_weight() {
+    fn a_short_slice_keeps_the_thread_weight() {
         std::thread::spawn(|| {
             let before = sched_attr().unwrap();
             if before.runtime == 0 {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_is_not_there_is_refused() {
+    fn an_absent_cpu_is_refused() {
         assert_eq!(pin(5000).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn work_counts_sleeps_and_time() {
+    fn thread_usage_counts_sleeps_and_time() {
         let before = thread_usage();
         std::thread::sleep(Duration::from_millis(1));
         let slept = thread_usage();

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_about_loopback() {
+    fn loopback_device_properties_are_read() {
         let name = name(1).unwrap();
         assert_eq!(name, "lo");
         assert!(mtu(&name).unwrap() >= 1280);

@@ -128,7 +128,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_error_is_one_and_what_is_cut_short_is_no_panic() {
+    fn errors_and_truncated_replies_are_returned() {
         let error = message(libc::NLMSG_ERROR as u16, &(-libc::ENOENT).to_ne_bytes());
         let mut none = |_: &[u8]| Some(());
         assert_eq!(parse(&error, &mut none).unwrap_err().raw_os_error(), Some(libc::ENOENT));

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_has_it() {
+    fn only_one_holder_has_the_flock() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let open = || File::options().write(true).open(path.path()).unwrap();
         let (one, two) = (open(), open());
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_the_descriptor_keeps_it_no_longer_than_wanted() {
+    fn unlock_releases_the_lock_despite_a_dup() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let open = || File::options().write(true).open(path.path()).unwrap();
         let (one, two) = (open(), open());

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn one_datagram_or_the_end_of_receiving() {
+    fn recv_returns_a_datagram_or_the_end() {
         let (receiver, sender) =
             (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_reports_the_socket_that_can_be_read() {
+    fn epoll_reports_the_readable_socket() {
         let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let mut watch = Epoll::new(8).unwrap();
         for (token, socket) in sockets.iter().enumerate() {

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_not_there_is_refused() {
+    fn an_absent_numa_node_is_refused() {
         let refused = |node| bind_memory(&[node]).unwrap_err().raw_os_error().unwrap();
         assert_eq!(refused(NODES_MAX), libc::EINVAL);
         assert!([libc::EINVAL, libc::ENOSYS, libc::EPERM].contains(&refused(NODES_MAX - 1)));

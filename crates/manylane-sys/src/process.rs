@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sent_a_signal_is_known() {
+    fn the_sender_of_a_signal_is_reported() {
         thread::spawn(|| {
             let signals = Signals::block().unwrap();
             crate::signal::interrupt_thread(crate::cpu::thread_id(), libc::SIGUSR1).unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_waits_for_is_seen() {
+    fn the_syscall_of_a_blocked_thread_is_read() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
         thread::scope(|scope| {

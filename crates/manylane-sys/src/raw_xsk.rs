@@ -144,17 +144,17 @@ impl RawXsk {
         Ok(Self { rx, fill, tx_rings: out, umem, fd, entries })
     }
 
-    /// Calls `each` with up to `most` received frames, returns the frames to the kernel, and
+    /// Calls `each` with up to `count_max` received frames, returns the frames to the kernel, and
     /// returns their number.
     #[inline]
-    pub fn receive(&mut self, most: u32, mut each: impl FnMut(&[u8])) -> u32 {
+    pub fn receive(&mut self, count_max: u32, mut each: impl FnMut(&[u8])) -> u32 {
         let there = self.rx.produced().wrapping_sub(self.rx.index);
-        let taken = there.min(most);
-        if taken == 0 {
+        let count = there.min(count_max);
+        if count == 0 {
             return 0;
         }
         let mask = self.entries - 1;
-        for _ in 0..taken {
+        for _ in 0..count {
             let (from, to) = ((self.rx.index & mask) as usize, (self.fill.index & mask) as usize);
             // SAFETY: masked indices are within the rings. The kernel has published this
             // descriptor (acquire above), and its frame is ours until it is in the fill ring.
@@ -171,7 +171,7 @@ impl RawXsk {
         }
         self.rx.consume();
         self.fill.produce();
-        taken
+        count
     }
 
     /// As [`receive`](Self::receive), but sends each frame for which `each` returns true back out
@@ -182,13 +182,13 @@ impl RawXsk {
     /// Those of `sendto(2)` if the device is gone, or if the receiver was opened without a send
     /// side.
     #[inline]
-    pub fn reply(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
+    pub fn reply(&mut self, count_max: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
         self.reap();
         let Some(out) = &mut self.tx_rings else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
-        let taken = self.rx.produced().wrapping_sub(self.rx.index).min(most);
+        let count = self.rx.produced().wrapping_sub(self.rx.index).min(count_max);
         let mask = self.entries - 1;
         let before = self.fill.index;
-        for _ in 0..taken {
+        for _ in 0..count {
             // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more
             // frames than a ring has entries, so the TX ring has room, too. The frame is in no
             // ring now, so the slice may be mutable.
@@ -211,7 +211,7 @@ impl RawXsk {
             }
             self.rx.index = self.rx.index.wrapping_add(1);
         }
-        if taken > 0 {
+        if count > 0 {
             self.rx.consume();
             out.tx.produce();
         }
@@ -219,7 +219,7 @@ impl RawXsk {
             self.fill.produce();
         }
         self.kick()?;
-        Ok(taken)
+        Ok(count)
     }
 
     /// True if frames wait for the kernel to send them, because the device was busy.

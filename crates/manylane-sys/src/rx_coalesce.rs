@@ -99,12 +99,12 @@ impl RxCoalesce {
     /// for never), and has room for `room` messages in its receive buffer.
     #[must_use]
     pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
-        let most = (room / RCVBUF_DIVISOR).max(MESSAGES_MIN);
+        let messages_max = (room / RCVBUF_DIVISOR).max(MESSAGES_MIN);
         Self {
             max_delay: longest,
             delay: longest,
             batch,
-            queued_max: most,
+            queued_max: messages_max,
             pending: 0,
             active: false,
             since_probe: 0,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_tried_now_and_then_and_kept_while_it_pays() {
+    fn a_delay_is_probed_and_kept_while_it_pays() {
         let mut coalesce = coalescing(ROOM);
         assert_eq!(coalesce.next_delay(5), Some(DELAY));
         assert_eq!(coalesce.next_delay(2), Some(DELAY));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn on_average_a_small_batch_ends_nothing_and_silence_does() {
+    fn average_batches_keep_the_delay_and_idleness_ends_it() {
         let mut coalesce = RxCoalesce::new(DELAY, usize::MAX, ROOM).with_average();
         let mut start = || {
             while coalesce.next_delay(1).is_none() {}
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_announced() {
+    fn a_delay_is_announced() {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
             let may = coalesce.can_delay();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_behind_or_idle_does_not_pause() {
+    fn a_backlogged_or_idle_lane_does_not_delay() {
         let mut coalesce = coalescing(ROOM);
         assert_eq!(coalesce.next_delay(64), None);
         assert_eq!(coalesce.next_delay(3), Some(DELAY));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn full_batches_that_empty_the_queue_are_followed_by_a_delay() {
+    fn a_full_batch_that_empties_the_queue_is_followed_by_a_delay() {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         let mut after_full = || {
             assert_eq!((coalesce.next_delay(64), coalesce.is_pending()), (None, true));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_shrinks_while_too_much_queues_up_and_grows_back() {
+    fn a_delay_shrinks_under_backlog_and_grows_back() {
         let mut coalesce = coalescing(800);
         assert_eq!(coalesce.next_delay(64), None);
         assert_eq!(coalesce.next_delay(64), None);
@@ -321,14 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn a_small_receive_buffer_keeps_the_pause_short() {
+    fn a_small_receive_buffer_bounds_the_delay() {
         let mut coalesce = coalescing(52);
         assert_eq!(coalesce.next_delay(13), Some(DELAY));
         assert_eq!(coalesce.next_delay(14), Some(DELAY / 2));
     }
 
     #[test]
-    fn lanes_of_frames_pause_by_what_waking_up_costs() {
+    fn xdp_lanes_delay_by_wakeup_cost() {
         let micros = Duration::from_micros;
         for (cost, pause) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
             assert_eq!(delay_for_cost(micros(cost)), micros(pause));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn each_core_wakes_about_as_often_however_many_lanes_share_it() {
+    fn the_wakeup_rate_of_a_core_is_independent_of_its_lanes() {
         assert_eq!(default_delay(4, 4), Duration::ZERO);
         assert_eq!(default_delay(1, 0), Duration::ZERO);
         assert_eq!(default_delay(5, 4), Duration::from_micros(200));

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn trains_are_cut_into_datagrams_also_the_last_one() {
+    fn gro_messages_are_split_including_the_last_segment() {
         let (sender, receiver) = pair();
         set_segment_size(sender.as_fd(), 10).unwrap();
         let burst = SendBurst::new(&[7; 10], 2, true);

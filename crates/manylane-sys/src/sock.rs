@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_forms_around_a_socket_that_was_bound_alone() {
+    fn a_single_bound_socket_becomes_a_reuseport_group() {
         let first = bound_socket();
         let addr = local_addr(first.as_fd()).unwrap();
         let second = open(&addr).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_a_full_queue_are_counted() {
+    fn full_queue_drops_are_counted() {
         let fd = bound_socket();
         let limit_bytes = queue_state(fd.as_fd()).unwrap().limit_bytes;
         assert!(limit_bytes > 4096);

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_more_than_nothing_and_a_period_at_most() {
+    fn the_remaining_time_is_within_a_period() {
         let period = Duration::from_micros(10);
         for _ in 0..1000 {
             let left = remaining(period);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_tables() {
+    fn udp_table_lines_are_parsed() {
         let line = "  412: 0100007F:0035 0200007F:1F90 01 00000000:00000B00 00:00000000 00000000  1000        0 5151 2 0000000000000000 17";
         let entry = Entry::parse(line).unwrap();
         if cfg!(target_endian = "little") {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_is_passed_over() {
+    fn malformed_lines_are_skipped() {
         let header = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
         for bad in
             [header, "", "1:", "1: 0100007F", "1: 0100007F:0035", "1: zz:0035 0:0 0 0:0 0 0 0 0 0 1 2 3 4"]

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_that_make_no_sense_are_refused() {
+    fn invalid_layouts_are_refused() {
         let good = Layout::default();
         assert!(validate(&good).is_ok());
         for bad in [

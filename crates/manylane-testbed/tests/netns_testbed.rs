@@ -177,7 +177,7 @@ fn netns_ip_errors_name_the_lines() {
 
 /// The process that the next test kills: it builds a testbed, says so, and waits.
 #[test]
-#[ignore = "run by netns_nothing_is_left_of_a_process_that_was_killed"]
+#[ignore = "run by netns_killing_a_process_leaves_nothing"]
 fn helper_hold_a_testbed() {
     if std::env::var_os("MANYLANE_HOLD").is_none() {
         return;
@@ -198,8 +198,8 @@ fn helper_hold_a_testbed() {
 }
 
 #[test]
-fn netns_nothing_is_left_of_a_process_that_was_killed() {
-    if !skip::need_root("netns_nothing_is_left_of_a_process_that_was_killed") {
+fn netns_killing_a_process_leaves_nothing() {
+    if !skip::need_root("netns_killing_a_process_leaves_nothing") {
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap())

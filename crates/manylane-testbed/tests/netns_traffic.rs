@@ -77,8 +77,8 @@ fn assert_even(seen: &FlowCounts, flows: usize) {
 /// Takes 6 s, as the next one: a generator for each size or family, whose program the kernel loads
 /// and removes with grace periods, and enough frames for its rate.
 #[test]
-fn netns_every_live_frame_arrives_and_flows_are_even() {
-    if !skip::need_root("netns_every_live_frame_arrives_and_flows_are_even") {
+fn netns_every_generated_frame_arrives_evenly_spread() {
+    if !skip::need_root("netns_every_generated_frame_arrives_evenly_spread") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -93,8 +93,8 @@ fn netns_every_live_frame_arrives_and_flows_are_even() {
 }
 
 #[test]
-fn netns_live_frames_carry_right_checksums() {
-    if !skip::need_root("netns_live_frames_carry_right_checksums") {
+fn netns_generated_frames_have_correct_checksums() {
+    if !skip::need_root("netns_generated_frames_have_correct_checksums") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -112,8 +112,8 @@ fn netns_live_frames_carry_right_checksums() {
 }
 
 #[test]
-fn netns_what_live_says_it_sent_is_what_the_device_counted() {
-    if !skip::need_root("netns_what_live_says_it_sent_is_what_the_device_counted") {
+fn netns_generator_count_matches_the_device() {
+    if !skip::need_root("netns_generator_count_matches_the_device") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
@@ -136,8 +136,8 @@ fn netns_what_live_says_it_sent_is_what_the_device_counted() {
 }
 
 #[test]
-fn netns_live_keeps_its_rate_and_stops_when_told() {
-    if !skip::need_root("netns_live_keeps_its_rate_and_stops_when_told") {
+fn netns_generator_keeps_its_rate_and_stops() {
+    if !skip::need_root("netns_generator_keeps_its_rate_and_stops") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -165,8 +165,8 @@ fn netns_live_keeps_its_rate_and_stops_when_told() {
 }
 
 #[test]
-fn netns_live_to_a_link_that_is_down_says_so() {
-    if !skip::need_root("netns_live_to_a_link_that_is_down_says_so") {
+fn netns_generator_reports_a_link_that_is_down() {
+    if !skip::need_root("netns_generator_reports_a_link_that_is_down") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -179,8 +179,8 @@ fn netns_live_to_a_link_that_is_down_says_so() {
 }
 
 #[test]
-fn netns_live_refuses_what_does_not_fit() {
-    if !skip::need_root("netns_live_refuses_what_does_not_fit") {
+fn netns_generator_refuses_oversized_frames() {
+    if !skip::need_root("netns_generator_refuses_oversized_frames") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -198,8 +198,8 @@ fn netns_live_refuses_what_does_not_fit() {
 }
 
 #[test]
-fn netns_the_portable_sender_counts_what_leaves() {
-    if !skip::need_root("netns_the_portable_sender_counts_what_leaves") {
+fn netns_the_portable_sender_counts_sent_datagrams() {
+    if !skip::need_root("netns_the_portable_sender_counts_sent_datagrams") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();

@@ -67,7 +67,7 @@ fn ci_allows_only_skips_that_the_machine_forces() {
 }
 
 #[test]
-fn without_the_program_ip_it_says_how_to_get_it() {
+fn missing_iproute2_is_reported_with_a_remedy() {
     if topology::available().is_err() {
         return; // Then the next test says why.
     }
@@ -76,8 +76,8 @@ fn without_the_program_ip_it_says_how_to_get_it() {
 }
 
 #[test]
-fn netns_without_privileges_it_says_which() {
-    if !skip::need_root("netns_without_privileges_it_says_which") {
+fn netns_missing_privileges_are_named() {
+    if !skip::need_root("netns_missing_privileges_are_named") {
         return;
     }
     // The build folder may be closed to others: a copy is not. Another process writes it: a program

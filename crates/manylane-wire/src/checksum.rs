@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_odd_lengths() {
+    fn empty_and_odd_lengths_are_summed() {
         assert_eq!(checksum(&[]), 0xffff);
         assert_eq!(checksum(&[0xab]), !0xab00);
         assert_eq!(checksum(&[0xff; 3]), !0xff00);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_zeroes_holds_nothing_and_all_ones_do() {
+    fn zeroes_are_invalid_and_all_ones_valid() {
         for length in [0, 2, 8, 20, 200] {
             assert!(!Sum::default().add_bytes(&vec![0; length]).is_valid());
             assert_eq!(Sum::default().add_bytes(&vec![0xff; length]).is_valid(), length > 0);

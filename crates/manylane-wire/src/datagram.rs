@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_checksum_is_told_from_a_wrong_one() {
+    fn a_partial_checksum_differs_from_a_wrong_one() {
         let mut bytes = [0; 90];
         let length = plan(b"payload", false).write(&mut bytes).unwrap();
         let pseudo = Sum::pseudo_v4(
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_agrees_with_the_layers_whatever_is_flipped_or_cut() {
+    fn the_fast_path_agrees_with_the_layers_on_damaged_frames() {
         for v6 in [false, true] {
             let mut bytes = [0; 90];
             let length = plan(b"payload", v6).write(&mut bytes).unwrap();
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_the_mapped_form_is_no_address_of_ipv6() {
+    fn a_v4_mapped_address_is_not_an_ipv6_address() {
         for mapped in ["[::ffff:10.0.0.1]:7", "[fd00::1]:7"] {
             let plan = UdpFrame { source: mapped.parse().unwrap(), ..plan(b"x", true) };
             let mut bytes = [0; 90];

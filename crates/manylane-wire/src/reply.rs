@@ -210,7 +210,7 @@ mod tests {
         /// The bytes of any reply are those that the layers write, also of a second reply to the
         /// same request.
         #[test]
-        fn a_turned_frame_is_what_the_layers_write(
+        fn a_reply_in_place_matches_the_header_writers(
             v6: bool,
             tags in 0_usize..3,
             hosts: (u16, u16),
@@ -254,7 +254,7 @@ mod tests {
     /// A request without a checksum, and one with an unfinished sum: the reply has a checksum of
     /// its own.
     #[test]
-    fn a_checksum_that_is_none_is_not_taken_over() {
+    fn an_absent_checksum_is_not_copied() {
         let plan = request(false, 1, (1, 2), (3, 4), b"odd");
         let mut frame = written(&plan);
         let at = frame.len() - 3 - 2;
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_turned_is_left_as_it_is() {
+    fn unreplyable_frames_are_left_unchanged() {
         let plan = request(false, 0, (1, 2), (3, 4), b"payload");
         let frame = written(&plan);
         let read = Datagram::parse(&frame).unwrap();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_says_what_is_found_out_without_it() {
+    fn an_rx_hint_matches_full_parsing() {
         for v6 in [false, true] {
             for length in 0..=usize::from(UDP_LEN_MAX) - udp::HEADER_LEN {
                 let (frame, mut noted) = pair(&vec![0xa5; length], v6, HINT);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_believed_whatever_the_checksum_is() {
+    fn an_rx_hint_is_used_whatever_the_checksum() {
         for v6 in [false, true] {
             for (kind, says) in [(HINT, Checksum::Valid), (HINT | PARTIAL, Checksum::Partial)] {
                 let (_, mut noted) = pair(b"payload", v6, kind);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_note_everything_is_found_out() {
+    fn frames_without_an_rx_hint_are_parsed_fully() {
         for v6 in [false, true] {
             let (mut frame, _) = pair(b"payload", v6, 0);
             let mut found = Datagram::default();
@@ -205,7 +205,7 @@ mod tests {
 
     /// The program does not write such hints, but a reader must handle them.
     #[test]
-    fn a_note_that_cannot_be_is_not_believed() {
+    fn an_invalid_rx_hint_is_ignored() {
         for v6 in [false, true] {
             let (frame, noted) = pair(b"payload", v6, HINT);
             let as_if_none = |change: &dyn Fn(&mut [u8])| {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_says_where_the_payload_is_if_its_checksum_is_taken() {
+    fn an_rx_hint_locates_the_payload() {
         for v6 in [false, true] {
             let at = if v6 { 62 } else { 42 };
             for (kind, refused) in
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_those_of_the_version_that_the_note_says() {
+    fn headers_follow_the_ip_version_of_the_rx_hint() {
         for v6 in [false, true] {
             let (frame, noted) = pair(b"payload", v6, HINT);
             let read = Datagram::parse(&frame).unwrap();

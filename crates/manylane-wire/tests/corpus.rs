@@ -85,7 +85,7 @@ fn every_file_of_the_corpus_holds() {
 }
 
 #[test]
-fn the_seeds_are_what_their_names_say() {
+fn corpus_seeds_match_their_names() {
     for (name, bytes) in seeds() {
         let frame = Frame::parse(&bytes);
         let udp = frame.as_ref().ok().and_then(Frame::udp).is_some();

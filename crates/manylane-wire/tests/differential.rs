@@ -48,12 +48,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_build_the_same_bytes(ipv6: bool, ports: (u16, u16), ttl: u8, payload in prop::collection::vec(any::<u8>(), 0..1500)) {
+    fn both_implementations_build_the_same_bytes(ipv6: bool, ports: (u16, u16), ttl: u8, payload in prop::collection::vec(any::<u8>(), 0..1500)) {
         prop_assert_eq!(ours(ipv6, ports, ttl, &payload), theirs(ipv6, ports, ttl, &payload));
     }
 
     #[test]
-    fn both_see_the_same_in_damaged_frames(
+    fn both_implementations_agree_on_damaged_frames(
         ipv6: bool,
         payload in prop::collection::vec(any::<u8>(), 0..64),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
@@ -76,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn both_see_the_same_in_noise(mut bytes in prop::collection::vec(any::<u8>(), 0..120), kind in 0usize..7) {
+    fn both_implementations_agree_on_random_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..120), kind in 0usize..7) {
         // Noise alone is hardly ever IP: say that it is.
         let kinds = [0x0800, 0x86dd, 0x0806, 0x8100, 0x88a8, 0x9100, 0u16];
         if bytes.len() > 14 && kind < 6 {

@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Frame::parse(&bytes).map(|frame| frame.has_valid_checksums());
         let _ = manylane_wire::ipv4::Ipv4::parse(&bytes);
         let _ = manylane_wire::ipv6::Ipv6::parse(&bytes);
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn the_fast_checksum_is_the_slow_one(bytes in prop::collection::vec(any::<u8>(), 0..3000), at in any::<prop::sample::Index>()) {
+    fn the_fast_checksum_matches_the_reference(bytes in prop::collection::vec(any::<u8>(), 0..3000), at in any::<prop::sample::Index>()) {
         prop_assert_eq!(checksum(&bytes), slow_checksum(&bytes));
         // In two pieces too, when the first one is even.
         let at = if bytes.is_empty() { 0 } else { at.index(bytes.len()) & !1 };
@@ -171,7 +171,7 @@ fn no_checksum_is_right_over_ipv4_only() {
 }
 
 #[test]
-fn lengths_that_lie_are_refused() {
+fn inconsistent_lengths_are_refused() {
     // IPv4: total length less than the header, header longer than the packet.
     let mut ip = [0; 40];
     (ip[0], ip[3]) = (0x45, 19);

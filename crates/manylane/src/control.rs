@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_false_door_is_asked_nothing() {
+    fn loopback_a_forged_control_socket_is_not_queried() {
         // Process 1 runs, and has no control socket.
         let name = unused_name(900_000);
         let listener = unix_socket::listen(&name).unwrap();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_an_answer_without_end_is_not_heard_for_ever() {
+    fn loopback_an_endless_response_is_cut_off() {
         let name = unused_name(800_000);
         let listener = unix_socket::listen(&name).unwrap();
         let connection = unix_socket::connect_without_fds(&name, IO_TIMEOUT).unwrap();
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_socket_beyond_those_of_a_process_is_told_what_to_do() {
+    fn loopback_the_socket_limit_error_names_the_remedy() {
         let pid = std::process::id();
         let client = |number: u32| ControlClient { name: format!("manylane.test.{pid}.{number}"), pid };
         let count = peer::SCAN_SOCKETS_OF_PROCESS_MAX + 1;
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
+    fn loopback_a_refusal_is_received_before_the_close() {
         let name = unused_name(700_000);
         let listener = unix_socket::listen(&name).unwrap();
         // The unread request may arrive before the refusal is read, and the close at any moment
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_door_answers_until_it_is_closed() {
+    fn loopback_a_control_socket_answers_until_closed() {
         let long = "x".repeat(5 * CHUNK_LEN + 7);
         let text = long.clone();
         let filter = FilterHandle::default();

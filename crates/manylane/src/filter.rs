@@ -149,15 +149,15 @@ impl Prefix {
     /// # Errors
     /// [`ErrorKind::Config`] for more bits than an address has, or if other bits are not zero.
     pub fn new(ip: IpAddr, len: u8) -> Result<Self> {
-        let (most, bits) = match ip {
+        let (prefix_max, bits) = match ip {
             IpAddr::V4(ip) => (32, u128::from(ip.to_bits()) << 96),
             IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some() && len >= 96 => {
                 return Self::new(ip.to_canonical(), len - 96);
             }
             IpAddr::V6(ip) => (128, ip.to_bits()),
         };
-        if len > most {
-            return Err(config_error(format!("prefix {ip}/{len}: an address has {most} bits")));
+        if len > prefix_max {
+            return Err(config_error(format!("prefix {ip}/{len}: an address has {prefix_max} bits")));
         }
         let kept = bits & u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
         if kept != bits {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_has_two_limits_and_so_many_prefixes() {
+    fn a_filter_has_two_limits_and_a_prefix_bound() {
         let mut guard = Filter::default();
         let limit = |text: &str| text.parse::<Limit>().unwrap();
         guard.set_limits(&[limit("5"), limit("9,per=8")]).unwrap();

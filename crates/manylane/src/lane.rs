@@ -110,8 +110,8 @@ impl Lane {
     /// here.
     #[inline]
     pub fn recv(&mut self) -> Result<Received<'_>> {
-        let taken = self.recv_batch()?;
-        Ok(self.received(taken))
+        let summary = self.recv_batch()?;
+        Ok(self.received(summary))
     }
 
     /// Blocks until a datagram arrives or `timeout` expires. The batch is empty after a timeout.
@@ -121,8 +121,8 @@ impl Lane {
     /// As for [`recv`](Self::recv).
     #[inline]
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Received<'_>> {
-        let taken = self.recv_batch_timeout(timeout)?;
-        Ok(self.received(taken))
+        let summary = self.recv_batch_timeout(timeout)?;
+        Ok(self.received(summary))
     }
 
     /// An outbox for datagrams that answer no request.
@@ -181,16 +181,16 @@ impl Lane {
     /// Receives a batch of queued datagrams.
     #[inline]
     pub(crate) fn recv_batch(&mut self) -> Result<RecvSummary> {
-        let taken = self.io.recv()?;
-        self.count(taken);
-        Ok(taken)
+        let summary = self.io.recv()?;
+        self.count(summary);
+        Ok(summary)
     }
 
     /// Waits for a batch by the lane's policy; an empty one after `timeout`.
     pub(crate) fn recv_batch_timeout(&mut self, timeout: Duration) -> Result<RecvSummary> {
-        let taken = self.waiter.recv(&mut self.io, &self.lane_shared, timeout)?;
-        self.count(taken);
-        Ok(taken)
+        let summary = self.waiter.recv(&mut self.io, &self.lane_shared, timeout)?;
+        self.count(summary);
+        Ok(summary)
     }
 
     /// Receives the next batch of a lane in `serve`. Does not wait if `delays` needs to know
@@ -200,9 +200,9 @@ impl Lane {
         if !delays.is_pending() {
             return self.recv_batch_timeout(timeout);
         }
-        let taken = self.io.recv_more()?;
-        self.count(taken);
-        Ok(taken)
+        let summary = self.io.recv_more()?;
+        self.count(summary);
+        Ok(summary)
     }
 
     /// Delays after a batch of `messages` messages, if that pays.
@@ -212,27 +212,27 @@ impl Lane {
     }
 
     #[inline]
-    fn count(&self, taken: RecvSummary) {
+    fn count(&self, summary: RecvSummary) {
         let cells = &self.lane_shared.cells;
-        if taken.messages == 0 {
+        if summary.messages == 0 {
             return;
         }
         cells.add(Count::Batches, 1);
-        cells.add(Count::Messages, taken.messages as u64);
-        cells.add(Count::Delivered, taken.datagrams as u64);
-        cells.add(Count::DeliveredBytes, taken.bytes as u64);
-        if taken.truncated > 0 {
-            cells.add(Count::Truncated, taken.truncated as u64);
+        cells.add(Count::Messages, summary.messages as u64);
+        cells.add(Count::Delivered, summary.datagrams as u64);
+        cells.add(Count::DeliveredBytes, summary.bytes as u64);
+        if summary.truncated > 0 {
+            cells.add(Count::Truncated, summary.truncated as u64);
         }
-        if taken.gro_messages > 0 {
-            cells.add(Count::GroMessages, taken.gro_messages as u64);
+        if summary.gro_messages > 0 {
+            cells.add(Count::GroMessages, summary.gro_messages as u64);
         }
     }
 
     /// The last batch, in the form for the application.
     #[inline]
-    pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
-        let Parts { batch, replies, bypass } = self.io.split(taken, &self.shared.addr);
+    pub(crate) fn received(&mut self, summary: RecvSummary) -> Received<'_> {
+        let Parts { batch, replies, bypass } = self.io.split(summary, &self.shared.addr);
         let out = Outbox::new(replies, bypass, &self.lane_shared.cells, self.shared.addr.is_ipv6());
         Received { batch, out }
     }

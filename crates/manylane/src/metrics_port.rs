@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_requests_are_answered_and_nonsense_is_not() {
+    fn loopback_valid_requests_are_answered_and_invalid_ones_are_not() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let at = server.addr();
         let answer = request(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_who_asks_for_half_or_without_end_is_left_after_a_while() {
+    fn loopback_partial_and_endless_requests_time_out() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let silent = TcpStream::connect(server.addr()).unwrap();
         let mut half = TcpStream::connect(server.addr()).unwrap();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_who_takes_nothing_is_left_after_a_while() {
+    fn loopback_clients_that_do_not_read_time_out() {
         // More than the buffers of both ends hold.
         let long = "x".repeat(64 << 20);
         let server = MetricsPort::bind(local()).unwrap().serve(move || long.clone()).unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_page_that_takes_long_costs_no_other_client_its_time() {
+    fn loopback_a_slow_page_does_not_delay_other_clients() {
         let (begun, begins) = std::sync::mpsc::channel();
         let slow = move || {
             begun.send(()).unwrap();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_who_says_nothing_keeps_nobody_out() {
+    fn loopback_silent_clients_do_not_block_others() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let connect = || TcpStream::connect(server.addr()).unwrap();
         let silent: Vec<TcpStream> = (0..4 * CLIENTS_MAX).map(|_| connect()).collect();

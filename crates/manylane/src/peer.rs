@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_behind_a_door_has_to_be_whom_it_names() {
+    fn a_control_socket_must_belong_to_its_named_process() {
         let me = std::process::id();
         let peer = |pid: u32, uid| PeerCred { pid, uid };
         for (pid, uid, own, wrong) in [
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_one_user_leave_room_for_those_of_others() {
+    fn processes_of_one_user_do_not_exhaust_the_scan() {
         let mut scan = Scan::start();
         // One process with too many, and many processes with one.
         let own = (0..1000).map(|_| 1).chain(2..1000).map(|pid| PeerCred { pid, uid: 1000 });
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_name_that_is_no_text_hides_no_other() {
+    fn loopback_a_non_utf8_socket_name_hides_no_other() {
         let pid = std::process::id();
         let odd = [b"manylane.odd.".as_slice(), pid.to_string().as_bytes(), b"\xff\n"].concat();
         let _odd = UnixListener::bind_addr(&SocketAddr::from_abstract_name(odd).unwrap()).unwrap();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_as_it_is_but_only_of_allowed_cpus() {
+    fn a_cpu_list_is_used_as_given_if_allowed() {
         assert_eq!(Placement::List(vec![3, 3, 1]).order(&machine()).unwrap(), [3, 3, 1]);
         let err = Placement::List(vec![1, 9]).order(&machine()).unwrap_err();
         assert!(err.to_string().contains("CPU 9"), "{err}");

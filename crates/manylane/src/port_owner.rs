@@ -59,8 +59,8 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
     let owners: Vec<Owner> = entries.iter().map(|entry| socket_owner(entry.inode)).collect();
     // Prefer the entry with exactly this address.
     let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);
-    let who = entries.get(at).map(|entry| describe(entry, &owners[at]));
-    PortOwner { description: who, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
+    let first_owner = entries.get(at).map(|entry| describe(entry, &owners[at]));
+    PortOwner { description: first_owner, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
 }
 
 /// A socket that is bound to exactly this address and is none of `ours` (inodes), if one is
@@ -164,8 +164,8 @@ mod tests {
     fn finds_this_process() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
-        let PortOwner { description: who, is_exiting: is_leaving } = find_owner(&addr, false);
-        let found = who.unwrap();
+        let PortOwner { description: first_owner, is_exiting: is_leaving } = find_owner(&addr, false);
+        let found = first_owner.unwrap();
         assert!(!is_leaving);
         assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port());
@@ -174,13 +174,13 @@ mod tests {
         assert_eq!(find_foreign(&addr, &[inode]), None);
         assert!(find_foreign(&addr, &[inode + 1]).is_some());
         drop(socket);
-        let PortOwner { description: who, is_exiting: is_leaving } = find_owner(&addr, false);
-        assert!(who.is_none() && is_leaving, "it is gone already");
+        let PortOwner { description: first_owner, is_exiting: is_leaving } = find_owner(&addr, false);
+        assert!(first_owner.is_none() && is_leaving, "it is gone already");
         assert_eq!(find_foreign(&addr, &[]), None);
     }
 
     #[test]
-    fn conflicts_are_the_kernels() {
+    fn port_conflicts_match_the_kernel() {
         let clash = |held: &str, wanted: &str, only_v6| {
             conflicts(&held.parse().unwrap(), &wanted.parse().unwrap(), only_v6)
         };

@@ -162,8 +162,8 @@ where
     let mut delays = lane.delay_policy();
     let mut errors = 0;
     while !lane.is_draining() {
-        let taken = match lane.recv_serving(&delays, idle) {
-            Ok(taken) => taken,
+        let summary = match lane.recv_serving(&delays, idle) {
+            Ok(summary) => summary,
             // A failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == ERRORS_MAX => return Err(err),
             Err(_) => {
@@ -172,11 +172,11 @@ where
             }
         };
         errors = 0;
-        if taken.messages > 0 {
-            let Received { batch, mut out } = lane.received(taken);
+        if summary.messages > 0 {
+            let Received { batch, mut out } = lane.received(summary);
             handler(batch, &mut out);
         }
-        lane.delay_after(&mut delays, taken.messages);
+        lane.delay_after(&mut delays, summary.messages);
     }
     // No more datagrams may arrive: the lane is out of steering, or has shut down its receive
     // side. It shuts down if the socket is stopped only now, or if more arrives than was queued:
@@ -184,17 +184,17 @@ where
     let mut queued = lane.queued();
     loop {
         lane.maybe_shut_down(queued == 0);
-        let taken = match lane.recv_batch() {
-            Ok(taken) if taken.messages == 0 => return Ok(()),
-            Ok(taken) => taken,
+        let summary = match lane.recv_batch() {
+            Ok(summary) if summary.messages == 0 => return Ok(()),
+            Ok(summary) => summary,
             Err(err) if errors == ERRORS_MAX => return Err(err),
             Err(_) => {
                 errors += 1;
                 continue;
             }
         };
-        queued = queued.saturating_sub(taken.messages);
-        let Received { batch, mut out } = lane.received(taken);
+        queued = queued.saturating_sub(summary.messages);
+        let Received { batch, mut out } = lane.received(summary);
         handler(batch, &mut out);
     }
 }

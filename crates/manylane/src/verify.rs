@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_signal_interrupted_is_loaded_again() {
+    fn an_interrupted_program_load_is_retried() {
         assert_eq!(attempts(EAGAIN, 0), (1, true));
         assert_eq!(attempts(EAGAIN, 4), (5, true));
         assert_eq!(attempts(EAGAIN, 5), (5, false));

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_tag_and_two_are_read_and_written() {
+    fn one_and_two_vlan_tags_round_trip() {
         for (text, key) in [("1", 1), ("4094", 4094), ("100.5", 100 << 16 | 5)] {
             let vlan: Vlan = text.parse().unwrap();
             assert_eq!((vlan.key(), vlan.to_string().as_str()), (key, text));

@@ -19,10 +19,10 @@ fn open(lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
 }
 
 fn assert_works(socket: manylane::Socket) {
-    let mut hands = LaneDriver::new(socket);
-    let client = Client::to(hands.addr());
+    let mut driver = LaneDriver::new(socket);
+    let client = Client::to(driver.addr());
     client.send(b"still here");
-    hands.echo(1);
+    driver.echo(1);
     client.expect(b"still here");
 }
 
@@ -84,15 +84,15 @@ fn loopback_fault_too_few_descriptors_is_a_limit() {
 }
 
 #[test]
-#[ignore = "started by loopback_fault_a_parked_socket_outlives_a_lane_that_failed"]
-fn child_fails_to_add_a_lane() {
-    if !is_child("child_fails_to_add_a_lane")
-        || !need_uring("loopback_fault_a_parked_socket_outlives_a_lane_that_failed")
+#[ignore = "started by loopback_fault_a_parked_socket_survives_a_failed_lane"]
+fn child_runs_out_of_fds_adding_a_lane() {
+    if !is_child("child_runs_out_of_fds_adding_a_lane")
+        || !need_uring("loopback_fault_a_parked_socket_survives_a_failed_lane")
     {
         return;
     }
-    let mut hands = LaneDriver::new(open_by(Engine::Uring, 3, SteeringBackend::ClassicBpf).unwrap());
-    let suffix = format!(":{:04X}", hands.addr().port());
+    let mut driver = LaneDriver::new(open_by(Engine::Uring, 3, SteeringBackend::ClassicBpf).unwrap());
+    let suffix = format!(":{:04X}", driver.addr().port());
     let sockets = || {
         let table = std::fs::read_to_string("/proc/self/net/udp").unwrap();
         table
@@ -100,12 +100,12 @@ fn child_fails_to_add_a_lane() {
             .filter(|line| line.split_whitespace().nth(1).is_some_and(|at| at.ends_with(&suffix)))
             .count()
     };
-    hands.lanes[1].retire().unwrap();
-    drop(hands.lanes.remove(1));
+    driver.lanes[1].retire().unwrap();
+    drop(driver.lanes.remove(1));
     assert_eq!(sockets(), 3, "the socket is parked");
     fill_gaps();
     set_limit(Resource::Nofile, Some(open_fds() as u64));
-    let failed = hands.handle.open_lane().map(drop);
+    let failed = driver.handle.open_lane().map(drop);
     set_limit(Resource::Nofile, None);
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Limit);
     // The kernel frees the rings of the lane that failed, and what they hold, some time later.
@@ -114,23 +114,23 @@ fn child_fails_to_add_a_lane() {
         thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(sockets(), 3, "it stays parked");
-    hands.open();
+    driver.open();
     assert_eq!(sockets(), 3, "the next lane has it");
 }
 
 #[test]
-fn loopback_fault_a_parked_socket_outlives_a_lane_that_failed() {
-    Child::run("child_fails_to_add_a_lane", None);
+fn loopback_fault_a_parked_socket_survives_a_failed_lane() {
+    Child::run("child_runs_out_of_fds_adding_a_lane", None);
 }
 
 #[test]
-#[ignore = "started by loopback_fault_a_lane_too_many_leaves_the_others_alone"]
-fn child_adds_a_lane_too_many() {
-    if !is_child("child_adds_a_lane_too_many") {
+#[ignore = "started by loopback_fault_a_lane_beyond_the_fd_limit_keeps_the_others"]
+fn child_adds_a_lane_beyond_the_fd_limit() {
+    if !is_child("child_adds_a_lane_beyond_the_fd_limit") {
         return;
     }
     let all = [SteeringBackend::Kernel, SteeringBackend::ClassicBpf, SteeringBackend::Ebpf];
-    for by in backends("loopback_fault_a_lane_too_many_leaves_the_others_alone", &all) {
+    for by in backends("loopback_fault_a_lane_beyond_the_fd_limit_keeps_the_others", &all) {
         let serving = Serving::echo(open(2, by).unwrap());
         let client = Client::to(serving.addr);
         fill_gaps();
@@ -148,8 +148,8 @@ fn child_adds_a_lane_too_many() {
 }
 
 #[test]
-fn loopback_fault_a_lane_too_many_leaves_the_others_alone() {
-    Child::run("child_adds_a_lane_too_many", None);
+fn loopback_fault_a_lane_beyond_the_fd_limit_keeps_the_others() {
+    Child::run("child_adds_a_lane_beyond_the_fd_limit", None);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn loopback_fault_too_little_memory_is_a_limit() {
 }
 
 #[test]
-#[ignore = "started by loopback_fault_memory_ends_anywhere_without_an_abort"]
+#[ignore = "started by loopback_fault_out_of_memory_never_aborts"]
 fn child_runs_out_of_memory_anywhere() {
     if !is_child("child_runs_out_of_memory_anywhere") {
         return;
@@ -217,7 +217,7 @@ fn child_runs_out_of_memory_anywhere() {
 
 /// Takes 6 s: two lanes are opened 205 times.
 #[test]
-fn loopback_fault_memory_ends_anywhere_without_an_abort() {
+fn loopback_fault_out_of_memory_never_aborts() {
     Child::run("child_runs_out_of_memory_anywhere", None);
 }
 

@@ -48,8 +48,8 @@ fn loopback_addr() -> SocketAddr {
 /// SO_REUSEPORT.
 #[test]
 #[ignore = "started by other tests"]
-fn child_has_a_port() {
-    if !is_child("child_has_a_port") {
+fn child_holds_a_port() {
+    if !is_child("child_holds_a_port") {
         return;
     }
     let wanted = env::var("MANYLANE_TEST_HOLD").unwrap_or_else(|_| "127.0.0.1:0".into());
@@ -61,8 +61,8 @@ fn child_has_a_port() {
 /// The child that has a port with SO_REUSEPORT.
 #[test]
 #[ignore = "started by other tests"]
-fn child_has_a_joinable_port() {
-    if !is_child("child_has_a_joinable_port") {
+fn child_holds_a_reuseport_port() {
+    if !is_child("child_holds_a_reuseport_port") {
         return;
     }
     let fd = open_reuse_port(loopback_addr()).unwrap();
@@ -73,8 +73,8 @@ fn child_has_a_joinable_port() {
 /// The child that opens the port given in its environment.
 #[test]
 #[ignore = "started by other tests"]
-fn child_wants_a_port() {
-    if !is_child("child_wants_a_port") {
+fn child_binds_a_port() {
+    if !is_child("child_binds_a_port") {
         return;
     }
     // The parent has exactly one socket of UDP on this address.
@@ -101,7 +101,7 @@ fn loopback_fault_port_of_this_process_names_it() {
 
 #[test]
 fn loopback_fault_port_of_another_process_names_it() {
-    for role in ["child_has_a_port", "child_has_a_joinable_port"] {
+    for role in ["child_holds_a_port", "child_holds_a_reuseport_port"] {
         let child = Child::start(role, None);
         let addr = child.line().parse().unwrap();
         let text = open_error(addr);
@@ -118,7 +118,7 @@ fn loopback_fault_port_of_another_process_names_it() {
 fn loopback_fault_port_of_no_process_is_waited_for() {
     let name = "loopback_fault_port_of_no_process_is_waited_for";
     if skip::need(name, is_root(), "only root sees the files of all processes") {
-        Child::run("child_meets_a_port_of_no_process", None);
+        Child::run("child_binds_a_port_of_no_process", None);
     }
 }
 
@@ -126,8 +126,8 @@ fn loopback_fault_port_of_no_process_is_waited_for() {
 /// moment.
 #[test]
 #[ignore = "started by loopback_fault_port_of_no_process_is_waited_for"]
-fn child_meets_a_port_of_no_process() {
-    if !is_child("child_meets_a_port_of_no_process") {
+fn child_binds_a_port_of_no_process() {
+    if !is_child("child_binds_a_port_of_no_process") {
         return;
     }
     let socket = UdpSocket::bind(loopback_addr()).unwrap();
@@ -198,12 +198,12 @@ fn loopback_fault_an_ipv6_wildcard_clashes_with_ipv4_unless_v6only() {
 }
 
 #[test]
-fn loopback_fault_the_holder_named_is_the_one_that_clashes() {
-    if !need_ipv6("loopback_fault_the_holder_named_is_the_one_that_clashes") {
+fn loopback_fault_the_error_names_the_conflicting_owner() {
+    if !need_ipv6("loopback_fault_the_error_names_the_conflicting_owner") {
         return;
     }
     // The same port over IPv4 belongs to this process and is not in the way.
-    let child = Child::start("child_has_a_port_v6", None);
+    let child = Child::start("child_holds_a_port_v6", None);
     let addr: SocketAddr = child.line().parse().unwrap();
     let bystander = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, addr.port())).unwrap();
     let text = open_error(addr);
@@ -214,8 +214,8 @@ fn loopback_fault_the_holder_named_is_the_one_that_clashes() {
 /// The child that has a port over IPv6 only.
 #[test]
 #[ignore = "started by other tests"]
-fn child_has_a_port_v6() {
-    if !is_child("child_has_a_port_v6") {
+fn child_holds_a_port_v6() {
+    if !is_child("child_holds_a_port_v6") {
         return;
     }
     let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
@@ -230,27 +230,27 @@ fn loopback_fault_port_of_another_user_names_the_user() {
         return;
     }
     // Root sees the process of the other user.
-    let child = Child::start("child_has_a_port", Some(NOBODY));
+    let child = Child::start("child_holds_a_port", Some(NOBODY));
     let text = open_error(child.line().parse().unwrap());
     let pid = child.pid();
     assert!(text.ends_with(&format!("by process {pid} ({}) of user {NOBODY}", process_name(pid))), "{text}");
     // Sockets of another user cannot be joined even with SO_REUSEPORT: the kernel requires the
     // same user.
-    let child = Child::start("child_has_a_joinable_port", Some(NOBODY));
+    let child = Child::start("child_holds_a_reuseport_port", Some(NOBODY));
     let addr: SocketAddr = child.line().parse().unwrap();
     let err = Builder::new(addr).unwrap().lanes(2).reuse_port(true).open().map(|_| ()).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse);
     assert!(err.to_string().contains(&format!("of user {NOBODY}")), "{err}");
     // The other user cannot see our process, but the error names its user.
     let socket = UdpSocket::bind((MONITORED_ADDR, 0)).unwrap();
-    let text = Child::start("child_wants_a_port", Some(NOBODY)).line();
+    let text = Child::start("child_binds_a_port", Some(NOBODY)).line();
     assert!(text.ends_with("by a process of user 0 that this one may not see"), "{text}");
     drop(socket);
 }
 
 #[test]
-fn loopback_fault_a_group_is_joined_only_when_asked_to() {
-    let child = Child::start("child_has_a_joinable_port", None);
+fn loopback_fault_reuse_port_is_off_by_default() {
+    let child = Child::start("child_holds_a_reuseport_port", None);
     let addr: SocketAddr = child.line().parse().unwrap();
     open_error(addr);
     let socket = Builder::new(addr).unwrap().lanes(2).reuse_port(true).open().unwrap();
@@ -262,28 +262,31 @@ fn loopback_fault_a_group_is_joined_only_when_asked_to() {
 }
 
 #[test]
-fn loopback_fault_a_joined_group_shares_the_traffic() {
+fn loopback_fault_reuse_port_shares_the_traffic() {
     const FLOWS: u64 = 400;
     let other = open_reuse_port(loopback_addr()).unwrap();
     let addr = sock::local_addr(other.as_fd()).unwrap();
     let socket = Builder::new(addr).unwrap().lanes(3).reuse_port(true).open().unwrap();
-    let mut hands = LaneDriver::new(socket);
+    let mut driver = LaneDriver::new(socket);
     send_and_wait(|| (0..FLOWS).for_each(|_| Client::to(addr).send(b"whose?")));
     let other = UdpSocket::from(other);
     other.set_nonblocking(true).unwrap();
-    let theirs = std::iter::from_fn(|| other.recv(&mut [0; 8]).ok()).count() as u64;
-    hands.recv_all((FLOWS - theirs) as usize);
-    let counters = hands.handle.counters();
-    assert_eq!(counters.total().delivered + theirs, FLOWS);
+    let by_other = std::iter::from_fn(|| other.recv(&mut [0; 8]).ok()).count() as u64;
+    driver.recv_all((FLOWS - by_other) as usize);
+    let counters = driver.handle.counters();
+    assert_eq!(counters.total().delivered + by_other, FLOWS);
     // Each lane should get about a quarter. The chance that one gets none is negligible.
-    assert!(theirs > 0 && counters.lanes.iter().all(|(_, lane)| lane.delivered > 0), "{theirs} {counters:?}");
-    assert!(hands.is_idle());
+    assert!(
+        by_other > 0 && counters.lanes.iter().all(|(_, lane)| lane.delivered > 0),
+        "{by_other} {counters:?}"
+    );
+    assert!(driver.is_idle());
 }
 
 #[test]
-fn loopback_fault_nobody_joins_a_single_lane() {
+fn loopback_fault_a_single_lane_cannot_be_joined() {
     let all = [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel];
-    for by in backends("loopback_fault_nobody_joins_a_single_lane", &all) {
+    for by in backends("loopback_fault_a_single_lane_cannot_be_joined", &all) {
         let socket = Builder::new(loopback_addr()).unwrap().lanes(1).steering_backend(by).open().unwrap();
         let addr = socket.local_addr();
         assert_eq!(open_reuse_port(addr).unwrap_err().kind(), std::io::ErrorKind::AddrInUse, "{by}");
@@ -295,27 +298,27 @@ fn loopback_fault_nobody_joins_a_single_lane() {
 }
 
 #[test]
-fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
+fn loopback_fault_foreign_sockets_in_a_steered_group_get_nothing() {
     const FLOWS: u64 = 200;
     let steered = [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf];
-    for by in backends("loopback_fault_who_joins_a_steered_group_gets_nothing", &steered) {
+    for by in backends("loopback_fault_foreign_sockets_in_a_steered_group_get_nothing", &steered) {
         let socket = Builder::new(loopback_addr()).unwrap().lanes(2).steering_backend(by).open().unwrap();
-        let mut hands = LaneDriver::new(socket);
-        let addr = hands.addr();
+        let mut driver = LaneDriver::new(socket);
+        let addr = driver.addr();
         // The kernel lets a socket of the same user join, which cannot be prevented. Steering does
         // not use it.
         let intruder = UdpSocket::from(open_reuse_port(addr).unwrap());
         intruder.set_nonblocking(true).unwrap();
-        let all_come = |hands: &mut LaneDriver| {
+        let all_come = |driver: &mut LaneDriver| {
             send_and_wait(|| (0..FLOWS).for_each(|_| Client::to(addr).send(b"ours")));
-            hands.recv_all(FLOWS as usize);
+            driver.recv_all(FLOWS as usize);
             assert!(intruder.recv(&mut [0; 8]).is_err(), "{by}");
         };
-        all_come(&mut hands);
+        all_come(&mut driver);
         // A lane that is added after it has another number in the kernel's group than its slot,
         // which classic BPF uses. So it is refused, with the process as reason.
         if by == SteeringBackend::ClassicBpf {
-            let err = hands.handle.open_lane().map(drop).unwrap_err();
+            let err = driver.handle.open_lane().map(drop).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::InUse);
             let text = err.to_string();
             assert!(
@@ -323,16 +326,16 @@ fn loopback_fault_who_joins_a_steered_group_gets_nothing() {
                 "{text}"
             );
         } else {
-            hands.open();
+            driver.open();
         }
-        all_come(&mut hands);
-        assert_eq!(total_lost(&hands.handle), 0);
+        all_come(&mut driver);
+        assert_eq!(total_lost(&driver.handle), 0);
         // When the other socket is closed, a lane can be added again.
         drop(intruder);
-        hands.open();
+        driver.open();
         send_and_wait(|| (0..FLOWS).for_each(|_| Client::to(addr).send(b"ours")));
-        hands.recv_all(FLOWS as usize);
-        assert_eq!(total_lost(&hands.handle), 0);
+        driver.recv_all(FLOWS as usize);
+        assert_eq!(total_lost(&driver.handle), 0);
     }
 }
 

@@ -20,7 +20,7 @@ fn buffer_max(sysctl: &str) -> usize {
 }
 
 #[test]
-#[ignore = "started by loopback_fault_without_ebpf_classic_bpf_steps_in"]
+#[ignore = "started by loopback_fault_steering_falls_back_to_classic_bpf"]
 fn child_steers_without_ebpf() {
     if !is_child("child_steers_without_ebpf") {
         return;
@@ -40,11 +40,11 @@ fn child_steers_without_ebpf() {
         let why = steering.reason.unwrap();
         assert!(why.starts_with("no eBPF: ") && why.contains("CAP_BPF"), "{why}");
 
-        let mut hands = LaneDriver::new(socket);
-        let addr = hands.addr();
+        let mut driver = LaneDriver::new(socket);
+        let addr = driver.addr();
         send_and_wait(|| (0..50).for_each(|_| Client::to(addr).send(b"all of them")));
-        hands.recv_all(50);
-        let total = hands.handle.counters().total();
+        driver.recv_all(50);
+        let total = driver.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped, total.steered), (50, 0, None));
 
         // If the backend is forced, the error names what is missing.
@@ -56,15 +56,15 @@ fn child_steers_without_ebpf() {
 }
 
 #[test]
-fn loopback_fault_without_ebpf_classic_bpf_steps_in() {
+fn loopback_fault_steering_falls_back_to_classic_bpf() {
     // As root this is a process of another user, otherwise the same user.
     Child::run("child_steers_without_ebpf", Some(NOBODY));
 }
 
 #[test]
 #[ignore = "started by loopback_fault_busy_poll_without_privileges_becomes_spin"]
-fn child_wants_the_kernel_to_look() {
-    if !is_child("child_wants_the_kernel_to_look") {
+fn child_enables_busy_poll() {
+    if !is_child("child_enables_busy_poll") {
         return;
     }
     let time = Duration::from_micros(70);
@@ -80,13 +80,13 @@ fn child_wants_the_kernel_to_look() {
 
 #[test]
 fn loopback_fault_busy_poll_without_privileges_becomes_spin() {
-    Child::run("child_wants_the_kernel_to_look", Some(NOBODY));
+    Child::run("child_enables_busy_poll", Some(NOBODY));
 }
 
 #[test]
 #[ignore = "started by loopback_fault_a_buffer_above_the_sysctl_names_it"]
-fn child_wants_large_buffers() {
-    if !is_child("child_wants_large_buffers") {
+fn child_requests_large_buffers() {
+    if !is_child("child_requests_large_buffers") {
         return;
     }
     for sysctl in ["rmem_max", "wmem_max"] {
@@ -107,7 +107,7 @@ fn child_wants_large_buffers() {
 
 #[test]
 fn loopback_fault_a_buffer_above_the_sysctl_names_it() {
-    Child::run("child_wants_large_buffers", Some(NOBODY));
+    Child::run("child_requests_large_buffers", Some(NOBODY));
 }
 
 #[test]
@@ -119,18 +119,18 @@ fn loopback_fault_root_gets_a_buffer_above_the_sysctl() {
     let bytes = buffer_max("rmem_max") + (1 << 20);
     let datagrams = bytes / 65_507;
     let socket = builder().recv_buffer(bytes).send_buffer(buffer_max("wmem_max") + 1).open().unwrap();
-    let mut hands = LaneDriver::new(socket);
-    let client = Client::to(hands.addr());
+    let mut driver = LaneDriver::new(socket);
+    let client = Client::to(driver.addr());
     send_and_wait(|| (0..datagrams).for_each(|_| client.send(&[7; 65_507])));
-    hands.recv_all(datagrams);
-    let total = hands.handle.counters().total();
+    driver.recv_all(datagrams);
+    let total = driver.handle.counters().total();
     assert_eq!((total.delivered, total.kernel_dropped), (datagrams as u64, 0));
 }
 
 #[test]
-#[ignore = "started by netns_fault_a_privileged_port_names_what_is_missing"]
-fn child_wants_port_53() {
-    if !is_child("child_wants_port_53") {
+#[ignore = "started by netns_fault_a_privileged_port_names_the_capability"]
+fn child_binds_port_53() {
+    if !is_child("child_binds_port_53") {
         return;
     }
     for addr in ["127.0.0.1:53", "[::1]:53", "0.0.0.0:1023"] {
@@ -144,8 +144,8 @@ fn child_wants_port_53() {
 }
 
 #[test]
-fn netns_fault_a_privileged_port_names_what_is_missing() {
-    if !skip::need_root("netns_fault_a_privileged_port_names_what_is_missing") {
+fn netns_fault_a_privileged_port_names_the_capability() {
+    if !skip::need_root("netns_fault_a_privileged_port_names_the_capability") {
         return;
     }
     // In a namespace of its own: elsewhere the administrator may have opened the ports to all.
@@ -153,14 +153,14 @@ fn netns_fault_a_privileged_port_names_what_is_missing() {
     let host = testbed.host(0);
     host.set_sysctl("net.ipv4.ip_unprivileged_port_start", "1024").unwrap();
     host.run(|| {
-        Child::run("child_wants_port_53", Some(NOBODY));
+        Child::run("child_binds_port_53", Some(NOBODY));
         Builder::new("127.0.0.1:53").unwrap().open().unwrap();
     });
 }
 
 #[test]
-fn netns_fault_ipv6_turned_off_is_said() {
-    if !skip::need_root("netns_fault_ipv6_turned_off_is_said") {
+fn netns_fault_disabled_ipv6_is_reported() {
+    if !skip::need_root("netns_fault_disabled_ipv6_is_reported") {
         return;
     }
     let testbed = Testbed::new(&Layout { hosts: 1, links: Vec::new(), ..Layout::default() }).unwrap();
@@ -171,10 +171,10 @@ fn netns_fault_ipv6_turned_off_is_said() {
         assert_eq!(err.kind(), ErrorKind::Address);
         assert!(err.to_string().contains("binding [::1]:0"), "{err}");
         // A wildcard still takes IPv4.
-        let mut hands = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(2).open().unwrap());
-        let client = Client::to(([127, 0, 0, 1], hands.addr().port()).into());
+        let mut driver = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(2).open().unwrap());
+        let client = Client::to(([127, 0, 0, 1], driver.addr().port()).into());
         client.send(b"over IPv4");
-        hands.echo(1);
+        driver.echo(1);
         client.expect(b"over IPv4");
     });
 }

@@ -110,8 +110,8 @@ fn remove_leftovers(at: &Path) {
 
 /// Two runs must not use the same name, and must not remove each other's group.
 #[test]
-fn netns_cgroups_of_other_runs_stay_and_leftovers_are_removed() {
-    let name = "netns_cgroups_of_other_runs_stay_and_leftovers_are_removed";
+fn netns_only_leftover_cgroups_are_removed() {
+    let name = "netns_only_leftover_cgroups_are_removed";
     if !skip::need(name, is_root(), "control groups are made by root") {
         return;
     }
@@ -134,9 +134,9 @@ fn default_lanes() -> usize {
 }
 
 #[test]
-#[ignore = "started by netns_default_lanes_honour_a_quota_of_cpu_time"]
-fn child_tells_its_default_lanes() {
-    if !is_child("child_tells_its_default_lanes") {
+#[ignore = "started by netns_default_lanes_honour_a_cpu_quota"]
+fn child_prints_its_default_lanes() {
+    if !is_child("child_prints_its_default_lanes") {
         return;
     }
     report(&default_lanes().to_string());
@@ -150,8 +150,8 @@ fn child_tells_its_default_lanes() {
 }
 
 #[test]
-fn netns_default_lanes_honour_a_quota_of_cpu_time() {
-    let name = "netns_default_lanes_honour_a_quota_of_cpu_time";
+fn netns_default_lanes_honour_a_cpu_quota() {
+    let name = "netns_default_lanes_honour_a_cpu_quota";
     // Of this process, which may have a quota itself.
     let cpus = thread::available_parallelism().unwrap().get().min(256) as u64;
     if !skip::need(name, is_root(), "control groups are made by root")
@@ -174,7 +174,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
         }
         group.set_quota(quota);
         // Created after the group, and so dropped before it.
-        let child = Child::start("child_tells_its_default_lanes", None);
+        let child = Child::start("child_prints_its_default_lanes", None);
         assert_eq!(child.line(), cpus.to_string(), "without a quota");
         group.add_process(child.pid());
         assert_eq!(child.line(), lanes.to_string(), "{quota} of {PERIOD_USECS} microseconds");

@@ -8,7 +8,7 @@ use manylane::{Builder, ErrorKind, Placement, Received, Steering, SteeringBacken
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT, backends, pattern, send_and_wait};
 
 #[test]
-#[ignore = "started by loopback_fault_a_signal_ends_a_wait_and_nothing_else"]
+#[ignore = "started by loopback_fault_a_signal_only_ends_a_wait"]
 fn child_waits_for_signals() {
     if !is_child("child_waits_for_signals") {
         return;
@@ -34,7 +34,7 @@ fn child_waits_for_signals() {
 }
 
 #[test]
-fn loopback_fault_a_signal_ends_a_wait_and_nothing_else() {
+fn loopback_fault_a_signal_only_ends_a_wait() {
     let child = Child::start("child_waits_for_signals", None);
     let addr = child.line().parse().unwrap();
     let mut ended = 0;
@@ -122,84 +122,84 @@ fn loopback_fault_a_flood_of_the_largest_datagrams_is_counted() {
 }
 
 #[test]
-fn loopback_fault_a_queue_that_nobody_reads_is_counted() {
+fn loopback_fault_drops_of_an_unread_queue_are_counted() {
     const COUNT: u64 = 5_000;
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    let mut hands = LaneDriver::new(builder.lanes(1).recv_buffer(20_000).open().unwrap());
-    let client = Client::to(hands.addr());
+    let mut driver = LaneDriver::new(builder.lanes(1).recv_buffer(20_000).open().unwrap());
+    let client = Client::to(driver.addr());
     send_and_wait(|| (0..COUNT).for_each(|_| client.send(&[1; 100])));
-    let dropped = hands.handle.counters().total().kernel_dropped;
+    let dropped = driver.handle.counters().total().kernel_dropped;
     assert!(dropped > 0 && dropped < COUNT, "{dropped}");
     // None is received: datagrams that are queued when the lane is dropped are discarded and
     // counted.
-    hands.lanes.clear();
-    let counters = hands.handle.counters();
+    driver.lanes.clear();
+    let counters = driver.handle.counters();
     assert!(counters.lanes.is_empty());
     assert_eq!(counters.closed.discarded, COUNT - dropped);
     assert_eq!((counters.closed.kernel_dropped, counters.closed.arrived()), (dropped, COUNT));
 }
 
 #[test]
-fn loopback_fault_a_peer_that_is_gone_disturbs_nobody() {
-    let mut hands = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
-    let client = Client::to(hands.addr());
+fn loopback_fault_a_closed_peer_does_not_affect_others() {
+    let mut driver = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
+    let client = Client::to(driver.addr());
     for round in 0..20 {
-        let gone = Client::to(hands.addr());
+        let gone = Client::to(driver.addr());
         gone.send(b"no answer, please");
         drop(gone);
         client.send(&pattern(round, 50));
-        hands.echo(2);
+        driver.echo(2);
         client.expect(&pattern(round, 50));
     }
-    let total = hands.handle.counters().total();
+    let total = driver.handle.counters().total();
     assert_eq!((total.delivered, total.offered, total.sent), (40, 40, 40));
     assert_eq!((total.lost(), total.recv_errors), (0, 0));
 }
 
 #[test]
-fn loopback_fault_answers_larger_than_a_datagram_are_lost_by_name() {
-    let mut hands = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
-    let client = Client::to(hands.addr());
+fn loopback_fault_oversized_replies_are_counted() {
+    let mut driver = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
+    let client = Client::to(driver.addr());
     client.send(b"tell me everything");
     let everything = vec![9; 65_508];
-    hands.receive(1, |_, datagram, out| {
+    driver.receive(1, |_, datagram, out| {
         out.reply(&datagram, &everything);
         out.reply_with(&datagram, 70_000, |_| 10);
         out.reply(&datagram, &everything[..65_507]);
     });
     assert_eq!(client.recv().len(), 65_507);
-    let total = hands.handle.counters().total();
+    let total = driver.handle.counters().total();
     assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (3, 1, 2, 2));
 }
 
 /// The header of IPv6 does not count: 20 bytes more than over IPv4, but not for an IPv4 peer of the
 /// same socket.
 #[test]
-fn loopback_fault_the_largest_datagram_is_the_familys() {
-    if !manylane_tests::need_ipv6("loopback_fault_the_largest_datagram_is_the_familys") {
+fn loopback_fault_the_datagram_limit_depends_on_the_family() {
+    if !manylane_tests::need_ipv6("loopback_fault_the_datagram_limit_depends_on_the_family") {
         return;
     }
     const PAYLOAD_BYTES_MAX: usize = 65_527;
     let everything = vec![9; PAYLOAD_BYTES_MAX + 1];
-    let mut hands = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
-    let port = hands.addr().port();
-    for (ip, most) in [("::1", PAYLOAD_BYTES_MAX), ("127.0.0.1", 65_507)] {
+    let mut driver = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
+    let port = driver.addr().port();
+    for (ip, len_max) in [("::1", PAYLOAD_BYTES_MAX), ("127.0.0.1", 65_507)] {
         let client = Client::to(SocketAddr::new(ip.parse().unwrap(), port));
         client.send(b"tell me everything");
-        hands.receive(1, |_, datagram, out| {
-            out.reply(&datagram, &everything[..most + 1]);
-            out.reply_with(&datagram, most + 1, |_| 10);
-            out.reply(&datagram, &everything[..most]);
-            out.reply_with(&datagram, most, |space| space.len());
+        driver.receive(1, |_, datagram, out| {
+            out.reply(&datagram, &everything[..len_max + 1]);
+            out.reply_with(&datagram, len_max + 1, |_| 10);
+            out.reply(&datagram, &everything[..len_max]);
+            out.reply_with(&datagram, len_max, |space| space.len());
         });
-        assert_eq!((client.recv().len(), client.recv().len()), (most, most), "{ip}");
+        assert_eq!((client.recv().len(), client.recv().len()), (len_max, len_max), "{ip}");
     }
-    let total = hands.handle.counters().total();
+    let total = driver.handle.counters().total();
     assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (8, 4, 4, 4));
 }
 
 #[test]
-fn loopback_fault_addresses_that_are_not_here() {
+fn loopback_fault_nonlocal_addresses_are_refused() {
     // Addresses for documentation (RFC 5737, RFC 3849): no machine has them.
     for addr in ["192.0.2.1:0", "[2001:db8::1]:0"] {
         let err = Builder::new(addr).unwrap().open().map(drop).unwrap_err();
@@ -212,7 +212,7 @@ fn loopback_fault_addresses_that_are_not_here() {
 }
 
 #[test]
-fn loopback_fault_options_that_cannot_be_open_nothing() {
+fn loopback_fault_invalid_options_open_nothing() {
     let port = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
     let refused = |change: &dyn Fn(&mut Builder), names: &str| {
         let mut builder = Builder::new((Ipv4Addr::LOCALHOST, port)).unwrap();

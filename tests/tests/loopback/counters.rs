@@ -15,32 +15,32 @@ fn counts(counters: &LaneCounters) -> NamedCounters {
 
 on_every_variant! {
     /// Lanes that do not receive, with small queues (or rings): the kernel drops most.
-    fn sums_close_when_the_kernel_drops(variant) {
+    fn counters_add_up_when_the_kernel_drops(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
-        let mut hands = LaneDriver::new(builder.lanes(3).recv_buffer(8192).xdp_ring(64).open().unwrap());
-        let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
+        let mut driver = LaneDriver::new(builder.lanes(3).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let clients: Vec<_> = (0..12).map(|_| Client::to(driver.addr())).collect();
         for round in 1..=3 {
             send_and_wait(|| clients.iter().for_each(|client| (0..100).for_each(|at| client.send(&pattern(at, 200)))));
             // Datagrams that do not fit into the queues are counted before any is received.
-            let before = hands.handle.counters().total();
+            let before = driver.handle.counters().total();
             let dropped = before.kernel_dropped + before.xsk_dropped;
             assert!(dropped > (round - 1) * 900, "{dropped}");
-            let taken = hands.drain() as u64;
-            let counters = hands.handle.counters();
+            let drained = driver.drain() as u64;
+            let counters = driver.handle.counters();
             let total = counters.total();
             assert_eq!(total.kernel_dropped + total.xsk_dropped, dropped);
             assert_eq!(total.delivered + dropped, round * 1200);
             assert_eq!((variant.is_xdp(), total.kernel_dropped), (total.xsk_dropped > 0, before.kernel_dropped));
             assert!(!variant.is_xdp() || total.kernel_dropped == 0, "rings are full, not the companion's queue");
             // By queue and reason, the same.
-            let queues = hands.handle.xdp_queues();
+            let queues = driver.handle.xdp_queues();
             let by_queue = |of: fn(&XdpQueue) -> u64| queues.iter().map(of).sum::<u64>();
             assert_eq!(by_queue(|queue| queue.ring_full + queue.dropped), total.xsk_dropped, "{queues:?}");
             assert_eq!(by_queue(|queue| queue.invalid_descriptors), 0, "{queues:?}");
             // A lane that does not receive gives no frames to the fill ring.
             assert_eq!(by_queue(|queue| queue.fill_ring_empty), total.xsk_dropped, "{queues:?}");
             assert_eq!((total.arrived(), total.discarded), (round * 1200, 0));
-            assert!(taken > 0 && total.delivered_bytes == total.delivered * 200);
+            assert!(drained > 0 && total.delivered_bytes == total.delivered * 200);
             for (id, lane) in &counters.lanes {
                 let steered = variant.steered(lane).map(|messages| messages + lane.kernel_dropped);
                 assert_eq!(lane.steered, steered, "lane {id}");
@@ -50,15 +50,15 @@ on_every_variant! {
 
     /// A dropped message counts once on a lane with GRO, as documented; without GRO each datagram
     /// counts.
-    fn dropped_trains_are_counted(variant) {
+    fn dropped_gro_messages_are_counted(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
-        let mut hands = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
-        let client = Client::to(hands.addr());
+        let mut driver = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let client = Client::to(driver.addr());
         // All have the same checksum. With generic XDP, one in 65,535 goes to the companion: that
         // which looks like the sum of a pseudo-header alone.
         send_and_wait(|| (0..50).for_each(|_| client.send_gso(&[7; 2000], 100)));
-        let received = hands.drain() as u64;
-        let total = hands.handle.counters().total();
+        let received = driver.drain() as u64;
+        let total = driver.handle.counters().total();
         assert!(received > 0 && total.delivered == received);
         if variant.is_xdp() {
             // A device with an XDP program accepts no GSO messages: the sender segments them, and
@@ -77,19 +77,19 @@ on_every_variant! {
 
     /// Datagrams that are queued on a lane that is closed without draining are discarded, each
     /// counted.
-    fn sums_close_when_lanes_are_dropped(variant) {
-        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
-        let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
+    fn counters_add_up_when_lanes_are_dropped(variant) {
+        let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
+        let clients: Vec<_> = (0..12).map(|_| Client::to(driver.addr())).collect();
         send_and_wait(|| clients.iter().for_each(|client| {
             (0..4).for_each(|at| client.send(&pattern(at, 30)));
             client.send_gso(&pattern(9, 170), 20);
         }));
         let sent = 12 * (4 + 9);
         // One batch of one lane is received, the other datagrams stay queued.
-        let received = hands.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).find(|taken| *taken > 0);
+        let received = driver.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).find(|drained| *drained > 0);
         let received = received.unwrap() as u64;
-        let handle = hands.handle.clone();
-        drop(hands);
+        let handle = driver.handle.clone();
+        drop(driver);
         let counters = handle.counters();
         let total = counters.total();
         assert!(counters.lanes.is_empty() && total == counters.closed);

@@ -70,8 +70,8 @@ fn loopback_the_generator_stays_under_its_ceiling() {
 }
 
 #[test]
-fn loopback_the_program_of_engine_xdp_stays_under_its_ceiling() {
-    if !may_load("loopback_the_program_of_engine_xdp_stays_under_its_ceiling") {
+fn loopback_the_xdp_program_stays_under_its_ceiling() {
+    if !may_load("loopback_the_xdp_program_stays_under_its_ceiling") {
         return;
     }
     for unfinished in [0_u8, 1] {

@@ -14,51 +14,51 @@ fn total(handle: &Handle) -> LaneCounters {
 
 on_every_variant! {
     /// The lane gets a thousand ICMP errors, between replies to reachable peers.
-    fn closed_ports_disturb_nobody(variant) {
+    fn icmp_errors_do_not_affect_other_peers(variant) {
         let v6 = need_ipv6(variant.test);
         for ip in ["127.0.0.1", "::1"].into_iter().filter(|ip| v6 || *ip != "::1") {
-            let mut hands = LaneDriver::new(variant.builder((ip, 0)).open().unwrap());
-            let clients = [Client::to(hands.addr()), Client::to(hands.addr())];
-            let nobody: Vec<_> = (0..10).map(|_| unused_addr(ip)).collect();
+            let mut driver = LaneDriver::new(variant.builder((ip, 0)).open().unwrap());
+            let clients = [Client::to(driver.addr()), Client::to(driver.addr())];
+            let closed_addrs: Vec<_> = (0..10).map(|_| unused_addr(ip)).collect();
             for round in 0..100 {
                 clients.iter().for_each(|client| client.send(&pattern(round, 40)));
-                hands.receive(2, |_, datagram, out| {
-                    for to in &nobody[..5] {
+                driver.receive(2, |_, datagram, out| {
+                    for to in &closed_addrs[..5] {
                         out.send_to(*to, b"anybody there?");
                     }
                     out.reply(&datagram, datagram.payload());
                 });
                 clients.iter().for_each(|client| client.expect(&pattern(round, 40)));
             }
-            let total = total(&hands.handle);
+            let total = total(&driver.handle);
             assert_eq!((total.offered, total.sent, total.lost()), (1200, 1200, 0));
             assert_eq!((total.delivered, total.recv_errors, total.gso_fallbacks), (200, 0, 0));
-            assert!(clients.iter().all(Client::is_idle) && hands.is_idle());
+            assert!(clients.iter().all(Client::is_idle) && driver.is_idle());
         }
     }
 
     /// Clients that close before their reply.
-    fn peers_that_left_disturb_nobody(variant) {
-        let mut hands = LaneDriver::new(variant.builder("0.0.0.0:0").open().unwrap());
-        let server = map_ip("127.0.0.1", hands.addr().port());
+    fn closed_peers_do_not_affect_other_peers(variant) {
+        let mut driver = LaneDriver::new(variant.builder("0.0.0.0:0").open().unwrap());
+        let server = map_ip("127.0.0.1", driver.addr().port());
         let client = Client::to(server);
         for _ in 0..100 {
             Client::to(server).send(b"bye");
             client.send(b"here");
-            hands.echo(2);
+            driver.echo(2);
             client.expect(b"here");
         }
-        let total = total(&hands.handle);
+        let total = total(&driver.handle);
         assert_eq!((total.sent, total.lost(), total.recv_errors), (200, 0, 0));
     }
 
     /// Port 0, a broadcast that was not allowed, no route, too large: each in its own counter, and
     /// the datagrams around them, to the same lane's good peer, arrive.
     fn each_loss_has_its_counter(variant, no traffic) {
-        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).batch(80).open().unwrap());
-        let handle = hands.handle.clone();
-        let client = Client::to(hands.addr());
-        let mut out = hands.lanes[0].sender();
+        let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).batch(80).open().unwrap());
+        let handle = driver.handle.clone();
+        let client = Client::to(driver.addr());
+        let mut out = driver.lanes[0].sender();
         let mut offer = |to: SocketAddr, times: u64| {
             let before = total(&handle);
             out.send_to(client.addr(), b"before");
@@ -92,22 +92,22 @@ on_every_variant! {
         if !need_ipv6(variant.test) {
             return;
         }
-        let mut hands = LaneDriver::new(variant.builder("[::]:0").lanes(1).open().unwrap());
+        let mut driver = LaneDriver::new(variant.builder("[::]:0").lanes(1).open().unwrap());
         let nowhere = SocketAddrV6::new("fe80::1".parse().unwrap(), 9, 0, 1);
-        let mut out = hands.lanes[0].sender();
+        let mut out = driver.lanes[0].sender();
         (0..5).for_each(|_| out.send_to(nowhere.into(), b"lost"));
         assert_eq!(out.flush(), manylane::Flushed { sent: 0, lost: 5 });
         drop(out);
-        let total = total(&hands.handle);
+        let total = total(&driver.handle);
         assert_eq!((total.lost_unreachable, total.lost()), (5, 5), "{total:?}");
     }
 
-    fn too_large_to_send_is_counted(variant) {
+    fn oversized_sends_are_counted(variant) {
         static LARGE: [u8; 65_508] = [7; 65_508];
-        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").open().unwrap());
-        let client = Client::to(hands.addr());
+        let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").open().unwrap());
+        let client = Client::to(driver.addr());
         client.send(b"give me more");
-        hands.receive(1, |_, datagram, out| {
+        driver.receive(1, |_, datagram, out| {
             out.reply(&datagram, b"first");
             out.reply(&datagram, &LARGE);
             out.reply_borrowed(&datagram, &LARGE);
@@ -118,25 +118,25 @@ on_every_variant! {
         });
         client.expect(b"first");
         client.expect(b"last");
-        let total = total(&hands.handle);
+        let total = total(&driver.handle);
         assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (6, 2, 4, 4));
     }
 }
 
 on_every_engine! {
     /// A peer that does not read: its own queue overflows, which does not affect the lane.
-    fn a_peer_that_does_not_read_stops_nobody(variant) {
+    fn a_full_peer_does_not_block_other_peers(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
-        let mut hands = LaneDriver::new(builder.lanes(1).send_buffer(8192).open().unwrap());
-        let (deaf, client) = (Client::to(hands.addr()), Client::to(hands.addr()));
+        let mut driver = LaneDriver::new(builder.lanes(1).send_buffer(8192).open().unwrap());
+        let (deaf, client) = (Client::to(driver.addr()), Client::to(driver.addr()));
         deaf.send(b"hello");
-        hands.receive(1, |_, datagram, out| {
+        driver.receive(1, |_, datagram, out| {
             (0..2000).for_each(|_| out.reply(&datagram, &[1; 1000]));
         });
         client.send(b"me too");
-        hands.echo(1);
+        driver.echo(1);
         client.expect(b"me too");
-        let total = total(&hands.handle);
+        let total = total(&driver.handle);
         assert_eq!((total.offered, total.sent + total.lost()), (2001, 2001));
         assert_eq!(client.socket.read_timeout().unwrap(), Some(TEST_TIMEOUT));
     }

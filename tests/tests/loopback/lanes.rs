@@ -19,10 +19,10 @@ fn builder(variant: &Variant, lanes: usize, steering: Steering, by: SteeringBack
 }
 
 /// The lane of each of the clients' flows.
-fn lanes_of(hands: &mut LaneDriver, clients: &[Client]) -> Vec<LaneId> {
+fn lanes_of(driver: &mut LaneDriver, clients: &[Client]) -> Vec<LaneId> {
     let lane_of = |client: &Client| {
         client.send(b"which");
-        hands.recv_lane_id()
+        driver.recv_lane_id()
     };
     clients.iter().map(lane_of).collect()
 }
@@ -67,13 +67,13 @@ fn churn(handle: &Handle) {
 
 /// Drains a lane, and returns the number of datagrams.
 fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
-    let mut taken = 0;
+    let mut received = 0;
     loop {
         let batch = lane.recv().unwrap().batch;
         if batch.is_empty() {
-            return taken;
+            return received;
         }
-        taken += batch.len();
+        received += batch.len();
         batch.for_each(|datagram| each(datagram.peer(), datagram.payload()));
     }
 }
@@ -82,26 +82,26 @@ fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
 ///
 /// Not with engine xdp: the queues stay with the lanes that were there when the socket was opened.
 #[test]
-fn loopback_groups_form_around_a_single_lane() {
-    let variant = Variant::new("loopback_groups_form_around_a_single_lane", Engine::Mmsg, 0);
-    for by in backends("loopback_groups_form_around_a_single_lane", &[Ebpf, ClassicBpf]) {
-        let mut hands = LaneDriver::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
-        let clients: Vec<_> = (0..40).map(|_| Client::to(hands.addr())).collect();
+fn loopback_a_single_lane_becomes_a_group() {
+    let variant = Variant::new("loopback_a_single_lane_becomes_a_group", Engine::Mmsg, 0);
+    for by in backends("loopback_a_single_lane_becomes_a_group", &[Ebpf, ClassicBpf]) {
+        let mut driver = LaneDriver::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
+        let clients: Vec<_> = (0..40).map(|_| Client::to(driver.addr())).collect();
         let mut ids = BTreeSet::new();
         let mut seen = 0;
         for _ in 0..5 {
-            let alone = hands.lanes[0].id();
-            assert!(lanes_of(&mut hands, &clients).iter().all(|lane| *lane == alone), "{by}");
-            let came = hands.open();
-            let lanes: BTreeSet<_> = lanes_of(&mut hands, &clients).into_iter().collect();
-            assert_eq!(lanes, BTreeSet::from([alone, came]), "{by}");
+            let alone = driver.lanes[0].id();
+            assert!(lanes_of(&mut driver, &clients).iter().all(|lane| *lane == alone), "{by}");
+            let added_id = driver.open();
+            let lanes: BTreeSet<_> = lanes_of(&mut driver, &clients).into_iter().collect();
+            assert_eq!(lanes, BTreeSet::from([alone, added_id]), "{by}");
             seen += 80;
-            assert_eq!(hands.handle.counters().total().delivered, seen);
-            assert!(ids.insert(alone) && !ids.contains(&came), "an id was used again");
-            assert!(came > alone);
-            hands.lanes.remove(0);
+            assert_eq!(driver.handle.counters().total().delivered, seen);
+            assert!(ids.insert(alone) && !ids.contains(&added_id), "an id was used again");
+            assert!(added_id > alone);
+            driver.lanes.remove(0);
         }
-        let counters = hands.handle.counters();
+        let counters = driver.handle.counters();
         assert_eq!(
             (counters.closed.delivered + counters.lanes[0].1.delivered, counters.lanes.len()),
             (400, 1)
@@ -112,7 +112,7 @@ fn loopback_groups_form_around_a_single_lane() {
 
 on_every_engine! {
     /// Lanes are added and removed under traffic: every datagram is answered once, and counted.
-    fn lanes_come_and_go_without_loss(variant) {
+    fn added_and_removed_lanes_lose_nothing(variant) {
         let test = variant.test;
         for by in backends(test, &[Ebpf, ClassicBpf]) {
             let other = match by {
@@ -142,7 +142,7 @@ on_every_engine! {
         }
     }
 
-    fn what_cannot_be_added_or_removed(variant) {
+    fn invalid_lane_changes_are_refused(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
             let socket = builder(variant, 2, Steering::Flow, by).open().unwrap();
             let handle = socket.handle();
@@ -167,14 +167,14 @@ on_every_engine! {
     /// queued ones.
     fn a_retired_lane_drains_and_loses_nothing(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
-            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
-            let clients: Vec<_> = (0..60).map(|_| Client::to(hands.addr())).collect();
-            let before = lanes_of(&mut hands, &clients);
+            let mut driver = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..60).map(|_| Client::to(driver.addr())).collect();
+            let before = lanes_of(&mut driver, &clients);
             send_and_wait(|| clients.iter().for_each(|client| client.send(b"queued")));
-            let mut leaving = hands.lanes.remove(1);
+            let mut leaving = driver.lanes.remove(1);
             leaving.retire().unwrap();
             leaving.retire().unwrap();
-            assert_eq!(hands.handle.lane_ids().len(), 2);
+            assert_eq!(driver.handle.lane_ids().len(), 2);
             send_and_wait(|| clients.iter().for_each(|client| client.send(b"later")));
             let queued = before.iter().filter(|lane| **lane == leaving.id()).count();
             assert!(queued > 0, "60 flows on 3 lanes leave none empty");
@@ -191,52 +191,52 @@ on_every_engine! {
             assert_eq!(drained, vec![b"queued".to_vec(); left], "{by}");
             let id = leaving.id();
             drop(leaving);
-            hands.receive(120 - left, |lane, _, _| assert_ne!(lane, id));
-            let counters = hands.handle.counters();
+            driver.receive(120 - left, |lane, _, _| assert_ne!(lane, id));
+            let counters = driver.handle.counters();
             assert_eq!((counters.closed.delivered, counters.closed.discarded), ((queued + left) as u64, 0));
             assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
             // The last lane cannot be removed.
-            drop(hands.lanes.pop());
-            assert_eq!(hands.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
-            assert_eq!(lanes_of(&mut hands, &clients[..5]), [hands.lanes[0].id(); 5]);
+            drop(driver.lanes.pop());
+            assert_eq!(driver.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
+            assert_eq!(lanes_of(&mut driver, &clients[..5]), [driver.lanes[0].id(); 5]);
         }
     }
 
     /// Flows move only if they must: from a lane that is removed, and to a lane that is added.
-    fn flows_stay_while_other_lanes_come_and_go(variant) {
+    fn flows_keep_their_lane_while_others_change(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
             // Engine xdp has no steering by key.
             let key = Some(Steering::Key { offset: 1000, len: 4 }).filter(|_| !variant.is_xdp());
             for steering in [Steering::Flow].into_iter().chain(key) {
-                let mut hands = LaneDriver::new(builder(variant, 4, steering, by).open().unwrap());
-                let clients: Vec<_> = (0..100).map(|_| Client::to(hands.addr())).collect();
-                let mut now = lanes_of(&mut hands, &clients);
+                let mut driver = LaneDriver::new(builder(variant, 4, steering, by).open().unwrap());
+                let clients: Vec<_> = (0..100).map(|_| Client::to(driver.addr())).collect();
+                let mut now = lanes_of(&mut driver, &clients);
                 for step in 0..10 {
                     let was = now;
-                    if step % 3 == 2 || hands.lanes.len() == 1 {
-                        let came = hands.open();
-                        now = lanes_of(&mut hands, &clients);
-                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *now == came;
+                    if step % 3 == 2 || driver.lanes.len() == 1 {
+                        let added_id = driver.open();
+                        now = lanes_of(&mut driver, &clients);
+                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *now == added_id;
                         assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
-                        assert!(now.contains(&came), "a lane that comes takes its share");
+                        assert!(now.contains(&added_id), "a lane that comes takes its share");
                     } else {
-                        let gone = hands.lanes.remove(step % hands.lanes.len()).id();
-                        now = lanes_of(&mut hands, &clients);
+                        let gone = driver.lanes.remove(step % driver.lanes.len()).id();
+                        now = lanes_of(&mut driver, &clients);
                         let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *then == gone;
                         assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
                         assert!(!now.contains(&gone));
                     }
                 }
-                assert!(hands.is_idle());
+                assert!(driver.is_idle());
             }
         }
     }
 
     /// Order within a flow while lanes are added and removed, for all flows that do not move.
-    fn flows_that_stay_keep_their_order(variant) {
+    fn unmoved_flows_keep_their_order(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
-            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
-            let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
+            let mut driver = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..50).map(|_| Client::to(driver.addr())).collect();
             let mut next: HashMap<SocketAddr, u32> = HashMap::new();
             for step in 0..6 {
                 // Some datagrams are queued while a lane is added or removed.
@@ -244,9 +244,9 @@ on_every_engine! {
                 send_and_wait(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
                 let mut gone = None;
                 if step % 2 == 0 {
-                    hands.open();
+                    driver.open();
                 } else {
-                    let mut lane = hands.lanes.remove(1);
+                    let mut lane = driver.lanes.remove(1);
                     lane.retire().unwrap();
                     gone = Some(lane);
                 }
@@ -262,7 +262,7 @@ on_every_engine! {
                     left -= drain(&mut lane, &mut in_order);
                 }
                 // Datagrams on the first lanes are older than those on an added lane.
-                for lane in &mut hands.lanes {
+                for lane in &mut driver.lanes {
                     left -= drain(lane, &mut in_order);
                 }
                 assert_eq!(left, 0);
@@ -271,33 +271,33 @@ on_every_engine! {
     }
 
     /// When all lanes are closed, the port is free and stays free, even if a handle still exists.
-    fn when_all_lanes_are_gone_the_port_is_free(variant) {
+    fn removing_all_lanes_frees_the_port(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
-            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
-            let addr = hands.addr();
+            let mut driver = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let addr = driver.addr();
             Client::to(addr).send(b"once");
-            hands.echo(1);
-            hands.lanes.remove(1);
-            hands.open();
-            hands.lanes.clear();
+            driver.echo(1);
+            driver.lanes.remove(1);
+            driver.open();
+            driver.lanes.clear();
             drop(UdpSocket::bind(addr).expect("the port is free"));
-            assert_eq!(hands.handle.open_lane().err().unwrap().kind(), ErrorKind::State, "{by}");
+            assert_eq!(driver.handle.open_lane().err().unwrap().kind(), ErrorKind::State, "{by}");
             drop(UdpSocket::bind(addr).expect("the port is free"));
         }
     }
 
     /// A socket with one lane has no group. Its port is also free afterwards, whether the lane
     /// served or was used by hand.
-    fn when_the_only_lane_is_gone_the_port_is_free(variant) {
+    fn removing_the_only_lane_frees_the_port(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
-            let mut hands = LaneDriver::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
-            let addr = hands.addr();
+            let mut driver = LaneDriver::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let addr = driver.addr();
             Client::to(addr).send(b"once");
-            hands.echo(1);
-            hands.lanes.clear();
+            driver.echo(1);
+            driver.lanes.clear();
             let bound = UdpSocket::bind(addr);
             assert!(bound.is_ok(), "by hand, {by}: the port is free: {bound:?}");
-            drop((bound, hands));
+            drop((bound, driver));
             let serving = Serving::echo(builder(variant, 1, Steering::Flow, by).open().unwrap());
             let (handle, addr) = (serving.handle.clone(), serving.addr);
             serving.stop().unwrap();

@@ -5,7 +5,7 @@ use manylane_tests::{Client, SlowServer, TEST_TIMEOUT, Variant, on_every_variant
 
 const BATCH: usize = 8;
 /// More than the queue can hold: some hundreds in a kernel socket, the entries of a ring.
-const TOO_MANY: u32 = 3000;
+const OVERLOAD_DATAGRAMS: u32 = 3000;
 
 /// The payload with a number. All have the same sum: generic XDP leaves to the kernel a datagram
 /// whose checksum looks unfinished, as one in 65,535 does by chance, and that must be none of
@@ -58,20 +58,20 @@ fn expected_head_drop(queued: u32) -> Vec<u32> {
 }
 
 on_every_variant! {
-    fn the_oldest_wins_or_the_newest(variant, 1 queue) {
-        let (numbers, total) = handled(variant, DropPolicy::Tail, TOO_MANY);
+    fn overload_drops_tail_or_head(variant, 1 queue) {
+        let (numbers, total) = handled(variant, DropPolicy::Tail, OVERLOAD_DATAGRAMS);
         let queued = *numbers.last().unwrap();
         assert!(numbers.iter().copied().eq(0..=queued), "{numbers:?}");
-        assert!(queued > 6 * BATCH as u32 && queued < TOO_MANY && total.dropped_stale == 0, "{total:?}");
+        assert!(queued > 6 * BATCH as u32 && queued < OVERLOAD_DATAGRAMS && total.dropped_stale == 0, "{total:?}");
 
-        let (numbers, total) = handled(variant, DropPolicy::Head, TOO_MANY);
+        let (numbers, total) = handled(variant, DropPolicy::Head, OVERLOAD_DATAGRAMS);
         assert_eq!(numbers, expected_head_drop(queued), "{total:?}");
 
         // Three quarters: no arrival is dropped by the kernel, and the newest datagrams are
         // handled.
-        let most = queued / 4 * 3;
-        let (numbers, total) = handled(variant, DropPolicy::Head, most);
-        assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(most), 0));
+        let three_quarters = queued / 4 * 3;
+        let (numbers, total) = handled(variant, DropPolicy::Head, three_quarters);
+        assert_eq!((numbers, total.kernel_dropped + total.xsk_dropped), (expected_head_drop(three_quarters), 0));
 
         // A quarter is no overload.
         let few = queued / 4;

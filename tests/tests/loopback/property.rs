@@ -35,17 +35,17 @@ fn datagrams(seed: usize, sending: &Sending) -> Vec<Vec<u8>> {
 }
 
 on_every_variant! {
-    fn random_sequences_echo_as_the_model(variant) {
-        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").batch(16).open().unwrap());
-        let clients: Vec<_> = (0..PEERS).map(|_| Client::to(hands.addr())).collect();
-        let hands = std::cell::RefCell::new(&mut hands);
+    fn random_sequences_match_the_model(variant) {
+        let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").batch(16).open().unwrap());
+        let clients: Vec<_> = (0..PEERS).map(|_| Client::to(driver.addr())).collect();
+        let driver = std::cell::RefCell::new(&mut driver);
         let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
         let sequences = prop::collection::vec(sending(), 1..8);
         runner
             .run(&(sequences, 0..3_usize), |(sequence, how)| {
-                let mut hands = hands.borrow_mut();
+                let mut driver = driver.borrow_mut();
                 let mut model = vec![Vec::new(); PEERS];
-                let before = hands.handle.counters().total();
+                let before = driver.handle.counters().total();
                 send_and_wait(|| {
                     for (seed, sending) in sequence.iter().enumerate() {
                         let payload = pattern(seed, sending.len);
@@ -61,7 +61,7 @@ on_every_variant! {
                     model[sending.peer].extend(datagrams(seed, sending));
                 }
                 let count: usize = model.iter().map(Vec::len).sum();
-                hands.receive(count, |_, datagram, out| match how {
+                driver.receive(count, |_, datagram, out| match how {
                     0 => out.reply(&datagram, datagram.payload()),
                     1 => out.reply_borrowed(&datagram, datagram.payload()),
                     _ => out.send_to(datagram.peer(), datagram.payload()),
@@ -77,7 +77,7 @@ on_every_variant! {
                     prop_assert!(got == *due);
                     prop_assert!(client.is_idle());
                 }
-                let after = hands.handle.counters().total();
+                let after = driver.handle.counters().total();
                 let bytes: usize = model.iter().flatten().map(Vec::len).sum();
                 prop_assert_eq!(after.delivered - before.delivered, count as u64);
                 prop_assert_eq!(after.delivered_bytes - before.delivered_bytes, bytes as u64);

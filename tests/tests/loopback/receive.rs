@@ -19,11 +19,11 @@ fn open(variant: &Variant, addr: &str) -> LaneDriver {
 }
 
 /// Sends each size, checks the received datagram, sends it back, checks the reply.
-fn echo_of_every_size(hands: &mut LaneDriver, client: &Client, peer: SocketAddr, local: SocketAddr) {
+fn echo_of_every_size(driver: &mut LaneDriver, client: &Client, peer: SocketAddr, local: SocketAddr) {
     for (seed, len) in SIZES.into_iter().enumerate() {
         let payload = pattern(seed, len);
         client.send(&payload);
-        hands.receive(1, |_, datagram, out| {
+        driver.receive(1, |_, datagram, out| {
             assert!(datagram.payload() == payload, "{len} bytes");
             assert_eq!((datagram.peer(), datagram.local()), (peer, local));
             assert_eq!((datagram.full_len(), datagram.is_truncated()), (len, false));
@@ -31,11 +31,11 @@ fn echo_of_every_size(hands: &mut LaneDriver, client: &Client, peer: SocketAddr,
         });
         client.expect(&payload);
     }
-    assert!(hands.is_idle() && client.is_idle());
+    assert!(driver.is_idle() && client.is_idle());
 }
 
-fn assert_counts(hands: &LaneDriver, clients: u64) {
-    let total = hands.handle.counters().total();
+fn assert_counts(driver: &LaneDriver, clients: u64) {
+    let total = driver.handle.counters().total();
     let bytes = clients * SIZES.iter().sum::<usize>() as u64;
     let sizes = clients * SIZES.len() as u64;
     assert_eq!((total.delivered, total.delivered_bytes, total.messages), (sizes, bytes, sizes));
@@ -45,53 +45,53 @@ fn assert_counts(hands: &LaneDriver, clients: u64) {
 
 on_every_variant! {
     fn every_size_at_an_ipv4_address(variant) {
-        let mut hands = open(variant, "127.0.0.1:0");
-        let client = Client::to(hands.addr());
-        let (peer, local) = (client.addr(), hands.addr());
-        echo_of_every_size(&mut hands, &client, peer, local);
-        assert_counts(&hands, 1);
+        let mut driver = open(variant, "127.0.0.1:0");
+        let client = Client::to(driver.addr());
+        let (peer, local) = (client.addr(), driver.addr());
+        echo_of_every_size(&mut driver, &client, peer, local);
+        assert_counts(&driver, 1);
     }
 
     fn every_size_at_an_ipv6_address(variant) {
         if !need_ipv6(variant.test) {
             return;
         }
-        let mut hands = open(variant, "[::1]:0");
-        let client = Client::to(hands.addr());
-        let (peer, local) = (client.addr(), hands.addr());
-        echo_of_every_size(&mut hands, &client, peer, local);
-        assert_counts(&hands, 1);
+        let mut driver = open(variant, "[::1]:0");
+        let client = Client::to(driver.addr());
+        let (peer, local) = (client.addr(), driver.addr());
+        echo_of_every_size(&mut driver, &client, peer, local);
+        assert_counts(&driver, 1);
     }
 
-    fn an_ipv4_wildcard_answers_from_the_address_asked(variant) {
-        let mut hands = open(variant, "0.0.0.0:0");
+    fn an_ipv4_wildcard_replies_from_the_destination_address(variant) {
+        let mut driver = open(variant, "0.0.0.0:0");
         for ip in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
-            let server = map_ip(ip, hands.addr().port());
+            let server = map_ip(ip, driver.addr().port());
             let client = Client::to(server);
             let peer = client.addr();
-            echo_of_every_size(&mut hands, &client, peer, server);
+            echo_of_every_size(&mut driver, &client, peer, server);
         }
-        assert_counts(&hands, 3);
+        assert_counts(&driver, 3);
     }
 
-    fn a_dual_stack_wildcard_answers_from_the_address_asked(variant) {
+    fn a_dual_stack_wildcard_replies_from_the_destination_address(variant) {
         if !need_ipv6(variant.test) {
             return;
         }
-        let mut hands = open(variant, "[::]:0");
+        let mut driver = open(variant, "[::]:0");
         for ip in ["127.0.0.1", "::1", "127.0.0.2", "127.0.0.3"] {
-            let server = map_ip(ip, hands.addr().port());
+            let server = map_ip(ip, driver.addr().port());
             let client = Client::to(server);
             let (peer, local) = (v4_mapped(client.addr()), v4_mapped(server));
-            echo_of_every_size(&mut hands, &client, peer, local);
+            echo_of_every_size(&mut driver, &client, peer, local);
         }
-        assert_counts(&hands, 4);
+        assert_counts(&driver, 4);
     }
 
-    fn batches_from_many_peers_bring_each_datagram_once(variant) {
+    fn batches_from_many_peers_deliver_each_datagram_once(variant) {
         for batch in [1, 2, 7, 64, 1024] {
-            let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
-            let clients: Vec<_> = (0..5).map(|_| Client::to(hands.addr())).collect();
+            let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
+            let clients: Vec<_> = (0..5).map(|_| Client::to(driver.addr())).collect();
             let of = |number: usize| (&clients[number % 5], pattern(number, number * 7 % 300));
             // From one processor, because the kernel may deliver datagrams from two of them in
             // another order.
@@ -102,11 +102,11 @@ on_every_variant! {
             });
             let mut due: Vec<_> = (0..150).map(of).map(|(client, payload)| (client.addr(), payload)).collect();
             let mut got: Vec<_> =
-                hands.recv_all(due.len()).into_iter().map(|got| (got.peer, got.payload)).collect();
+                driver.recv_all(due.len()).into_iter().map(|got| (got.peer, got.payload)).collect();
             // In order for each peer; lanes have no order among each other. With generic XDP, a
             // datagram whose checksum looks unfinished, one in 65,535, comes through the kernel and
             // so in another order.
-            let passed = hands.handle.xdp_counts().iter().any(|(_, what, n)| *what == "unfinished" && *n > 0);
+            let passed = driver.handle.xdp_counts().iter().any(|(_, what, n)| *what == "unfinished" && *n > 0);
             for client in clients.iter().filter(|_| !passed) {
                 let of = |all: &[(SocketAddr, Vec<u8>)]| -> Vec<_> {
                     all.iter().filter(|(peer, _)| *peer == client.addr()).cloned().collect()
@@ -116,9 +116,9 @@ on_every_variant! {
             got.sort();
             due.sort();
             assert!(got == due, "batch {batch}");
-            assert!(hands.is_idle());
+            assert!(driver.is_idle());
             if batch == 1 {
-                assert_eq!(hands.handle.counters().total().batches, 150);
+                assert_eq!(driver.handle.counters().total().batches, 150);
             }
         }
     }
@@ -126,18 +126,18 @@ on_every_variant! {
 
 /// IPv6 carries 20 bytes more than IPv4, there and back.
 #[test]
-fn loopback_the_largest_datagram_of_ipv6_arrives_whole() {
-    if !need_ipv6("loopback_the_largest_datagram_of_ipv6_arrives_whole") {
+fn loopback_the_largest_ipv6_datagram_is_not_truncated() {
+    if !need_ipv6("loopback_the_largest_ipv6_datagram_is_not_truncated") {
         return;
     }
     for gro in [true, false] {
         let builder = &mut manylane::Builder::new("[::1]:0").unwrap();
-        let mut hands = LaneDriver::new(builder.gro(gro).open().unwrap());
-        let client = Client::to(hands.addr());
+        let mut driver = LaneDriver::new(builder.gro(gro).open().unwrap());
+        let client = Client::to(driver.addr());
         for len in [65_508, 65_527] {
             let payload = pattern(1, len);
             client.send(&payload);
-            hands.receive(1, |_, datagram, out| {
+            driver.receive(1, |_, datagram, out| {
                 assert!(datagram.payload() == payload && !datagram.is_truncated());
                 out.reply(&datagram, datagram.payload());
                 out.reply_borrowed(&datagram, datagram.payload());
@@ -145,7 +145,7 @@ fn loopback_the_largest_datagram_of_ipv6_arrives_whole() {
             client.expect(&payload);
             client.expect(&payload);
         }
-        let total = hands.handle.counters().total();
+        let total = driver.handle.counters().total();
         assert_eq!((total.offered, total.sent, total.lost_too_large), (4, 4, 0));
         assert!(client.is_idle());
     }
@@ -178,24 +178,24 @@ on_every_engine! {
             return;
         }
         let mut builder = variant.builder("[::]:0");
-        let mut hands = LaneDriver::new(builder.lanes(2).only_v6(true).open().unwrap());
-        let other = UdpSocket::bind(("0.0.0.0", hands.addr().port())).unwrap();
-        let client = Client::to(map_ip("::1", hands.addr().port()));
+        let mut driver = LaneDriver::new(builder.lanes(2).only_v6(true).open().unwrap());
+        let other = UdpSocket::bind(("0.0.0.0", driver.addr().port())).unwrap();
+        let client = Client::to(map_ip("::1", driver.addr().port()));
         client.send(b"six");
-        hands.echo(1);
+        driver.echo(1);
         client.expect(b"six");
-        let client = Client::to(map_ip("127.0.0.1", hands.addr().port()));
+        let client = Client::to(map_ip("127.0.0.1", driver.addr().port()));
         client.send(b"four");
         other.set_read_timeout(Some(manylane_tests::TEST_TIMEOUT)).unwrap();
         assert_eq!(manylane_tests::retry_eintr(|| other.recv(&mut [0; 10])).unwrap(), 4);
-        assert!(hands.is_idle());
+        assert!(driver.is_idle());
     }
 
     /// A socket with a specific address does not receive datagrams to another one of the machine.
-    fn a_specific_address_takes_its_own_only(variant) {
+    fn a_specific_address_receives_only_its_own(variant) {
         let mut builder = variant.builder("127.0.0.2:0");
-        let mut hands = LaneDriver::new(builder.lanes(2).open().unwrap());
-        let port = hands.addr().port();
+        let mut driver = LaneDriver::new(builder.lanes(2).open().unwrap());
+        let port = driver.addr().port();
         let Ok(other) = UdpSocket::bind(map_ip("127.0.0.3", port)) else {
             let why = "another process of this machine has the port on 127.0.0.3";
             assert!(skip::need(variant.test, false, why));
@@ -206,10 +206,10 @@ on_every_engine! {
         client.send_to(b"three", map_ip("127.0.0.3", port)).unwrap();
         client.send_to(b"two", map_ip("127.0.0.2", port)).unwrap();
         assert_eq!(manylane_tests::retry_eintr(|| other.recv(&mut [0; 10])).unwrap(), 5);
-        hands.echo(1);
+        driver.echo(1);
         let mut buffer = [0; 10];
         let (len, from) = manylane_tests::retry_eintr(|| client.recv_from(&mut buffer)).unwrap();
         assert_eq!((&buffer[..len], from), (&b"two"[..], map_ip("127.0.0.2", port)));
-        assert!(hands.is_idle());
+        assert!(driver.is_idle());
     }
 }

@@ -57,13 +57,13 @@ fn check_replies_with(
     let mut sent_trains = 0;
     let clients = script.iter().map(|(client, _)| client + 1).max().unwrap();
     let builder = &mut variant.builder("127.0.0.1:0");
-    let mut hands = LaneDriver::new(builder.lanes(1).batch(ring).open().unwrap());
-    let clients: Vec<_> = (0..clients).map(|_| Client::to(hands.addr())).collect();
+    let mut driver = LaneDriver::new(builder.lanes(1).batch(ring).open().unwrap());
+    let clients: Vec<_> = (0..clients).map(|_| Client::to(driver.addr())).collect();
     for (rounds, how) in (1..).zip(REPLY_MODES) {
         send_and_wait(|| {
             clients.iter().enumerate().for_each(|(at, client)| client.send(&pattern(at, request)));
         });
-        let lane = &mut hands.lanes[0];
+        let lane = &mut driver.lanes[0];
         let Received { batch, mut out } = lane.recv_timeout(TEST_TIMEOUT).unwrap();
         let requests: Vec<_> = batch.collect();
         assert_eq!(requests.len(), clients.len());
@@ -76,7 +76,7 @@ fn check_replies_with(
             clients[*client].expect(&pattern(*client, request)[bytes.clone()]);
         }
         assert!(clients.iter().all(Client::is_idle), "{how:?}");
-        let total = hands.handle.counters().total();
+        let total = driver.handle.counters().total();
         let bytes: usize = script.iter().map(|(_, bytes)| bytes.len()).sum();
         let replies = rounds * script.len() as u64;
         assert_eq!((total.offered, total.sent, total.lost()), (replies, replies, 0), "{how:?}");
@@ -92,7 +92,7 @@ fn check_replies_with(
 }
 
 on_every_variant! {
-    fn one_size_to_one_peer_leaves_as_trains(variant) {
+    fn equal_sizes_to_one_peer_are_sent_by_gso(variant) {
         // One datagram is not joined; a GSO message has at most 64.
         for (replies, trains) in [(1, 0), (2, 1), (63, 1), (64, 1), (65, 1), (66, 2), (128, 2), (130, 3)] {
             let script: Vec<Reply> = (0..replies).map(|at| (0, at * 10..at * 10 + 10)).collect();
@@ -100,7 +100,7 @@ on_every_variant! {
         }
     }
 
-    fn the_last_datagram_of_a_train_may_be_shorter(variant) {
+    fn the_last_gso_segment_may_be_shorter(variant) {
         // Four of 100, one of 30 that closes the message; then 100 starts a new one, which a
         // longer one does not join.
         let sizes = [100, 100, 100, 100, 30, 100, 100, 101, 101, 7];
@@ -108,7 +108,7 @@ on_every_variant! {
         check_replies(variant, 64, 500, &script, 3);
     }
 
-    fn alternating_peers_and_sizes_leave_one_by_one(variant, 1 queue) {
+    fn alternating_peers_and_sizes_are_sent_without_gso(variant, 1 queue) {
         let script: Vec<Reply> = (0..40).map(|at| (at % 3, at..at + 50)).collect();
         check_replies(variant, 64, 300, &script, 0);
         let growing: Vec<Reply> = (1..40).map(|size| (0, 0..size)).collect();
@@ -118,7 +118,7 @@ on_every_variant! {
         check_replies(variant, 64, 300, &pairs, 20);
     }
 
-    fn empty_replies_join_no_train(variant) {
+    fn empty_replies_are_sent_without_gso(variant) {
         let sizes = [0, 0, 10, 10, 0, 10, 10, 10, 0, 0];
         let script: Vec<Reply> = sizes.iter().map(|size| (0, 5..5 + size)).collect();
         check_replies(variant, 64, 100, &script, 2);
@@ -130,9 +130,9 @@ on_every_variant! {
         check_replies(variant, 1, 300, &one, 3);
         check_replies(variant, 4, 300, &one, 3);
         let sizes: Vec<Reply> = (0..150).map(|at| (0, at..at + at % 7)).collect();
-        let turns: Vec<Reply> = (0..300).map(|at| (at % 3, at..at + 8)).collect();
+        let alternating: Vec<Reply> = (0..300).map(|at| (at % 3, at..at + 8)).collect();
         let runs: Vec<Reply> = (0..1100).map(|at| (at / 220, at % 90..at % 90 + 8)).collect();
-        check_replies(variant, 4, 400, &turns, 0);
+        check_replies(variant, 4, 400, &alternating, 0);
         // Growing from 0 to 6, again and again: none joins the one before.
         check_replies(variant, 4, 400, &sizes, 0);
         // 220 is 64 + 64 + 64 + 28. Borrowed payloads are not contiguous in memory. The ring can
@@ -140,7 +140,7 @@ on_every_variant! {
         check_replies_with(variant, 64, 400, &runs, |how| if how == ReplyMode::Borrowed { 21 } else { 20 });
     }
 
-    fn replies_larger_than_a_frame_leave_one_by_one(variant, no traffic) {
+    fn replies_larger_than_a_frame_are_sent_without_gso(variant, no traffic) {
         for size in [1473, 9000, 30_000, 65_507] {
             let script: Vec<Reply> = (0..2).map(|_| (0, 0..size)).collect();
             check_replies(variant, 64, 65_507, &script, 0);
@@ -153,10 +153,10 @@ on_every_variant! {
         check_replies(variant, 64, 60_000, &copies, 0);
     }
 
-    fn flush_tells_what_was_sent(variant, no traffic) {
-        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).open().unwrap());
-        let clients = [Client::to(hands.addr()), Client::to(hands.addr())];
-        let mut out = hands.lanes[0].sender();
+    fn flush_returns_sent_and_lost(variant, no traffic) {
+        let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(1).open().unwrap());
+        let clients = [Client::to(driver.addr()), Client::to(driver.addr())];
+        let mut out = driver.lanes[0].sender();
         assert_eq!((out.len(), out.is_empty()), (0, true));
         assert_eq!(out.flush(), manylane::Flushed::default());
         for round in 0..3 {
@@ -176,7 +176,7 @@ on_every_variant! {
             });
             assert!(client.is_idle());
         }
-        let total = hands.handle.counters().total();
+        let total = driver.handle.counters().total();
         assert_eq!((total.offered, total.sent), (12, 12));
         // Sending by XDP makes no send system call.
         if !variant.is_xdp() {
@@ -188,10 +188,10 @@ on_every_variant! {
         if !manylane_tests::need_ipv6(variant.test) {
             return;
         }
-        let mut hands = LaneDriver::new(variant.builder("[::]:0").open().unwrap());
-        let at = |ip: &str| map_ip(ip, hands.addr().port());
+        let mut driver = LaneDriver::new(variant.builder("[::]:0").open().unwrap());
+        let at = |ip: &str| map_ip(ip, driver.addr().port());
         let clients = [Client::to(at("127.0.0.1")), Client::to(at("::1"))];
-        for lane in &mut hands.lanes {
+        for lane in &mut driver.lanes {
             let mut out = lane.sender();
             for client in &clients {
                 (0..10).for_each(|number| out.send_to(client.addr(), &pattern(number, 30)));
@@ -201,7 +201,7 @@ on_every_variant! {
                 (0..10).for_each(|number| client.expect(&pattern(number, 30)));
             }
         }
-        let total = hands.handle.counters().total();
+        let total = driver.handle.counters().total();
         assert_eq!((total.sent, total.lost()), (40, 0));
         if !variant.is_xdp() {
             assert_eq!(total.gso_messages, if variant.gso { 4 } else { 0 });

@@ -35,7 +35,7 @@ mod lanes_are_send_and_not_sync {
 }
 
 on_every_variant! {
-    fn serve_answers_everybody(variant) {
+    fn serve_replies_to_every_client(variant) {
         for lanes in [1, 2, 8] {
             let serving = Serving::echo(variant.builder("127.0.0.1:0").lanes(lanes).open().unwrap());
             let clients: Vec<_> = (0..16).map(|_| Client::to(serving.addr)).collect();
@@ -51,7 +51,7 @@ on_every_variant! {
     }
 
     /// Datagrams that are queued at the stop are still handled and answered.
-    fn stop_drains_what_is_queued(variant) {
+    fn stop_drains_queued_datagrams(variant) {
         let (entered, enter) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         let mut gate = Some(released);
@@ -115,7 +115,7 @@ on_every_variant! {
 /// Each lane's closure gets the lane's id and CPU, and runs there, also for a lane that is added
 /// later.
 #[test]
-fn loopback_serve_with_tells_id_and_cpu() {
+fn loopback_serve_with_passes_lane_id_and_cpu() {
     let cpus = cpu::affinity().unwrap();
     for placement in [Placement::Spread, Placement::Pack, Placement::List(cpus.clone()), Placement::None] {
         let socket =
@@ -178,7 +178,7 @@ on_every_engine! {
     }
 
     /// A lane is readable in an epoll exactly as long as something is queued.
-    fn a_lane_is_readable_when_something_is_queued(variant) {
+    fn a_lane_is_readable_when_a_datagram_is_queued(variant) {
         for gro in [true, false] {
             let mut builder = variant.builder("127.0.0.1:0");
             let socket = builder.lanes(1).batch(4).gro(gro).open().unwrap();

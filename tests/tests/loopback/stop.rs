@@ -15,7 +15,7 @@ use manylane_sys::{cpu, sock};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
 
 /// Threads that spin.
-const BUSY: usize = 8;
+const SPINNING_THREADS: usize = 8;
 /// Number of lane changes before the stop.
 const CHANGES: u64 = 8;
 
@@ -59,7 +59,7 @@ impl Drop for StopOnDrop<'_> {
 }
 
 fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) {
-    for _ in 0..BUSY {
+    for _ in 0..SPINNING_THREADS {
         scope.spawn(|| {
             while !end.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
@@ -71,7 +71,7 @@ fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) 
 /// The wake-up of a sleeping lane is not delivered as a datagram, even if one arrives at the same
 /// moment.
 #[test]
-fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
+fn loopback_uring_wakeups_deliver_only_datagrams() {
     const ROUNDS: u32 = 4000;
     let any = "127.0.0.1:0".parse().unwrap();
     let sender = UdpSocket::bind(any).unwrap();
@@ -121,7 +121,7 @@ fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
 
 /// A panic while a lane's closure is created ends serve as one in the closure does.
 #[test]
-fn loopback_a_panic_where_closures_are_made_ends_serve() {
+fn loopback_a_panic_in_the_handler_factory_ends_serve() {
     for good in 0..3 {
         let socket = Builder::new("127.0.0.1:0").unwrap().lanes(3).open().unwrap();
         let mut made = 0;
@@ -139,7 +139,7 @@ fn loopback_a_panic_where_closures_are_made_ends_serve() {
 }
 
 on_every_engine! {
-    fn stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine(variant) {
+    fn stop_ends_serve_while_lanes_are_added_and_removed(variant) {
         let test = variant.test;
         for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
             for round in 0..if variant.is_xdp() { 1 } else { 2 } {
@@ -175,7 +175,7 @@ on_every_engine! {
 
     /// If the kernel selects the lane, it continues to select one that is being removed. If more
     /// arrives than the lane can handle, its queue is never empty.
-    fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
+    fn lanes_are_removed_and_stopped_under_overload(variant) {
         for by in [Ebpf, ClassicBpf, Kernel] {
             let mut builder = variant.builder("127.0.0.1:0");
             let socket = builder.lanes(3).steering_backend(by).xdp_ring(64).open().unwrap();

@@ -44,7 +44,7 @@ fn run_in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn loopback_uring_that_is_forbidden_is_mmsg_and_says_so() {
+fn loopback_uring_falls_back_to_mmsg_when_forbidden() {
     run_in_thread(|| {
         seccomp::forbid(Syscall::UringSetup).unwrap();
         assert!(manylane::probe().uring.is_err());
@@ -59,8 +59,8 @@ fn loopback_uring_that_is_forbidden_is_mmsg_and_says_so() {
 }
 
 #[test]
-fn loopback_uring_forbidden_later_goes_on_as_mmsg_without_loss() {
-    const TEST: &str = "loopback_uring_forbidden_later_goes_on_as_mmsg_without_loss";
+fn loopback_uring_forbidden_later_falls_back_without_loss() {
+    const TEST: &str = "loopback_uring_forbidden_later_falls_back_without_loss";
     if !need_uring(TEST) {
         return;
     }
@@ -99,32 +99,32 @@ fn loopback_uring_forbidden_later_goes_on_as_mmsg_without_loss() {
 }
 
 #[test]
-fn loopback_uring_with_too_few_buffers_gets_more_and_loses_nothing() {
-    if !need_uring("loopback_uring_with_too_few_buffers_gets_more_and_loses_nothing") {
+fn loopback_uring_buffers_grow_without_loss() {
+    if !need_uring("loopback_uring_buffers_grow_without_loss") {
         return;
     }
     for (batch, buffers) in [(1, 1), (16, 1), (64, 3)] {
         let socket = builder().batch(batch).uring_buffers(buffers).open().unwrap();
-        let mut hands = LaneDriver::new(socket);
-        let client = Client::to(hands.addr());
+        let mut driver = LaneDriver::new(socket);
+        let client = Client::to(driver.addr());
         let mut all = Vec::new();
         for round in 0..10 {
             send(&client, round * 60..(round + 1) * 60);
             // Readiness follows the buffers.
-            let got = hands.recv_all(60);
+            let got = driver.recv_all(60);
             all.extend(got.iter().map(|got| u32::from_ne_bytes(got.payload[..].try_into().unwrap())));
         }
         assert_eq!(all, (0..600).collect::<Vec<_>>(), "batches of {batch}, {buffers} buffers");
-        assert!(hands.is_idle());
-        let total = hands.handle.counters().total();
+        assert!(driver.is_idle());
+        let total = driver.handle.counters().total();
         assert!(total.uring_no_buffers >= 1, "{total:?}");
         assert_eq!((total.delivered, total.uring_fallbacks, total.recv_errors), (600, 0, 0));
     }
 }
 
 #[test]
-fn loopback_uring_lanes_go_from_thread_to_thread_and_lose_nothing() {
-    if !need_uring("loopback_uring_lanes_go_from_thread_to_thread_and_lose_nothing") {
+fn loopback_uring_lanes_change_threads_without_loss() {
+    if !need_uring("loopback_uring_lanes_change_threads_without_loss") {
         return;
     }
     let socket = builder().batch(4).open().unwrap();
@@ -153,8 +153,8 @@ fn loopback_uring_lanes_go_from_thread_to_thread_and_lose_nothing() {
 }
 
 #[test]
-fn loopback_uring_lanes_that_close_count_what_they_held() {
-    if !need_uring("loopback_uring_lanes_that_close_count_what_they_held") {
+fn loopback_uring_close_counts_undelivered_datagrams() {
+    if !need_uring("loopback_uring_close_counts_undelivered_datagrams") {
         return;
     }
     for receives in [false, true] {
@@ -177,7 +177,7 @@ fn loopback_uring_lanes_that_close_count_what_they_held() {
 /// After a lane is dropped by any thread, its port is free, even if the kernel ends the ring later
 /// because its owner is another thread.
 #[test]
-fn loopback_uring_lanes_that_another_thread_drops_free_their_port() {
+fn loopback_uring_drop_in_another_thread_frees_the_port() {
     #[derive(Clone, Copy, Debug)]
     enum Owner {
         /// Ended before the lanes are dropped.
@@ -187,7 +187,7 @@ fn loopback_uring_lanes_that_another_thread_drops_free_their_port() {
         /// The same, but the thread that drops the lanes has also received from them.
         HandedOver,
     }
-    if !need_uring("loopback_uring_lanes_that_another_thread_drops_free_their_port") {
+    if !need_uring("loopback_uring_drop_in_another_thread_frees_the_port") {
         return;
     }
     for owner in [Owner::Ended, Owner::Sleeps, Owner::HandedOver] {

@@ -38,7 +38,7 @@ fn reply_once(lane: &mut Lane) {
 }
 
 on_every_engine! {
-    fn an_idle_adaptive_lane_sleeps_and_does_not_look(variant, 1 queue) {
+    fn an_idle_adaptive_lane_sleeps_without_polling(variant, 1 queue) {
         const WAITS: u64 = 50;
         let (handle, mut lane) = lane(variant, WaitPolicy::Adaptive);
         for _ in 0..WAITS {
@@ -53,19 +53,19 @@ on_every_engine! {
             client.expect(b"ping");
         }
         assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
-        let (sleeps, looks) = sleeps_and_polls(&handle);
+        let (sleeps, poll_count) = sleeps_and_polls(&handle);
         for _ in 0..WAITS {
             assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
         }
-        assert_eq!(sleeps_and_polls(&handle), (sleeps + WAITS, looks));
+        assert_eq!(sleeps_and_polls(&handle), (sleeps + WAITS, poll_count));
         record_counters(&handle.counters().total());
     }
 
-    fn a_lane_that_spins_looks_and_then_sleeps(variant, 1 queue) {
+    fn a_spinning_lane_polls_and_then_sleeps(variant, 1 queue) {
         let (handle, mut lane) = lane(variant, WaitPolicy::Spin(MILLISECOND));
         assert!(lane.recv_timeout(20 * MILLISECOND).unwrap().batch.is_empty());
-        let (sleeps, looks) = sleeps_and_polls(&handle);
-        assert!(sleeps == 1 && looks >= 8, "{sleeps} sleeps, {looks} looks");
+        let (sleeps, poll_count) = sleeps_and_polls(&handle);
+        assert!(sleeps == 1 && poll_count >= 8, "{sleeps} sleeps, {poll_count} looks");
         // Not longer than the wait itself.
         assert!(lane.recv_timeout(MILLISECOND / 2).unwrap().batch.is_empty());
         assert_eq!(sleeps_and_polls(&handle).0, sleeps);
@@ -77,7 +77,7 @@ on_every_engine! {
         record_counters(&handle.counters().total());
     }
 
-    fn one_that_sleeps_or_lets_the_kernel_look_does_not_look_itself(variant, 1 queue) {
+    fn sleep_and_busy_poll_lanes_do_not_poll_themselves(variant, 1 queue) {
         for policy in [WaitPolicy::Sleep, WaitPolicy::BusyPoll(MILLISECOND)] {
             let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap();
             let waiting = socket.waiting();
@@ -95,8 +95,8 @@ on_every_engine! {
                 client.expect(b"ping");
                 assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
             }
-            let (sleeps, looks) = sleeps_and_polls(&handle);
-            assert!(sleeps >= 20 && looks == 0, "{policy}: {sleeps} sleeps, {looks} looks");
+            let (sleeps, poll_count) = sleeps_and_polls(&handle);
+            assert!(sleeps >= 20 && poll_count == 0, "{policy}: {sleeps} sleeps, {poll_count} looks");
             record_counters(&handle.counters().total());
         }
     }
@@ -113,16 +113,16 @@ on_every_engine! {
         }
     }
 
-    fn lanes_that_come_wait_as_the_others(variant) {
+    fn added_lanes_use_the_wait_policy(variant) {
         for policy in ["busy-poll", "spin:200", "adaptive"] {
             let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy.parse().unwrap()).open().unwrap();
             let serving = Serving::echo(socket);
             for _ in 0..3 {
-                let came = serving.handle.add_lane().unwrap();
+                let added = serving.handle.add_lane().unwrap();
                 for _ in 0..10 {
                     Client::to(serving.addr).ping();
                 }
-                serving.handle.remove_lane(came).unwrap();
+                serving.handle.remove_lane(added).unwrap();
             }
             let total = serving.stop().unwrap().total();
             assert_eq!((total.delivered, total.sent, total.discarded), (31, 31, 0), "{policy}: {total:#?}");
@@ -131,7 +131,7 @@ on_every_engine! {
 }
 
 #[test]
-fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
+fn loopback_lanes_sharing_cores_sleep_by_default() {
     let cores = cpu::affinity().unwrap().len();
     let open = |lanes: usize, policy| {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -146,8 +146,8 @@ fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
 }
 
 #[test]
-fn loopback_a_ring_keeps_busy_polling_in_another_thread() {
-    const NAME: &str = "loopback_a_ring_keeps_busy_polling_in_another_thread";
+fn loopback_uring_busy_poll_survives_a_thread_change() {
+    const NAME: &str = "loopback_uring_busy_poll_survives_a_thread_change";
     if !need_uring(NAME) || manylane::probe().uring_napi.is_err() {
         return;
     }
@@ -170,10 +170,10 @@ fn loopback_a_ring_keeps_busy_polling_in_another_thread() {
 
 /// As with a kernel whose rings cannot busy-poll devices.
 #[test]
-fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
+fn loopback_uring_without_busy_poll_falls_back_to_spin() {
     /// `IORING_REGISTER_NAPI` of linux/io_uring.h.
     const REGISTER_NAPI: u32 = 27;
-    if !need_uring("loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so") {
+    if !need_uring("loopback_uring_without_busy_poll_falls_back_to_spin") {
         return;
     }
     let in_vain = || {

@@ -90,10 +90,8 @@ fn is_mapped() -> bool {
 }
 
 #[test]
-fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
-    let Some((testbed, _alone)) =
-        testbed("netns_capture_has_every_request_and_every_reply_with_its_bytes", 4)
-    else {
+fn netns_capture_contains_every_request_and_reply() {
+    let Some((testbed, _alone)) = testbed("netns_capture_contains_every_request_and_reply", 4) else {
         return;
     };
     const CLIENTS: usize = 5;
@@ -187,8 +185,8 @@ fn restart(host: &Host, snaplen: usize) -> Capture {
 }
 
 #[test]
-fn netns_capture_shows_what_lanes_refuse() {
-    let Some((testbed, _alone)) = testbed("netns_capture_shows_what_lanes_refuse", 1) else { return };
+fn netns_capture_contains_refused_frames() {
+    let Some((testbed, _alone)) = testbed("netns_capture_contains_refused_frames", 1) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, _client) = start_echo(a, b, |_| ());
     let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
@@ -217,9 +215,8 @@ fn netns_capture_shows_what_lanes_refuse() {
 
 /// Frames of one size fill a ring that is not read, to the last word.
 #[test]
-fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
-    let Some((testbed, _alone)) = testbed("netns_capture_counts_what_has_no_room_and_the_lanes_go_on", 1)
-    else {
+fn netns_capture_counts_drops_of_a_full_ring() {
+    let Some((testbed, _alone)) = testbed("netns_capture_counts_drops_of_a_full_ring", 1) else {
         return;
     };
     /// The smallest buffer: a power of two that the longest frame fits into.
@@ -257,7 +254,7 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
 }
 
 #[test]
-#[ignore = "started by netns_capture_that_is_killed_leaves_nothing"]
+#[ignore = "started by netns_killing_a_capture_leaves_nothing"]
 fn child_captures() {
     if !is_child("child_captures") {
         return;
@@ -269,8 +266,8 @@ fn child_captures() {
 }
 
 #[test]
-fn netns_capture_that_is_killed_leaves_nothing() {
-    let Some((testbed, _alone)) = testbed("netns_capture_that_is_killed_leaves_nothing", 2) else { return };
+fn netns_killing_a_capture_leaves_nothing() {
+    let Some((testbed, _alone)) = testbed("netns_killing_a_capture_leaves_nothing", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |_| ());
     let child = Child::start_in(b, "child_captures");
@@ -303,8 +300,10 @@ fn netns_capture_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn netns_capture_goes_on_when_a_lane_leaves() {
-    let Some((testbed, _alone)) = testbed("netns_capture_goes_on_when_a_lane_leaves", 2) else { return };
+fn netns_capture_continues_when_a_lane_is_removed() {
+    let Some((testbed, _alone)) = testbed("netns_capture_continues_when_a_lane_is_removed", 2) else {
+        return;
+    };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = start_echo(a, b, |_| ());
     let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER_BYTES).unwrap();
@@ -322,9 +321,8 @@ fn netns_capture_goes_on_when_a_lane_leaves() {
 }
 
 #[test]
-fn netns_capture_is_for_root_and_the_own_user_and_can_be_off() {
-    let Some((testbed, _alone)) = testbed("netns_capture_is_for_root_and_the_own_user_and_can_be_off", 1)
-    else {
+fn netns_capture_needs_root_or_the_same_user() {
+    let Some((testbed, _alone)) = testbed("netns_capture_needs_root_or_the_same_user", 1) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));

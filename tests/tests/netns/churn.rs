@@ -87,8 +87,8 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
 }
 
 #[test]
-fn netns_lanes_come_and_go_by_ebpf_without_a_loss() {
-    if skip::need_root("netns_lanes_come_and_go_by_ebpf_without_a_loss") {
+fn netns_lane_churn_by_ebpf_loses_nothing() {
+    if skip::need_root("netns_lane_churn_by_ebpf_loses_nothing") {
         for steering in [Steering::Flow, Steering::RoundRobin, Steering::LeastLoaded, Steering::Cpu] {
             check_no_loss(steering, SteeringBackend::Ebpf);
         }
@@ -96,8 +96,8 @@ fn netns_lanes_come_and_go_by_ebpf_without_a_loss() {
 }
 
 #[test]
-fn netns_lanes_come_and_go_by_classic_bpf_without_a_loss() {
-    if skip::need_root("netns_lanes_come_and_go_by_classic_bpf_without_a_loss") {
+fn netns_lane_churn_by_classic_bpf_loses_nothing() {
+    if skip::need_root("netns_lane_churn_by_classic_bpf_loses_nothing") {
         for steering in [Steering::Flow, Steering::Random, Steering::Key { offset: 0, len: 4 }] {
             check_no_loss(steering, SteeringBackend::ClassicBpf);
         }
@@ -106,7 +106,7 @@ fn netns_lanes_come_and_go_by_classic_bpf_without_a_loss() {
 
 /// The child that serves until it is killed, on a given port or a new one.
 #[test]
-#[ignore = "started by netns_of_a_server_that_was_killed_nothing_is_left"]
+#[ignore = "started by netns_killing_a_server_leaves_nothing"]
 fn child_serves_until_killed() {
     if !is_child("child_serves_until_killed") {
         return;
@@ -139,8 +139,8 @@ fn ebpf_of(pid: u32) -> BTreeSet<(String, u32)> {
 }
 
 #[test]
-fn netns_of_a_server_that_was_killed_nothing_is_left() {
-    if !skip::need_root("netns_of_a_server_that_was_killed_nothing_is_left") {
+fn netns_killing_a_server_leaves_nothing() {
+    if !skip::need_root("netns_killing_a_server_leaves_nothing") {
         return;
     }
     for _ in 0..3 {
@@ -163,14 +163,14 @@ fn netns_of_a_server_that_was_killed_nothing_is_left() {
             .steering_backend(SteeringBackend::Ebpf)
             .open()
             .unwrap();
-        let mut hands = manylane_tests::LaneDriver::new(socket);
+        let mut driver = manylane_tests::LaneDriver::new(socket);
         let client = Client::to(served);
         send_and_wait(|| (0..300).for_each(|_| client.send(b"anew")));
-        hands.recv_all(300);
-        let counters = hands.handle.counters();
+        driver.recv_all(300);
+        let counters = driver.handle.counters();
         assert!(counters.lanes.iter().all(|(_, lane)| lane.delivered == 100), "{counters:?}");
         // Programs and maps are freed a moment after the last use of them.
-        wait_until(|| !held.iter().any(|(kind, number)| is_loaded(kind, *number)), &hands.handle);
+        wait_until(|| !held.iter().any(|(kind, number)| is_loaded(kind, *number)), &driver.handle);
     }
 }
 

@@ -16,9 +16,9 @@ use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
 
 /// Sends `count` datagrams of 100 bytes each from the first lane, no two of which are joined.
-fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
+fn send(driver: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
     let mut sum = Flushed::default();
-    let mut out = hands.lanes[0].sender();
+    let mut out = driver.lanes[0].sender();
     for number in 0..count {
         out.send_to(to, &pattern(number as usize, 100));
         let done = out.flush();
@@ -28,8 +28,8 @@ fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
     sum
 }
 
-fn total(hands: &LaneDriver) -> LaneCounters {
-    hands.handle.counters().total()
+fn total(driver: &LaneDriver) -> LaneCounters {
+    driver.handle.counters().total()
 }
 
 #[test]
@@ -40,61 +40,61 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
-        let client = client(a, a.ip(0, ipv6), hands.addr());
-        let exchange = |hands: &mut LaneDriver| {
+        let mut driver = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
+        let client = client(a, a.ip(0, ipv6), driver.addr());
+        let exchange = |driver: &mut LaneDriver| {
             // Datagrams that wait for the neighbour's address would be sent later, so wait for
             // each.
             for number in 0..50 {
                 client.send(&pattern(number, 64));
-                hands.echo(1);
+                driver.echo(1);
                 client.expect(&pattern(number, 64));
             }
         };
-        exchange(&mut hands);
+        exchange(&mut driver);
         b.set_link(0, false).unwrap();
         let started = Instant::now();
-        let done = send(&mut hands, client.addr(), 30);
+        let done = send(&mut driver, client.addr(), 30);
         assert_eq!((done.sent, done.lost), (0, 30), "IPv6 {ipv6}");
         assert!(started.elapsed() < TEST_TIMEOUT);
-        let counted = total(&hands);
+        let counted = total(&driver);
         assert_eq!((counted.offered, counted.sent), (80, 50));
         assert_eq!((counted.lost_unreachable, counted.lost()), (30, 30), "IPv6 {ipv6}: {counted:?}");
-        assert!(hands.is_idle());
+        assert!(driver.is_idle());
 
         b.set_link(0, true).unwrap();
         a.wait_for_carrier(0).unwrap();
         b.wait_for_carrier(0).unwrap();
-        exchange(&mut hands);
-        let counted = total(&hands);
+        exchange(&mut driver);
+        let counted = total(&driver);
         assert_eq!((counted.delivered, counted.sent, counted.lost()), (100, 100, 30));
         assert_eq!((counted.kernel_dropped, counted.recv_errors), (0, 0));
     }
 }
 
 #[test]
-fn netns_what_the_other_end_does_not_take_is_the_devices_loss() {
-    if !skip::need_root("netns_what_the_other_end_does_not_take_is_the_devices_loss") {
+fn netns_drops_at_the_peer_are_device_losses() {
+    if !skip::need_root("netns_drops_at_the_peer_are_device_losses") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut hands = lane_driver(b, open(b, b.ip(0, false), |builder| _ = builder.lanes(1)));
+    let mut driver = lane_driver(b, open(b, b.ip(0, false), |builder| _ = builder.lanes(1)));
     let target = (a.ip4(0), 9).into();
     a.set_link(0, false).unwrap();
     let before = b.device_counters(0).unwrap();
-    let done = send(&mut hands, target, 40);
+    let done = send(&mut driver, target, 40);
     let after = b.device_counters(0).unwrap();
     // The route still exists, so that the socket accepts them; the device cannot send them.
     assert_eq!((done.sent, done.lost), (40, 0));
     let on_the_device = after.tx_packets - before.tx_packets + (after.tx_dropped - before.tx_dropped);
     assert_eq!((after.tx_packets - before.tx_packets, on_the_device), (0, 40), "{before:?} {after:?}");
-    assert_eq!((total(&hands).sent, total(&hands).lost()), (40, 0));
+    assert_eq!((total(&driver).sent, total(&driver).lost()), (40, 0));
 }
 
 #[test]
-fn netns_lanes_survive_a_link_that_goes_down_and_up() {
-    if !skip::need_root("netns_lanes_survive_a_link_that_goes_down_and_up") {
+fn netns_lanes_survive_link_down_and_up() {
+    if !skip::need_root("netns_lanes_survive_link_down_and_up") {
         return;
     }
     // Without IPv6, and in one direction only, the link carries only this traffic.
@@ -139,8 +139,8 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
 type Reason = fn(&LaneCounters) -> u64;
 
 #[test]
-fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
-    if !skip::need_root("netns_routes_and_policies_that_refuse_are_counted_by_reason") {
+fn netns_route_and_policy_refusals_are_counted_by_reason() {
+    if !skip::need_root("netns_route_and_policy_refusals_are_counted_by_reason") {
         return;
     }
     const COUNT: u64 = 25;
@@ -154,71 +154,71 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
         ("route replace blackhole TO", |c| c.lost_other),
     ];
     for ipv6 in [false, true] {
-        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        let mut driver = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
         for (number, (refusal, reason)) in refusals.iter().enumerate() {
             let peer = format!("{}{}", if ipv6 { "fd77::10" } else { "10.77.0.10" }, number);
             let prefix = format!("{peer}/{}", if ipv6 { 128 } else { 32 });
             b.ip_batch(&format!("{}\n", refusal.replace("TO", &prefix))).unwrap();
-            let before = total(&hands);
+            let before = total(&driver);
             // One by one, and as a GSO message, of which each datagram is lost for the same
             // reason.
             let peer = SocketAddr::new(peer.parse().unwrap(), 7);
-            let mut done = send(&mut hands, peer, COUNT);
-            let mut out = hands.lanes[0].sender();
+            let mut done = send(&mut driver, peer, COUNT);
+            let mut out = driver.lanes[0].sender();
             (0..COUNT).for_each(|_| out.send_to(peer, b"one of a train"));
             done.lost += out.flush().lost;
             drop(out);
             assert_eq!((done.sent, done.lost), (0, 2 * COUNT), "{refusal}");
-            let after = total(&hands);
+            let after = total(&driver);
             assert_eq!(reason(&after) - reason(&before), 2 * COUNT, "{refusal}: {after:?}");
             assert_eq!(after.lost() - before.lost(), 2 * COUNT, "{refusal}");
             assert_eq!(after.offered, after.sent + after.lost());
         }
         // Other peers are not affected.
         let a = testbed.host(0);
-        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let client = client(a, a.ip(0, ipv6), driver.addr());
         client.send(b"still there?");
-        hands.echo(1);
+        driver.echo(1);
         client.expect(b"still there?");
     }
 }
 
 /// Answers GRO messages of `segment` bytes with GSO messages, and checks that every datagram
 /// arrives.
-fn check_gso_replies(hands: &mut LaneDriver, client: &manylane_tests::Client, segment: usize, count: usize) {
+fn check_gso_replies(driver: &mut LaneDriver, client: &manylane_tests::Client, segment: usize, count: usize) {
     let bytes = pattern(segment, segment * count);
     send_gso(&client.socket, &bytes, segment as u16);
     // Waits until the whole message is queued, so that it is in one batch.
-    hands.echo(count);
+    driver.echo(count);
     for part in bytes.chunks(segment) {
         client.expect(part);
     }
 }
 
 #[test]
-fn netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one() {
-    if !skip::need_root("netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one") {
+fn netns_gso_above_the_route_mtu_is_sent_as_datagrams() {
+    if !skip::need_root("netns_gso_above_the_route_mtu_is_sent_as_datagrams") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
-        let client = client(a, a.ip(0, ipv6), hands.addr());
-        check_gso_replies(&mut hands, &client, 1400, 20);
-        let wide = total(&hands);
+        let mut driver = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        let client = client(a, a.ip(0, ipv6), driver.addr());
+        check_gso_replies(&mut driver, &client, 1400, 20);
+        let wide = total(&driver);
         assert_eq!((wide.sent, wide.gso_messages, wide.gso_fallbacks), (20, 1, 0), "IPv6 {ipv6}");
         // From here on, the kernel has to fragment datagrams of this size, and refuses GSO
         // messages of them.
         b.ip_batch(&format!("route replace {} dev {} mtu 1280\n", a.ip(0, ipv6), b.device(0))).unwrap();
-        check_gso_replies(&mut hands, &client, 1400, 20);
-        let narrow = total(&hands);
+        check_gso_replies(&mut driver, &client, 1400, 20);
+        let narrow = total(&driver);
         assert_eq!((narrow.sent, narrow.gso_messages, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
         assert_eq!(narrow.gso_fallbacks, 1, "IPv6 {ipv6}");
         // Small datagrams to the same peer may still be a GSO message, or not; they arrive in any
         // case.
-        check_gso_replies(&mut hands, &client, 500, 20);
-        assert_eq!((total(&hands).sent, total(&hands).lost()), (60, 0));
+        check_gso_replies(&mut driver, &client, 500, 20);
+        assert_eq!((total(&driver).sent, total(&driver).lost()), (60, 0));
     }
 }
 
@@ -240,15 +240,15 @@ fn narrow_path() -> Testbed {
 }
 
 #[test]
-fn netns_a_path_that_turns_out_narrow_is_found_out() {
-    if !skip::need_root("netns_a_path_that_turns_out_narrow_is_found_out") {
+fn netns_path_mtu_is_discovered() {
+    if !skip::need_root("netns_path_mtu_is_discovered") {
         return;
     }
     let testbed = narrow_path();
     let (a, b) = (testbed.host(0), testbed.host(2));
     for ipv6 in [false, true] {
-        let mut hands = lane_driver(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
-        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let mut driver = lane_driver(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
+        let client = client(a, a.ip(0, ipv6), driver.addr());
         let large = pattern(3, 1400);
         // The router drops the first reply and reports the MTU by ICMP; then the kernel knows it.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -256,7 +256,7 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
         loop {
             tries += 1;
             client.send(b"how wide?");
-            hands.receive(1, |_, datagram, out| out.reply(&datagram, &large));
+            driver.receive(1, |_, datagram, out| out.reply(&datagram, &large));
             let mut buffer = vec![0; 2000];
             match client.socket.recv(&mut buffer) {
                 Ok(len) => {
@@ -269,22 +269,22 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
         assert!(tries > 1, "IPv6 {ipv6}: the path was not narrow");
         client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // The router's message has ended no receive, failed no send and affected no other peer.
-        let counted = total(&hands);
+        let counted = total(&driver);
         assert_eq!((counted.delivered, counted.sent), (tries, tries));
         assert_eq!((counted.recv_errors, counted.lost()), (0, 0));
         // A GSO message of large replies: refused as one, sent one by one. The requests are small.
         send_gso(&client.socket, &pattern(1, 160), 10);
-        hands.receive(16, |_, datagram, out| out.reply(&datagram, &large));
+        driver.receive(16, |_, datagram, out| out.reply(&datagram, &large));
         (0..16).for_each(|_| client.expect(&large));
-        let counted = total(&hands);
+        let counted = total(&driver);
         assert_eq!((counted.sent, counted.lost()), (tries + 16, 0), "IPv6 {ipv6}: {counted:?}");
         assert!(counted.gso_fallbacks > 0 && counted.gso_messages == 0, "IPv6 {ipv6}: {counted:?}");
     }
 }
 
 #[test]
-fn netns_replies_pass_a_device_without_checksums() {
-    let name = "netns_replies_pass_a_device_without_checksums";
+fn netns_replies_pass_a_device_without_csum_offload() {
+    let name = "netns_replies_pass_a_device_without_csum_offload";
     let tc = run_isolated(None, "tc", &["-V"], b"").is_ok();
     if !skip::need_root(name) || !skip::need(name, tc, "the program tc is missing: apt-get install iproute2")
     {
@@ -312,11 +312,11 @@ fn netns_replies_pass_a_device_without_checksums() {
         "filter add dev plain0 egress protocol all u32 match u32 0 0 action mirred egress redirect dev {}",
         b.device(0)
     ));
-    let mut hands = lane_driver(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)));
-    let client = client(a, a.ip4(0).into(), hands.addr());
+    let mut driver = lane_driver(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)));
+    let client = client(a, a.ip4(0).into(), driver.addr());
     for round in 1..=3 {
-        check_gso_replies(&mut hands, &client, 1000, 30);
-        let counted = total(&hands);
+        check_gso_replies(&mut driver, &client, 1000, 30);
+        let counted = total(&driver);
         assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
         // Since Linux 6.11 the kernel computes the checksums of a GSO message for such a device.
         // Older kernels refuse, and after the first refusal the lane uses no GSO at all.
@@ -326,8 +326,8 @@ fn netns_replies_pass_a_device_without_checksums() {
 }
 
 #[test]
-fn netns_a_server_goes_on_over_the_link_that_is_left() {
-    if !skip::need_root("netns_a_server_goes_on_over_the_link_that_is_left") {
+fn netns_a_server_survives_the_loss_of_a_link() {
+    if !skip::need_root("netns_a_server_survives_the_loss_of_a_link") {
         return;
     }
     let testbed = Testbed::new(&Layout { links: vec![(0, 1), (0, 1)], ..Layout::default() }).unwrap();

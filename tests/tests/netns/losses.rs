@@ -53,20 +53,20 @@ fn one_lane(host: &Host, ipv6: bool, send_buffer: usize) -> LaneDriver {
     lane_driver(host, open(host, host.ip(0, ipv6), options))
 }
 
-fn total(hands: &LaneDriver) -> LaneCounters {
-    hands.handle.counters().total()
+fn total(driver: &LaneDriver) -> LaneCounters {
+    driver.handle.counters().total()
 }
 
 /// Offers datagrams of these sizes in one flush.
-fn offer(hands: &mut LaneDriver, to: SocketAddr, sizes: &[usize]) -> Flushed {
-    let mut out = hands.lanes[0].sender();
+fn offer(driver: &mut LaneDriver, to: SocketAddr, sizes: &[usize]) -> Flushed {
+    let mut out = driver.lanes[0].sender();
     sizes.iter().zip(0..).for_each(|(size, seed)| out.send_to(to, &pattern(seed, *size)));
     out.flush()
 }
 
 /// Answers one datagram, if there is one.
-fn echo_one(hands: &mut LaneDriver) -> bool {
-    let Received { batch, mut out } = hands.lanes[0].recv().unwrap();
+fn echo_one(driver: &mut LaneDriver) -> bool {
+    let Received { batch, mut out } = driver.lanes[0].recv().unwrap();
     let is_there = !batch.is_empty();
     batch.into_iter().for_each(|datagram| out.reply(&datagram, datagram.payload()));
     is_there
@@ -89,24 +89,25 @@ fn non_gso_sizes(count: usize) -> Vec<usize> {
 }
 
 #[test]
-fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
-    if !can_run("netns_a_send_buffer_that_stays_full_is_counted_exactly") {
+fn netns_full_send_buffer_losses_are_counted_exactly() {
+    if !can_run("netns_full_send_buffer_losses_are_counted_exactly") {
         return;
     }
     for ipv6 in [false, true] {
         let testbed = Testbed::new(&Layout::default()).unwrap();
         let (a, b) = (testbed.host(0), testbed.host(1));
-        let mut hands = one_lane(b, ipv6, 8192);
-        let (client, poke) = (client(a, a.ip(0, ipv6), hands.addr()), client(a, a.ip(0, ipv6), hands.addr()));
+        let mut driver = one_lane(b, ipv6, 8192);
+        let (client, poke) =
+            (client(a, a.ip(0, ipv6), driver.addr()), client(a, a.ip(0, ipv6), driver.addr()));
         assert!(set_qdisc(b, "add", TBF_BLOCKED));
 
         // The first ones fill the buffer. The others are tried once each, after the waits of a
         // flush.
         let sizes = non_gso_sizes(100);
-        let done = offer(&mut hands, client.addr(), &sizes);
+        let done = offer(&mut driver, client.addr(), &sizes);
         assert!(done.sent > 0 && done.sent < 100, "IPv6 {ipv6}: {done:?}");
         assert_eq!(done.sent + done.lost, 100);
-        let full = total(&hands);
+        let full = total(&driver);
         assert_eq!(
             (full.offered, full.sent, full.lost_sndbuf_full),
             (100, done.sent, done.lost),
@@ -117,9 +118,9 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         assert_eq!(full.sent_bytes, taken as u64);
 
         // While it is full, all datagrams are lost, including all of a GSO message.
-        assert_eq!(offer(&mut hands, client.addr(), &non_gso_sizes(7)), Flushed { sent: 0, lost: 7 });
-        assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 0, lost: 20 });
-        let still = total(&hands);
+        assert_eq!(offer(&mut driver, client.addr(), &non_gso_sizes(7)), Flushed { sent: 0, lost: 7 });
+        assert_eq!(offer(&mut driver, client.addr(), &[90; 20]), Flushed { sent: 0, lost: 20 });
+        let still = total(&driver);
         assert_eq!((still.offered, still.sent, still.lost_sndbuf_full), (127, done.sent, done.lost + 27));
         assert_eq!((still.lost(), still.gso_messages, still.gso_fallbacks), (done.lost + 27, 0, 0));
         assert_eq!(still.send_calls - full.send_calls, 7 + 1);
@@ -127,17 +128,17 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         // Exactly the datagrams that count as sent arrive, and the lane continues.
         release(b, poke.addr());
         expect(&client, &sizes[..done.sent as usize]);
-        assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 20, lost: 0 });
+        assert_eq!(offer(&mut driver, client.addr(), &[90; 20]), Flushed { sent: 20, lost: 0 });
         expect(&client, &[90; 20]);
         assert!(client.is_idle());
-        let end = total(&hands);
+        let end = total(&driver);
         assert_eq!((end.offered, end.sent, end.lost()), (147, done.sent + 20, done.lost + 27));
     }
 }
 
 #[test]
-fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
-    if !skip::need_root("netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly") {
+fn netns_fragment_memory_losses_are_counted_exactly() {
+    if !skip::need_root("netns_fragment_memory_losses_are_counted_exactly") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -145,14 +146,14 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
     for ipv6 in [false, true] {
         // The minimum of a socket. The kernel allocates all fragments of a datagram before it
         // sends the first. It allows them twice the buffer, and then returns ENOBUFS, not EAGAIN.
-        let mut hands = one_lane(b, ipv6, 2304);
-        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let mut driver = one_lane(b, ipv6, 2304);
+        let client = client(a, a.ip(0, ipv6), driver.addr());
         for round in 1..=3 {
             let sizes = [10, 30_000, 40_000, 50_000, 20];
-            assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 2, lost: 3 });
+            assert_eq!(offer(&mut driver, client.addr(), &sizes), Flushed { sent: 2, lost: 3 });
             client.expect(&pattern(0, 10));
             client.expect(&pattern(4, 20));
-            let counted = total(&hands);
+            let counted = total(&driver);
             assert_eq!(
                 (counted.offered, counted.sent, counted.sent_bytes),
                 (5 * round, 2 * round, 30 * round)
@@ -167,20 +168,21 @@ fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
 }
 
 #[test]
-fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
-    if !can_run("netns_what_the_devices_queue_drops_is_the_devices_loss") {
+fn netns_qdisc_drops_are_device_losses() {
+    if !can_run("netns_qdisc_drops_are_device_losses") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut hands = one_lane(b, false, 1 << 20);
-    let (client, poke) = (client(a, a.ip4(0).into(), hands.addr()), client(a, a.ip4(0).into(), hands.addr()));
+    let mut driver = one_lane(b, false, 1 << 20);
+    let (client, poke) =
+        (client(a, a.ip4(0).into(), driver.addr()), client(a, a.ip4(0).into(), driver.addr()));
     // Room for a few: the kernel drops the others, and reports that only to sockets with
     // IP_RECVERR. A lane does not set it, because one bad peer would disturb all.
     assert!(set_qdisc(b, "add", "tbf rate 8bit burst 1540 limit 3000"));
     let sizes = non_gso_sizes(100);
-    assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
-    let counted = total(&hands);
+    assert_eq!(offer(&mut driver, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
+    let counted = total(&driver);
     assert_eq!((counted.offered, counted.sent, counted.lost(), counted.send_calls), (100, 100, 0, 1));
     let show = b.output("tc", &["-s", "-j", "qdisc", "show", "dev", b.device(0)]).unwrap();
     let queues: serde_json::Value = serde_json::from_slice(&show.stdout).unwrap();
@@ -195,29 +197,29 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
 /// long as the device takes datagrams. The last case takes 300 ms in all, the longest single wait
 /// some 20 ms.
 #[test]
-fn netns_a_device_that_keeps_up_is_waited_for() {
-    if !can_run("netns_a_device_that_keeps_up_is_waited_for") {
+fn netns_senders_wait_for_a_progressing_device() {
+    if !can_run("netns_senders_wait_for_a_progressing_device") {
         return;
     }
     for (rate, count) in [("100mbit", 200), ("800kbit", 20), ("400kbit", 40)] {
         let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
         let (a, b) = (testbed.host(0), testbed.host(1));
-        let mut hands = one_lane(b, false, 4096);
-        let client = client(a, a.ip4(0).into(), hands.addr());
+        let mut driver = one_lane(b, false, 4096);
+        let client = client(a, a.ip4(0).into(), driver.addr());
         assert!(set_qdisc(b, "add", &format!("tbf rate {rate} burst 3000 limit 1000000")));
         let sizes: Vec<usize> = (0..count).map(|at| 400 + at).collect();
-        let done = offer(&mut hands, client.addr(), &sizes);
+        let done = offer(&mut driver, client.addr(), &sizes);
         assert_eq!((done.sent, done.lost), (count as u64, 0), "{rate}");
         expect(&client, &sizes);
-        assert_eq!(total(&hands).lost(), 0);
+        assert_eq!(total(&driver).lost(), 0);
     }
 }
 
 /// Datagrams that are queued at the stop are handled without a wait for each of their batches.
 #[test]
-fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
+fn netns_stop_waits_only_once_for_a_full_send_buffer() {
     const COUNT: u64 = 30_000;
-    if !can_run("netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again") {
+    if !can_run("netns_stop_waits_only_once_for_a_full_send_buffer") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
@@ -239,9 +241,9 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
 /// ICMP errors of one peer cost no other peer a datagram, in either direction, even if the
 /// application has enabled them.
 #[test]
-fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
+fn netns_an_error_of_one_peer_loses_no_other_datagram() {
     const ROUNDS: u64 = 30;
-    if !skip::need_root("netns_an_error_of_one_peer_costs_no_other_a_datagram") {
+    if !skip::need_root("netns_an_error_of_one_peer_loses_no_other_datagram") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -262,9 +264,9 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
         b.ip_batch(&format!("route add {net} via {} hoplimit 1\n", a.ip(0, ipv6))).unwrap();
     }
     for (ipv6, flag) in [(false, Flag::ErrorsV4), (true, Flag::ErrorsV6)] {
-        let mut hands = one_lane(b, ipv6, 1 << 20);
-        sock::set_flag(hands.lanes[0].as_fd(), flag, true).unwrap();
-        let (handle, client) = (hands.handle.clone(), client(a, a.ip(0, ipv6), hands.addr()));
+        let mut driver = one_lane(b, ipv6, 1 << 20);
+        sock::set_flag(driver.lanes[0].as_fd(), flag, true).unwrap();
+        let (handle, client) = (driver.handle.clone(), client(a, a.ip(0, ipv6), driver.addr()));
         // Hop limit exceeded (EHOSTUNREACH), and a closed port (ECONNREFUSED).
         let far: IpAddr = if ipv6 { "2001:db8::1" } else { "192.0.2.1" }.parse().unwrap();
         for round in 1..=ROUNDS {
@@ -272,23 +274,23 @@ fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
             both.rotate_left(round as usize / 2 % 2);
             for ip in both {
                 let told = b.device_counters(0).unwrap().rx_packets + 1;
-                let done = offer(&mut hands, SocketAddr::new(ip, 9), &[14]);
+                let done = offer(&mut driver, SocketAddr::new(ip, 9), &[14]);
                 assert_eq!(done, Flushed { sent: 1, lost: 0 });
                 wait_until(|| b.device_counters(0).unwrap().rx_packets >= told, &handle);
                 // In every other round the receive gets the error.
                 if round % 2 == 0 {
                     client.send(b"here");
                     // Not by readiness, which lasts until the error is fetched.
-                    wait_until(|| echo_one(&mut hands), &handle);
+                    wait_until(|| echo_one(&mut driver), &handle);
                     client.expect(b"here");
                 } else {
-                    let done = offer(&mut hands, client.addr(), &[5]);
-                    assert_eq!(done, Flushed { sent: 1, lost: 0 }, "{:#?}", total(&hands));
+                    let done = offer(&mut driver, client.addr(), &[5]);
+                    assert_eq!(done, Flushed { sent: 1, lost: 0 }, "{:#?}", total(&driver));
                     expect(&client, &[5]);
                 }
             }
         }
-        let counted = total(&hands);
+        let counted = total(&driver);
         assert_eq!((counted.sent, counted.lost(), counted.recv_errors), (4 * ROUNDS, 0, 0), "{counted:#?}");
         assert_eq!(counted.delivered, ROUNDS);
         // Each time that the lane sent another datagram, it got the error first.

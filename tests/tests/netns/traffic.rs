@@ -12,8 +12,8 @@ use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, pattern, send_gso};
 
 #[test]
-fn netns_every_size_comes_back_whole() {
-    if !skip::need_root("netns_every_size_comes_back_whole") {
+fn netns_every_size_is_echoed() {
+    if !skip::need_root("netns_every_size_is_echoed") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
@@ -45,8 +45,8 @@ fn netns_every_size_comes_back_whole() {
 }
 
 #[test]
-fn netns_policy_cpu_follows_the_core_that_receives() {
-    let name = "netns_policy_cpu_follows_the_core_that_receives";
+fn netns_policy_cpu_follows_the_receiving_cpu() {
+    let name = "netns_policy_cpu_follows_the_receiving_cpu";
     let cpus = cpu::affinity().unwrap();
     if !skip::need_root(name)
         || !skip::need_unless_forced(name, cpus.len() > 1, Forced::Cpus, "needs two CPUs")
@@ -61,16 +61,16 @@ fn netns_policy_cpu_follows_the_core_that_receives() {
         let socket = open(b, b.ip4(0).into(), |builder| {
             builder.lanes(2).steering(Steering::Cpu).steering_backend(by).placement(placement.clone());
         });
-        let mut hands = lane_driver(b, socket);
+        let mut driver = lane_driver(b, socket);
         for cpu in &cpus[..2] {
             // The generator's core is also the one on which the other end receives. There are many
             // flows, so that nothing else could have put them all into one queue.
-            let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(hands.addr(), 20) };
+            let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(driver.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
             assert_eq!(sender.pin(*cpu).send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
-            let here = hands.lanes.iter().find(|lane| lane.cpu() == Some(*cpu)).unwrap().id();
+            let here = driver.lanes.iter().find(|lane| lane.cpu() == Some(*cpu)).unwrap().id();
             let mut counted = 0;
-            hands.receive(COUNT as usize, |lane, _, _| counted += u64::from(lane == here));
+            driver.receive(COUNT as usize, |lane, _, _| counted += u64::from(lane == here));
             assert_eq!(counted, COUNT, "{by}, CPU {cpu}");
         }
     }
@@ -102,15 +102,15 @@ fn netns_round_robin_is_exact_for_one_sender() {
 }
 
 #[test]
-fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
-    if !skip::need_root("netns_trains_of_a_sender_arrive_datagram_by_datagram") {
+fn netns_gso_messages_arrive_as_datagrams() {
+    if !skip::need_root("netns_gso_messages_arrive_as_datagrams") {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (ipv6, gro) in [(false, true), (true, true), (false, false), (true, false)] {
-        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
-        let client = client(a, a.ip(0, ipv6), hands.addr());
+        let mut driver = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
+        let client = client(a, a.ip(0, ipv6), driver.addr());
         let (mut datagrams, mut trains) = (0, 0);
         // The last datagram of a GSO message: full, with one byte, nearly full; messages of two
         // and of sixty-four.
@@ -120,14 +120,14 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
             let bytes = pattern(len, len);
             send_gso(&client.socket, &bytes, segment as u16);
             let count = len.div_ceil(segment);
-            let got = hands.recv_all(count);
+            let got = driver.recv_all(count);
             let parts: Vec<&[u8]> = got.iter().map(|got| &got.payload[..]).collect();
             assert!(parts == bytes.chunks(segment).collect::<Vec<_>>(), "{len} bytes by {segment}");
             assert!(got.iter().all(|got| got.peer == client.addr() && !got.truncated));
             datagrams += count as u64;
             trains += 1;
         }
-        let total = hands.handle.counters().total();
+        let total = driver.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
         // A GSO message passes through a veth link unsegmented.
         let expected = if gro { (trains, trains) } else { (datagrams, 0) };
@@ -161,22 +161,22 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
 }
 
 #[test]
-fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
-    if !skip::need_root("netns_a_wildcard_answers_from_the_address_that_was_asked") {
+fn netns_a_wildcard_replies_from_the_destination_address() {
+    if !skip::need_root("netns_a_wildcard_replies_from_the_destination_address") {
         return;
     }
     let (testbed, addresses) = two_links();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
-        let port = hands.addr().port();
+        let mut driver = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
+        let port = driver.addr().port();
         for asked in addresses.iter().filter(|ip| any.is_ipv6() || ip.is_ipv4()) {
             // Also over the link that the address does not belong to: a connected client accepts
             // the reply only from the address that it sent to.
             for link in [0, 1] {
                 let client = client(a, a.ip(link, asked.is_ipv6()), (*asked, port).into());
                 client.send(b"which one?");
-                hands.receive(1, |_, datagram, out| {
+                driver.receive(1, |_, datagram, out| {
                     assert_eq!(datagram.local().ip().to_canonical(), *asked);
                     assert_eq!(datagram.peer().ip().to_canonical(), client.addr().ip());
                     out.reply(&datagram, b"this one");
@@ -184,7 +184,7 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
                 client.expect(b"this one");
             }
         }
-        assert_eq!(hands.handle.counters().total().lost(), 0);
+        assert_eq!(driver.handle.counters().total().lost(), 0);
     }
 }
 
@@ -200,8 +200,8 @@ fn link_local(host: &Host, last: u16) -> Ipv6Addr {
 }
 
 #[test]
-fn netns_link_local_peers_are_answered_over_their_link() {
-    if !skip::need_root("netns_link_local_peers_are_answered_over_their_link") {
+fn netns_replies_to_link_local_peers_use_their_link() {
+    if !skip::need_root("netns_replies_to_link_local_peers_use_their_link") {
         return;
     }
     let (testbed, _) = two_links();
@@ -209,12 +209,12 @@ fn netns_link_local_peers_are_answered_over_their_link() {
     let (from, to) = (link_local(a, 1), link_local(b, 2));
     let scope = |host: &Host, link| host.device_index(link).unwrap();
     let scoped = |ip, port, scope| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope));
-    let ask = |hands: &mut LaneDriver, link: usize| {
-        let port = hands.addr().port();
+    let ask = |driver: &mut LaneDriver, link: usize| {
+        let port = driver.addr().port();
         let target = scoped(to, port, scope(a, link));
         let client = client_at(a, scoped(from, 0, scope(a, link)), target);
         client.send(b"on which link?");
-        hands.receive(1, |_, datagram, out| {
+        driver.receive(1, |_, datagram, out| {
             assert_eq!(datagram.peer().ip(), from);
             assert_eq!(datagram.local(), scoped(to, port, scope(b, link)));
             let SocketAddr::V6(peer) = datagram.peer() else { panic!("{}", datagram.peer()) };
@@ -253,31 +253,31 @@ fn netns_a_broadcast_reaches_every_lane() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
         let any = Ipv4Addr::UNSPECIFIED.into();
-        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3).steering_backend(by)));
-        let port = hands.addr().port();
-        let asker = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
-        asker.set_broadcast(true).unwrap();
-        asker.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        let mut driver = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3).steering_backend(by)));
+        let port = driver.addr().port();
+        let requester = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
+        requester.set_broadcast(true).unwrap();
+        requester.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // The kernel delivers a broadcast to every matching socket, without steering: each lane
         // gets a copy, and each answers from the address of the device.
         for target in [Ipv4Addr::new(10, 77, 0, 255), Ipv4Addr::BROADCAST] {
-            let sent = a.run(|| send_over(&asker, a, (target, port).into()));
+            let sent = a.run(|| send_over(&requester, a, (target, port).into()));
             if !sent {
                 continue;
             }
             let mut lanes = Vec::new();
-            hands.receive(3, |lane, datagram, out| {
+            driver.receive(3, |lane, datagram, out| {
                 lanes.push(lane);
                 assert_eq!(datagram.local().ip(), IpAddr::from(b.ip4(0)));
                 out.reply(&datagram, lane.to_string().as_bytes());
             });
             lanes.sort();
-            assert_eq!(lanes, hands.handle.lane_ids());
+            assert_eq!(lanes, driver.handle.lane_ids());
             for _ in lanes {
-                let (_, from) = manylane_tests::retry_eintr(|| asker.recv_from(&mut [0; 8])).unwrap();
+                let (_, from) = manylane_tests::retry_eintr(|| requester.recv_from(&mut [0; 8])).unwrap();
                 assert_eq!(from, (b.ip4(0), port).into());
             }
-            assert!(hands.is_idle());
+            assert!(driver.is_idle());
         }
     }
 }
@@ -291,8 +291,8 @@ fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
 }
 
 #[test]
-fn netns_eight_lanes_share_what_cores_there_are() {
-    if !skip::need_root("netns_eight_lanes_share_what_cores_there_are") {
+fn netns_eight_lanes_share_the_cores() {
+    if !skip::need_root("netns_eight_lanes_share_the_cores") {
         return;
     }
     const COUNT: u64 = 20_000;

@@ -29,8 +29,8 @@ fn assert_arrived(total: &LaneCounters, arrived: u64, lost: u64) {
 }
 
 #[test]
-fn netns_xdp_every_size_comes_back_whole() {
-    let Some(testbed) = testbed("netns_xdp_every_size_comes_back_whole") else { return };
+fn netns_xdp_every_size_is_echoed() {
+    let Some(testbed) = testbed("netns_xdp_every_size_is_echoed") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let head = if ipv6 { 48 } else { 28 };
@@ -58,8 +58,8 @@ fn netns_xdp_every_size_comes_back_whole() {
 }
 
 #[test]
-fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
-    let Some(testbed) = testbed("netns_xdp_a_wildcard_takes_every_address_and_loopback") else { return };
+fn netns_xdp_a_wildcard_receives_every_address_and_loopback() {
+    let Some(testbed) = testbed("netns_xdp_a_wildcard_receives_every_address_and_loopback") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let extra: IpAddr = "10.77.0.99".parse().unwrap();
     b.add_address(0, extra).unwrap();
@@ -87,8 +87,8 @@ fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
 }
 
 #[test]
-fn netns_xdp_takes_every_frame_of_a_fast_sender() {
-    let Some(testbed) = testbed("netns_xdp_takes_every_frame_of_a_fast_sender") else { return };
+fn netns_xdp_receives_every_frame_of_a_fast_sender() {
+    let Some(testbed) = testbed("netns_xdp_receives_every_frame_of_a_fast_sender") else { return };
     const COUNT: u64 = 100_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(4)));
@@ -109,8 +109,8 @@ fn netns_xdp_takes_every_frame_of_a_fast_sender() {
 }
 
 #[test]
-fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
-    let Some(testbed) = testbed("netns_xdp_what_is_broken_is_counted_and_the_rest_arrives") else { return };
+fn netns_xdp_malformed_frames_are_counted() {
+    let Some(testbed) = testbed("netns_xdp_malformed_frames_are_counted") else { return };
     const ROUNDS: u64 = 50;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2)));
@@ -172,8 +172,8 @@ fn netns_xdp_two_sockets_of_a_process_share_a_device() {
 }
 
 #[test]
-fn netns_xdp_what_cannot_be_is_refused() {
-    let Some(testbed) = testbed("netns_xdp_what_cannot_be_is_refused") else { return };
+fn netns_xdp_invalid_options_are_refused() {
+    let Some(testbed) = testbed("netns_xdp_invalid_options_are_refused") else { return };
     let b = testbed.host(1);
     let refused = |change: &(dyn Fn(&mut Builder) + Sync)| {
         b.run(|| {
@@ -199,8 +199,8 @@ fn netns_xdp_what_cannot_be_is_refused() {
 }
 
 #[test]
-fn netns_xdp_lanes_leave_without_losing_anything() {
-    let Some(testbed) = testbed("netns_xdp_lanes_leave_without_losing_anything") else { return };
+fn netns_xdp_removed_lanes_lose_nothing() {
+    let Some(testbed) = testbed("netns_xdp_removed_lanes_lose_nothing") else { return };
     const COUNT: u64 = 60_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Rings for a quarter of a second, so that a busy machine loses nothing.
@@ -263,17 +263,17 @@ fn netns_xdp_a_stop_drains_the_queues() {
 }
 
 #[test]
-fn netns_xdp_tells_ecn_only_if_asked_to() {
-    let Some(testbed) = testbed("netns_xdp_tells_ecn_only_if_asked_to") else { return };
+fn netns_xdp_ecn_is_reported_on_request() {
+    let Some(testbed) = testbed("netns_xdp_ecn_is_reported_on_request") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (asked, told) in [(false, None), (true, Some(Ecn::Ect0))] {
         let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2).ecn(asked));
-        let mut hands = lane_driver(b, socket);
-        let bytes = frame_to(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
+        let mut driver = lane_driver(b, socket);
+        let bytes = frame_to(a, b, driver.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
         let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
         sender.send(&bytes).unwrap();
-        let got = hands.recv_all(1);
+        let got = driver.recv_all(1);
         assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
-        assert_eq!(hands.handle.counters().total().delivered_by_xdp, 1);
+        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 1);
     }
 }

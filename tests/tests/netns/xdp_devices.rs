@@ -35,10 +35,10 @@ fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
 }
 
 #[test]
-fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
+fn netns_xdp_added_and_removed_lanes_share_the_queues() {
     const COUNT: u64 = 60_000;
     const ROUNDS: u64 = 4;
-    let Some(testbed) = testbed("netns_xdp_lanes_that_come_and_go_share_the_queues", &ipv4_layout(4)) else {
+    let Some(testbed) = testbed("netns_xdp_added_and_removed_lanes_share_the_queues", &ipv4_layout(4)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -73,40 +73,40 @@ fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
 fn netns_xdp_lanes_by_hand_share_the_queues() {
     let Some(testbed) = testbed("netns_xdp_lanes_by_hand_share_the_queues", &ipv4_layout(4)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut hands = lane_driver(b, xdp(b, any_port(b), |_| ()));
-    let handle = hands.handle.clone();
-    let (server, mut pings) = (hands.addr(), 0);
-    let mut round = |hands: &mut manylane_tests::LaneDriver| {
+    let mut driver = lane_driver(b, xdp(b, any_port(b), |_| ()));
+    let handle = driver.handle.clone();
+    let (server, mut pings) = (driver.addr(), 0);
+    let mut round = |driver: &mut manylane_tests::LaneDriver| {
         // A lane that is called checks its mailbox.
-        assert!(wait_within(TEST_TIMEOUT, || hands.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
+        assert!(wait_within(TEST_TIMEOUT, || driver.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
         let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
         clients.iter().for_each(|client| client.send(b"by hand"));
-        hands.echo(clients.len());
+        driver.echo(clients.len());
         clients.iter().for_each(|client| client.expect(b"by hand"));
         pings += clients.len() as u64;
         assert_all_by_xdp(&handle.counters().total(), pings);
     };
-    round(&mut hands);
+    round(&mut driver);
     for _ in 0..2 {
-        b.run(|| hands.open());
-        round(&mut hands);
+        b.run(|| driver.open());
+        round(&mut driver);
     }
     // Several before any lane has checked, as many as there are queues, and one more.
-    hands.lanes.truncate(2);
-    round(&mut hands);
+    driver.lanes.truncate(2);
+    round(&mut driver);
     for _ in 0..3 {
-        b.run(|| hands.open());
+        b.run(|| driver.open());
     }
-    round(&mut hands);
+    round(&mut driver);
     // Dropped at once, after it was retired, and the first one.
-    hands.lanes.pop();
-    round(&mut hands);
-    let mut lane = hands.lanes.pop().unwrap();
+    driver.lanes.pop();
+    round(&mut driver);
+    let mut lane = driver.lanes.pop().unwrap();
     lane.retire().unwrap();
     drop(lane);
-    round(&mut hands);
-    hands.lanes.remove(0);
-    round(&mut hands);
+    round(&mut driver);
+    driver.lanes.remove(0);
+    round(&mut driver);
 }
 
 /// Two links between the first two hosts, and a third host without any.
@@ -173,21 +173,21 @@ fn check_link_removal(
 }
 
 #[test]
-fn netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again() {
+fn netns_xdp_a_recreated_device_is_reattached() {
     check_link_removal(
-        "netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again",
+        "netns_xdp_a_recreated_device_is_reattached",
         |b, _| b.ip_batch(&format!("link delete dev {DEVICE}\n")).unwrap(),
         |_, testbed| testbed.recreate_link(0, &two_links()).unwrap(),
     );
 }
 
 #[test]
-fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
+fn netns_xdp_a_device_back_from_another_namespace_is_reattached() {
     let send = |from: &Host, to: &Host| {
         from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
     };
     check_link_removal(
-        "netns_xdp_a_device_that_was_in_another_namespace_is_used_again",
+        "netns_xdp_a_device_back_from_another_namespace_is_reattached",
         |b, testbed| send(b, testbed.host(2)),
         |b, testbed| {
             send(testbed.host(2), b);
@@ -198,8 +198,8 @@ fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
 
 /// At once, before lanes have released it.
 #[test]
-fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
-    let name = "netns_xdp_a_device_that_is_back_at_once_is_used_again";
+fn netns_xdp_a_device_recreated_at_once_is_reattached() {
+    let name = "netns_xdp_a_device_recreated_at_once_is_reattached";
     let Some(testbed) = testbed(name, &two_links()) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Two sockets: the program stays until the last one is closed.
@@ -286,8 +286,8 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
 
 /// The program is detached when a device joins a bridge, and attached again when it leaves.
 #[test]
-fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
-    let name = "netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go";
+fn netns_xdp_a_device_enslaved_later_is_detached() {
+    let name = "netns_xdp_a_device_enslaved_later_is_detached";
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let addr = any_port(b);
@@ -333,8 +333,8 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
 /// Takes 13 s: three changes without an event, each of which the refresh of every four seconds
 /// finds.
 #[test]
-fn netns_xdp_more_queues_are_served_as_they_come() {
-    let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &ipv4_layout(4)) else {
+fn netns_xdp_added_queues_are_served() {
+    let Some(testbed) = testbed("netns_xdp_added_queues_are_served", &ipv4_layout(4)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -406,8 +406,8 @@ fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
 
 /// Takes 12 s: three changes without an event, as above.
 #[test]
-fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
-    let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";
+fn netns_xdp_a_changed_device_mac_is_used() {
+    let name = "netns_xdp_a_changed_device_mac_is_used";
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, xdp(b, any_port(b), |_| ()));

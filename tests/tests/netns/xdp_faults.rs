@@ -80,8 +80,8 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
 
 #[test]
 #[ignore = "started by netns_xdp_too_little_memory_is_a_limit"]
-fn child_has_no_memory_for_frames() {
-    if !is_child("child_has_no_memory_for_frames") {
+fn child_has_no_memory_for_umem() {
+    if !is_child("child_has_no_memory_for_umem") {
         return;
     }
     let open = || {
@@ -101,13 +101,13 @@ fn child_has_no_memory_for_frames() {
 fn netns_xdp_too_little_memory_is_a_limit() {
     let Some(testbed) = two_queues("netns_xdp_too_little_memory_is_a_limit") else { return };
     let b = testbed.host(1);
-    let child = Child::start_in(b, "child_has_no_memory_for_frames");
+    let child = Child::start_in(b, "child_has_no_memory_for_umem");
     assert_eq!(child.line(), "done");
     child.finish();
 }
 
 #[test]
-#[ignore = "started by netns_xdp_needs_no_privilege_once_it_is_open"]
+#[ignore = "started by netns_xdp_needs_no_privilege_after_open"]
 fn child_drops_its_privileges() {
     if !is_child("child_drops_its_privileges") {
         return;
@@ -128,8 +128,8 @@ fn child_drops_its_privileges() {
 }
 
 #[test]
-fn netns_xdp_needs_no_privilege_once_it_is_open() {
-    let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
+fn netns_xdp_needs_no_privilege_after_open() {
+    let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_after_open") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_in(b, "child_drops_its_privileges");
     assert_eq!(child.line(), "serving");
@@ -153,8 +153,8 @@ fn netns_xdp_needs_no_privilege_once_it_is_open() {
 }
 
 #[test]
-fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
-    let Some(testbed) = two_queues("netns_xdp_a_peer_that_changes_its_hardware_address_is_followed") else {
+fn netns_xdp_a_changed_peer_mac_is_used() {
+    let Some(testbed) = two_queues("netns_xdp_a_changed_peer_mac_is_used") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -196,16 +196,16 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
 
 /// Changes that do not concern a peer: each reply still leaves past the stack.
 #[test]
-fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
-    let Some(testbed) = two_queues("netns_xdp_addresses_and_devices_of_others_do_not_move_replies") else {
+fn netns_xdp_unrelated_address_and_link_changes_keep_replies() {
+    let Some(testbed) = two_queues("netns_xdp_unrelated_address_and_link_changes_keep_replies") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let everywhere = "0.0.0.0".parse().unwrap();
-    let mut hands = lane_driver(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
-    let port = hands.addr().port();
+    let mut driver = lane_driver(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let port = driver.addr().port();
     let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
-    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &one).1));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut driver, &one).1));
     let device = b.device(0);
     for lines in [
         // An address is usable only after duplicate address detection, which takes a second or
@@ -220,33 +220,33 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
         thread::scope(|scope| {
             let settling = scope.spawn(|| b.wait_for_addrs(0).unwrap());
             while !settling.is_finished() {
-                assert_eq!(ping(&mut hands, &one), (true, true), "{lines}");
+                assert_eq!(ping(&mut driver, &one), (true, true), "{lines}");
             }
         });
     }
     // The last change is followed now, and so are all earlier ones.
     let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
-    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &other).0));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut driver, &other).0));
     for _ in 0..50 {
-        assert_eq!(ping(&mut hands, &one), (true, true));
+        assert_eq!(ping(&mut driver, &one), (true, true));
     }
 }
 
 /// A request and its reply, by hand, so that they are counted. Returns whether they went past the
 /// stack.
-fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
-    let before = hands.handle.counters().total();
+fn ping(driver: &mut LaneDriver, client: &Client) -> (bool, bool) {
+    let before = driver.handle.counters().total();
     client.send(b"ping");
-    hands.echo(1);
+    driver.echo(1);
     client.expect(b"ping");
-    let after = hands.handle.counters().total();
+    let after = driver.handle.counters().total();
     assert_eq!((after.delivered - before.delivered, after.sent - before.sent), (1, 1), "{after:#?}");
     (after.delivered_by_xdp > before.delivered_by_xdp, after.sent_by_xdp > before.sent_by_xdp)
 }
 
 #[test]
-fn netns_xdp_options_and_extension_headers_take_the_companion() {
-    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_take_the_companion") else {
+fn netns_xdp_options_and_extension_headers_use_the_companion() {
+    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_use_the_companion") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -292,8 +292,8 @@ fn netns_xdp_options_and_extension_headers_take_the_companion() {
 }
 
 #[test]
-fn netns_xdp_a_link_that_flaps_goes_on() {
-    let Some(testbed) = two_queues("netns_xdp_a_link_that_flaps_goes_on") else { return };
+fn netns_xdp_survives_link_flaps() {
+    let Some(testbed) = two_queues("netns_xdp_survives_link_flaps") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let client = client(a, a.ip(0, false), serving.addr);

@@ -119,9 +119,9 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
 /// A mixed flood of all kinds: every valid frame arrives, every malformed one is counted, and
 /// another peer is not affected.
 #[test]
-fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
+fn netns_xdp_each_malformed_frame_of_a_flood_is_counted() {
     const ROUNDS: u64 = 200;
-    let Some(testbed) = two_queues("netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one") else {
+    let Some(testbed) = two_queues("netns_xdp_each_malformed_frame_of_a_flood_is_counted") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -221,8 +221,8 @@ fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
 /// Frames that the kernel would not deliver are not delivered past it: either engine treats the
 /// same frames equally.
 #[test]
-fn netns_xdp_input_checks_are_those_of_the_kernel() {
-    let name = "netns_xdp_input_checks_are_those_of_the_kernel";
+fn netns_xdp_input_checks_match_the_kernel() {
+    let name = "netns_xdp_input_checks_match_the_kernel";
     let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = sender(a);
@@ -232,23 +232,23 @@ fn netns_xdp_input_checks_are_those_of_the_kernel() {
         }
         for engine in [Engine::Mmsg, Engine::Xdp] {
             let wildcard = "::".parse().unwrap();
-            let mut hands = lane_driver(b, open(b, wildcard, |builder| _ = builder.engine(engine).lanes(1)));
-            let port = hands.addr().port();
+            let mut driver = lane_driver(b, open(b, wildcard, |builder| _ = builder.engine(engine).lanes(1)));
+            let port = driver.addr().port();
             let fence = client(a, a.ip4(0).into(), SocketAddr::new(b.ip(0, false), port));
             for InputCase { what, bytes, program, delivered } in input_cases(a, b, port, strict) {
                 let case = format!("{what}, {engine:?}, rp_filter {filter}");
                 println!("{case}");
-                let before = xdp_counts(&hands.handle);
+                let before = xdp_counts(&driver.handle);
                 socket.send(&bytes).unwrap();
                 // When a later frame has arrived, the outcome of the earlier one is known.
                 fence.send(b"fence");
-                let got = hands.recv_all(1 + usize::from(delivered));
+                let got = driver.recv_all(1 + usize::from(delivered));
                 let arrived: Vec<_> = got.iter().map(|got| got.payload.as_slice()).collect();
                 let expected: &[&[u8]] = if delivered { &[b"judge", b"fence"] } else { &[b"fence"] };
                 assert_eq!(arrived.len(), expected.len(), "{case}");
                 assert!(expected.iter().all(|one| arrived.contains(one)), "{case}");
                 if engine == Engine::Xdp {
-                    let after = xdp_counts(&hands.handle);
+                    let after = xdp_counts(&driver.handle);
                     let fences = u64::from(program == "redirected");
                     assert_eq!(after["redirected"], before["redirected"] + 1 + fences, "{case}: {after:?}");
                     if program != "redirected" {
@@ -256,7 +256,7 @@ fn netns_xdp_input_checks_are_those_of_the_kernel() {
                     }
                 }
             }
-            assert_eq!(hands.drain(), 0);
+            assert_eq!(driver.drain(), 0);
         }
     }
 }
@@ -308,14 +308,14 @@ fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
                 builder.xdp_devices([device]);
             }
         };
-        let mut hands = lane_driver(b, open(b, bound, options));
-        let port = hands.addr().port();
+        let mut driver = lane_driver(b, open(b, bound, options));
+        let port = driver.addr().port();
         let by_xdp = engine == Engine::Xdp && (is_named || filter != "1");
         let dropped = filter == "1" && !by_xdp;
         let before = reverse_path_drops(b);
         send(port);
         client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port)).send(b"fence");
-        let got = hands.recv_all(if dropped { 1 } else { 2 });
+        let got = driver.recv_all(if dropped { 1 } else { 2 });
         let mut arrived: Vec<_> = got.iter().map(|got| got.payload.as_slice()).collect();
         arrived.sort_unstable();
         let expected: &[&[u8]] = if dropped { &[b"fence"] } else { &[b"fence", b"judge"] };
@@ -325,10 +325,10 @@ fn netns_xdp_sources_behind_another_device_are_left_to_rp_filter() {
         let ip6 = u64::from(bound == bounds[0]);
         if ip6 == 1 {
             client(a, a.ip6(0).into(), SocketAddr::new(b.ip6(0).into(), port)).send(b"IPv6");
-            assert_eq!(hands.recv_all(1)[0].payload, b"IPv6", "{case}");
+            assert_eq!(driver.recv_all(1)[0].payload, b"IPv6", "{case}");
         }
-        assert_eq!(hands.drain(), 0, "{case}");
-        let total = hands.handle.counters().total();
+        assert_eq!(driver.drain(), 0, "{case}");
+        let total = driver.handle.counters().total();
         let taken = if by_xdp { 2 } else { 0 } + if engine == Engine::Xdp { ip6 } else { 0 };
         assert_eq!(
             (total.delivered, total.delivered_by_xdp),
@@ -380,27 +380,27 @@ fn netns_xdp_padding_is_no_payload() {
     let Some(testbed) = two_queues("netns_xdp_padding_is_no_payload") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands =
+        let mut driver =
             lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
         let socket = sender(a);
         for len in 0..=18 {
             let payload = pattern(len, len);
-            let mut bytes = frame_to(a, b, hands.addr(), &payload, |_| ());
+            let mut bytes = frame_to(a, b, driver.addr(), &payload, |_| ());
             bytes.resize(bytes.len().max(60), 0xa5);
             socket.send(&bytes).unwrap();
-            let got = &hands.recv_all(1)[0];
+            let got = &driver.recv_all(1)[0];
             assert_eq!((&got.payload, got.full_len, got.truncated), (&payload, len, false));
         }
-        assert_eq!(hands.handle.counters().total().delivered_by_xdp, 19);
+        assert_eq!(driver.handle.counters().total().delivered_by_xdp, 19);
     }
 }
 
 /// Impossible source hardware addresses: frames from the broadcast address, or from our own, are
 /// answered by the kernel's tables only.
 #[test]
-fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
+fn netns_xdp_forged_source_macs_are_not_replied_to() {
     const FRAMES_EACH: u64 = 100;
-    let Some(testbed) = two_queues("netns_xdp_hardware_addresses_that_lie_lead_nowhere") else { return };
+    let Some(testbed) = two_queues("netns_xdp_forged_source_macs_are_not_replied_to") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let serving = echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
@@ -441,9 +441,9 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
 /// Datagrams that XDP does not take arrive through the companion once, in both families: fragments
 /// from another host, and all loopback traffic to the bound address.
 #[test]
-fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
+fn netns_xdp_companion_delivers_fragments_and_loopback_once() {
     const FRAMES_EACH: usize = 20;
-    let Some(testbed) = two_queues("netns_xdp_fragments_and_loopback_come_through_the_companion_once") else {
+    let Some(testbed) = two_queues("netns_xdp_companion_delivers_fragments_and_loopback_once") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -476,8 +476,8 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
 /// Frames that fit one XSK frame, and those that need several (Linux 6.6), pass the kernel by.
 /// Behind the driver, the longer ones pass through it. None is lost, and the replies are complete.
 #[test]
-fn netns_xdp_frames_longer_than_one_of_an_xsk() {
-    if !skip::need_root("netns_xdp_frames_longer_than_one_of_an_xsk") {
+fn netns_xdp_multi_buffer_frames_are_received() {
+    if !skip::need_root("netns_xdp_multi_buffer_frames_are_received") {
         return;
     }
     for (generic, by_xdp) in [(false, 40), (true, 21)] {

@@ -26,12 +26,12 @@ fn queued_bytes(host: &Host, port: u16) -> u64 {
 /// A lane whose rings are never empty polls its companion now and then, so that datagrams from the
 /// kernel do not wait behind all frames.
 #[test]
-fn netns_xdp_a_busy_lane_hears_its_companion() {
+fn netns_xdp_a_busy_lane_polls_its_companion() {
     const BATCH: usize = 4;
     const BATCHES: usize = 130;
     // More than the polling interval of the companion.
     const WARMUP_BATCHES: usize = 40;
-    let test = "netns_xdp_a_busy_lane_hears_its_companion";
+    let test = "netns_xdp_a_busy_lane_polls_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
         return;
     }
@@ -71,8 +71,8 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
 /// While a socket stops, queues that its first lanes have closed are not opened again for busy
 /// lanes.
 #[test]
-fn netns_xdp_a_socket_that_stops_opens_nothing() {
-    let test = "netns_xdp_a_socket_that_stops_opens_nothing";
+fn netns_xdp_a_stopping_socket_opens_nothing() {
+    let test = "netns_xdp_a_stopping_socket_opens_nothing";
     if !skip::need_root(test) {
         return;
     }
@@ -195,10 +195,10 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
                 due += pings;
                 let now: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
                 for at in 0..3 {
-                    let came = now[at] - others[at];
+                    let received = now[at] - others[at];
                     assert!(
-                        if at == link { came >= pings } else { came < PINGS_EACH / 2 },
-                        "link {at}: {came}"
+                        if at == link { received >= pings } else { received < PINGS_EACH / 2 },
+                        "link {at}: {received}"
                     );
                 }
             }

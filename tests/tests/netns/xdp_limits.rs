@@ -78,18 +78,18 @@ fn with_xdp(builder: &mut Builder) -> &mut Builder {
 /// A burst passes, all other datagrams are dropped and counted, and other sources are not
 /// affected. Addresses of an IPv6 /64 are one source.
 #[test]
-fn netns_xdp_limits_let_a_burst_of_each_source_in() {
-    let Some(testbed) = two_queues("netns_xdp_limits_let_a_burst_of_each_source_in") else { return };
+fn netns_xdp_limits_admit_a_burst_of_each_source() {
+    let Some(testbed) = two_queues("netns_xdp_limits_admit_a_burst_of_each_source") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let socket = open(b, b.ip(0, ipv6), |builder| _ = with_xdp(builder).limit(limit("0.001/5")));
         let serving = sink(b, socket);
-        let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+        let spoofer = SpoofingSender::new(a, b, serving.addr, &serving.handle);
         let (one, same, other) =
             if ipv6 { ("fd99::1", "fd99::2", "fd99:0:0:1::1") } else { ("10.7.0.1", "10.7.0.1", "10.7.0.2") };
-        assert_eq!(crowd.send_times(one, 20), [5, 0, 15]);
-        assert_eq!(crowd.send_times(same, 7), [0, 0, 7]);
-        assert_eq!(crowd.send_times(other, 6), [5, 0, 1]);
+        assert_eq!(spoofer.send_times(one, 20), [5, 0, 15]);
+        assert_eq!(spoofer.send_times(same, 7), [0, 0, 7]);
+        assert_eq!(spoofer.send_times(other, 6), [5, 0, 1]);
         assert_eq!(
             (xdp_count(&serving.handle, "limited"), xdp_count(&serving.handle, "redirected")),
             (23, 10)
@@ -106,22 +106,22 @@ fn netns_xdp_limits_let_a_burst_of_each_source_in() {
 
 /// A datagram has to be within both limits, and a rejected one uses no tokens.
 #[test]
-fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
-    let Some(testbed) = two_queues("netns_xdp_limits_of_addresses_and_prefixes_hold_together") else {
+fn netns_xdp_address_and_prefix_limits_combine() {
+    let Some(testbed) = two_queues("netns_xdp_address_and_prefix_limits_combine") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits =
         |builder: &mut Builder| _ = with_xdp(builder).limit(limit("0.001/3")).limit(limit("0.001/10,per=24"));
     let serving = sink(b, open(b, b.ip4(0).into(), limits));
-    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    let spoofer = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     // Of an address.
-    assert_eq!(crowd.send_times("10.7.0.1", 9), [3, 0, 6]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 9), [3, 0, 6]);
     // Seven are left for the prefix, from any of its addresses.
-    assert_eq!(crowd.send((2..250).map(|host| Ipv4Addr::new(10, 7, 0, host).into())), [7, 0, 241]);
+    assert_eq!(spoofer.send((2..250).map(|host| Ipv4Addr::new(10, 7, 0, host).into())), [7, 0, 241]);
     // The next prefix has its own.
-    assert_eq!(crowd.send((1..9).map(|host| Ipv4Addr::new(10, 7, 1, host).into())), [8, 0, 0]);
-    assert_eq!(crowd.send_times("10.7.1.1", 5), [2, 0, 3]);
+    assert_eq!(spoofer.send((1..9).map(|host| Ipv4Addr::new(10, 7, 1, host).into())), [8, 0, 0]);
+    assert_eq!(spoofer.send_times("10.7.1.1", 5), [2, 0, 3]);
 }
 
 /// The longest prefix decides, for each family separately. Allowed sources are not limited.
@@ -143,17 +143,17 @@ fn netns_xdp_allowed_sources_have_no_limit_by_longest_prefix() {
     let serving = sink(b, open(b, ip("::"), rules));
     for ipv6 in [false, true] {
         let to = SocketAddr::new(b.ip(0, ipv6), serving.addr.port());
-        let crowd = SpoofingSender::new(a, b, to, &serving.handle);
+        let spoofer = SpoofingSender::new(a, b, to, &serving.handle);
         let [far, denied, allowed, but] = if ipv6 {
             ["fd98::1", "fd99::1", "fd99:0:0:1::1", "fd99:0:0:1::7"]
         } else {
             ["10.8.0.1", "10.7.0.1", "10.7.1.1", "10.7.1.7"]
         };
         // All of IPv6 is denied, which does not affect IPv4.
-        assert_eq!(crowd.send_times(far, 5), if ipv6 { [0, 5, 0] } else { [2, 0, 3] });
-        assert_eq!(crowd.send_times(denied, 4), [0, 4, 0]);
-        assert_eq!(crowd.send_times(allowed, 50), [50, 0, 0]);
-        assert_eq!(crowd.send_times(but, 3), [0, 3, 0]);
+        assert_eq!(spoofer.send_times(far, 5), if ipv6 { [0, 5, 0] } else { [2, 0, 3] });
+        assert_eq!(spoofer.send_times(denied, 4), [0, 4, 0]);
+        assert_eq!(spoofer.send_times(allowed, 50), [50, 0, 0]);
+        assert_eq!(spoofer.send_times(but, 3), [0, 3, 0]);
     }
     assert_eq!((xdp_count(&serving.handle, "denied"), xdp_count(&serving.handle, "limited")), (19, 3));
 }
@@ -165,24 +165,24 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
     let filter = serving.handle.filter().unwrap();
-    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
+    let spoofer = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [10, 0, 0]);
     filter.set_limits(&[limit("0.001/4")]).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [4, 0, 6]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [4, 0, 6]);
     // Setting the same limit again keeps its buckets.
     filter.set_limits(&[limit("0.001/4")]).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 0, 10]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [0, 0, 10]);
     // Another limit starts with full buckets.
     filter.set_limits(&[limit("0.002/7")]).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [7, 0, 3]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [7, 0, 3]);
     filter.deny(prefix("10.7.0.0/24")).unwrap();
     filter.allow(prefix("10.7.0.1")).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.2", 10), [0, 10, 0]);
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
+    assert_eq!(spoofer.send_times("10.7.0.2", 10), [0, 10, 0]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [10, 0, 0]);
     filter.deny(prefix("10.7.0.1")).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [0, 10, 0]);
     filter.remove(prefix("10.7.0.0/24")).unwrap();
-    assert_eq!(crowd.send_times("10.7.0.2", 10), [7, 0, 3]);
+    assert_eq!(spoofer.send_times("10.7.0.2", 10), [7, 0, 3]);
     let before = filter.current();
     filter.set_limits(&[limit("1"), limit("2"), limit("3")]).unwrap_err();
     let several = filter.change(|filter| {
@@ -190,39 +190,39 @@ fn netns_xdp_limits_change_while_lanes_serve() {
         filter.set_limits(&[limit("1"), limit("2"), limit("3")])
     });
     assert!(several.is_err() && filter.current() == before);
-    assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 10), [0, 10, 0]);
     filter.remove(prefix("10.7.0.1")).unwrap();
     filter.set_limits(&[]).unwrap();
     assert!(filter.current().is_empty());
-    assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
+    assert_eq!(spoofer.send_times("10.7.0.1", 100), [100, 0, 0]);
 }
 
 /// More sources than buckets: no source that sends little is rejected, and one that floods
 /// meanwhile gets one burst only.
 #[test]
-fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
-    let Some(testbed) = two_queues("netns_xdp_limits_hold_when_there_are_more_sources_than_buckets") else {
+fn netns_xdp_limits_hold_with_more_sources_than_buckets() {
+    let Some(testbed) = two_queues("netns_xdp_limits_hold_with_more_sources_than_buckets") else {
         return;
     };
     const OTHER_SOURCES: u32 = 20_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits = |builder: &mut Builder| _ = with_xdp(builder).limit_sources(1024).limit(limit("0.001/5"));
     let serving = sink(b, open(b, b.ip4(0).into(), limits));
-    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    let spoofer = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     let flooder = Ipv4Addr::new(10, 7, 255, 255);
     let others = |at| Ipv4Addr::from_bits(0x0b00_0000 + at);
     let all = (0..OTHER_SOURCES).flat_map(|at| [others(at), flooder]);
-    let [let_in, denied, limited] = crowd.send(all.map(IpAddr::from));
+    let [let_in, denied, limited] = spoofer.send(all.map(IpAddr::from));
     assert_eq!((let_in, denied, limited), (u64::from(OTHER_SOURCES) + 5, 0, u64::from(OTHER_SOURCES) - 5));
     // A source that appears when the maps are full is limited, too.
-    assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
+    assert_eq!(spoofer.send_times("10.9.0.1", 20), [5, 0, 15]);
 }
 
 /// The filter of one socket does not apply to others on the device, nor to one that later has its
 /// slot. Datagrams that XDP does not take are not filtered, as documented.
 #[test]
-fn netns_xdp_limits_are_those_of_one_socket() {
-    let Some(testbed) = two_queues("netns_xdp_limits_are_those_of_one_socket") else { return };
+fn netns_xdp_limits_are_per_socket() {
+    let Some(testbed) = two_queues("netns_xdp_limits_are_per_socket") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let one = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
     let two = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
@@ -269,9 +269,9 @@ fn netns_xdp_limits_are_those_of_one_socket() {
 
 /// A flood from one prefix, with any number of addresses, does not affect sources outside of it.
 #[test]
-fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
+fn netns_xdp_limits_protect_others_from_a_flooding_prefix() {
     const ROUNDS: u32 = 40;
-    let Some(testbed) = two_queues("netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others") else {
+    let Some(testbed) = two_queues("netns_xdp_limits_protect_others_from_a_flooding_prefix") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -281,11 +281,11 @@ fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     let serving = echo(b, open(b, b.ip4(0).into(), limits));
     serving.handle.filter().unwrap().allow(Prefix::new(a.ip4(0).into(), 32).unwrap()).unwrap();
     let honest = client(a, a.ip4(0).into(), serving.addr);
-    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
+    let spoofer = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     let mut limited = 0;
     for round in 0..ROUNDS {
         let flood = (0..500).map(|at| Ipv4Addr::from_bits(0x0a07_0000 + round * 500 + at).into());
-        limited += crowd.send(flood)[2];
+        limited += spoofer.send(flood)[2];
         for _ in 0..10 {
             honest.ping();
         }

@@ -22,9 +22,9 @@ use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabiliti
 const ENGINES: [Engine; 2] = [Engine::Xdp, Engine::Mmsg];
 
 #[test]
-fn netns_xdp_lanes_that_poll_answer_everything() {
+fn netns_xdp_polling_lanes_reply_to_every_request() {
     const PINGS: u64 = 500;
-    let Some(testbed) = testbed("netns_xdp_lanes_that_poll_answer_everything", &ipv4_layout(4)) else {
+    let Some(testbed) = testbed("netns_xdp_polling_lanes_reply_to_every_request", &ipv4_layout(4)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -57,8 +57,8 @@ fn sleeps() -> u64 {
 }
 
 #[test]
-fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
-    let name = "netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over";
+fn netns_xdp_a_spinning_lane_sleeps_after_its_time() {
+    let name = "netns_xdp_a_spinning_lane_sleeps_after_its_time";
     let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
@@ -76,9 +76,9 @@ fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
             assert!((1..1000).contains(&slept), "{slept} sleeps");
             tell.send(()).unwrap();
             // Datagrams are received while it polls and while it sleeps.
-            let mut taken = 0;
-            while taken < 2 {
-                taken += lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len();
+            let mut seen_count = 0;
+            while seen_count < 2 {
+                seen_count += lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len();
                 tell.send(()).unwrap();
             }
         });
@@ -111,10 +111,10 @@ fn netns_xdp_a_stop_ends_polling() {
 
 /// As with a kernel whose epoll cannot busy-poll devices.
 #[test]
-fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
+fn netns_xdp_epoll_without_busy_poll_falls_back_to_spin() {
     /// `EPIOCSPARAMS` of linux/eventpoll.h.
     const SET_PARAMS: u32 = 0x4008_8a01;
-    let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
+    let name = "netns_xdp_epoll_without_busy_poll_falls_back_to_spin";
     let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let time = Duration::from_micros(50);
@@ -177,8 +177,8 @@ fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
 }
 
 #[test]
-fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
-    let name = "netns_xdp_auto_takes_xdp_on_devices_that_are_named";
+fn netns_xdp_auto_uses_xdp_on_named_devices() {
+    let name = "netns_xdp_auto_uses_xdp_on_named_devices";
     let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = auto(b, |_| ()).unwrap();
@@ -189,11 +189,11 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
     (0..10).for_each(|_| one.ping());
 
     // A port in use is an error with any engine.
-    let taken = b.run(|| {
+    let seen_count = b.run(|| {
         let mut builder = Builder::new(serving.addr).unwrap();
         builder.lanes(2).xdp_devices([b.device(0)]).open().map(drop).unwrap_err()
     });
-    assert_eq!(taken.kind(), ErrorKind::InUse, "{taken}");
+    assert_eq!(seen_count.kind(), ErrorKind::InUse, "{seen_count}");
 
     let total = serving.stop().unwrap().total();
     assert_all_by_xdp(&total, 10 + first);
@@ -206,8 +206,8 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
 }
 
 #[test]
-fn netns_xdp_auto_falls_back_and_says_why() {
-    let Some(testbed) = testbed("netns_xdp_auto_falls_back_and_says_why", &ipv4_layout(2)) else { return };
+fn netns_xdp_auto_reports_why_it_falls_back() {
+    let Some(testbed) = testbed("netns_xdp_auto_reports_why_it_falls_back", &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let why = fallback(a, b, auto(b, |builder| _ = builder.steering(Steering::RoundRobin)).unwrap());
     assert!(why.contains("steering round-robin"), "{why}");

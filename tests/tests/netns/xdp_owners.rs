@@ -37,20 +37,20 @@ fn check_echo(a: &Host, b: &Host) {
 /// Binds a queue as soon as the kernel has released it, which is some time after its last owner
 /// has closed it.
 fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
-    let mut taken = None;
+    let mut bound = None;
     let free = wait_within(TEST_TIMEOUT, || {
-        taken = host.run(|| RawXsk::open(index, queue, 64, false)).ok();
-        taken.is_some()
+        bound = host.run(|| RawXsk::open(index, queue, 64, false)).ok();
+        bound.is_some()
     });
     assert!(free, "queue {queue} stays taken");
-    taken.unwrap()
+    bound.unwrap()
 }
 
 /// Another AF_XDP socket on one of the queues, without a program: the other queues are released,
 /// too.
 #[test]
-fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
-    let name = "netns_xdp_a_queue_of_somebody_else_is_refused_by_name";
+fn netns_xdp_a_bound_queue_is_refused() {
+    let name = "netns_xdp_a_bound_queue_is_refused";
     for queue in [0, 1] {
         // A new device each time: for a queue that this process has served before, the refusal
         // waits until the kernel must have released it, for 30 s.
@@ -69,9 +69,9 @@ fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
 }
 
 #[test]
-#[ignore = "started by netns_xdp_a_queue_of_another_process_is_refused_by_its_name"]
-fn child_takes_a_queue() {
-    if !is_child("child_takes_a_queue") {
+#[ignore = "started by netns_xdp_a_queue_bound_by_another_process_names_it"]
+fn child_binds_a_queue() {
+    if !is_child("child_binds_a_queue") {
         return;
     }
     let index = manylane_sys::netns::device_index("link0").unwrap();
@@ -84,15 +84,15 @@ fn child_takes_a_queue() {
 /// Of another process: its PID and name, if the kernel reports the owner of a queue; else a hint
 /// how to find it.
 #[test]
-fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
-    let Some(testbed) = two_queues("netns_xdp_a_queue_of_another_process_is_refused_by_its_name") else {
+fn netns_xdp_a_queue_bound_by_another_process_names_it() {
+    let Some(testbed) = two_queues("netns_xdp_a_queue_bound_by_another_process_names_it") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_in(b, "child_takes_a_queue");
+    let child = Child::start_in(b, "child_binds_a_queue");
     assert_eq!(child.line(), "taken");
     let index = b.device_index(0).unwrap();
-    let who = match b.run(|| xsk::owners(index, 1)) {
+    let owner_text = match b.run(|| xsk::owners(index, 1)) {
         Ok(owners) => {
             assert_eq!(owners.len(), 1);
             let name = std::fs::read_to_string(format!("/proc/{}/comm", child.pid())).unwrap();
@@ -101,7 +101,7 @@ fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
         // CONFIG_XDP_SOCKETS_DIAG is not set.
         Err(_) => "another process (see 'ss --xdp -p')".to_owned(),
     };
-    let message = format!("{} queue 1 is served by an AF_XDP socket of {who}", b.device(0));
+    let message = format!("{} queue 1 is served by an AF_XDP socket of {owner_text}", b.device(0));
     let err = open_error(b);
     assert!(err.to_string().contains(&message), "{message}: {err}");
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
@@ -163,8 +163,8 @@ fn set_by_netlink(index: u32, fd: i32) {
 
 /// Without a link, by netlink.
 #[test]
-fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
-    let Some(testbed) = two_queues("netns_xdp_a_program_attached_in_the_old_way_is_in_use") else { return };
+fn netns_xdp_a_netlink_attached_program_is_in_use() {
+    let Some(testbed) = two_queues("netns_xdp_a_netlink_attached_program_is_in_use") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let index = b.device_index(0).unwrap();
     let mut other = other_program();
@@ -208,8 +208,8 @@ fn netns_xdp_a_program_of_another_process_is_in_use() {
 
 #[test]
 #[ignore = "started by netns_xdp_locked_memory_is_a_limit"]
-fn child_may_not_lock_memory() {
-    if !is_child("child_may_not_lock_memory") {
+fn child_has_no_locked_memory() {
+    if !is_child("child_has_no_locked_memory") {
         return;
     }
     let mut less = capabilities(None).unwrap();
@@ -233,7 +233,7 @@ fn child_may_not_lock_memory() {
 fn netns_xdp_locked_memory_is_a_limit() {
     let Some(testbed) = two_queues("netns_xdp_locked_memory_is_a_limit") else { return };
     let b = testbed.host(1);
-    let child = Child::start_in(b, "child_may_not_lock_memory");
+    let child = Child::start_in(b, "child_has_no_locked_memory");
     assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));
     child.finish();
     assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));

@@ -62,9 +62,9 @@ fn assert_nobody() {
 }
 
 #[test]
-#[ignore = "started by netns_xdp_goes_on_as_nobody"]
-fn child_becomes_nobody() {
-    if !is_child("child_becomes_nobody") {
+#[ignore = "started by netns_xdp_works_as_nobody"]
+fn child_serves_xdp_as_nobody() {
+    if !is_child("child_serves_xdp_as_nobody") {
         return;
     }
     let (sender, warnings) = mpsc::sync_channel(100);
@@ -127,11 +127,11 @@ fn child_becomes_nobody() {
 /// stack. It cannot attach to a device that is added again: it logs that, and serves through the
 /// companion.
 #[test]
-fn netns_xdp_goes_on_as_nobody() {
+fn netns_xdp_works_as_nobody() {
     let layout = ipv4_layout(2);
-    let Some(testbed) = testbed("netns_xdp_goes_on_as_nobody", &layout) else { return };
+    let Some(testbed) = testbed("netns_xdp_works_as_nobody", &layout) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_in(b, "child_becomes_nobody");
+    let child = Child::start_in(b, "child_serves_xdp_as_nobody");
     assert_eq!(child.line(), "open");
     let to = |ip: &str| SocketAddr::new(ip.parse().unwrap(), PORT);
     let (at, home) = (b.ip4(0).to_string(), a.ip4(0).to_string());

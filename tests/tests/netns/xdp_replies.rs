@@ -214,8 +214,8 @@ fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
 
 /// Every kind of reply, to requests of all boundary lengths, with and without tags.
 #[test]
-fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
-    let name = "netns_xdp_replies_are_byte_for_byte_what_the_layers_write";
+fn netns_xdp_replies_match_the_header_writers_byte_for_byte() {
+    let name = "netns_xdp_replies_match_the_header_writers_byte_for_byte";
     let Some(testbed) = two_queues(name) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
@@ -241,8 +241,8 @@ fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
 
 /// Special checksums: none, an unfinished one, and zero.
 #[test]
-fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
-    let name = "netns_xdp_replies_have_a_checksum_whatever_the_request_had";
+fn netns_xdp_replies_always_have_a_checksum() {
+    let name = "netns_xdp_replies_always_have_a_checksum";
     let Some(testbed) = two_queues(name) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
@@ -287,8 +287,8 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
 /// The server's neighbour changes its hardware address: replies follow it, whatever the requests
 /// contain, and follow it back.
 #[test]
-fn netns_xdp_replies_go_to_the_next_hop_of_now() {
-    let Some(testbed) = two_queues("netns_xdp_replies_go_to_the_next_hop_of_now") else { return };
+fn netns_xdp_replies_use_the_current_next_hop() {
+    let Some(testbed) = two_queues("netns_xdp_replies_use_the_current_next_hop") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let talk = FramePeer::start(a, b, ipv6);

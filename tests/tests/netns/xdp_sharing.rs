@@ -17,10 +17,11 @@ use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::Frame;
 
 #[test]
-fn netns_xdp_sockets_of_a_process_each_take_their_own() {
+fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
     const DATAGRAMS_EACH: u64 = 50;
     const CLIENTS: u64 = 4;
-    let Some(testbed) = testbed("netns_xdp_sockets_of_a_process_each_take_their_own", &ipv4_layout(4)) else {
+    let Some(testbed) = testbed("netns_xdp_sockets_of_a_process_receive_only_their_own", &ipv4_layout(4))
+    else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -61,12 +62,10 @@ fn netns_xdp_sockets_of_a_process_each_take_their_own() {
 }
 
 #[test]
-fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
+fn netns_xdp_closing_a_socket_does_not_affect_others() {
     const COUNT: u64 = 60_000;
     const ROUNDS: u64 = 5;
-    let Some(testbed) =
-        testbed("netns_xdp_a_socket_that_closes_takes_nothing_from_the_others", &ipv4_layout(2))
-    else {
+    let Some(testbed) = testbed("netns_xdp_closing_a_socket_does_not_affect_others", &ipv4_layout(2)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -107,11 +106,9 @@ fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
 }
 
 #[test]
-fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
+fn netns_xdp_receives_and_replies_on_configured_vlans() {
     const DATAGRAMS_EACH: u64 = 20;
-    let Some(testbed) =
-        testbed("netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them", &ipv4_layout(2))
-    else {
+    let Some(testbed) = testbed("netns_xdp_receives_and_replies_on_configured_vlans", &ipv4_layout(2)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));

@@ -212,8 +212,8 @@ impl XskPoller {
         let OpenQueues { queues, programs } =
             xsk::open_queues(R::NAME, &setup.device_names(), addr.port(), crate::RING_SIZE, false)?;
         let queues = queues.into_iter().map(|(_, _, queue)| queue).collect();
-        let look = |queue: &mut RawXsk, batch| xsk::poll_queue::<R>(queue, batch, || ()).datagrams;
-        Ok(Self { poll: look, queues, batch: batch as u32, next: 0, _programs: programs })
+        let poll_ring = |queue: &mut RawXsk, batch| xsk::poll_queue::<R>(queue, batch, || ()).datagrams;
+        Ok(Self { poll: poll_ring, queues, batch: batch as u32, next: 0, _programs: programs })
     }
 
     /// A batch of the first queue that has frames.

@@ -83,7 +83,7 @@ fn an_idle_receiver_stops_too() {
 }
 
 #[test]
-fn a_dropped_receiver_leaves_its_port() {
+fn a_dropped_receiver_frees_its_port() {
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
         let running = kind.start(&options(2)).unwrap();
         let addr = running.addr();

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_printed_is_dashed_and_hollow() {
+    fn published_figures_are_dashed_and_hollow() {
         let labels = ["1".to_owned(), "2".to_owned()];
         let series = |printed| {
             let values = vec![Some(3.0), Some(4.0)];
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_bars_have_each_name_and_figure_and_grow_with_them() {
+    fn bar_rows_show_each_name_and_value() {
         let names: Vec<String> =
             (0..9).map(|at| format!("a long name that has no room below, {at}")).collect();
         let values = |times: f64| (0..9).map(|at| Some(100.0 + times * f64::from(at))).collect::<Vec<_>>();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_far_above_the_medians_are_told_and_do_not_press_them_down() {
+    fn outliers_are_noted_and_do_not_compress_the_plot() {
         let labels = ["1".to_owned(), "2".to_owned(), "3".to_owned()];
         let with = |sample, middle| {
             let values = vec![Some(10.0), middle, Some(12.0)];
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_an_empty_plot_and_no_failure() {
+    fn no_samples_give_an_empty_plot() {
         assert!(lines(&[], "threads", "ns", &[]).is_ok());
         assert!(bars(&["1".into()], "threads", "ns", &[], &[]).is_ok());
         assert!(horizontal_bars(&["1".into()], "ns", &[]).is_ok() && horizontal_bars(&[], "ns", &[]).is_ok());

@@ -218,7 +218,7 @@ fn each_part_of_a_flood_has_its_figures() {
 
 /// A colour that is not in the head has no effect: legend and lines would not match.
 #[test]
-fn each_colour_is_one_of_the_page_light_and_dark() {
+fn plot_colours_are_defined_for_light_and_dark() {
     let head = include_str!("head.html");
     for colour in 0..plots::COLOURS {
         assert_eq!(head.matches(&format!("--s{colour}:#")).count(), 2, "{colour}");

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_holds() {
+    fn the_command_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_program_is_its_own() {
+    fn options_after_the_program_belong_to_it() {
         let parse = |words: &[&str]| {
             let all = [&["manylane", "run"], words].concat();
             match Cli::try_parse_from(all).map(|cli| cli.command) {
@@ -254,7 +254,7 @@ mod tests {
 
     #[cfg(feature = "bench")]
     #[test]
-    fn lists_and_defaults_of_the_benchmark() {
+    fn bench_lists_and_defaults_are_parsed() {
         let words =
             ["manylane", "bench", "rx", "--threads", "1,4", "--receiver-cpus", "0-1", "--size", "10,1000"];
         let Command::Bench { bench: BenchCommand::Rx(rx) } = Cli::try_parse_from(words).unwrap().command

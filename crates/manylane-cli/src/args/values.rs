@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_not_too_short_to_count_in() {
+    fn intervals_have_a_minimum() {
         assert_eq!(interval("10ms"), Ok(Duration::from_millis(10)));
         assert_eq!(interval_or_zero("0s"), Ok(Duration::ZERO));
         assert_eq!(interval_or_zero("0.5"), Ok(Duration::from_millis(500)));

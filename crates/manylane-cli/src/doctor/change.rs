@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_those_of_others() {
+    fn printed_commands_match_standard_tools() {
         let device = || "eth0".to_owned();
         for (target, value, command) in [
             (Target::Sysctl { name: "net.core.rmem_max".into() }, "5", "sysctl -w net.core.rmem_max=5"),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_the_same_however_they_are_printed() {
+    fn cpu_masks_compare_independent_of_format() {
         let mask = Target::DeviceFile { device: "x".into(), file: "queues/rx-0/rps_cpus".into() };
         assert!(mask.is_same("00000000,00000003", "3") && !mask.is_same("1", "3"));
         assert!(Target::Interrupt { number: 1 }.is_same("0-1", "0,1"));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_nowhere_else() {
+    fn names_cannot_escape_the_directory() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "before").unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_that_names_it() {
+    fn missing_programs_are_named_in_the_error() {
         let sysctl = Target::Sysctl { name: "net.no.such".into() };
         assert!(format!("{:#}", sysctl.read().unwrap_err()).contains("net.no.such"));
         assert!(format!("{:#}", sysctl.write("1").unwrap_err()).contains("net.no.such"));

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_features() {
+    fn loopback_device_has_features() {
         let mut ethtool = Ethtool::open().unwrap();
         assert!(ethtool.feature("lo", "rx-gro").is_ok());
         assert!(!ethtool.feature("lo", "no-such-feature").unwrap());

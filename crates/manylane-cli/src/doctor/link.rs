@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_its_addresses_are_found() {
+    fn loopback_device_and_addresses_are_found() {
         let devices = devices().unwrap();
         let lo = devices.iter().find(|device| device.name == "lo").unwrap();
         assert!(lo.loopback && lo.up && lo.index == 1 && lo.below.is_empty());
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_cut_short_are_passed_over() {
+    fn truncated_messages_are_skipped() {
         for len in 0..16 {
             assert!(device(&vec![0; len]).is_none());
         }

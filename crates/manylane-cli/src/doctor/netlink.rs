@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn journal_entries_round_trip() {
         let inner = Attrs::default().text(2, "eth0").u32(1, 7);
         let attrs = Attrs::default().nest(1, &inner).bytes(9, &[1, 2, 3]).u32(4, 5);
         let bytes = attrs.to_bytes();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_ends_the_walk() {
+    fn truncated_attributes_end_the_walk() {
         let bytes = Attrs::default().u32(1, 1).u32(2, 2).to_bytes();
         for len in 0..bytes.len() {
             let read = AttrReader::new(&bytes[..len]);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_answers() {
+    fn netlink_queries_are_answered() {
         assert!(Family::open("nlctrl").is_ok());
         let err = Family::open("no-such-family").unwrap_err();
         assert_eq!(err.kind(), io::ErrorKind::NotFound);

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_of_many_devices_is_said_once() {
+    fn equal_findings_of_many_devices_are_merged() {
         let finding = |subject: &str, severity| Finding {
             id: "gro-off",
             subject: Some(subject.into()),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_looked_at_is_told_also_where_it_is_well() {
+    fn healthy_facts_are_listed() {
         let device = Device {
             name: "eth0".into(),
             up: true,
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_machine_is_told_so() {
+    fn a_healthy_machine_has_no_findings_and_says_so() {
         let text = report(&Facts::default(), &Verdict::default());
         assert!(text.contains("Nothing is wrong") && !text.contains("tune"), "{text}");
     }

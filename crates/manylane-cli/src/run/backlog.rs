@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_what_waits_in_a_queue_is_seen_from_outside() {
+    fn loopback_queued_bytes_are_read_from_outside() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let inode = manylane_sys::sock::inode(socket.as_fd()).unwrap();
         let there = || Backlog::snapshot(None).queues.get(&inode).copied().unwrap();

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descent_is_known() {
+    fn ancestor_processes_are_found() {
         let us = std::process::id() as i32;
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;

@@ -175,12 +175,13 @@ fn exec_failed(file: &Path, err: &std::io::Error) -> ExitCode {
 fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyond: bool) -> Result<Exit> {
     let failed = "cannot wait for the program";
     let start = Instant::now();
-    let mut look = (!is_beyond).then_some(start + LOAD_TIMEOUT);
+    let mut load_deadline = (!is_beyond).then_some(start + LOAD_TIMEOUT);
     let mut next = args.interval.and_then(|interval| start.checked_add(interval));
     let mut follows = false;
     loop {
         let now = Instant::now();
-        let until = [look, next, Some(now + WAIT_INTERVAL_MAX)].into_iter().flatten().min().unwrap_or(now);
+        let until =
+            [load_deadline, next, Some(now + WAIT_INTERVAL_MAX)].into_iter().flatten().min().unwrap_or(now);
         if let Some(end) = running.wait_until(until).context(failed)? {
             return Ok(end);
         }
@@ -190,8 +191,8 @@ fn supervise(mut running: Running, reporter: &Reporter, args: &RunArgs, is_beyon
                 "manylane: the program has gone into the background; this follows it until it ends",
             );
         }
-        if look.is_some_and(|look| now >= look) {
-            look = None;
+        if load_deadline.is_some_and(|load_deadline| now >= load_deadline) {
+            load_deadline = None;
             if reporter.report().processes == 0 && !is_before_exec(running.pid()) {
                 output::eprint_line(&format!(
                     "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",

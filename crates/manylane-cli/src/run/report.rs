@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_library_writes_is_read() {
+    fn report_pages_of_the_library_are_read() {
         let shared = SharedReport::new().unwrap();
         let path = shared.path();
         assert_eq!(shared.read(), Report::default());

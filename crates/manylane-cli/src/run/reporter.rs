@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_in_words_too() {
+    fn no_traffic_is_reported_in_text() {
         assert!(text(&Report::default()).contains("was not loaded"));
         assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
     }

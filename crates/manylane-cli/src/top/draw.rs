@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_keeps_what_says_most() {
+    fn long_text_is_shortened_to_its_most_specific_part() {
         assert_eq!(shorten("[2001:db8::1]:5353", 10), "…::1]:5353");
         assert_eq!(shorten("4242 a-long-name", 8), "4242 a-…");
         assert_eq!(shorten("short", 5), "short");

@@ -75,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_another_process_says_is_too_much(page in ".{0,200}") {
+        fn long_fields_of_other_processes_are_bounded(page in ".{0,200}") {
             parse_samples(&page).for_each(drop);
         }
     }

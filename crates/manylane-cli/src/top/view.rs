@@ -374,19 +374,19 @@ pub(super) mod tests {
 
     /// Two lanes over two seconds; one got 1000 datagrams per second and lost 20.
     pub(in crate::top) fn view() -> View {
-        let look = |received: &str, lost: &str, softirq, cpu| {
-            let mut look = Snapshot::default();
-            look.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
-            look.cores.insert(0, Core { softirq, idle: 100, total: 100 + 2 * softirq });
-            look.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
-            look.lanes.values_mut().next().unwrap().cpu = Some(cpu);
+        let snap = |received: &str, lost: &str, softirq, cpu| {
+            let mut snap = Snapshot::default();
+            snap.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
+            snap.cores.insert(0, Core { softirq, idle: 100, total: 100 + 2 * softirq });
+            snap.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
+            snap.lanes.values_mut().next().unwrap().cpu = Some(cpu);
             for (queue, frames) in [(0, 10), (1, 512)] {
                 let key = ((4242, "192.0.2.1:53".into(), "eth0".into()), queue);
-                look.rings.insert(key, Ring { frames, entries: 2048, dropped: lost.parse().unwrap() });
+                snap.rings.insert(key, Ring { frames, entries: 2048, dropped: lost.parse().unwrap() });
             }
-            look
+            snap
         };
-        View::from_snapshots(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
+        View::from_snapshots(&snap("500", "0", 0, 0), &snap("2500", "40", 50, 1_000_000_000), 2.0)
     }
 
     #[test]
@@ -421,11 +421,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_was_not_there_before_has_no_rates_yet() {
-        let mut look = Snapshot::default();
-        look.add(1, "x", PAGE.replace("RECEIVED", "9").replace("LOST", "9").as_str());
-        let view = View::from_snapshots(&Snapshot::default(), &look, 1.0);
+    fn new_threads_have_no_rates_yet() {
+        let mut snap = Snapshot::default();
+        snap.add(1, "x", PAGE.replace("RECEIVED", "9").replace("LOST", "9").as_str());
+        let view = View::from_snapshots(&Snapshot::default(), &snap, 1.0);
         assert!(view.rows.iter().all(|row| row.received_pps == 0.0 && row.lost_pps == 0.0));
-        assert_eq!(View::from_snapshots(&look, &Snapshot::default(), 1.0).rows, []);
+        assert_eq!(View::from_snapshots(&snap, &Snapshot::default(), 1.0).rows, []);
     }
 }

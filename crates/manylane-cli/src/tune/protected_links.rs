@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sessions_are_found_in_what_there_is() {
+    fn sessions_are_found_in_connection_tables() {
         let (local, peer) = parse_ssh_connection("192.0.2.9 55555 192.0.2.1 22").unwrap();
         assert_eq!((local.to_string(), peer.to_string()), ("192.0.2.1".into(), "192.0.2.9".into()));
         assert!(parse_ssh_connection("").is_none() && parse_ssh_connection("x 1 y 2").is_none());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_needed_device_lies_on_is_needed() {
+    fn lower_devices_of_a_needed_device_are_needed() {
         let device = |name: &str, index, below: &[u32]| Device {
             name: name.into(),
             index,

@@ -116,7 +116,7 @@ impl Place {
 }
 
 #[test]
-fn what_others_could_have_put_there_is_no_journal() {
+fn untrusted_journals_are_rejected() {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
@@ -169,7 +169,7 @@ fn what_others_could_have_put_there_is_no_journal() {
 }
 
 #[test]
-fn what_was_changed_goes_back_and_only_once() {
+fn changes_are_reverted_once() {
     let (place, fake) = (Place::new(), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Done);
     assert_eq!(place.apply(&fake, &ring(), "512").unwrap(), Outcome::Done);
@@ -203,14 +203,14 @@ fn a_latency_limit_is_restored_for_each_processor() {
 }
 
 #[test]
-fn what_is_right_already_is_not_taken_back() {
+fn unchanged_settings_are_not_reverted() {
     let (place, fake) = (Place::new(), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "100").unwrap(), Outcome::Already);
     assert!(place.open().entries.is_empty());
 }
 
 #[test]
-fn a_crash_at_any_point_leaves_what_can_be_taken_back() {
+fn a_crash_at_any_point_can_be_reverted() {
     for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
         for first in [false, true] {
             let place = Place::new();
@@ -242,7 +242,7 @@ fn a_crash_at_any_point_leaves_what_can_be_taken_back() {
 }
 
 #[test]
-fn a_crash_while_taking_back_is_no_loss() {
+fn a_crash_during_revert_can_be_reverted() {
     for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
         let place = Place::new();
         let mut fake = fake();
@@ -257,7 +257,7 @@ fn a_crash_while_taking_back_is_no_loss() {
 }
 
 #[test]
-fn a_change_goes_on_after_a_crash() {
+fn a_change_is_completed_after_a_crash() {
     let place = Place::new();
     let mut fake = fake();
     fake.crash = Crash::AfterWriting;
@@ -272,7 +272,7 @@ fn a_change_goes_on_after_a_crash() {
 }
 
 #[test]
-fn what_somebody_else_changed_is_left_alone() {
+fn settings_changed_by_others_are_kept() {
     let (place, fake) = (Place::new(), fake());
     place.apply(&fake, &sysctl(), "200").unwrap();
     fake.set(&sysctl(), "777");
@@ -288,7 +288,7 @@ fn what_somebody_else_changed_is_left_alone() {
 }
 
 #[test]
-fn a_restart_of_the_machine_takes_settings_along() {
+fn undo_handles_a_reboot() {
     let place = Place::new();
     let mut fake = fake();
     place.apply(&fake, &sysctl(), "200").unwrap();
@@ -302,7 +302,7 @@ fn a_restart_of_the_machine_takes_settings_along() {
 }
 
 #[test]
-fn devices_and_namespaces_are_not_mistaken_for_others() {
+fn devices_and_namespaces_are_distinguished() {
     let place = Place::new();
     let mut fake = fake();
     place.apply(&fake, &ring(), "512").unwrap();
@@ -318,7 +318,7 @@ fn devices_and_namespaces_are_not_mistaken_for_others() {
 }
 
 #[test]
-fn what_fails_leaves_nothing_behind() {
+fn a_failed_change_is_reverted() {
     let place = Place::new();
     let mut fake = fake();
     fake.refuses = true;
@@ -329,7 +329,7 @@ fn what_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn one_works_at_a_time_and_strange_files_stay() {
+fn only_one_tune_runs_and_foreign_files_stay() {
     let place = Place::new();
     let first = place.open();
     let path = place.0.path().join("deep").join("tune.json");

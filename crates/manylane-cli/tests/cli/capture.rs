@@ -188,8 +188,8 @@ fn netns_capture_writes_complete_files() {
 }
 
 #[test]
-fn netns_capture_asks_which_one_if_there_are_several() {
-    if !skip::need_root("netns_capture_asks_which_one_if_there_are_several") {
+fn netns_capture_lists_the_sockets_if_there_are_several() {
+    if !skip::need_root("netns_capture_lists_the_sockets_if_there_are_several") {
         return;
     }
     let layout =
@@ -215,7 +215,7 @@ fn netns_capture_asks_which_one_if_there_are_several() {
 }
 
 #[test]
-fn capture_says_what_is_in_the_way() {
+fn capture_reports_why_it_cannot_start() {
     for (words, code, hint) in [
         (&["capture", "here", "-w", "/dev/null"][..], 2, "192.0.2.1:53"),
         (&["capture", "--snaplen", "0"], 2, "65535"),

@@ -64,8 +64,8 @@ fn has_two_cpus(test: &str) -> bool {
 }
 
 #[test]
-fn netns_doctor_names_the_socket_that_drops_and_how_many() {
-    if !skip::need_root("netns_doctor_names_the_socket_that_drops_and_how_many") {
+fn netns_doctor_names_the_dropping_socket_and_its_count() {
+    if !skip::need_root("netns_doctor_names_the_dropping_socket_and_its_count") {
         return;
     }
     let testbed = one_host(4);
@@ -228,8 +228,8 @@ fn netns_doctor_sees_the_queues_of_a_device() {
 }
 
 #[test]
-fn netns_doctor_without_sysfs_devices_says_what_is_unknown() {
-    if !skip::need_root("netns_doctor_without_sysfs_devices_says_what_is_unknown") {
+fn netns_doctor_reports_unknown_facts_without_sysfs() {
+    if !skip::need_root("netns_doctor_reports_unknown_facts_without_sysfs") {
         return;
     }
     let testbed = one_host(1);
@@ -280,8 +280,8 @@ fn gro(host: &Host) -> bool {
 }
 
 #[test]
-fn netns_tune_applies_and_takes_back() {
-    if !skip::need_root("netns_tune_applies_and_takes_back") {
+fn netns_tune_applies_and_reverts() {
+    if !skip::need_root("netns_tune_applies_and_reverts") {
         return;
     }
     let testbed = one_host(4);
@@ -320,8 +320,8 @@ fn netns_tune_applies_and_takes_back() {
 }
 
 #[test]
-fn netns_tune_takes_back_after_a_crash() {
-    if !skip::need_root("netns_tune_takes_back_after_a_crash") {
+fn netns_tune_reverts_after_a_crash() {
+    if !skip::need_root("netns_tune_reverts_after_a_crash") {
         return;
     }
     let testbed = one_host(4);
@@ -346,8 +346,8 @@ fn netns_tune_takes_back_after_a_crash() {
 }
 
 #[test]
-fn netns_tune_leaves_what_others_changed() {
-    const TEST: &str = "netns_tune_leaves_what_others_changed";
+fn netns_tune_keeps_settings_that_others_changed() {
+    const TEST: &str = "netns_tune_keeps_settings_that_others_changed";
     if !skip::need_root(TEST) || !has_two_cpus(TEST) {
         return;
     }
@@ -383,8 +383,8 @@ fn netns_tune_leaves_what_others_changed() {
 }
 
 #[test]
-fn netns_tune_does_not_cut_the_user_off() {
-    const TEST: &str = "netns_tune_does_not_cut_the_user_off";
+fn netns_tune_keeps_remote_sessions() {
+    const TEST: &str = "netns_tune_keeps_remote_sessions";
     if !skip::need_root(TEST) || !has_two_cpus(TEST) {
         return;
     }
@@ -414,8 +414,8 @@ fn netns_tune_does_not_cut_the_user_off() {
 }
 
 #[test]
-fn netns_tune_names_the_session_that_it_would_cut() {
-    const TEST: &str = "netns_tune_names_the_session_that_it_would_cut";
+fn netns_tune_names_the_session_at_risk() {
+    const TEST: &str = "netns_tune_names_the_session_at_risk";
     if !skip::need_root(TEST) || !has_two_cpus(TEST) {
         return;
     }
@@ -435,8 +435,8 @@ fn netns_tune_names_the_session_that_it_would_cut() {
 }
 
 #[test]
-fn netns_tune_says_what_it_may_not_set() {
-    if !skip::need_root("netns_tune_says_what_it_may_not_set") {
+fn netns_tune_reports_settings_without_permission() {
+    if !skip::need_root("netns_tune_reports_settings_without_permission") {
         return;
     }
     let testbed = one_host(1);
@@ -458,7 +458,7 @@ fn netns_tune_says_what_it_may_not_set() {
     let changes = row["changes"].as_array().unwrap();
     let is_visible = document["facts"]["sysctls"]["net.core.rmem_default"].is_u64();
     if !skip::need_unless_forced(
-        "netns_tune_says_what_it_may_not_set",
+        "netns_tune_reports_settings_without_permission",
         is_visible && !changes.is_empty(),
         Forced::Kernel,
         "net.core.rmem_default is not visible in a namespace, or large already",
@@ -473,7 +473,7 @@ fn netns_tune_says_what_it_may_not_set() {
 }
 
 #[test]
-fn loopback_doctor_says_what_lanes_cannot_reach() {
+fn loopback_doctor_reports_programs_that_cannot_be_preloaded() {
     const SOURCE: &str = "#include <arpa/inet.h>\n#include <stdio.h>\n#include <unistd.h>\n\
         int main(void) {\n\
         struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };\n\

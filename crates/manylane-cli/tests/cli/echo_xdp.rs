@@ -27,9 +27,9 @@ impl Drop for Running {
 }
 
 #[test]
-fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
+fn netns_echo_answers_on_the_configured_vlans() {
     const FRAMES_EACH: u64 = 10;
-    if !skip::need_root("netns_echo_takes_frames_of_the_vlans_that_it_is_given") {
+    if !skip::need_root("netns_echo_answers_on_the_configured_vlans") {
         return;
     }
     let testbed = Testbed::new(&Layout { ipv6: false, queues: 2, ..Layout::default() }).unwrap();

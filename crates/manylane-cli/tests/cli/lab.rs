@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::lab_rows::{folder, in_table, lab, rows, stderr};
 
 #[test]
-fn what_there_is_is_listed_and_what_is_not_is_said() {
+fn lab_lists_papers_and_rejects_unknown_ones() {
     let out = folder("lab-list");
     let list = lab(&["list"], &out).output().unwrap();
     let text = String::from_utf8(list.stdout).unwrap();
@@ -169,7 +169,7 @@ fn places(rows: &[Value]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_run_that_was_killed_goes_on_where_it_was() {
+fn a_killed_run_is_resumed() {
     let out = folder("lab-killed");
     let state = out.join("lab-rivera.state.jsonl");
     let mut child = start_run(&out, &state);
@@ -205,7 +205,7 @@ fn a_run_that_was_killed_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_part_that_failed_is_tried_again() {
+fn a_failed_part_is_retried() {
     let out = folder("lab-failed");
     let state = out.join("lab-rivera.state.jsonl");
     let words = ["rivera", "--quick", "--rounds", "1", "--units", "700", "--only", "figure4/1-readers"];
@@ -245,7 +245,7 @@ fn a_part_that_failed_is_tried_again() {
 }
 
 #[test]
-fn an_interrupt_says_how_to_go_on() {
+fn an_interrupt_prints_how_to_resume() {
     let out = folder("lab-stopped");
     let state = out.join("lab-rivera.state.jsonl");
     let child = start_run(&out, &state);

@@ -109,7 +109,7 @@ fn sum(document: &Value, field: &str) -> u64 {
 }
 
 #[test]
-fn loopback_top_shows_each_lane_with_all_that_it_received() {
+fn loopback_top_shows_each_lane_and_its_datagrams() {
     check_top_lanes("mmsg");
 }
 
@@ -161,9 +161,9 @@ fn check_top_lanes(engine: &str) {
 }
 
 #[test]
-fn loopback_who_may_be_anybody_is_not_let_in() {
+fn loopback_control_socket_rejects_unmapped_uids() {
     // In a user namespace that maps nobody all users have the number of its own.
-    let name = "loopback_who_may_be_anybody_is_not_let_in";
+    let name = "loopback_control_socket_rejects_unmapped_uids";
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
         command.arg("--user").args(words).stdin(Stdio::null()).stdout(Stdio::null());
@@ -383,8 +383,8 @@ fn netns_xdp_limits_of_programs_that_are_run() {
 
 /// Without names, no device is taken that somebody else may need, and each is told why.
 #[test]
-fn netns_xdp_devices_that_nobody_names_are_left_alone() {
-    const TEST: &str = "netns_xdp_devices_that_nobody_names_are_left_alone";
+fn netns_xdp_unlisted_devices_are_not_attached() {
+    const TEST: &str = "netns_xdp_unlisted_devices_are_not_attached";
     if !skip::need_root(TEST) {
         return;
     }

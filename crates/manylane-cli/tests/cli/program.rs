@@ -98,7 +98,7 @@ fn total(document: &Value) -> &Value {
 }
 
 #[test]
-fn loopback_all_that_is_asked_is_answered() {
+fn loopback_echo_answers_every_request() {
     for (size, lanes, count) in [("32", "2", 3000), ("8", "3", 2000), ("0", "1", 500)] {
         let echo = Echo::start(&["--lanes", lanes, "--recv-buffer", "4M"]);
         let asked = count.to_string();
@@ -125,7 +125,7 @@ fn loopback_all_that_is_asked_is_answered() {
 }
 
 #[test]
-fn loopback_signals_end_in_order() {
+fn loopback_signals_shut_down_cleanly() {
     for signal in ["INT", "TERM"] {
         let echo = Echo::start(&[]);
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -161,7 +161,7 @@ fn loopback_fixed_replies_and_their_absence() {
 }
 
 #[test]
-fn loopback_a_port_where_nothing_listens_is_a_failure_with_a_result() {
+fn loopback_send_to_a_closed_port_fails_with_a_result() {
     // A socket that keeps the port. It is connected, so it accepts only datagrams of its peer.
     let keeper = UdpSocket::bind("127.0.0.1:0").unwrap();
     keeper.connect(keeper.local_addr().unwrap()).unwrap();
@@ -180,7 +180,7 @@ fn loopback_a_port_where_nothing_listens_is_a_failure_with_a_result() {
 }
 
 #[test]
-fn loopback_the_generator_sends_exactly_what_was_asked_for() {
+fn loopback_the_generator_sends_the_exact_count() {
     let echo = Echo::start(&["--lanes", "1", "--recv-buffer", "4M"]);
     for gso in [&[][..], &["--gso"]] {
         let words = ["send", &echo.addr, "--count", "1500", "--rate", "20k", "--json"];
@@ -193,7 +193,7 @@ fn loopback_the_generator_sends_exactly_what_was_asked_for() {
 }
 
 #[test]
-fn loopback_lanes_that_poll_and_an_engine_that_is_not_to_be_had() {
+fn loopback_busy_poll_and_an_unavailable_engine() {
     let words = ["--lanes", "2", "--wait", "spin:200", "--interface", "nosuch0", "--xdp-vlan", "5"];
     let echo = Echo::start(&[&words[..], &["--xdp-vlan", "100.5"]].concat());
     assert!(echo.how.starts_with("2 lanes, engine ") && echo.how.contains(" (not xdp: "), "{}", echo.how);
@@ -214,7 +214,7 @@ fn loopback_lanes_that_poll_and_an_engine_that_is_not_to_be_had() {
 }
 
 #[test]
-fn usage_errors_say_what_was_meant() {
+fn usage_errors_suggest_the_right_option() {
     for (words, hint) in [
         (&["ecko"][..], "echo"),
         (&["echo", "127.0.0.1:0", "--lane", "2"], "--lanes"),
@@ -350,7 +350,7 @@ fn a_closed_pipe_is_no_error() {
 
 #[cfg(feature = "bench")]
 #[test]
-fn loopback_a_small_benchmark_is_one_document_and_a_report() {
+fn loopback_bench_rx_writes_one_document_and_a_report() {
     let out = folder("bench-rx");
     let words =
         ["bench", "rx", "--loopback", "--quick", "--json", "--rate", "5k", "--out", out.to_str().unwrap()];
@@ -374,7 +374,7 @@ fn loopback_a_small_benchmark_is_one_document_and_a_report() {
 
 #[cfg(feature = "bench")]
 #[test]
-fn loopback_a_benchmark_of_answers_counts_them_all() {
+fn loopback_bench_replies_counts_every_reply() {
     let out = folder("bench-echo");
     let words =
         ["bench", "echo", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
@@ -395,8 +395,8 @@ fn loopback_a_benchmark_of_answers_counts_them_all() {
 
 #[cfg(feature = "bench")]
 #[test]
-fn netns_a_benchmark_of_flaps_is_one_document() {
-    if !skip::need_root("netns_a_benchmark_of_flaps_is_one_document") {
+fn netns_bench_flap_writes_one_document() {
+    if !skip::need_root("netns_bench_flap_writes_one_document") {
         return;
     }
     let out = folder("bench-flap");
@@ -419,7 +419,7 @@ fn netns_a_benchmark_of_flaps_is_one_document() {
 
 #[cfg(feature = "bench")]
 #[test]
-fn loopback_lanes_that_come_and_go_lose_nothing() {
+fn loopback_added_and_removed_lanes_lose_no_datagrams() {
     let out = folder("bench-churn");
     let words = ["bench", "churn", "--loopback", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
     let output = run(&[&words[..], &["--duration", "1s", "--change-interval", "50ms"]].concat());
@@ -544,7 +544,7 @@ fn loopback_bench_rtt_has_a_row_for_each_contender_and_load() {
 }
 
 #[test]
-fn loopback_lanes_wait_as_they_are_told_and_say_how() {
+fn loopback_echo_uses_and_reports_the_wait_policy() {
     for wait in ["sleep", "spin:200", "adaptive"] {
         let echo = Echo::start(&["--lanes", "1", "--wait", wait]);
         assert!(echo.how.ends_with(&format!(", wait {wait}")), "{}", echo.how);
@@ -568,12 +568,12 @@ fn loopback_lanes_wait_as_they_are_told_and_say_how() {
 /// version 2 as a container sees it, made of files: machines whose processor controller is in the
 /// hierarchies of version 1 have no other.
 #[test]
-fn netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run() {
+fn netns_default_lanes_follow_a_cgroup_v2_cpu_quota() {
     const TREE: &str = "mount -t tmpfs none /sys/fs/cgroup && mkdir -p /sys/fs/cgroup/box/inner && \
         : > /sys/fs/cgroup/box/inner/cgroup.controllers && echo \"$1\" > /sys/fs/cgroup/box/cpu.max && \
         echo 'max 100000' > /sys/fs/cgroup/box/inner/cpu.max && echo 0::/box/inner > /sys/fs/cgroup/own && \
         mount --bind /sys/fs/cgroup/own /proc/$$/cgroup && exec \"$2\" echo 127.0.0.1:0 --engine mmsg --json";
-    let test = "netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run";
+    let test = "netns_default_lanes_follow_a_cgroup_v2_cpu_quota";
     let cpus = thread::available_parallelism().unwrap().get();
     let forced = skip::Forced::Cpus;
     if !skip::need_root(test)

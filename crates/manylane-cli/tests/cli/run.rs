@@ -99,7 +99,7 @@ fn state(pid: i32) -> Option<char> {
 }
 
 #[test]
-fn a_program_ends_as_without_it() {
+fn run_passes_on_the_exit_status() {
     for code in [0, 1, 2, 7, 125, 255] {
         let output = run(&["--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
@@ -114,7 +114,7 @@ fn a_program_ends_as_without_it() {
 }
 
 #[test]
-fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
+fn run_failures_have_the_exit_codes_of_shells() {
     for (words, code, hint) in [
         (&["--", "no-such-program"][..], 127, "no-such-program: no such program"),
         (&["--no-such-option", "--", "true"][..], 125, "unknown option --no-such-option"),
@@ -137,7 +137,7 @@ fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
 }
 
 #[test]
-fn standard_streams_and_the_environment_are_the_program_s() {
+fn run_passes_on_stdio_and_environment() {
     let mut command = Command::new(PROGRAM);
     command.args(["run", "--lanes", "3", "--ports", "53", "--rx-usecs", "70", "--engine", "mmsg"]);
     command.args(["--steering", "key 0:8", "--", "sh", "-c"]).arg(
@@ -160,7 +160,7 @@ fn standard_streams_and_the_environment_are_the_program_s() {
 }
 
 #[test]
-fn the_library_is_found_wherever_both_are_installed() {
+fn run_finds_the_installed_library() {
     let folder = folder("run-installed");
     let place = |path: &str| {
         let path = folder.join(path);
@@ -193,7 +193,7 @@ echo $$
 while :; do sleep 0.01; done"#;
 
 #[test]
-fn signals_reach_the_program_once() {
+fn run_forwards_signals_once() {
     // Not sh: that one tells of no signal while it waits for a child, and may miss one of two.
     let mut running = Running::start(&["--", "bash", "-c", LISTENER]);
     let program: i32 = running.line().parse().unwrap();
@@ -218,7 +218,7 @@ fn signals_reach_the_program_once() {
 }
 
 #[test]
-fn a_program_that_signals_its_group_is_signalled_once() {
+fn run_delivers_group_signals_once() {
     let script = r#"count=0; trap 'count=$((count+1))' TERM; kill -TERM 0; for i in 1 2 3 4 5 6 7 8; do sleep 0.02; done
         echo $count"#;
     let mut running = Running::start(&["--", "bash", "-c", script]);
@@ -228,7 +228,7 @@ fn a_program_that_signals_its_group_is_signalled_once() {
 }
 
 #[test]
-fn both_stop_and_both_go_on() {
+fn run_stops_and_continues_with_its_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
     let both = |wanted: char| {
@@ -257,7 +257,7 @@ fn both_stop_and_both_go_on() {
 }
 
 #[test]
-fn who_kills_the_launcher_kills_the_program() {
+fn killing_the_launcher_kills_the_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let program: i32 = running.line().parse().unwrap();
     running.child.kill().unwrap();
@@ -265,7 +265,7 @@ fn who_kills_the_launcher_kills_the_program() {
 }
 
 #[test]
-fn it_becomes_the_program_if_asked_to() {
+fn run_can_exec_the_program() {
     let mut running =
         Running::start(&["--exec", "--", "sh", "-c", "echo $$ ${MANYLANE_REPORT-none}; exit 3"]);
     let pid = running.pid();
@@ -276,7 +276,7 @@ fn it_becomes_the_program_if_asked_to() {
 }
 
 #[test]
-fn programs_that_go_into_the_background_are_left_or_followed() {
+fn run_leaves_or_follows_daemons() {
     let script = "sleep 60 >/dev/null 2>&1 & echo $!; echo $$";
     let mut running = Running::start(&["--", "sh", "-c", script]);
     let left: i32 = running.line().parse().unwrap();
@@ -295,7 +295,7 @@ fn programs_that_go_into_the_background_are_left_or_followed() {
 }
 
 #[test]
-fn a_signal_ends_it_while_its_document_has_no_reader() {
+fn a_signal_ends_run_while_its_report_has_no_reader() {
     let fifo = folder("run-fifo").join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
@@ -305,7 +305,7 @@ fn a_signal_ends_it_while_its_document_has_no_reader() {
 }
 
 #[test]
-fn the_report_is_a_document() {
+fn run_writes_a_json_report() {
     let folder = folder("run-json");
     let path = folder.join("run.json");
     let output =
@@ -330,7 +330,7 @@ fn the_report_is_a_document() {
 }
 
 #[test]
-fn a_program_that_cuts_the_report_short_harms_nobody() {
+fn programs_cannot_truncate_the_report() {
     // With the path, and with the descriptor that is inherited.
     let script = r#"
         test -e "$MANYLANE_REPORT" && test -e "/proc/self/fd/${MANYLANE_REPORT##*/}" || exit 9
@@ -362,7 +362,7 @@ fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -
 }
 
 #[test]
-fn what_happens_is_told_while_it_runs() {
+fn run_logs_events_while_the_program_runs() {
     let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--interval=20ms"], &[]);
     assert!(said.ends_with("no UDP socket was received on"), "{said}");
 }
@@ -402,7 +402,7 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
 }
 
 #[test]
-fn a_library_that_was_not_loaded_is_told() {
+fn run_reports_a_library_that_was_not_loaded() {
     // The dynamic linker goes on without what is no library.
     let variables = [("MANYLANE_PRELOAD", "/etc/hostname")];
     let said = wait_for_stderr("runs without lanes: the library was not loaded", &[], &variables);
@@ -440,7 +440,7 @@ fn compile(folder: &Path, name: &str, source: &str, more: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn programs_beyond_reach_are_told_and_run_without_lanes() {
+fn run_reports_programs_that_cannot_be_preloaded() {
     let folder = folder("run-beyond");
     let source = "#include <stdlib.h>\nint main(void) { return getenv(\"LD_PRELOAD\") ? 9 : 8; }\n";
     let fixed = compile(&folder, "fixed", source, &["-static"]);
@@ -472,8 +472,8 @@ fn programs_beyond_reach_are_told_and_run_without_lanes() {
 }
 
 #[test]
-fn secure_execution_is_told() {
-    if !skip::need_root("secure_execution_is_told") {
+fn run_reports_setuid_programs() {
+    if !skip::need_root("run_reports_setuid_programs") {
         return;
     }
     let folder = folder("run-secure");
@@ -499,7 +499,7 @@ fn secure_execution_is_told() {
 
 /// A socket that is bound, and closed by its number, as libuv closes; a file then has its
 /// descriptor.
-const CLOSES: &str = r#"
+const PYTHON_CLOSE_SCRIPT: &str = r#"
 import ctypes, os, platform, socket
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 sock.bind(("127.0.0.1", 0))
@@ -510,7 +510,7 @@ print(file == fd, os.read(file, 100))
 "#;
 
 /// The same in Node.js, which is built on libuv.
-const CLOSES_BY_LIBUV: &str = r#"
+const NODE_CLOSE_SCRIPT: &str = r#"
 const fs = require("fs"), sock = require("dgram").createSocket("udp4");
 sock.bind(0, "127.0.0.1", () => {
   const at = (fd) => { try { return fs.readlinkSync("/proc/self/fd/" + fd); } catch { return ""; } };
@@ -528,7 +528,7 @@ sock.bind(0, "127.0.0.1", () => {
 fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
     const TEST: &str = "loopback_files_with_the_descriptor_of_a_closed_socket_are_read";
     for (program, word, script, package) in
-        [("python3", "-c", CLOSES, "python3"), ("node", "-e", CLOSES_BY_LIBUV, "nodejs")]
+        [("python3", "-c", PYTHON_CLOSE_SCRIPT, "python3"), ("node", "-e", NODE_CLOSE_SCRIPT, "nodejs")]
     {
         let alone = Command::new(program).args([word, script]).output();
         let why = format!("there is no {program}: apt-get install {package}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::{find, has};
 
 /// Names of the list, their programs, and the packages that have them.
@@ -54,16 +54,17 @@ fn scripts() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts"))
 }
 
-fn python(place: &Place, words: &[&str]) -> Command {
-    let mut python = place.command(find("python3").unwrap());
+fn python(sandbox: &Sandbox, words: &[&str]) -> Command {
+    let mut python = sandbox.command(find("python3").unwrap());
     python.args(words);
     python
 }
 
 /// The document of a round of two samples, each of a tenth of a second.
-fn measure(place: &Place, servers: &[&str]) -> Value {
+fn measure(sandbox: &Sandbox, servers: &[&str]) -> Value {
     let (script, rate) = (scripts().join("bench-run.py"), RATE.to_string());
-    let mut bench = python(place, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
+    let mut bench =
+        python(sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
     // However long somebody else has the processors.
     bench.args(["--rate", &rate, "--timeout", "10s"]);
@@ -84,7 +85,7 @@ fn check_all_answered(test: &str, are_meant: fn(&str) -> bool) {
     if servers.is_empty() {
         return;
     }
-    let document = measure(&Place::new(test), &servers);
+    let document = measure(&Sandbox::new(test), &servers);
     assert_eq!(document["schema"], "manylane.bench.run.v1");
     assert!(document["machine"].is_object() && document["settings"].is_object(), "{document}");
     let rows = document["rows"].as_array().unwrap();
@@ -185,10 +186,10 @@ fn loopback_bench_knows_all_servers_and_their_packages() {
     if !has(TEST, "python3", "python3") {
         return;
     }
-    let place = Place::new(TEST);
+    let sandbox = Sandbox::new(TEST);
     let list =
         "import servers; print(' '.join(servers.SERVERS)); servers.find('no-such-server', 'its-package')";
-    let mut python = python(&place, &["-B", "-c", list]);
+    let mut python = python(&sandbox, &["-B", "-c", list]);
     let Output { status, stdout, stderr } = python.current_dir(scripts()).output().unwrap();
     let names = SERVERS.map(|(name, ..)| name).join(" ");
     assert_eq!(String::from_utf8(stdout).unwrap().trim(), names);

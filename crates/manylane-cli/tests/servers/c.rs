@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{Report, Server};
 
 const SOURCE: &str = include_str!("server.c");
 
-pub(crate) fn build(place: &Place) -> PathBuf {
-    let (code, program) = (place.file("server.c", SOURCE), place.folder().join("server"));
+pub(crate) fn build(sandbox: &Sandbox) -> PathBuf {
+    let (code, program) = (sandbox.file("server.c", SOURCE), sandbox.folder().join("server"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(code);
     crate::run_ok(cc);
@@ -20,26 +20,28 @@ pub(crate) fn build(place: &Place) -> PathBuf {
 
 /// Asks four receivers of that kind: the report, and the lanes that they had.
 fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
-    let place = Place::new(&format!("c-{how}"));
-    let program = build(&place);
-    let load = Load::USUAL;
+    let sandbox = Sandbox::new(&format!("c-{how}"));
+    let program = build(&sandbox);
+    let load = Load::DEFAULT;
     let request = |n: usize| format!("request {n}").into_bytes();
     let mut expected: Vec<_> =
         (0..load.count() as usize).map(|n| format!("request {n}!").into_bytes()).collect();
     expected.sort();
     let mut found = None;
     for with in [None, Some(options)] {
-        let addr = place.free_addr();
+        let addr = sandbox.free_addr();
         let words = [program.to_str().unwrap(), &addr.port().to_string(), how, "4"].map(str::to_owned);
-        let mut server = Server::start(&place, &words, with);
-        assert_eq!(server.answer(&place, addr, b"first"), b"first!");
-        let mut asked = 1;
-        server.wait_lanes(wanted, |_| asked += Load::BRIEF.ask(&place, addr, request).len() as u64);
-        assert!(load.ask(&place, addr, request) == expected, "answers differ");
+        let mut server = Server::start(&sandbox, &words, with);
+        assert_eq!(server.answer(&sandbox, addr, b"first"), b"first!");
+        let mut requests = 1;
+        server.wait_lanes(wanted, |_| {
+            requests += Load::SHORT.request_all(&sandbox, addr, request).len() as u64;
+        });
+        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
-            assert_eq!(report.received(addr), load.count() + asked, "{report:?}");
+            assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
             let lanes = report.lanes(addr);
             found = Some((report, lanes));
         }
@@ -84,14 +86,14 @@ fn loopback_c_fewer_lanes_than_threads() {
 }
 
 #[test]
-fn loopback_c_ports_that_are_not_taken() {
-    let place = Place::new("c-ports");
-    let program = build(&place);
-    let addr = place.free_addr();
+fn loopback_c_unlisted_ports() {
+    let sandbox = Sandbox::new("c-ports");
+    let program = build(&sandbox);
+    let addr = sandbox.free_addr();
     let words = [program.to_str().unwrap(), &addr.port().to_string(), "block", "2"].map(str::to_owned);
     let other = if addr.port() == 9 { "10" } else { "9" };
-    let mut server = Server::start(&place, &words, Some(&["--ports", other]));
-    assert_eq!(server.answer(&place, addr, b"first"), b"first!");
+    let mut server = Server::start(&sandbox, &words, Some(&["--ports", other]));
+    assert_eq!(server.answer(&sandbox, addr, b"first"), b"first!");
     let (_, report) = server.end();
     let report = report.unwrap();
     assert_eq!((report.lanes(addr), &report.0["sockets"]), (0, &0.into()), "{report:?}");

@@ -111,7 +111,7 @@ int from_client(const union address *from, int client)
 		       from->v4.sin_port == ports[client];
 }
 
-int take_numbers(int fd, int first, int end)
+int receive_numbers(int fd, int first, int end)
 {
 	char data[2000];
 	int n, right = 0;
@@ -175,7 +175,7 @@ void warm_up(void)
 
 	for (n = 0; n < 3; n++) {
 		send_number(n);
-		if (take_numbers(server, n, n + 1) != 1)
+		if (receive_numbers(server, n, n + 1) != 1)
 			printf("  warm-up: no\n");
 	}
 }
@@ -212,7 +212,7 @@ void check_plain(void)
 
 	for (n = QUEUED_DATAGRAMS; n < QUEUED_DATAGRAMS + 10; n++)
 		send_number(n);
-	CHECK(take_numbers(server, 0, QUEUED_DATAGRAMS + 10) ==
+	CHECK(receive_numbers(server, 0, QUEUED_DATAGRAMS + 10) ==
 	      QUEUED_DATAGRAMS + 10);
 	CHECK(is_empty(server));
 }
@@ -238,7 +238,7 @@ int main(int argc, char **argv)
 	CPU_ZERO(&one);
 	CPU_SET(i, &one);
 	sched_setaffinity(0, sizeof(one), &one);
-	if (!strcmp(argv[4], "falls")) {
+	if (!strcmp(argv[4], "fallbacks")) {
 		test_fallbacks();
 	} else if (!strcmp(argv[4], "calls")) {
 		calls();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The parts of the program `calls`: calls.c has the set-up, seen.c the results
- * of single calls, and the queue after a fallback; lives.c sockets that are
+ * The parts of the program `calls`: calls.c has the set-up, call_results.c the results
+ * of single calls, and the queue after a fallback; socket_lifetime.c sockets that are
  * opened and closed, signals, and threads.
  */
 #ifndef CALLS_H
@@ -49,7 +49,7 @@ int from_client(const union address *from, int client);
 /*
  * Receives numbers from `first` to before `end`; returns how many were correct.
  */
-int take_numbers(int fd, int first, int end);
+int receive_numbers(int fd, int first, int end);
 int is_empty(int fd);
 
 /* Opens a server at `ip`, whose clients send to `ask`, and its clients. */
@@ -67,11 +67,11 @@ void send_all_numbers(void);
  */
 void check_plain(void);
 
-/* seen.c */
+/* call_results.c */
 void test_fallbacks(void);
 void calls(void);
 
-/* lives.c */
+/* socket_lifetime.c */
 void test_closes(void);
 void test_reopened(int port);
 void test_killed(int port);

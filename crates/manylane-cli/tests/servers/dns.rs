@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use manylane_testbed::{Layout, Testbed, skip};
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{PREFETCH, Report, Server};
 use crate::{find, run_ok, words};
 
@@ -40,40 +40,40 @@ fn questions() -> String {
 }
 
 /// A server's command line that serves the zone at an address.
-type Prepare = fn(&Place, SocketAddr) -> Vec<String>;
+type Prepare = fn(&Sandbox, SocketAddr) -> Vec<String>;
 
 /// With load once `lanes` receivers have one; 0 if they have sockets of their own.
 fn serve(
-    place: &Place,
+    sandbox: &Sandbox,
     prepare: Prepare,
     lanes: usize,
     with: Option<&[&str]>,
 ) -> (Vec<Vec<u8>>, Option<Report>, SocketAddr) {
-    let addr = place.free_addr();
-    let mut server = Server::start(place, &prepare(place, addr), with);
-    let first = server.answer(place, addr, &question(0));
+    let addr = sandbox.free_addr();
+    let mut server = Server::start(sandbox, &prepare(sandbox, addr), with);
+    let first = server.answer(sandbox, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
-    let mut asked = 1;
-    server.wait_lanes(lanes, |_| asked += Load::BRIEF.ask(place, addr, question).len() as u64);
-    let load = Load::USUAL;
-    let answers = load.ask(place, addr, question);
-    asked += load.count();
+    let mut requests = 1;
+    server.wait_lanes(lanes, |_| requests += Load::SHORT.request_all(sandbox, addr, question).len() as u64);
+    let load = Load::DEFAULT;
+    let answers = load.request_all(sandbox, addr, question);
+    requests += load.count();
     if find("dnsperf").is_some() {
-        asked += dnsperf(place, addr);
+        requests += dnsperf(sandbox, addr);
     }
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
-        assert_eq!(report.received(addr), asked, "{report:?}");
+        assert_eq!(report.received(addr), requests, "{report:?}");
     }
     (answers, report, addr)
 }
 
 /// Asks in the way of those who measure DNS servers: how many questions it were.
-fn dnsperf(place: &Place, addr: SocketAddr) -> u64 {
+fn dnsperf(sandbox: &Sandbox, addr: SocketAddr) -> u64 {
     const LOOPS: usize = 50;
-    let questions = place.file("questions", &questions());
-    let mut dnsperf = place.command(find("dnsperf").unwrap());
+    let questions = sandbox.file("questions", &questions());
+    let mut dnsperf = sandbox.command(find("dnsperf").unwrap());
     dnsperf.args([
         "-s",
         "127.0.0.1",
@@ -107,44 +107,45 @@ fn compare(test: &str, prepare: Prepare, lanes: usize) -> (Report, SocketAddr) {
 
 /// The same with options of `manylane run`.
 fn compare_with(test: &str, prepare: Prepare, lanes: usize, options: &[&str]) -> (Report, SocketAddr) {
-    let place = Place::new(test);
-    let (without, _, _) = serve(&place, prepare, lanes, None);
-    let (with, report, addr) = serve(&place, prepare, lanes, Some(options));
+    let sandbox = Sandbox::new(test);
+    let (without, _, _) = serve(&sandbox, prepare, lanes, None);
+    let (with, report, addr) = serve(&sandbox, prepare, lanes, Some(options));
     assert!(without == with, "answers differ");
     (report.unwrap(), addr)
 }
 
 /// The command line's configuration: where to serve, and how.
-fn configure(place: &Place, name: &str, text: &str, addr: SocketAddr, named: &[(&str, &str)]) -> String {
-    place.file("zone", &zone());
+fn configure(sandbox: &Sandbox, name: &str, text: &str, addr: SocketAddr, named: &[(&str, &str)]) -> String {
+    sandbox.file("zone", &zone());
     let (ip, port) = (addr.ip().to_string(), addr.port().to_string());
     let at = [("ADDRESS", ip.as_str()), ("PORT", port.as_str())];
-    place.filled(name, text, &[&at[..], named].concat())
+    sandbox.filled(name, text, &[&at[..], named].concat())
 }
 
-fn nsd(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
+fn nsd(sandbox: &Sandbox, addr: SocketAddr, reuseport: &str) -> Vec<String> {
     let named = [("THREADS", "2"), ("REUSEPORT", reuseport)];
-    let configuration = configure(place, "nsd.conf", include_str!("programs/nsd.conf"), addr, &named);
+    let configuration = configure(sandbox, "nsd.conf", include_str!("programs/nsd.conf"), addr, &named);
     words("nsd", &["-d", "-c", &configuration])
 }
 
-fn knot(place: &Place, addr: SocketAddr) -> Vec<String> {
+fn knot(sandbox: &Sandbox, addr: SocketAddr) -> Vec<String> {
     let text = include_str!("programs/knot.conf");
-    words("knotd", &["-c", &configure(place, "knot.conf", text, addr, &[("THREADS", "2")])])
+    words("knotd", &["-c", &configure(sandbox, "knot.conf", text, addr, &[("THREADS", "2")])])
 }
 
-fn unbound(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
+fn unbound(sandbox: &Sandbox, addr: SocketAddr, reuseport: &str) -> Vec<String> {
     let line = |name| format!(" local-data: \"host{name}.example.test. 3600 A 192.0.2.{name}\"\n");
     let data: String = (0..NAMES).map(line).collect();
     let named = [("THREADS", "4"), ("REUSEPORT", reuseport), ("DATA", &data)];
-    let configuration = configure(place, "unbound.conf", include_str!("programs/unbound.conf"), addr, &named);
+    let configuration =
+        configure(sandbox, "unbound.conf", include_str!("programs/unbound.conf"), addr, &named);
     words("unbound", &["-d", "-c", &configuration])
 }
 
 #[test]
 fn loopback_nsd() {
     if crate::has("loopback_nsd", "nsd", "nsd") {
-        compare("nsd", |place, addr| nsd(place, addr, "yes"), 0);
+        compare("nsd", |sandbox, addr| nsd(sandbox, addr, "yes"), 0);
     }
 }
 
@@ -155,7 +156,7 @@ fn loopback_nsd_with_one_socket() {
         return;
     }
     for options in [&[][..], &[PREFETCH]] {
-        let (report, addr) = compare_with("nsd-one", |place, addr| nsd(place, addr, "no"), 2, options);
+        let (report, addr) = compare_with("nsd-one", |sandbox, addr| nsd(sandbox, addr, "no"), 2, options);
         assert_eq!((report.lanes(addr), report.reasons()), (2, vec![]), "{options:?}: {report:?}");
     }
 }
@@ -170,7 +171,7 @@ fn loopback_knot() {
 #[test]
 fn loopback_unbound() {
     if crate::has("loopback_unbound", "unbound", "unbound") {
-        compare("unbound", |place, addr| unbound(place, addr, "yes"), 0);
+        compare("unbound", |sandbox, addr| unbound(sandbox, addr, "yes"), 0);
     }
 }
 
@@ -179,7 +180,7 @@ fn loopback_unbound_with_one_socket() {
     if !crate::has("loopback_unbound_with_one_socket", "unbound", "unbound") {
         return;
     }
-    let (report, addr) = compare("unbound-one", |place, addr| unbound(place, addr, "no"), 4);
+    let (report, addr) = compare("unbound-one", |sandbox, addr| unbound(sandbox, addr, "no"), 4);
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }
 
@@ -195,13 +196,13 @@ fn netns_nsd_and_kxdpgun() {
     }
     // kxdpgun takes answers from as many queues as it has threads.
     let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
-    let place = Place::at("kxdpgun", testbed.host(1));
+    let sandbox = Sandbox::at("kxdpgun", testbed.host(1));
     let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));
-    let mut server = Server::start(&place, &nsd(&place, addr, "yes"), Some(&[]));
-    let questions = place.file("questions", &questions());
-    let asker = Place::at("kxdpgun-asker", testbed.host(0));
-    server.answer(&asker, addr, &question(0));
-    let mut kxdpgun = asker.command(find("kxdpgun").unwrap());
+    let mut server = Server::start(&sandbox, &nsd(&sandbox, addr, "yes"), Some(&[]));
+    let questions = sandbox.file("questions", &questions());
+    let client = Sandbox::at("kxdpgun-client", testbed.host(0));
+    server.answer(&client, addr, &question(0));
+    let mut kxdpgun = client.command(find("kxdpgun").unwrap());
     kxdpgun.args(["-t", "2", "-Q", "2000", "-i", &questions, "-I", testbed.host(0).device(0)]);
     let said = run_ok({
         kxdpgun.arg(addr.ip().to_string());

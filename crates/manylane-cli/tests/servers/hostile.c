@@ -218,7 +218,7 @@ static void test_partial_sockets(void)
 	waitpid(pid, NULL, 0);
 }
 
-static void ask_too(void *with)
+static void request_second_lease(void *with)
 {
 	struct lease lease;
 
@@ -227,7 +227,7 @@ static void ask_too(void *with)
 		send_command(&lease, "open", OPEN);
 }
 
-static void look_at(void *with)
+static void inspect_lease(void *with)
 {
 	struct lease lease, *before = with;
 	struct stat ours, theirs;
@@ -258,13 +258,13 @@ static void test_kept_queues(void)
 	marker = "for the first";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	port++;
-	run_in_child(ask_too, NULL);
+	run_in_child(request_second_lease, NULL);
 	/* It returns the lease, and keeps the sockets and the memory. */
 	port--;
 	close(lease.end);
 	serves("the first", fd);
 	port++;
-	run_in_child(ask_too, NULL);
+	run_in_child(request_second_lease, NULL);
 	/* Only the memory. */
 	for (i = 0; i < lease.count; i++) {
 		for (ring = 0; ring < RINGS; ring++)
@@ -272,14 +272,14 @@ static void test_kept_queues(void)
 			       lease.rings[i][ring].len);
 		close(lease.xsk[i]);
 	}
-	run_in_child(look_at, &lease);
+	run_in_child(inspect_lease, &lease);
 }
 
 /*
  * Fills a ring with ones. The kernel always believes a producer, and processes
  * entry by entry: a ring that it consumes gets only a few rings' worth.
  */
-static void scribble_ring(struct ring *ring, int is_consumed_by_kernel)
+static void corrupt_ring(struct ring *ring, int is_consumed_by_kernel)
 {
 	if (!is_consumed_by_kernel) {
 		memset(ring->at, 0xff, ring->len);
@@ -291,7 +291,7 @@ static void scribble_ring(struct ring *ring, int is_consumed_by_kernel)
 }
 
 /* All shared memory is full of ones. */
-static void test_scribbled_memory(void)
+static void test_corrupt_memory(void)
 {
 	struct lease lease;
 	size_t len;
@@ -309,8 +309,8 @@ static void test_scribbled_memory(void)
 		for (n = 0; n < lease.count; n++) {
 			memset(lease.bytes[n], i % 2 ? 0xff : 1, lease.len[n]);
 			for (ring = 0; ring < RINGS; ring++)
-				scribble_ring(&lease.rings[n][ring],
-					      ring == TX || ring == FILL);
+				corrupt_ring(&lease.rings[n][ring],
+					     ring == TX || ring == FILL);
 		}
 		send_to_port("nowhere");
 		usleep(10000);
@@ -320,7 +320,7 @@ static void test_scribbled_memory(void)
 					  !ftruncate(lease.memory[0], 0)));
 }
 
-static void ask_as(void *with)
+static void request_as_user(void *with)
 {
 	int uid = *(int *)with;
 	struct lease lease;
@@ -338,17 +338,17 @@ static void test_users(void)
 	unsigned int i;
 
 	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-		run_in_child(ask_as, all + i);
+		run_in_child(request_as_user, all + i);
 }
 
 /*
  * Opens a TCP socket with data that its peer never acknowledges: closing its
  * last descriptor takes an hour.
  */
-static int lingering_tcp(void)
+static int slow_closing_tcp(void)
 {
 	static const char data[65536];
-	struct linger send_lingering_fd = { .l_onoff = 1, .l_linger = 3600 };
+	struct linger send_slow_fd = { .l_onoff = 1, .l_linger = 3600 };
 	struct sockaddr_in at = { .sin_family = AF_INET };
 	socklen_t len = sizeof(at);
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -360,8 +360,8 @@ static int lingering_tcp(void)
 	    connect(fd, (void *)&at, sizeof(at)) ||
 	    accept(listener, NULL, NULL) < 0)
 		err(1, "TCP");
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &send_lingering_fd,
-		   sizeof(send_lingering_fd));
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &send_slow_fd,
+		   sizeof(send_slow_fd));
 	while (send(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
 		;
 	return fd;
@@ -371,9 +371,9 @@ static int lingering_tcp(void)
  * Sends the last descriptor of a socket behind `count` other messages, and
  * closes the connection. The launcher is stopped.
  */
-static void send_lingering(int count, uint32_t *words)
+static void send_slow_closing(int count, uint32_t *words)
 {
-	int end = connect_launcher(), fd = lingering_tcp();
+	int end = connect_launcher(), fd = slow_closing_tcp();
 	pid_t pid;
 
 	while (count--)
@@ -391,37 +391,37 @@ static void send_lingering(int count, uint32_t *words)
 }
 
 /* A process that sends such descriptors when told, and ends with the server. */
-struct lingerer {
+struct slow_closer {
 	int user, knows_secret, go[2], done[2];
 };
 
-static void start_lingerer(struct lingerer *lingerer)
+static void start_slow_closer(struct slow_closer *slow_closer)
 {
 	struct pollfd all[2] = { { .events = POLLIN }, { .events = POLLIN } };
 	uint32_t words[4];
 
-	if (pipe(lingerer->go) || pipe(lingerer->done))
+	if (pipe(slow_closer->go) || pipe(slow_closer->done))
 		err(1, "pipe");
 	all[0].fd = syscall(SYS_pidfd_open, server, 0);
-	all[1].fd = lingerer->go[0];
+	all[1].fd = slow_closer->go[0];
 	fflush(stdout);
 	if (fork())
 		return;
-	if (setresuid(lingerer->user, lingerer->user, lingerer->user))
+	if (setresuid(slow_closer->user, slow_closer->user, slow_closer->user))
 		err(1, "setresuid");
 	secret(words);
-	words[3] ^= !lingerer->knows_secret;
+	words[3] ^= !slow_closer->knows_secret;
 	poll(all, 2, -1);
 	if (!all[0].revents) {
-		send_lingering(0, words);
-		send_lingering(1, words);
-		if (write(lingerer->done[1], "", 1) == 1)
+		send_slow_closing(0, words);
+		send_slow_closing(1, words);
+		if (write(slow_closer->done[1], "", 1) == 1)
 			poll(all, 1, -1);
 	}
 	_exit(0);
 }
 
-static void send_lingering_fd(struct lingerer *lingerer)
+static void send_slow_fd(struct slow_closer *slow_closer)
 {
 	char path[32], byte;
 	pid_t launcher = 0;
@@ -435,21 +435,21 @@ static void send_lingering_fd(struct lingerer *lingerer)
 	/* Everything is sent before any of it is received. */
 	kill(launcher, SIGSTOP);
 	usleep(100000);
-	if (write(lingerer->go[1], "", 1) != 1 ||
-	    read(lingerer->done[0], &byte, 1) != 1)
+	if (write(slow_closer->go[1], "", 1) != 1 ||
+	    read(slow_closer->done[0], &byte, 1) != 1)
 		errx(1, "nothing was sent");
 	kill(launcher, SIGCONT);
 }
 
-static void lease_beside(void *strangers)
+static void lease_beside(void *other_users)
 {
-	struct lingerer *both = strangers;
+	struct slow_closer *both = other_users;
 	struct lease lease;
 
 	request_lease(&lease, "before", open_udp(ip, 0));
 	send_command(&lease, "open", OPEN);
-	send_lingering_fd(both);
-	send_lingering_fd(both + 1);
+	send_slow_fd(both);
+	send_slow_fd(both + 1);
 	send_command(&lease, "close", CLOSE);
 }
 
@@ -457,18 +457,19 @@ static void lease_beside(void *strangers)
 static void test_slow_closes(void)
 {
 	static int root, other = 65534;
-	static struct lingerer strangers[] = { { 65533, 0 }, { 65533, 1 } },
-			       second = { 65534, 1 };
+	static struct slow_closer other_users[] = { { 65533, 0 },
+						    { 65533, 1 } },
+				  second = { 65534, 1 };
 
 	/* Before there are queues, which they would keep. */
-	start_lingerer(strangers);
-	start_lingerer(strangers + 1);
-	start_lingerer(&second);
-	run_in_child(ask_as, &other);
-	run_in_child(lease_beside, strangers);
-	run_in_child(ask_as, &other);
-	send_lingering_fd(&second);
-	run_in_child(ask_as, &root);
+	start_slow_closer(other_users);
+	start_slow_closer(other_users + 1);
+	start_slow_closer(&second);
+	run_in_child(request_as_user, &other);
+	run_in_child(lease_beside, other_users);
+	run_in_child(request_as_user, &other);
+	send_slow_fd(&second);
+	run_in_child(request_as_user, &root);
 }
 
 /*
@@ -496,17 +497,17 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} all[] = { { "noise", test_invalid_messages },
-		    { "orders", test_invalid_commands },
+	} all[] = { { "invalid", test_invalid_messages },
+		    { "commands", test_invalid_commands },
 		    { "closed", test_closed_socket },
-		    { "parts", test_partial_sockets },
+		    { "partial", test_partial_sockets },
 		    { "kept", test_kept_queues },
-		    { "scribbles", test_scribbled_memory },
+		    { "corrupt", test_corrupt_memory },
 		    { "users", test_users },
 		    { "slow", test_slow_closes },
 		    { "flood", flood_connections },
-		    { "moves", test_moving_producers },
-		    { "stops", test_stopped_child } };
+		    { "producers", test_moving_producers },
+		    { "stopped", test_stopped_child } };
 	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;
 	unsigned int i;
 

@@ -6,44 +6,45 @@ use std::process::Command;
 
 use crate::run_ok;
 use crate::server::Server;
-use crate::xdp::{OPTIONS, Scene};
+use crate::xdp::{OPTIONS, XdpSetup};
 
 /// Runs `what` under a launcher, and behind it, or beside it, a server that is served as if it
 /// were alone: what `hostile.c` says.
 fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
-    let scene = Scene::with_queues(test, 2)?;
+    let setup = XdpSetup::with_queues(test, 2)?;
     let (code, program) =
-        (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
-    scene.place.file("hostile.h", include_str!("hostile.h"));
+        (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
+    setup.sandbox.file("hostile.h", include_str!("hostile.h"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);
-    let (said, server, ip) = (scene.place.path("said"), scene.server("block", 1).join(" "), scene.addr.ip());
+    let (output_path, server, ip) =
+        (setup.sandbox.path("said"), setup.server("block", 1).join(" "), setup.addr.ip());
     let next = if beside { "&" } else { ";" };
     let script = format!(
-        "env -u LD_PRELOAD {program} {what} {ip} {} >{said} 2>&1 {next} exec {server}",
-        scene.client_namespace()
+        "env -u LD_PRELOAD {program} {what} {ip} {} >{output_path} 2>&1 {next} exec {server}",
+        setup.client_namespace()
     );
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
-    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
-    scene.warm_up(&mut server);
-    let more = scene.ask_until_frames_leave(&mut server);
+    let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
+    setup.warm_up(&mut server);
+    let more = setup.request_until_xdp_replies(&mut server);
     assert!(more > 0);
-    scene.ask();
+    setup.request_all();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);
-    Some(fs::read_to_string(said).unwrap())
+    Some(fs::read_to_string(output_path).unwrap())
 }
 
 fn expect(test: &str, what: &str, lines: &[&str]) {
-    if let Some(said) = run_hostile(test, what, false) {
-        assert_eq!(said.lines().collect::<Vec<_>>(), lines);
+    if let Some(output_path) = run_hostile(test, what, false) {
+        assert_eq!(output_path.lines().collect::<Vec<_>>(), lines);
     }
 }
 
 #[test]
-fn netns_xdp_hostile_who_says_nothing_or_no_question() {
+fn netns_xdp_hostile_silence_and_invalid_requests() {
     let lines = [
         "a byte: closed",
         "too much: closed",
@@ -55,11 +56,11 @@ fn netns_xdp_hostile_who_says_nothing_or_no_question() {
         "TCP: refused 19",
         "not bound: refused 19",
     ];
-    expect("netns_xdp_hostile_who_says_nothing_or_no_question", "noise", &lines);
+    expect("netns_xdp_hostile_silence_and_invalid_requests", "invalid", &lines);
 }
 
 #[test]
-fn netns_xdp_hostile_orders_out_of_turn_and_answers_unread() {
+fn netns_xdp_hostile_requests_out_of_order_and_unread_replies() {
     let lines = [
         "twice open: leased 2",
         "open: done",
@@ -73,7 +74,7 @@ fn netns_xdp_hostile_orders_out_of_turn_and_answers_unread() {
         "deaf: leased 2",
         "ended",
     ];
-    expect("netns_xdp_hostile_orders_out_of_turn_and_answers_unread", "orders", &lines);
+    expect("netns_xdp_hostile_requests_out_of_order_and_unread_replies", "commands", &lines);
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn netns_xdp_hostile_a_port_after_its_socket_is_closed() {
 }
 
 #[test]
-fn netns_xdp_hostile_sockets_that_get_a_part_of_their_port() {
+fn netns_xdp_hostile_sockets_with_partial_port_traffic() {
     let lines = [
         "bound to a device: refused 19",
         "connected: refused 19",
@@ -94,11 +95,11 @@ fn netns_xdp_hostile_sockets_that_get_a_part_of_their_port() {
         "bound to a device later: closed",
         "beside another user: refused 19",
     ];
-    expect("netns_xdp_hostile_sockets_that_get_a_part_of_their_port", "parts", &lines);
+    expect("netns_xdp_hostile_sockets_with_partial_port_traffic", "partial", &lines);
 }
 
 #[test]
-fn netns_xdp_hostile_memory_that_is_kept() {
+fn netns_xdp_hostile_mappings_kept_after_the_lease() {
     let lines = [
         "the first: leased 2",
         "open: done",
@@ -113,13 +114,13 @@ fn netns_xdp_hostile_memory_that_is_kept() {
         "left by the first: no",
         "the same next hops: no",
     ];
-    expect("netns_xdp_hostile_memory_that_is_kept", "kept", &lines);
+    expect("netns_xdp_hostile_mappings_kept_after_the_lease", "kept", &lines);
 }
 
 #[test]
-fn netns_xdp_hostile_memory_full_of_nonsense() {
+fn netns_xdp_hostile_corrupt_rings() {
     let lines = ["the first: leased 2", "open: done", "shorter: no"];
-    expect("netns_xdp_hostile_memory_full_of_nonsense", "scribbles", &lines);
+    expect("netns_xdp_hostile_corrupt_rings", "corrupt", &lines);
 }
 
 #[test]
@@ -133,18 +134,18 @@ fn netns_xdp_hostile_rings_that_never_become_empty() {
         "the next socket: yes",
         "the second: closed",
     ];
-    expect("netns_xdp_hostile_rings_that_never_become_empty", "moves", &lines);
+    expect("netns_xdp_hostile_rings_that_never_become_empty", "producers", &lines);
 }
 
 #[test]
 fn netns_xdp_hostile_a_port_after_the_program_was_stopped() {
     let lines =
         ["before: leased 2", "open: done", "frames: yes", "the next socket: yes", "the lease: closed"];
-    expect("netns_xdp_hostile_a_port_after_the_program_was_stopped", "stops", &lines);
+    expect("netns_xdp_hostile_a_port_after_the_program_was_stopped", "stopped", &lines);
 }
 
 #[test]
-fn netns_xdp_hostile_more_than_one_user_beside_root() {
+fn netns_xdp_hostile_several_unprivileged_users() {
     let lines = [
         "user 65534: leased 2",
         "user 65533: refused 13",
@@ -152,7 +153,7 @@ fn netns_xdp_hostile_more_than_one_user_beside_root() {
         "user 65534: leased 2",
         "user 0: leased 2",
     ];
-    expect("netns_xdp_hostile_more_than_one_user_beside_root", "users", &lines);
+    expect("netns_xdp_hostile_several_unprivileged_users", "users", &lines);
 }
 
 #[test]
@@ -169,6 +170,6 @@ fn netns_xdp_hostile_descriptors_that_are_slow_to_close() {
 }
 
 #[test]
-fn netns_xdp_hostile_calls_without_an_end() {
-    _ = run_hostile("netns_xdp_hostile_calls_without_an_end", "flood", true);
+fn netns_xdp_hostile_endless_requests() {
+    _ = run_hostile("netns_xdp_hostile_endless_requests", "flood", true);
 }

@@ -2,7 +2,7 @@
 //! on it.
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{Report, Server};
 use crate::words;
 
@@ -30,26 +30,28 @@ fn normalize(answer: &[u8]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, std::net::SocketAddr) {
-    let addr = place.free_addr();
+fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, std::net::SocketAddr) {
+    let addr = sandbox.free_addr();
     let (port, ip) = (addr.port().to_string(), addr.ip().to_string());
     let named = [("THREADS", "4"), ("ADDRESS", ip.as_str()), ("PORT", port.as_str())];
-    let configuration = place.filled("kamailio.cfg", CONFIGURATION, &named);
-    let (pid, run) = (place.path("kamailio.pid"), place.folder().to_str().unwrap().to_owned());
+    let configuration = sandbox.filled("kamailio.cfg", CONFIGURATION, &named);
+    let (pid, run) = (sandbox.path("kamailio.pid"), sandbox.folder().to_str().unwrap().to_owned());
     let arguments =
         ["-f", &configuration, "-DD", "-E", "-P", &pid, "-Y", &run, "-w", &run, "-m", "32", "-M", "4"];
-    let mut server = Server::start(place, &words("kamailio", &arguments), with);
-    server.answer(place, addr, &options(999_999));
-    let mut asked = 1;
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| options(n + 500_000)).len() as u64);
+    let mut server = Server::start(sandbox, &words("kamailio", &arguments), with);
+    server.answer(sandbox, addr, &options(999_999));
+    let mut requests = 1;
+    server.wait_lanes(4, |_| {
+        requests += Load::SHORT.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
+    });
     let load = Load { flows: 32, each: 100 };
     let mut answers: Vec<String> =
-        load.ask(place, addr, options).iter().map(|answer| normalize(answer)).collect();
+        load.request_all(sandbox, addr, options).iter().map(|answer| normalize(answer)).collect();
     answers.sort();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = &report {
-        assert_eq!(report.received(addr), load.count() + asked, "{report:?}");
+        assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
     }
     (answers, report, addr)
 }
@@ -59,9 +61,9 @@ fn loopback_kamailio() {
     if !crate::has("loopback_kamailio", "kamailio", "kamailio") {
         return;
     }
-    let place = Place::new("kamailio");
-    let (without, _, _) = serve(&place, None);
-    let (with, report, addr) = serve(&place, Some(&[]));
+    let sandbox = Sandbox::new("kamailio");
+    let (without, _, _) = serve(&sandbox, None);
+    let (with, report, addr) = serve(&sandbox, Some(&[]));
     assert!(without[0].starts_with("SIP/2.0 200 OK"), "{}", without[0]);
     assert!(without == with, "answers differ: {} / {}", without[0], with[0]);
     let report = report.unwrap();

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{TEST_TIMEOUT, retry_interrupted};
 
 /// Requests of a flow that wait for an answer at a time. All of them together fit every receive
@@ -23,10 +23,10 @@ pub(crate) struct Load {
 
 impl Load {
     /// Enough flows to give each of four lanes some, to all probability.
-    pub(crate) const USUAL: Self = Self { flows: 32, each: 250 };
+    pub(crate) const DEFAULT: Self = Self { flows: 32, each: 250 };
 
     /// For receivers to get their lanes by.
-    pub(crate) const BRIEF: Self = Self { flows: 32, each: 8 };
+    pub(crate) const SHORT: Self = Self { flows: 32, each: 8 };
 
     /// Requests in all.
     pub(crate) fn count(self) -> u64 {
@@ -35,14 +35,14 @@ impl Load {
 
     /// Asks `request(n)` for all n at `addr`, and returns all answers, sorted: as many as requests,
     /// from that address, and nothing behind them.
-    pub(crate) fn ask(
+    pub(crate) fn request_all(
         self,
-        place: &Place,
+        sandbox: &Sandbox,
         addr: SocketAddr,
         request: impl Fn(usize) -> Vec<u8> + Sync,
     ) -> Vec<Vec<u8>> {
         let from = if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" };
-        let sockets: Vec<_> = (0..self.flows).map(|_| place.socket_at(from)).collect();
+        let sockets: Vec<_> = (0..self.flows).map(|_| sandbox.socket_at(from)).collect();
         let mut answers: Vec<Vec<u8>> = thread::scope(|scope| {
             let flows = sockets.iter().enumerate().map(|(flow, socket)| {
                 let request = &request;

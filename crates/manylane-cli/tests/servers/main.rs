@@ -14,9 +14,9 @@ mod kamailio;
 mod load;
 mod memcached;
 mod node;
-mod place;
 mod python;
 mod rsyslog;
+mod sandbox;
 mod script;
 mod server;
 mod xdp;
@@ -36,7 +36,7 @@ fn has(test: &str, program: &str, package: &str) -> bool {
 fn find(program: &str) -> Option<PathBuf> {
     // The system's own first: a wrapper of somebody's has another life than its package's program.
     let places = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin"];
-    places.iter().map(|place| PathBuf::from(place).join(program)).find(|file| file.is_file())
+    places.iter().map(|sandbox| PathBuf::from(sandbox).join(program)).find(|file| file.is_file())
 }
 
 /// A command line of `program`, which is there.

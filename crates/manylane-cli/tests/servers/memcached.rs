@@ -1,7 +1,7 @@
 //! memcached: all threads wait, each on an epoll instance of its own, for one UDP socket.
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{PREFETCH, Report, Server};
 use crate::words;
 
@@ -13,20 +13,22 @@ fn frame(id: usize, text: &str) -> Vec<u8> {
     [&[id[0], id[1], 0, 0, 0, 1, 0, 0], text.as_bytes()].concat()
 }
 
-fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>) {
-    let addr = place.free_addr();
+fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>) {
+    let addr = sandbox.free_addr();
     let port = addr.port().to_string();
     let options = ["-U", &port, "-p", &port, "-l", "127.0.0.1", "-t", "4", "-u", "root", "-m", "64"];
-    let mut server = Server::start(place, &words("memcached", &options), with);
+    let mut server = Server::start(sandbox, &words("memcached", &options), with);
     for key in 0..KEYS {
         let value = format!("value-{}", key * key);
         let set = frame(key, &format!("set k{key} 7 0 {}\r\n{value}\r\n", value.len()));
-        assert_eq!(server.answer(place, addr, &set), frame(key, "STORED\r\n"));
+        assert_eq!(server.answer(sandbox, addr, &set), frame(key, "STORED\r\n"));
     }
-    let mut asked = KEYS;
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
-    let load = Load::USUAL;
-    let answers = load.ask(place, addr, |n| match n % 10 {
+    let mut requests = KEYS;
+    server.wait_lanes(4, |_| {
+        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+    });
+    let load = Load::DEFAULT;
+    let answers = load.request_all(sandbox, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
         1 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
         2 => frame(n, "get nothing\r\n"),
@@ -34,10 +36,12 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>)
     });
     // Not at its end: a thread that waits for others to end is taken for a stopped one, as is one
     // that gets no CPU time, and has no lane until it has received twice.
-    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
+    server.wait_lanes(4, |_| {
+        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+    });
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
-    let received = load.count() as usize + asked;
+    let received = load.count() as usize + requests;
     if let Some(report) = &report {
         assert_eq!(report.received(addr), received as u64, "{report:?}");
     }
@@ -49,11 +53,11 @@ fn loopback_memcached() {
     if !crate::has("loopback_memcached", "memcached", "memcached") {
         return;
     }
-    let place = Place::new("memcached");
-    let (without, _) = serve(&place, None);
+    let sandbox = Sandbox::new("memcached");
+    let (without, _) = serve(&sandbox, None);
     // With pauses as they come, and with none; and many with a call.
     for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
-        let (with, report) = serve(&place, Some(options));
+        let (with, report) = serve(&sandbox, Some(options));
         assert!(without == with, "answers differ: {options:?}");
         assert_eq!(report.unwrap().reasons(), [""; 0], "{options:?}");
     }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{Report, Server, TEST_TIMEOUT};
 use crate::words;
 
@@ -29,17 +29,17 @@ fn wait_for_lines(server: &mut Server, path: &str, count: usize) {
     }
 }
 
-fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
-    let addr = place.free_addr();
-    let out = place.path(if with.is_some() { "with.out" } else { "without.out" });
+fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
+    let addr = sandbox.free_addr();
+    let out = sandbox.path(if with.is_some() { "with.out" } else { "without.out" });
     let port = addr.port().to_string();
     let named = [("THREADS", "4"), ("ADDRESS", "127.0.0.1"), ("PORT", &port), ("OUT", &out)];
-    let configuration = place.filled("rsyslog.conf", CONFIGURATION, &named);
-    let pid = place.path("rsyslog.pid");
+    let configuration = sandbox.filled("rsyslog.conf", CONFIGURATION, &named);
+    let pid = sandbox.path("rsyslog.pid");
     let arguments = ["-n", "-f", &configuration, "-i", &pid];
-    let mut server = Server::start(place, &words("rsyslogd", &arguments), with);
+    let mut server = Server::start(sandbox, &words("rsyslogd", &arguments), with);
     // The first message gets through when somebody listens; sent to nobody, it is not there.
-    let first = place.socket();
+    let first = sandbox.socket();
     first.connect(addr).unwrap();
     let deadline = Instant::now() + TEST_TIMEOUT;
     while first.send(b"<13>Jan  1 00:00:00 host tag: first").is_err() || lines(&out) == 0 {
@@ -47,7 +47,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, Socke
         assert!(Instant::now() < deadline, "nobody listens: {}", server.log());
         thread::sleep(Duration::from_millis(20));
     }
-    let sockets: Vec<_> = (0..FLOWS).map(|_| place.socket()).collect();
+    let sockets: Vec<_> = (0..FLOWS).map(|_| sandbox.socket()).collect();
     server.wait_lanes(4, |server| {
         let base = wait_stable(&out);
         let first = b"<13>Jan  1 00:00:00 host tag: first";
@@ -95,9 +95,9 @@ fn loopback_rsyslog() {
     if !crate::has("loopback_rsyslog", "rsyslogd", "rsyslog") {
         return;
     }
-    let place = Place::new("rsyslog");
-    let (without, _, _) = serve(&place, None);
-    let (with, report, addr) = serve(&place, Some(&[]));
+    let sandbox = Sandbox::new("rsyslog");
+    let (without, _, _) = serve(&sandbox, None);
+    let (with, report, addr) = serve(&sandbox, Some(&[]));
     for text in [&without, &with] {
         let messages = messages(text);
         assert_eq!(messages.len(), FLOWS * MESSAGES_PER_FLOW);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitStatus;
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{Report, Server};
 use crate::words;
 
@@ -23,8 +23,8 @@ pub(crate) struct ScriptRun {
 /// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It
 /// gets the port as its argument.
 pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
-    let place = Place::new(test);
-    let file = place.file("server", script);
+    let sandbox = Sandbox::new(test);
+    let file = sandbox.file("server", script);
     let load = Load { flows: 32, each: 60 };
     let request = |n: usize| format!("request {n}").into_bytes();
     let answer = |n: usize| request(n).into_iter().rev().chain(*b"!").collect::<Vec<u8>>();
@@ -32,14 +32,15 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun 
     expected.sort();
     let (mut ran, mut ended, mut answered) = (None, Vec::new(), 0);
     for with in [None, Some(&[][..])] {
-        let addr = place.free_addr();
+        let addr = sandbox.free_addr();
         let arguments = [file.as_str(), &addr.port().to_string()];
-        let mut server = Server::start(&place, &words(interpreter, &arguments), with);
-        assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
+        let mut server = Server::start(&sandbox, &words(interpreter, &arguments), with);
+        assert_eq!(server.answer(&sandbox, addr, &request(7)), answer(7));
         answered = 1;
         let lanes = if test.ends_with("forking") { 4 } else { 0 };
-        server.wait_lanes(lanes, |_| answered += Load::BRIEF.ask(&place, addr, request).len() as u64);
-        assert!(load.ask(&place, addr, request) == expected, "answers differ");
+        server
+            .wait_lanes(lanes, |_| answered += Load::SHORT.request_all(&sandbox, addr, request).len() as u64);
+        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));

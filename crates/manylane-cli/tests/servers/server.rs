@@ -16,7 +16,7 @@ use manylane_sys::process;
 use manylane_sys::test_support::kill_on_parent_exit;
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 
 /// Prefetches also while all lanes are active: a library built with debug assertions does.
 pub(crate) const PREFETCH: &str = "MANYLANE_TEST_PREFETCH=1";
@@ -100,13 +100,13 @@ pub(crate) fn report_file(launcher: u32) -> ReportFile {
 impl Server {
     /// Starts a command line, by `manylane run` if `with` has its options. Those that begin with
     /// `MANYLANE_` are variables.
-    pub(crate) fn start(place: &Place, words: &[String], with: Option<&[&str]>) -> Self {
+    pub(crate) fn start(sandbox: &Sandbox, words: &[String], with: Option<&[&str]>) -> Self {
         let name = if with.is_some() { "with" } else { "without" };
-        let (report, log) = (place.path(&format!("{name}.json")), place.path(&format!("{name}.log")));
+        let (report, log) = (sandbox.path(&format!("{name}.json")), sandbox.path(&format!("{name}.log")));
         let mut command = match with {
-            None => place.command(&words[0]),
+            None => sandbox.command(&words[0]),
             Some(options) => {
-                let mut command = place.command(env!("CARGO_BIN_EXE_manylane"));
+                let mut command = sandbox.command(env!("CARGO_BIN_EXE_manylane"));
                 let (vars, options): (Vec<&str>, Vec<&str>) =
                     options.iter().partition(|option| option.starts_with("MANYLANE_"));
                 command.envs(vars.iter().filter_map(|var| var.split_once('=')));
@@ -115,7 +115,7 @@ impl Server {
             }
         };
         let out = File::create(&log).unwrap();
-        command.args(&words[1..]).current_dir(place.folder()).process_group(0);
+        command.args(&words[1..]).current_dir(sandbox.folder()).process_group(0);
         command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
         kill_on_parent_exit(&mut command);
         let child = command.spawn().unwrap();
@@ -154,8 +154,8 @@ impl Server {
     }
 
     /// Waits until it answers `request` at `addr`: the answer. It has got that request once.
-    pub(crate) fn answer(&mut self, place: &Place, addr: SocketAddr, request: &[u8]) -> Vec<u8> {
-        let socket = place.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
+    pub(crate) fn answer(&mut self, sandbox: &Sandbox, addr: SocketAddr, request: &[u8]) -> Vec<u8> {
+        let socket = sandbox.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
         // So that we learn that nobody is there yet.
         socket.connect(addr).unwrap();
         socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();

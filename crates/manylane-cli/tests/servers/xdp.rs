@@ -15,7 +15,7 @@ use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 
 use crate::load::Load;
-use crate::place::Place;
+use crate::sandbox::Sandbox;
 use crate::server::{Report, Server, report_file, wait_for};
 use crate::{c, run_ok, words};
 
@@ -29,16 +29,16 @@ const WARM_UP_DATAGRAMS: u64 = 5;
 /// Receivers of a server at most.
 const RECEIVERS: u64 = 2;
 
-/// Two hosts: who asks, and who serves.
-pub(crate) struct Scene {
+/// Two hosts: the client and the server.
+pub(crate) struct XdpSetup {
     // Dropped in this order.
-    pub(crate) client: Place,
-    pub(crate) place: Place,
+    pub(crate) client: Sandbox,
+    pub(crate) sandbox: Sandbox,
     pub(crate) addr: SocketAddr,
     testbed: Testbed,
 }
 
-impl Scene {
+impl XdpSetup {
     fn new(test: &str) -> Option<Self> {
         Self::with_queues(test, 2)
     }
@@ -48,20 +48,20 @@ impl Scene {
             return None;
         }
         let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
-        let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
-        let place = Place::for_other_users(testbed.host(1));
+        let client_sandbox = Sandbox::at(&format!("{test}-client"), testbed.host(0));
+        let sandbox = Sandbox::for_other_users(testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
-        Some(Self { client: asker, place, addr, testbed })
+        Some(Self { client: client_sandbox, sandbox, addr, testbed })
     }
 
-    /// The network namespace of who asks, for another process.
+    /// The network namespace of the client, for another process.
     pub(crate) fn client_namespace(&self) -> String {
         self.testbed.host(0).namespace().path()
     }
 
     /// The command line of a server in C.
     pub(crate) fn server(&self, how: &str, receivers: u32) -> Vec<String> {
-        let program = c::build(&self.place);
+        let program = c::build(&self.sandbox);
         let (port, ip) = (self.addr.port().to_string(), self.addr.ip().to_string());
         [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
     }
@@ -83,19 +83,19 @@ impl Scene {
 
     /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the
     /// way: how many it were.
-    pub(crate) fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
+    pub(crate) fn request_until_xdp_replies(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
-        let mut asked = 0;
+        let mut requests = 0;
         wait_for("an answer that leaves as a frame", || {
-            asked += 1;
+            requests += 1;
             assert_eq!(server.answer(&self.client, self.addr, b"frames"), b"frames!");
             frames(&report).1 > 0
         });
-        asked
+        requests
     }
 
-    pub(crate) fn ask(&self) {
-        let answers = LOAD.ask(&self.client, self.addr, |n| format!("request {n}").into_bytes());
+    pub(crate) fn request_all(&self) {
+        let answers = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();
         assert!(answers == expected, "answers differ");
@@ -112,13 +112,13 @@ fn frames(file: &ReportFile) -> (u64, u64) {
 
 /// What a report has to say of a server that was asked so much, of which `left` datagrams could not
 /// be frames.
-fn check(report: &Report, asked: u64, by_kernel: u64) {
-    assert_eq!(report.sum("received"), asked, "{report:?}");
+fn check(report: &Report, requests: u64, by_kernel: u64) {
+    assert_eq!(report.sum("received"), requests, "{report:?}");
     // The last answer of a receiver may be here before it is counted there, and the server ends
     // then.
     let sent = report.sum("sent");
-    assert!((asked - RECEIVERS..=asked).contains(&sent), "{sent} sent of {asked}: {report:?}");
-    let rest = asked - report.sum("received_by_xdp");
+    assert!((requests - RECEIVERS..=requests).contains(&sent), "{sent} sent of {requests}: {report:?}");
+    let rest = requests - report.sum("received_by_xdp");
     assert!((by_kernel..=by_kernel + WARM_UP_DATAGRAMS).contains(&rest), "{rest} by the kernel: {report:?}");
     assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
     assert_eq!(report.reasons(), [""; 0]);
@@ -126,20 +126,20 @@ fn check(report: &Report, asked: u64, by_kernel: u64) {
 
 /// A server in C, of so many receivers of a kind, as an ordinary user.
 fn serve(test: &str, how: &str, receivers: u32) {
-    let Some(scene) = Scene::new(test) else { return };
+    let Some(setup) = XdpSetup::new(test) else { return };
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let server = scene.server(how, receivers);
+    let server = setup.server(how, receivers);
     let words: Vec<String> = words("setpriv", &user).into_iter().chain(server).collect();
-    let mut server = Server::start(&scene.place, &words, Some(OPTIONS));
-    scene.warm_up(&mut server);
-    let more = scene.ask_until_frames_leave(&mut server);
-    scene.ask();
+    let mut server = Server::start(&setup.sandbox, &words, Some(OPTIONS));
+    setup.warm_up(&mut server);
+    let more = setup.request_until_xdp_replies(&mut server);
+    setup.request_all();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     let report = report.unwrap();
     check(&report, WARM_UP_DATAGRAMS + more + LOAD.count(), 0);
     // Who is quick enough may serve alone: a thread that never receives gets no lane.
-    assert!((1..=receivers as usize).contains(&report.lanes(scene.addr)), "{report:?}");
+    assert!((1..=receivers as usize).contains(&report.lanes(setup.addr)), "{report:?}");
 }
 
 #[test]
@@ -180,9 +180,9 @@ fn netns_xdp_children_that_block() {
 /// In a user namespace that maps nobody, all users of the machine have the number of its own: a
 /// program there cannot know that the launcher is not another user's.
 #[test]
-fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
-    const TEST: &str = "netns_xdp_a_launcher_that_may_be_anybody_is_not_asked";
-    let Some(scene) = Scene::new(TEST) else { return };
+fn netns_xdp_unmapped_uids_lease_no_queues() {
+    const TEST: &str = "netns_xdp_unmapped_uids_lease_no_queues";
+    let Some(setup) = XdpSetup::new(TEST) else { return };
     let works = Command::new("unshare").args(["--user", "true"]).status();
     if !skip::need_unless_forced(
         TEST,
@@ -192,11 +192,11 @@ fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
     ) {
         return;
     }
-    let server = words("unshare", &["--user"]).into_iter().chain(scene.server("block", 1));
+    let server = words("unshare", &["--user"]).into_iter().chain(setup.server("block", 1));
     let server: Vec<String> = server.collect();
-    let mut server = Server::start(&scene.place, &server, Some(OPTIONS));
-    scene.warm_up(&mut server);
-    scene.ask();
+    let mut server = Server::start(&setup.sandbox, &server, Some(OPTIONS));
+    setup.warm_up(&mut server);
+    setup.request_all();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), ["no-lease"]);
@@ -204,17 +204,17 @@ fn netns_xdp_a_launcher_that_may_be_anybody_is_not_asked() {
 
 /// What XDP does not take: fragments, and what comes from the machine itself.
 #[test]
-fn netns_xdp_what_the_companion_gets() {
+fn netns_xdp_companion_socket_traffic_is_received() {
     const DATAGRAMS_EACH: u64 = 20;
-    let Some(scene) = Scene::new("netns_xdp_what_the_companion_gets") else { return };
-    let mut server = Server::start(&scene.place, &scene.server("block", 1), Some(OPTIONS));
-    scene.warm_up(&mut server);
-    let more = scene.ask_until_frames_leave(&mut server);
+    let Some(setup) = XdpSetup::new("netns_xdp_companion_socket_traffic_is_received") else { return };
+    let mut server = Server::start(&setup.sandbox, &setup.server("block", 1), Some(OPTIONS));
+    setup.warm_up(&mut server);
+    let more = setup.request_until_xdp_replies(&mut server);
     let long = [vec![b'x'; 1800], b"!".to_vec()].concat();
     for _ in 0..DATAGRAMS_EACH {
-        assert_eq!(server.answer(&scene.client, scene.addr, &long[..1800]), long);
-        assert_eq!(server.answer(&scene.place, scene.addr, b"from here"), b"from here!");
-        assert_eq!(server.answer(&scene.client, scene.addr, b"a frame"), b"a frame!");
+        assert_eq!(server.answer(&setup.client, setup.addr, &long[..1800]), long);
+        assert_eq!(server.answer(&setup.sandbox, setup.addr, b"from here"), b"from here!");
+        assert_eq!(server.answer(&setup.client, setup.addr, b"a frame"), b"a frame!");
     }
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
@@ -224,45 +224,47 @@ fn netns_xdp_what_the_companion_gets() {
 /// Without its launcher a program has no queues any more, and goes on. (The launcher takes the
 /// program along that it has started, and not that one's children.)
 #[test]
-fn netns_xdp_a_launcher_that_is_killed() {
-    let Some(scene) = Scene::new("netns_xdp_a_launcher_that_is_killed") else { return };
-    let mut server = Server::start(&scene.place, &scene.server("fork", 2), Some(OPTIONS));
-    scene.warm_up(&mut server);
-    scene.ask_until_frames_leave(&mut server);
+fn netns_xdp_killing_the_launcher_keeps_the_program_running() {
+    let Some(setup) = XdpSetup::new("netns_xdp_killing_the_launcher_keeps_the_program_running") else {
+        return;
+    };
+    let mut server = Server::start(&setup.sandbox, &setup.server("fork", 2), Some(OPTIONS));
+    setup.warm_up(&mut server);
+    setup.request_until_xdp_replies(&mut server);
     process::send_signal(server.pid() as i32, 9).unwrap();
     server.wait();
-    scene.ask();
+    setup.request_all();
 }
 
 /// A program that is killed leaves its port to the next one, which has queues, too.
 #[test]
-fn netns_xdp_a_server_that_is_killed_and_comes_back() {
-    let Some(scene) = Scene::new("netns_xdp_a_server_that_is_killed_and_comes_back") else { return };
-    let line = scene.server("block", 1).join(" ");
-    let pid = scene.place.path("pid");
+fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
+    let Some(setup) = XdpSetup::new("netns_xdp_a_killed_server_frees_its_port_and_queues") else { return };
+    let line = setup.server("block", 1).join(" ");
+    let pid = setup.sandbox.path("pid");
     // Its number is there before its answers are.
     let script = format!("sh -c 'echo $$ >{pid}; exec {line}'; exec {line}");
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
-    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
-    scene.warm_up(&mut server);
-    scene.ask_until_frames_leave(&mut server);
+    let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
+    setup.warm_up(&mut server);
+    setup.request_until_xdp_replies(&mut server);
     let first: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     process::send_signal(first, 9).unwrap();
     wait_for("the end of the first server", || process::send_signal(first, 0).is_err());
     // What comes while nobody is there is lost, as ever.
-    let asker = scene.client.socket_at("0.0.0.0:0");
-    asker.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let client_sandbox = setup.client.socket_at("0.0.0.0:0");
+    client_sandbox.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut buffer = [0; 64];
     wait_for("the second server", || {
-        _ = asker.send_to(b"there?", scene.addr);
-        asker.recv_from(&mut buffer).is_ok()
+        _ = client_sandbox.send_to(b"there?", setup.addr);
+        client_sandbox.recv_from(&mut buffer).is_ok()
     });
-    drop(asker);
+    drop(client_sandbox);
     let report = report_file(server.pid());
     let before = frames(&report).0;
-    scene.ask();
+    setup.request_all();
     wait_for("frames to the second server", || {
-        assert_eq!(server.answer(&scene.client, scene.addr, b"again"), b"again!");
+        assert_eq!(server.answer(&setup.client, setup.addr, b"again"), b"again!");
         frames(&report).0 > before
     });
     let (status, report) = server.end();
@@ -277,8 +279,8 @@ fn netns_xdp_memcached() {
     if !crate::has(TEST, "memcached", "memcached") {
         return;
     }
-    let Some(scene) = Scene::new(TEST) else { return };
-    let (port, ip) = (scene.addr.port().to_string(), scene.addr.ip().to_string());
+    let Some(setup) = XdpSetup::new(TEST) else { return };
+    let (port, ip) = (setup.addr.port().to_string(), setup.addr.ip().to_string());
     let line = words("memcached", &["-U", &port, "-p", "0", "-l", &ip, "-t", "4", "-u", "nobody"]);
     let frame =
         |n: usize, text: &str| [&[(n >> 8) as u8, n as u8, 0, 0, 0, 1, 0, 0], text.as_bytes()].concat();
@@ -289,15 +291,15 @@ fn netns_xdp_memcached() {
     };
     let mut all = Vec::new();
     for with in [None, Some(OPTIONS)] {
-        let mut server = Server::start(&scene.place, &line, with);
+        let mut server = Server::start(&setup.sandbox, &line, with);
         if with.is_some() {
-            Scene::wait_for_server(&server);
+            XdpSetup::wait_for_server(&server);
         }
         for _ in 0..WARM_UP_DATAGRAMS {
             let set = frame(1, "set key 7 0 5\r\nvalue\r\n");
-            assert_eq!(server.answer(&scene.client, scene.addr, &set), frame(1, "STORED\r\n"));
+            assert_eq!(server.answer(&setup.client, setup.addr, &set), frame(1, "STORED\r\n"));
         }
-        all.push(LOAD.ask(&scene.client, scene.addr, request));
+        all.push(LOAD.request_all(&setup.client, setup.addr, request));
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
@@ -346,28 +348,28 @@ fn calls_with(
     }
     // One queue: what is sent first arrives first.
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
-    let place = Place::at(test, testbed.host(1));
-    let program = place.path("calls");
-    place.file("calls.h", include_str!("calls.h"));
+    let sandbox = Sandbox::at(test, testbed.host(1));
+    let program = sandbox.path("calls");
+    sandbox.file("calls.h", include_str!("calls.h"));
     let files = [
         ("calls.c", include_str!("calls.c")),
-        ("seen.c", include_str!("seen.c")),
-        ("lives.c", include_str!("lives.c")),
+        ("call_results.c", include_str!("call_results.c")),
+        ("socket_lifetime.c", include_str!("socket_lifetime.c")),
     ];
-    let files = files.map(|(name, text)| place.file(name, text));
+    let files = files.map(|(name, text)| sandbox.file(name, text));
     run_ok({
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]).args(files);
         cc
     });
-    let (host, report) = (testbed.host(1), place.path("report.json"));
+    let (host, report) = (testbed.host(1), sandbox.path("report.json"));
     let (ip4, ip6) = (host.ip4(0).to_string(), host.ip6(0).to_string());
     let clients = testbed.host(0).namespace().path();
     let arguments = [&clients[..], &ip4, &ip6, what];
-    let mut alone = place.command(&program);
+    let mut alone = sandbox.command(&program);
     alone.args(arguments);
     kill_on_parent_exit(&mut alone);
-    let mut with = place.command(env!("CARGO_BIN_EXE_manylane"));
+    let mut with = sandbox.command(env!("CARGO_BIN_EXE_manylane"));
     with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
     with.envs(vars.iter().copied());
     kill_on_parent_exit(&mut with);
@@ -386,24 +388,24 @@ fn calls_with(
 }
 
 #[test]
-fn netns_xdp_calls_that_receive() {
+fn netns_xdp_receive_calls() {
     let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
-    let Some(report) = calls("netns_xdp_calls_that_receive", "calls", &[], &frames) else { return };
+    let Some(report) = calls("netns_xdp_receive_calls", "calls", &[], &frames) else { return };
     // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
     // after the last.
     assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
 }
 
 #[test]
-fn netns_xdp_calls_that_fall_back() {
+fn netns_xdp_fallback_calls() {
     let frames: Vec<_> = (7001..=7007).map(|port| (port, 101)).collect();
     let reasons = ["connect", "control", "error-queue", "multicast", "option"];
-    calls("netns_xdp_calls_that_fall_back", "falls", &reasons, &frames);
+    calls("netns_xdp_fallback_calls", "fallbacks", &reasons, &frames);
 }
 
 #[test]
-fn netns_xdp_calls_that_close() {
-    let report = calls("netns_xdp_calls_that_close", "closes", &["full"], &[(7021, 101)]);
+fn netns_xdp_close_calls() {
+    let report = calls("netns_xdp_close_calls", "closes", &["full"], &[(7021, 101)]);
     let Some(report) = report else { return };
     // The kernel brings the first two: by then the receiver has come back, and gets its queues
     // before the third is sent. With few descriptors to spare (7022 and on) it gets none.
@@ -421,39 +423,39 @@ fn netns_xdp_sockets_after_the_last_lease_leave_nothing_open() {
 /// The process is killed with the queue's lock (in builds with debug assertions), and waits to be
 /// reaped.
 #[test]
-fn netns_xdp_a_zombie_takes_no_frame_of_a_queue_along() {
+fn netns_xdp_a_zombie_loses_no_frames() {
     let vars = [("MANYLANE_TEST_DIE_AT", "peeked")];
     let frames = [(7082, 1000), (7083, 1000)];
-    calls_with("netns_xdp_a_zombie_takes_no_frame_of_a_queue_along", "killed", &[], &frames, &vars);
+    calls_with("netns_xdp_a_zombie_loses_no_frames", "killed", &[], &frames, &vars);
 }
 
 /// The thread ends with the queue's lock (in builds with debug assertions), and its process lives
 /// on.
 #[test]
-fn netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it() {
+fn netns_xdp_thread_exit_inside_a_queue_does_not_stop_it() {
     let vars = [("MANYLANE_TEST_END_AT", "peeked")];
     let frames = [(7091, 100)];
-    calls_with("netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it", "ended", &[], &frames, &vars);
+    calls_with("netns_xdp_thread_exit_inside_a_queue_does_not_stop_it", "ended", &[], &frames, &vars);
 }
 
 #[test]
-fn netns_xdp_a_fall_beside_threads_that_wait() {
+fn netns_xdp_fallback_beside_waiting_threads() {
     let frames = [(7061, 12), (7062, 12), (7063, 12)];
     let reasons = ["control", "error-queue", "option"];
-    calls("netns_xdp_a_fall_beside_threads_that_wait", "threads", &reasons, &frames);
+    calls("netns_xdp_fallback_beside_waiting_threads", "threads", &reasons, &frames);
 }
 
 #[test]
-fn netns_xdp_calls_that_signals_interrupt() {
-    calls("netns_xdp_calls_that_signals_interrupt", "interrupted", &[], &[(7041, 2)]);
+fn netns_xdp_interrupted_calls() {
+    calls("netns_xdp_interrupted_calls", "interrupted", &[], &[(7041, 2)]);
 }
 
 #[test]
-fn netns_xdp_calls_that_signals_restart() {
-    calls("netns_xdp_calls_that_signals_restart", "restarted", &["signals"], &[(7051, 101)]);
+fn netns_xdp_restarted_calls() {
+    calls("netns_xdp_restarted_calls", "restarted", &["signals"], &[(7051, 101)]);
 }
 
 #[test]
-fn netns_xdp_queues_come_after_a_handler_on_a_small_stack() {
-    calls("netns_xdp_queues_come_after_a_handler_on_a_small_stack", "small", &[], &[(7101, 100)]);
+fn netns_xdp_queues_are_leased_after_a_small_stack_handler() {
+    calls("netns_xdp_queues_are_leased_after_a_small_stack_handler", "small", &[], &[(7101, 100)]);
 }

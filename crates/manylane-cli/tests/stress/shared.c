@@ -380,7 +380,7 @@ void receive_shared(struct actor *actor)
 	}
 	shared->line[actor->number] = __LINE__;
 	if (!draw(actor, 50))
-		disturb_shared(actor, fd, one->way == WAY_MIXED);
+		change_shared(actor, fd, one->way == WAY_MIXED);
 	/*
 	 * An edge is reported to one instance for one descriptor: a copy is
 	 * another one.
@@ -443,7 +443,7 @@ static int reuseport(int fd)
 }
 
 /* Calls that query a socket or start processes, and receive no datagram. */
-void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
+void change_shared(struct actor *actor, int fd, bool may_fall_back)
 {
 	char buffer[2048];
 	int value = -1;

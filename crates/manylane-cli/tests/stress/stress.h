@@ -100,7 +100,7 @@ __attribute__((format(printf, 1, 2))) void fail(const char *format, ...);
 /* shared.c: sockets that all receive on. */
 void open_shared(void);
 void receive_shared(struct actor *actor);
-void disturb_shared(struct actor *actor, int fd, bool may_fall_back);
+void change_shared(struct actor *actor, int fd, bool may_fall_back);
 void end_actor(struct actor *actor);
 void send_shared(struct actor *actor, const int *flows);
 void receive_answers(const int *flows);
@@ -108,7 +108,7 @@ void receive_answers(const int *flows);
 /* private.c: sockets of one thread, whose state is known. */
 void use_private(struct actor *actor);
 
-/* witness.c: reports what all threads do. */
+/* hang_report.c: reports what all threads do. */
 void report_all(void);
 uint32_t queued_bytes(in_port_t port);
 

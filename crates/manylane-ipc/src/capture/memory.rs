@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_passed_on_by_its_files() {
+    fn a_ring_is_shared_by_its_descriptors() {
         let (mut producer, files) = create(&[3], 1 << 20).unwrap();
         let mut consumer = open(&files, 1, 1 << 20).unwrap();
         drop(files);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_a_ring_can_neither_write_to_it_nor_change_its_size() {
+    fn a_ring_is_read_only_and_sealed_for_its_reader() {
         let (_producer, [data, taken]) = create(&[3], 0).unwrap();
         assert!(shared::map_words(data.as_fd(), 1 << 30).is_err(), "mapped for writing");
         let [data, taken] = [data, taken].map(File::from);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_is_not_what_was_asked_for_is_not_mapped() {
+    fn a_mismatched_ring_is_not_mapped() {
         let refused = |files: &[OwnedFd; 2], devices, bytes| {
             open(files, devices, bytes).err().map(|err| err.kind()) == Some(io::ErrorKind::InvalidData)
         };
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ring_is_refused() {
+    fn files_other_than_rings_are_refused() {
         let zeroes = || shared::sealed_memfd(c"zeroes", 4096).unwrap();
         assert_eq!(open(&[zeroes(), zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);
         // Its maker could shrink it while it is mapped.

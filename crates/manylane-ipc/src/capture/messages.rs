@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_and_answered_is_understood() {
+    fn requests_and_responses_round_trip() {
         for ask in [Request::Describe, Request::Start { snaplen: 96, buffer: 1 << 20 }] {
             assert_eq!(Request::parse(ask.to_text().as_bytes()), Ok(ask));
         }
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_messages_are_refused() {
         for bad in
             ["", "describe", "manylane.capture", "manylane.capture 1 stop", "manylane.capture 1 start 1 x"]
         {

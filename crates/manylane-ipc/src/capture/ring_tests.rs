@@ -44,7 +44,7 @@ mod plain {
     }
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn ring_frames_round_trip() {
         let (mut producer, mut consumer) = ring(64);
         let mut bytes = vec![1];
         assert_eq!(consumer.pop(&mut bytes), Ok(None));
@@ -71,7 +71,7 @@ mod plain {
     }
 
     #[test]
-    fn what_has_no_room_is_counted_by_device_and_direction() {
+    fn ring_full_drops_are_counted_by_device_and_direction() {
         // Room for four records of four words.
         let (mut producer, mut consumer) = ring(16);
         let out = RecordHeader { direction: Direction::Out, ..record_header(0, 8) };
@@ -95,7 +95,7 @@ mod plain {
     }
 
     #[test]
-    fn what_was_not_sent_after_all_was_never_there() {
+    fn unsent_records_are_discarded() {
         let (mut producer, mut consumer) = ring(4);
         producer.stage(&record_header(1, 1), b"x");
         producer.commit(false);
@@ -110,7 +110,7 @@ mod plain {
     }
 
     #[test]
-    fn a_counter_of_the_other_side_that_cannot_be_is_no_progress() {
+    fn an_invalid_peer_counter_is_no_progress() {
         let (data, taken) = (words(header_words(1) + 8), words(1));
         let mut producer = Producer::new(data, taken.clone(), &[5]);
         producer.record(&record_header(1, 8), b"12345678");
@@ -127,7 +127,7 @@ mod plain {
     }
 
     #[test]
-    fn nonsense_of_the_producer_is_found_out() {
+    fn a_corrupt_producer_is_detected() {
         let fresh = || {
             let (data, taken) = (words(header_words(1) + 16), words(1));
             let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
@@ -206,7 +206,7 @@ mod plain {
         /// For any order of writes and reads: the frames read are those written, except those
         /// counted as dropped.
         #[test]
-        fn nothing_is_lost_uncounted(steps in prop::collection::vec((any::<bool>(), 0_usize..90), 1..200)) {
+        fn every_loss_is_counted(steps in prop::collection::vec((any::<bool>(), 0_usize..90), 1..200)) {
             let (mut producer, mut consumer) = ring(64);
             let (mut model, mut lost, mut bytes) = (std::collections::VecDeque::new(), 0, Vec::new());
             let mut used = 0;
@@ -249,46 +249,46 @@ mod model {
                     producer.record(&record_header(n, 8), &(n * 11).to_ne_bytes());
                 }
             });
-            let (mut bytes, mut came) = (Vec::new(), Vec::new());
+            let (mut bytes, mut popped) = (Vec::new(), Vec::new());
             for _ in 0..2 {
                 if let Some(head) = consumer.pop(&mut bytes).unwrap() {
-                    came.push((head.time, bytes.clone()));
+                    popped.push((head.time, bytes.clone()));
                 }
                 thread::yield_now();
             }
             other.join().unwrap();
             while !consumer.is_finished().unwrap() {
                 let head = consumer.pop(&mut bytes).unwrap().unwrap();
-                came.push((head.time, bytes.clone()));
+                popped.push((head.time, bytes.clone()));
             }
             // A record with words of two records, or a duplicate, would show here.
             let dropped = consumer.dropped().next().unwrap().received;
-            assert_eq!(came.len() as u64 + dropped, 2);
-            for (n, bytes) in &came {
+            assert_eq!(popped.len() as u64 + dropped, 2);
+            for (n, bytes) in &popped {
                 assert_eq!(bytes, &(n * 11).to_ne_bytes());
             }
-            assert!(came.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            assert!(popped.windows(2).all(|pair| pair[0].0 < pair[1].0));
         });
     }
 
     /// A consumer that sees that the producer is gone has seen everything.
     #[test]
-    fn what_was_put_in_last_is_not_overlooked() {
+    fn the_last_record_is_received() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(4);
             let other = thread::spawn(move || {
                 producer.record(&record_header(1, 8), &7_u64.to_ne_bytes());
             });
             let mut bytes = Vec::new();
-            let mut came = 0;
+            let mut popped = 0;
             while !consumer.is_finished().unwrap() {
                 if consumer.pop(&mut bytes).unwrap().is_some() {
                     assert_eq!(bytes, 7_u64.to_ne_bytes());
-                    came += 1;
+                    popped += 1;
                 }
                 thread::yield_now();
             }
-            assert_eq!(came, 1);
+            assert_eq!(popped, 1);
             other.join().unwrap();
         });
     }

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_whole_and_only_for_its_key() {
+    fn entries_are_read_whole_and_only_by_their_key() {
         let slot = Slot::default();
         let (key, other) = (RouteKey([1, 2, 3, 4]), RouteKey([1, 2, 3, 5]));
         assert!(slot.is_empty());

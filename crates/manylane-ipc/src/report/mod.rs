@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_cut_a_report_short() {
+    fn a_report_cannot_be_truncated() {
         let (_ours, fd) = ReportFile::create().unwrap();
         let path = ReportFile::path(fd.as_fd());
         assert!(OpenOptions::new().write(true).truncate(true).open(&path).is_err());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_cut_short_is_no_report() {
+    fn unsealed_files_are_no_report() {
         let (_ours, fd) = ReportFile::create().unwrap();
         let mut bytes = vec![0; size_of::<Report>()];
         File::from(fd).read_exact_at(&mut bytes, 0).unwrap();

@@ -29,12 +29,12 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretches = if scale.quick { 40 } else { 400 };
     let siblings = cpu_distance::thread_siblings(first);
     let sibling = allowed.iter().copied().find(|cpu| *cpu != first && siblings.contains(cpu));
-    let stranger = allowed.iter().copied().find(|cpu| !siblings.contains(cpu));
+    let other_core = allowed.iter().copied().find(|cpu| !siblings.contains(cpu));
     let handed = |other: Option<usize>| {
         other.map(|other| cpu_distance::measure_handover(first, other, stretches)).transpose()
     };
     let ([apart, shared], [not_apart, not_shared]) =
-        pick_cpus((sibling, handed(sibling)?), (stranger, handed(stranger)?));
+        pick_cpus((sibling, handed(sibling)?), (other_core, handed(other_core)?));
     let mut rows = Vec::new();
     for _ in 0..scale.rounds {
         bench::check_stop(stop)?;
@@ -59,11 +59,11 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
 /// the same core, it is one, whatever the hypervisor reports.
 fn pick_cpus(
     sibling: (Option<usize>, Option<f64>),
-    stranger: (Option<usize>, Option<f64>),
+    other_core: (Option<usize>, Option<f64>),
 ) -> ([Option<usize>; 2], [String; 2]) {
-    let near = stranger.1.filter(|ns| cpu_distance::is_same_core(*ns));
+    let near = other_core.1.filter(|ns| cpu_distance::is_same_core(*ns));
     let (apart, shared) =
-        if near.is_some() { (None, sibling.0.or(stranger.0)) } else { (stranger.0, sibling.0) };
+        if near.is_some() { (None, sibling.0.or(other_core.0)) } else { (other_core.0, sibling.0) };
     let not_apart = match near {
         Some(ns) => format!(
             "by what the kernel says there are two cores, but a cache line takes {} ns from one to the other, as between two threads of one",
@@ -71,7 +71,7 @@ fn pick_cpus(
         ),
         None => "there is one core".into(),
     };
-    let far = stranger.1.map_or_else(String::new, |ns| {
+    let far = other_core.1.map_or_else(String::new, |ns| {
         format!("; a cache line takes {} ns from one to the other, as between two cores", format_number(ns))
     });
     let not_shared = format!("no two processors of this machine share a core{far}");
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_line_has_figures_or_a_reason() {
+    fn each_row_has_values_or_a_reason() {
         let scale = Scale { rounds: 2, ..Scale::quick() };
         let rows = rows(&scale, &AtomicBool::new(false)).unwrap();
         for line in [ONE_THREAD, TWO_CORES, SAME_CORE] {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_line_takes_goes_before_what_the_kernel_says() {
+    fn measured_cpu_distance_overrides_the_kernel_topology() {
         let (places, reasons) = pick_cpus((None, None), (Some(1), Some(50.0)));
         assert_eq!(places, [Some(1), None]);
         assert!(

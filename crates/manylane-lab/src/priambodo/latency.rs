@@ -73,10 +73,10 @@ fn measure_rtt(
         ..setup.receiver(1, REQUEST_SIZE)
     };
     let running = setup.start(kind, &options)?;
-    let mut asker = Generator::open(setup, running.addr(), REQUEST_SIZE)?;
-    let asked = asker.run_pinned(cpus, |asker| {
-        asker.ping_pong(WARM_UP_TIME, stop)?;
-        asker.ping_pong(duration, stop)
+    let mut generator = Generator::open(setup, running.addr(), REQUEST_SIZE)?;
+    let asked = generator.run_pinned(cpus, |generator| {
+        generator.ping_pong(WARM_UP_TIME, stop)?;
+        generator.ping_pong(duration, stop)
     })?;
     running.stop()?;
     bench::check_stop(stop)?;

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_a_receiver_that_is_bound_to_a_node_takes_what_comes() {
+    fn loopback_a_numa_bound_receiver_receives_all() {
         let mut setup = Setup::loopback(None);
         let Ok(node) = node_choice(&setup).local else {
             eprintln!("skipped: no NUMA node here has a processor for receivers");

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_tables_are_whole_also_where_nobody_waited() {
+    fn the_papers_tables_include_rows_without_waits() {
         let rows = paper_rows(&Contentions::default(), None, 4);
         assert_eq!(rows.len(), 18);
         assert!(rows.iter().all(|row| row.line == "4" && row.value.is_some() != row.why_not.is_some()));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn hold_times_are_those_of_the_kernels_statistics() {
+    fn hold_times_match_lock_stat() {
         let waits = vec![Contention {
             lock: RECV_QUEUE_LOCK.into(),
             caller: "f".into(),

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_heard_while_units_are_under_way() {
+    fn a_stop_interrupts_the_units() {
         let mut places = Setups::new(Scale { units: 1 << 40, ..Scale::quick() });
         let reader = Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1);
         let stop = AtomicBool::new(true);

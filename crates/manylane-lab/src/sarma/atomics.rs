@@ -202,14 +202,14 @@ const LINE_STRIDE: usize = 167;
 fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> Result<f64> {
     let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(0))).collect();
     // Even: the other one writes; odd: this one reads.
-    let turn = AtomicU64::new(0);
+    let round_word = AtomicU64::new(0);
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Result<()> {
             cpu::pin(second).context("cannot pin a thread")?;
             for round in 0..rounds {
-                spin_until(&turn, 2 * round);
+                spin_until(&round_word, 2 * round);
                 words.iter().for_each(|word| word.0.store(round, Ordering::Relaxed));
-                turn.store(2 * round + 1, Ordering::Release);
+                round_word.store(2 * round + 1, Ordering::Release);
             }
             Ok(())
         });
@@ -217,9 +217,9 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
             let pinned = cpu::pin(first).context("cannot pin a thread");
             let mut times = Vec::with_capacity(rounds as usize);
             for round in 0..rounds {
-                spin_until(&turn, 2 * round + 1);
+                spin_until(&round_word, 2 * round + 1);
                 times.push(ns_per_step(LINE_COUNT as u64, || access_lines(&words, how, round)));
-                turn.store(2 * round + 2, Ordering::Release);
+                round_word.store(2 * round + 2, Ordering::Release);
             }
             pinned?;
             Ok(manylane_bench::stats::median(times))
@@ -230,10 +230,10 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
 }
 
 /// Waits with pause instructions, because the other thread may be on the same core.
-fn spin_until(turn: &AtomicU64, until: u64) {
+fn spin_until(round_word: &AtomicU64, until: u64) {
     let mut polls = 0_u32;
     // Exceeded only if a processor was taken away. Then the other thread may need this one.
-    while turn.load(Ordering::Acquire) < until {
+    while round_word.load(Ordering::Acquire) < until {
         polls += 1;
         if polls.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
     }
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_taken_once() {
+    fn every_cache_line_is_measured_once() {
         for how in [TransferOp::Increment, TransferOp::Blind, TransferOp::ReadFirst] {
             let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(7))).collect();
             access_lines(&words, how, 7);

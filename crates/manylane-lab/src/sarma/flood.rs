@@ -201,7 +201,7 @@ fn observe(setup: &Setup, addr: SocketAddr, length: Duration, stop: &AtomicBool)
     let (client, server) = setup.hosts().context("a testbed has hosts")?;
     let start = Instant::now();
     let goes_on = || start.elapsed() < length && !stop.load(Ordering::Relaxed);
-    let (grace, looks, client) = thread::scope(|scope| {
+    let (grace, samples, client) = thread::scope(|scope| {
         let grace = scope.spawn(|| -> Result<Vec<(f64, f64)>> {
             let mut seen = Vec::new();
             while goes_on() {
@@ -211,9 +211,9 @@ fn observe(setup: &Setup, addr: SocketAddr, length: Duration, stop: &AtomicBool)
             }
             Ok(seen)
         });
-        let looks = scope.spawn(|| server.run(|| sample_kernel(start, &goes_on)));
+        let sampler = scope.spawn(|| server.run(|| sample_kernel(start, &goes_on)));
         let client = scope.spawn(|| run_client(client, addr, &goes_on));
-        (grace.join(), looks.join(), client.join())
+        (grace.join(), sampler.join(), client.join())
     });
     bench::check_stop(stop)?;
     let panicked = || anyhow!("a thread panicked");
@@ -221,7 +221,7 @@ fn observe(setup: &Setup, addr: SocketAddr, length: Duration, stop: &AtomicBool)
     ensure!(asked > 0, "nobody asked anything");
     Ok(Observations {
         grace_periods: grace.map_err(|_| panicked())??,
-        samples: looks.map_err(|_| panicked())?,
+        samples: samples.map_err(|_| panicked())?,
         latencies_ms: answers,
         requests: asked,
     })
@@ -298,15 +298,19 @@ fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Durati
                 "no grace period began then: one before took longer",
             ),
         });
-        let looks: Vec<&KernelSample> = seen.samples.iter().filter(|sample| inside(sample.at)).collect();
-        rows.push(match (looks.first(), looks.last()) {
+        let samples: Vec<&KernelSample> = seen.samples.iter().filter(|sample| inside(sample.at)).collect();
+        rows.push(match (samples.first(), samples.last()) {
             (Some(first), Some(last)) if last.at > first.at => {
                 let rate = (last.softirqs - first.softirqs) as f64 / (last.at - first.at);
                 Row::new(FIGURE_8, name, &column, "softirqs per 4 ms", vec![rate * JIFFIES_SECS])
             }
-            _ => {
-                Row::unavailable(FIGURE_8, name, &column, "", "too few looks: whoever looks was starved, too")
-            }
+            _ => Row::unavailable(
+                FIGURE_8,
+                name,
+                &column,
+                "",
+                "too few samples: whoever samples was starved, too",
+            ),
         });
     }
     let cell = |column: &str, unit: &str, samples: Vec<f64>| match samples.is_empty() {
@@ -358,8 +362,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_has_ten_parts_in_two_figures_and_nine_figures_beside() {
-        let looks = (0..100).map(|n| KernelSample {
+    fn a_flood_has_all_parts_and_figures() {
+        let samples = (0..100).map(|n| KernelSample {
             at: f64::from(n) / 50.0,
             softirqs: 10 * n as u64,
             slab_kib: 1000 + n as u64,
@@ -367,7 +371,7 @@ mod tests {
         });
         let seen = Observations {
             grace_periods: (0..50).map(|n| (f64::from(n) / 25.0, 0.01)).collect(),
-            samples: looks.collect(),
+            samples: samples.collect(),
             latencies_ms: vec![0.5; 99],
             requests: 100,
         };

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_may_be_anything_are_passed_over() {
+    fn wildcard_bytes_are_ignored() {
         let pattern = "hex:01 ?? fF".parse::<Pattern>().unwrap();
         assert!(pattern.matches(&[1, 0, 255]) && pattern.matches(&[1, 77, 255]));
         assert!(!pattern.matches(&[1, 77, 254]) && !pattern.matches(&[0, 77, 255]));

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_numbered_run_forgets_what_is_settled() {
+    fn settled_numbers_are_forgotten() {
         let mut ledger = SeqTracker::new(1000);
         for number in 0..1000 {
             assert_eq!(ledger.record_request(number), number);

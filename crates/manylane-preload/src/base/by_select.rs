@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn select_answers_what_poll_does() {
+    fn select_returns_the_results_of_poll() {
         let [full, empty] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         full.send_to(b"x", full.local_addr().unwrap()).unwrap();
         let (full, empty) = (full.as_raw_fd(), empty.as_raw_fd());

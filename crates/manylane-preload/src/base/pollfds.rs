@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_within_waits_have_room_of_their_own() {
+    fn nested_waits_have_their_own_buffers() {
         fn nested(depth: usize, seen: &mut Vec<usize>) {
             let answer = with_pollfds(STACK_POLLFDS_MAX + 1, |room| {
                 assert_eq!(room.len(), MAPPING_POLLFDS);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_no_more() {
+    fn the_table_has_a_fixed_capacity() {
         assert_eq!(with_pollfds(STACK_POLLFDS_MAX, |room| room.len()), Some(STACK_POLLFDS_MAX + QUEUES_MAX));
         assert_eq!(with_pollfds(POLLFDS_MAX, |room| room.len()), Some(MAPPING_POLLFDS));
         assert_eq!(with_pollfds(POLLFDS_MAX + 1, |_| ()), None);

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_take_what_lies_in_two_places() {
+    fn iovecs_receive_from_two_slices() {
         let whole: Vec<u8> = (0..20).collect();
         for cut in 0..=whole.len() {
             let parcel = datagram(&[], &whole[..cut], &whole[cut..]);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_told() {
+    fn truncated_datagrams_set_msg_trunc() {
         let name = [2, 0, 1, 2, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
         let parcel = datagram(&name, b"hello", b" world");
         let mut bytes = [0_u8; 8];

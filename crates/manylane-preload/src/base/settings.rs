@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_all_or_those_named() {
+    fn ports_default_to_all_and_can_be_listed() {
         assert!(read(&[]).0.allows_port(1) && read(&[]).0.allows_port(65535));
         let (some, wrong) = read(&[("MANYLANE_PORTS", "53,5000-5010")]);
         assert!(wrong.is_empty());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named_and_counts_as_unset() {
+    fn invalid_settings_are_reported_and_ignored() {
         let vars = [
             ("MANYLANE_PORTS", "9-1"),
             ("MANYLANE_LANES", "65"),

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_lanes_do_not_have_make_a_socket_plain() {
+    fn unsupported_options_make_a_socket_plain() {
         const UDP_ENCAP: c_int = 100;
         for name in [libc::UDP_CORK, UDP_ENCAP] {
             assert_eq!(plain_reason(libc::SOL_UDP, name), Some(Reason::Option), "{name}");

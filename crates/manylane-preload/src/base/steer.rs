@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_refused_and_unicast_is_not() {
+    fn multicast_and_broadcast_are_refused() {
         let made = unicast_only().unwrap();
         let takes = |packet: &[u8], kind: u32| interpret(made.code(), packet, kind) != 0;
         assert!(takes(&v4([10, 0, 0, 1], [10, 0, 0, 2], 1), 0));

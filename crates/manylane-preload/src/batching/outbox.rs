@@ -289,7 +289,7 @@ mod tests {
     const OTHER: liveness::Token = 2 << 32 | u16::MAX as u64;
 
     #[test]
-    fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
+    fn a_locked_outbox_is_not_flushed_by_others() {
         let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
         outbox.init();
         let guard = outbox.lock(OTHER).unwrap();

@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_that_is_being_filled_or_read_is_left_to_that() {
+    fn a_prefetch_in_use_is_not_recovered() {
         let prefetch = prefetch();
         prefetch.filler.store(thread::holder_token(), Ordering::Relaxed);
         let filling = GENERATION | FILLING;
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_before_a_hold_was_emptied_is_not_finished() {
+    fn a_fill_started_before_a_drain_is_discarded() {
         let prefetch = prefetch();
         // The filler has died.
         let filling = GENERATION | FILLING;

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_costs_less_for_a_datagram_is_cheaper() {
+    fn the_lower_cost_per_datagram_is_cheaper() {
         // 30 µs for eight against 10 µs for five, and the other way round.
         assert!(!is_cheaper((30_000, 8 * AVERAGE_SCALE), (10_000, 5 * AVERAGE_SCALE)));
         assert!(is_cheaper((3_000, 4 * AVERAGE_SCALE), (4_000, AVERAGE_SCALE)));

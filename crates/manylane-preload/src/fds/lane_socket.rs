@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_bound_and_connected_to_the_address_that_is_read_back() {
+    fn socket_addresses_round_trip() {
         for text in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(first) = UdpSocket::bind(text) else { continue };
             let at = local_addr(first.as_raw_fd()).unwrap();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_lane_for_each_processor_that_owners_may_run_on() {
+    fn one_lane_is_active_per_cpu_of_the_owners() {
         assert_eq!(steered(&[0b1; 4], 64), 0b1);
         assert_eq!(steered(&[0b11; 4], 64), 0b11);
         assert_eq!(steered(&[0b1111; 4], 64), 0b1111);

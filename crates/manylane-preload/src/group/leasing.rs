@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_that_is_closed_is_not_opened_later() {
+    fn closing_a_lease_sets_its_final_state() {
         let sock = &memory::map::<Sock>(1, false).unwrap()[0];
         let shared = &memory::map::<Shared>(1, true).unwrap()[0];
         for (before, after) in

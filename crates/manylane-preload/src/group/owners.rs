@@ -69,7 +69,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
         let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
         if free.is_some() {
             shared.owner[lane].store(at as u32 + 1, Ordering::Release);
-            failpoint::hit("owner named");
+            failpoint::hit("owner stored");
         }
         member.lane.store(lane as c_int, Ordering::Release);
         report::record_lane(member, lane as c_int, shared.inode_of(lane as c_int));
@@ -151,12 +151,12 @@ pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard:
     let _change = start_change(shared, OWNERS, guard);
     let member = &shared.members[at];
     let lane = member.lane.swap(-1, Ordering::AcqRel);
-    failpoint::hit("lane left");
+    failpoint::hit("lane vacated");
     if let Ok(lane) = usize::try_from(lane) {
         let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
         if owned && !inherit(shared, lane) && shared.mode() == MULTI_LANE {
             steer_away_locked(shared, fd, lane);
-            failpoint::hit("steered past");
+            failpoint::hit("steered away");
         }
         queues::distribute(shared);
     }

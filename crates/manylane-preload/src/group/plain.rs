@@ -30,12 +30,12 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
         return;
     }
     steer_to(shared, fd, 1);
-    failpoint::hit("steered to one");
+    failpoint::hit("steered to own socket");
     // Packets already steered reach their queues before this returns.
     barrier::synchronize();
     for (_, lane) in sock.lane_fds() {
         lane_socket::retire(lane);
-        failpoint::hit("cut off");
+        failpoint::hit("lane retired");
     }
     sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
     if shared.bounded.load(Ordering::Acquire) == 0 {
@@ -43,13 +43,13 @@ pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard
     }
     let prefetched = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
     shared.retired.store(others | prefetched, Ordering::Release);
-    failpoint::hit("retired");
+    failpoint::hit("retired lanes stored");
     // Without a lane, a member receives from all lanes until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
         report::record_lane(member, -1, shared.inode_of(-1));
     }
-    failpoint::hit("nobody's");
+    failpoint::hit("members detached");
     detach_steering(sock, fd);
     shared.mode.store(PLAIN, Ordering::SeqCst);
     failpoint::hit("plain");

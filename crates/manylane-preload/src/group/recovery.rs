@@ -168,7 +168,7 @@ mod tests {
     use crate::shared::memory;
 
     #[test]
-    fn a_slot_that_is_taken_again_is_not_that_of_a_dead_process() {
+    fn a_reused_slot_is_not_a_dead_process() {
         let shared = &memory::map::<Shared>(1, true).unwrap()[0];
         let member = &shared.members[0];
         let mut child = Command::new("true").spawn().unwrap();

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_begins_when_nobody_slept_for_a_while_and_not_before() {
+    fn consolidation_starts_after_a_time_without_sleeps() {
         let fresh = WorkStats { active_state: SAMPLING, sleep_score: 0, clean_required: CLEAN_SAMPLES_MIN };
         let required = |count: u32| (0..count).map(|_| false);
         assert_eq!(after(fresh, required(CLEAN_SAMPLES_MIN - 1)).active_state, SAMPLING);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_ends_where_work_sleeps_often_and_begins_later_each_time() {
+    fn consolidation_ends_when_work_sleeps_and_backs_off() {
         let resting = WorkStats { active_state: LIMITED, sleep_score: 0, clean_required: CLEAN_SAMPLES_MIN };
         assert_eq!(after(resting, [true; 3]).active_state, LIMITED);
         assert_eq!(

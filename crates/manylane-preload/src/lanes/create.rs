@@ -151,10 +151,10 @@ fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> O
     }
     let _change = change::start_change(shared, change::OWNERS, guard);
     assign(shared, fd, full);
-    failpoint::hit("lanes given");
+    failpoint::hit("lanes assigned");
     // Datagrams queued in the program's own socket are older than those of any lane.
     drain_first(shared, 1);
-    failpoint::hit("first set");
+    failpoint::hit("drain order set");
     shared.mode.store(MULTI_LANE, Ordering::Release);
     queues::distribute(shared);
     None

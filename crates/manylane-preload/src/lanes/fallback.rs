@@ -72,7 +72,7 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
         && sock.generation.load(Ordering::Acquire) == generation
     {
         let change = change::start_change(shared, change::fallback_change(reason), &guard);
-        failpoint::hit("falling");
+        failpoint::hit("fallback begun");
         report::count_reason(reason, lane_socket::local_addr(fd));
         change::mark_counted(shared, &guard);
         plain::make_plain(sock, shared, fd, &guard);

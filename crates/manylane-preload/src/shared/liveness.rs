@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_ends_with_its_thread_and_with_nothing_else() {
+    fn a_liveness_flag_ends_only_with_its_thread() {
         start();
         let mine = acquire(tid());
         assert!(mine != 0 && !has_exited(mine));

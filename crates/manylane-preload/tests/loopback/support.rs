@@ -75,7 +75,7 @@ fn sanitizer_compiler(name: &str, to: &str) -> Command {
     command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
     if !to.ends_with(".so") {
         if name == "thread" {
-            command.args(["-include", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/direct.h")]);
+            command.args(["-include", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/bypass_tsan.h")]);
         }
         let runtime = std::env::var("MANYLANE_SANITIZER_RUNTIME").expect("the path of the runtime");
         command.arg(format!("-Wl,--whole-archive,{runtime},--no-whole-archive"));

@@ -97,8 +97,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_program_that_is_run_apart_has_no_descriptor_of_ours() {
-        if !can_unshare_fds("a_program_that_is_run_apart_has_no_descriptor_of_ours") {
+    fn an_isolated_program_inherits_no_descriptors() {
+        if !can_unshare_fds("an_isolated_program_inherits_no_descriptors") {
             return;
         }
         let (_socket, ours) = socket();

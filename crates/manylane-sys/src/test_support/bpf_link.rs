@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_that_is_not_cannot_be_detached() {
+    fn detaching_an_absent_link_fails() {
         let err = detach(u32::MAX).unwrap_err().raw_os_error();
         assert!(matches!(err, Some(libc::ENOENT | libc::EPERM)), "{err:?}");
     }

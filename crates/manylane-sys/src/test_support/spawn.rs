@@ -70,8 +70,8 @@ mod tests {
     use crate::process::isolated::tests::{can_unshare_fds, socket};
 
     #[test]
-    fn a_program_that_is_started_apart_talks_until_it_is_let_go() {
-        if !can_unshare_fds("a_program_that_is_started_apart_talks_until_it_is_let_go") {
+    fn an_isolated_child_talks_until_released() {
+        if !can_unshare_fds("an_isolated_child_talks_until_released") {
             return;
         }
         let (_socket, ours) = socket();

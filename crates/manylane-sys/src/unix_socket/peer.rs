@@ -83,15 +83,15 @@ impl PeerProcess {
         /// Defined in asm-generic/socket.h, since Linux 6.5.
         const SO_PEERPIDFD: libc::c_int = 77;
         let peer = peer_cred(fd)?;
-        let asked = sock::get(fd, libc::SOL_SOCKET, SO_PEERPIDFD);
-        let raw: libc::c_int = match asked {
+        let requested = sock::get(fd, libc::SOL_SOCKET, SO_PEERPIDFD);
+        let raw: libc::c_int = match requested {
             Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 // By pid, which another process could have by now. A peer that delays until its
                 // pid is reused can only be mistaken for a process that connects, too.
                 // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
                 check(unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int)?
             }
-            asked => asked?,
+            requested => requested?,
         };
         // SAFETY: the descriptor is new, and this value is its only owner.
         Ok(Self { cred: peer, pidfd: unsafe { OwnedFd::from_raw_fd(raw) } })

@@ -45,7 +45,7 @@ fn messages_keep_their_bounds_and_carry_descriptors() {
 }
 
 #[test]
-fn no_descriptors_come_where_none_are_wanted() {
+fn unwanted_descriptors_are_not_received() {
     let name = name();
     let listener = listen_without_fds(&name).unwrap();
     let client = connect(&name, Duration::from_secs(5)).unwrap();
@@ -69,7 +69,7 @@ fn no_descriptors_come_where_none_are_wanted() {
 }
 
 #[test]
-fn a_client_receives_no_descriptors_that_it_does_not_want() {
+fn clients_receive_no_unwanted_descriptors() {
     let name = name();
     let listener = listen(&name).unwrap();
     let client = connect_without_fds(&name, Duration::from_secs(5)).unwrap();
@@ -104,7 +104,7 @@ fn a_client_receives_no_descriptors_that_it_does_not_want() {
 }
 
 #[test]
-fn what_is_peeked_at_stays_with_its_descriptors() {
+fn peeked_messages_keep_their_descriptors() {
     let name = name();
     let listener = listen(&name).unwrap();
     let client = connect(&name, Duration::from_secs(5)).unwrap();

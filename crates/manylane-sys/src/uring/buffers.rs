@@ -215,37 +215,37 @@ mod tests {
             rounds in 0_usize..5000,
             steps in prop::collection::vec(prop::option::of(0_u16..20), 0..200),
         ) {
-            let mut turns = Ownership::new(16);
+            let mut buffer_ownership = Ownership::new(16);
             // Start from any value of the counters.
             for round in 0..rounds {
-                prop_assert!(turns.consume((round % 16) as u16));
-                turns.release();
+                prop_assert!(buffer_ownership.consume((round % 16) as u16));
+                buffer_ownership.release();
             }
             let (mut next, mut ours) = (rounds % 16, 0);
             for step in steps {
                 if let Some(id) = step {
                     let can_be = usize::from(id) == next && ours < 16;
-                    prop_assert_eq!(turns.consume(id), can_be);
+                    prop_assert_eq!(buffer_ownership.consume(id), can_be);
                     if can_be {
                         (next, ours) = ((next + 1) % 16, ours + 1);
                     }
                 } else {
-                    turns.release();
+                    buffer_ownership.release();
                     ours = 0;
                 }
-                let kernels = turns.tail.wrapping_sub(turns.head);
+                let kernels = buffer_ownership.tail.wrapping_sub(buffer_ownership.head);
                 prop_assert_eq!(usize::from(kernels), 16 - ours);
             }
         }
     }
 
     #[test]
-    fn all_of_them_can_be_the_batchs() {
-        let mut turns = Ownership::new(BUFFERS_MAX);
+    fn all_buffers_can_be_in_the_batch() {
+        let mut buffer_ownership = Ownership::new(BUFFERS_MAX);
         for round in 0..5 {
-            (0..BUFFERS_MAX).for_each(|id| assert!(turns.consume(id as u16), "{round}: {id}"));
-            assert!(!turns.consume(0));
-            turns.release();
+            (0..BUFFERS_MAX).for_each(|id| assert!(buffer_ownership.consume(id as u16), "{round}: {id}"));
+            assert!(!buffer_ownership.consume(0));
+            buffer_ownership.release();
         }
     }
 }

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_only_look_up_a_file_are_done() {
+    fn lookup_only_requests_complete() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut lookups = match LookupRing::new(socket.as_fd(), 8) {
             Ok(lookups) => lookups,

@@ -62,7 +62,7 @@ fn drain(recv: &mut UringRecv, socket: BorrowedFd<'_>) -> Vec<u32> {
 }
 
 #[test]
-fn batch_after_batch_comes_whole_and_in_order() {
+fn batches_are_received_whole_and_in_order() {
     for sqarray in [false, true] {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { sqarray, ..OPTIONS });
@@ -83,7 +83,7 @@ fn batch_after_batch_comes_whole_and_in_order() {
 }
 
 #[test]
-fn a_wait_ends_with_what_comes_or_with_its_time() {
+fn a_wait_ends_with_a_datagram_or_its_timeout() {
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
@@ -112,7 +112,7 @@ fn an_empty_datagram_ends_the_receive_and_is_one() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut_off_and_told() {
+fn oversized_datagrams_are_truncated_and_flagged() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { buffer: 10, ..OPTIONS });
     client.send(b"0123456789").unwrap();
@@ -124,7 +124,7 @@ fn what_does_not_fit_is_cut_off_and_told() {
 }
 
 #[test]
-fn a_train_comes_whole_with_its_segment_size() {
+fn a_gro_message_is_received_with_its_segment_size() {
     let (server, client) = pair();
     sock::set_flag(server.as_fd(), Flag::Gro, true).unwrap();
     send_burst::set_segment_size(client.as_fd(), 1000).unwrap();
@@ -139,7 +139,7 @@ fn a_train_comes_whole_with_its_segment_size() {
 }
 
 #[test]
-fn control_messages_say_where_it_was_sent_to() {
+fn control_messages_carry_the_destination_address() {
     for ip in ["127.0.0.9", "::1"] {
         let wildcard = if ip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
         let Ok(server) = UdpSocket::bind(wildcard) else { continue };
@@ -158,7 +158,7 @@ fn control_messages_say_where_it_was_sent_to() {
 }
 
 #[test]
-fn too_few_buffers_are_counted_and_nothing_is_lost() {
+fn buffer_shortages_are_counted_without_loss() {
     for (buffers, batch) in [(1, 1), (1, 16), (3, 16), (16, 16)] {
         let (server, client) = pair();
         let mut recv = ring(UringOptions { buffers, batch, ..OPTIONS });
@@ -172,7 +172,7 @@ fn too_few_buffers_are_counted_and_nothing_is_lost() {
 }
 
 #[test]
-fn other_buffers_take_over_and_nothing_is_lost() {
+fn replaced_buffers_lose_nothing() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { buffers: 4, buffer: 4, ..OPTIONS });
     let mut got = Vec::new();
@@ -192,7 +192,7 @@ fn other_buffers_take_over_and_nothing_is_lost() {
 }
 
 #[test]
-fn threads_take_turns_and_nothing_is_lost() {
+fn alternating_threads_lose_nothing() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     let mut got = Vec::new();
@@ -243,7 +243,7 @@ fn several_threads_with_a_ring_each_share_a_socket() {
 }
 
 #[test]
-fn a_plain_receive_beside_it_takes_what_it_gets() {
+fn a_plain_receive_beside_multishot_shares_the_queue() {
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -268,7 +268,7 @@ fn a_plain_receive_beside_it_takes_what_it_gets() {
 }
 
 #[test]
-fn ring_and_socket_together_tell_of_what_there_is() {
+fn ring_and_socket_readiness_combine() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
@@ -292,7 +292,7 @@ fn ring_and_socket_together_tell_of_what_there_is() {
 }
 
 #[test]
-fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
+fn a_shutdown_wakes_and_keeps_queued_messages() {
     /// Far longer than any test waits for the sleeper.
     const LONG: Duration = Duration::from_secs(3600);
     let (server, client) = pair();
@@ -318,7 +318,7 @@ fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
 }
 
 #[test]
-fn at_the_end_completed_messages_are_delivered_and_the_rest_stays() {
+fn stop_delivers_completed_messages_and_leaves_the_rest_queued() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..200);
@@ -352,7 +352,7 @@ fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
 }
 
 #[test]
-fn what_is_forbidden_is_told_and_loses_nothing() {
+fn forbidden_calls_are_reported_without_loss() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..100);
@@ -382,7 +382,7 @@ fn what_is_forbidden_is_told_and_loses_nothing() {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn invalid_sizes_are_refused() {
     for (batch, buffers) in [(0, 1), (1025, 1), (1, 0), (1, 1 << 16)] {
         let err = UringRecv::new(UringOptions { batch, buffers, ..OPTIONS }).map(drop).unwrap_err();
         assert_eq!(err.raw_os_error(), Some(libc::EINVAL));
@@ -415,15 +415,15 @@ fn larger_batches_and_smaller_ones_lose_nothing() {
 }
 
 #[test]
-fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
+fn a_socket_error_ends_the_receive_without_loss() {
     let (server, client) = pair();
     let mut recv = ring(OPTIONS);
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
     for round in 0..10 {
         // No socket is bound there: the kernel reports the refusal to the next call on the socket,
         // of whichever kind.
-        let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        server.connect(nobody).unwrap();
+        let unused = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        server.connect(unused).unwrap();
         server.send(b"anybody?").unwrap();
         server.connect(client.local_addr().unwrap()).unwrap();
         let range = round * 50..(round + 1) * 50;
@@ -453,7 +453,7 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
 }
 
 #[test]
-fn what_is_written_by_hand_receives_the_same() {
+fn bare_receives_match_the_engine() {
     let (server, client) = pair();
     let options = BareOptions { batch: 16, buffer: 64, control: false };
     let mut multishot = BareMultishot::new(server.as_fd(), options).unwrap();
@@ -480,7 +480,7 @@ fn what_is_written_by_hand_receives_the_same() {
 }
 
 #[test]
-fn what_is_sent_by_hand_arrives() {
+fn bare_sends_arrive() {
     let (server, client) = pair();
     let peer = crate::addr::SockAddr::from(server.local_addr().unwrap());
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -499,7 +499,7 @@ fn what_is_sent_by_hand_arrives() {
 }
 
 #[test]
-fn what_a_kernel_lacks_is_told() {
+fn missing_kernel_features_are_named() {
     const ENABLE: u32 = 12;
     const BUFFERS: u32 = 22;
     let refusals = [

@@ -269,13 +269,17 @@ impl World<'_> {
         }
         let wanted = most.min(view.member.batch_max());
         let looked = wanted.min(view.arrived.len());
-        let came: Vec<_> = view.arrived.drain(..looked).collect();
-        let came: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
-        self.invalid += (looked - came.len()) as u64;
-        assert_eq!(view.member.receive(most), came.len());
+        let arrived_packets: Vec<_> = view.arrived.drain(..looked).collect();
+        let arrived_packets: Vec<Vec<u8>> =
+            arrived_packets.into_iter().filter(|packet| !packet.is_empty()).collect();
+        self.invalid += (looked - arrived_packets.len()) as u64;
+        assert_eq!(view.member.receive(most), arrived_packets.len());
         let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
-        view.batch =
-            came.into_iter().map(|packet| (at(&packet), packet)).map(|(at, packet)| (packet, at)).collect();
+        view.batch = arrived_packets
+            .into_iter()
+            .map(|packet| (at(&packet), packet))
+            .map(|(at, packet)| (packet, at))
+            .collect();
         for (i, (packet, at)) in view.batch.iter().enumerate() {
             assert_eq!(view.member.packet(i), packet);
             view.member.set_payload(i, *at, packet.len() - at);
@@ -401,7 +405,7 @@ fn cases() -> ProptestConfig {
 }
 
 #[test]
-fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
+fn pending_frames_of_a_removed_member_are_not_shared() {
     // Granted while it was alone with a short ring: more than is left beside the longer ring of
     // the member that stays.
     let options = mock::options(6, 1, 4, 1);

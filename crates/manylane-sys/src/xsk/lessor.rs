@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_borrower_is_given_copies_and_never_the_memory_of_the_device() {
+    fn a_lessee_gets_copies_and_not_the_umem() {
         assert_eq!(options(1, 0).mode, Mode::Copy);
     }
 }

@@ -47,7 +47,7 @@ mod tests {
     use crate::diag::tests::attribute;
 
     #[test]
-    fn a_socket_is_bound_to_what_its_attribute_says() {
+    fn a_diag_attribute_gives_the_bound_device() {
         let socket = |inode: u32, attributes: &[u8]| {
             [&[libc::AF_XDP as u8, 3, 0, 0][..], &inode.to_ne_bytes(), &[0; 8], attributes].concat()
         };

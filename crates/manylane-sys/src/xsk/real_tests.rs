@@ -66,8 +66,8 @@ fn netns_a_queue_of_a_device_has_one_owner() {
 }
 
 #[test]
-fn netns_what_is_sent_arrives_and_its_frames_come_back() {
-    in_namespace("netns_what_is_sent_arrives_and_its_frames_come_back", |ifindex| {
+fn netns_sent_frames_arrive_and_are_reclaimed() {
+    in_namespace("netns_sent_frames_arrive_and_are_reclaimed", |ifindex| {
         // The packets come from a device, not from a route: loopback addresses are rejected by
         // default.
         for setting in ["route_localnet", "accept_local"] {

@@ -51,8 +51,8 @@ fn at_rest(queue: &mut Queue) {
 }
 
 #[test]
-fn netns_members_of_a_queue_come_and_go() {
-    with_pair("netns_members_of_a_queue_come_and_go", 1500, |Pair { near, far }| {
+fn netns_queue_members_are_added_and_removed() {
+    with_pair("netns_queue_members_are_added_and_removed", 1500, |Pair { near, far }| {
         let options = QueueOptions { frames: 256, ..options(near) };
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
@@ -172,14 +172,14 @@ fn netns_members_on_several_threads_lose_nothing() {
 }
 
 #[test]
-fn netns_long_packets_are_taken_whole() {
-    with_pair("netns_long_packets_are_taken_whole", 9000, |Pair { near, far }| {
+fn netns_long_packets_are_received_whole() {
+    with_pair("netns_long_packets_are_received_whole", 9000, |Pair { near, far }| {
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
         let options = QueueOptions { multi_buffer: true, ..options(near) };
         let mut queue = Queue::open(&options).unwrap();
         if !queue.has_multi_buffer() {
-            return skip("netns_long_packets_are_taken_whole", &"no XDP_USE_SG (forced by this kernel)");
+            return skip("netns_long_packets_are_received_whole", &"no XDP_USE_SG (forced by this kernel)");
         }
         program.lead(0, queue.as_fd());
         let len = |number: u32| [60, 5000, 9000, 1792, 1793, 1500][number as usize % 6];
@@ -213,8 +213,8 @@ fn netns_long_packets_are_taken_whole() {
 }
 
 #[test]
-fn netns_unfinished_checksums_are_finished_on_the_way() {
-    with_pair("netns_unfinished_checksums_are_finished_on_the_way", 1500, |Pair { near, far }| {
+fn netns_partial_checksums_are_completed() {
+    with_pair("netns_partial_checksums_are_completed", 1500, |Pair { near, far }| {
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
         let receiver = UdpSocket::bind("192.0.2.2:0").unwrap();
@@ -223,7 +223,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         let mut queue = Queue::open(&options(near)).unwrap();
         if !queue.split().1.has_csum_offload() {
             let why = "no XDP_UMEM_TX_METADATA_LEN (forced by this kernel)";
-            return skip("netns_unfinished_checksums_are_finished_on_the_way", &why);
+            return skip("netns_partial_checksums_are_completed", &why);
         }
         program.lead(0, queue.as_fd());
         wire.send(&frame(0, 7, 142)).unwrap();

@@ -64,7 +64,7 @@ mod plain {
     use super::*;
 
     #[test]
-    fn what_is_put_in_comes_out_once_published_and_in_order() {
+    fn ring_entries_are_consumed_in_order_once_published() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         assert!(consumer.is_empty() && consumer.pop().is_none());
@@ -88,7 +88,7 @@ mod plain {
     }
 
     #[test]
-    fn batches_are_limited_by_what_is_queued_and_wanted() {
+    fn batches_are_limited_by_queue_and_capacity() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
@@ -158,7 +158,7 @@ mod plain {
     }
 
     #[test]
-    fn what_is_known_of_the_consumer_needs_no_look() {
+    fn a_cached_consumer_index_needs_no_load() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         for value in 0..4 {
@@ -206,7 +206,7 @@ mod plain {
     }
 
     #[test]
-    fn a_counter_that_cannot_be_counts_as_no_progress() {
+    fn an_invalid_counter_is_no_progress() {
         let ring = MockRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.split();
         assert!(producer.push(1) && producer.push(2));
@@ -386,7 +386,7 @@ mod model {
     /// A frame goes out by one ring and returns by another: two threads never write to it at a
     /// time.
     #[test]
-    fn a_frame_that_comes_back_may_be_written_again() {
+    fn a_returned_frame_is_writable() {
         loom::model(|| {
             let (fill, rx) = (shared(1, 1), shared(1, 0));
             let (mut to_fill, mut from_fill) = fill.ring.split();

@@ -15,7 +15,7 @@ fn packet(number: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn who_leaves_gives_everything_back() {
+fn a_removed_member_returns_all_frames() {
     let (mock, mut first) = mock::open(options(64, 16, 16, 8));
     let (number, mut second) = mock.join(&options(64, 16, 16, 8), Linearizer::disabled());
     assert_eq!(
@@ -58,7 +58,7 @@ fn who_leaves_gives_everything_back() {
 }
 
 #[test]
-fn no_member_can_use_up_what_others_send_with_or_receive_into() {
+fn no_member_can_exhaust_the_frames_of_others() {
     let (mock, mut first) = mock::open(options(64, 16, 64, 8));
     let (_, mut second) = mock.join(&options(64, 16, 64, 8), Linearizer::disabled());
     mock.budget.set(0);
@@ -91,7 +91,7 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
 
 #[test]
 #[should_panic(expected = "a frame of another queue")]
-fn a_frame_is_lent_by_the_member_that_took_it() {
+fn a_frame_of_another_member_panics() {
     let (mock, mut first) = mock::open(options(64, 16, 16, 8));
     let (_, mut second) = mock.join(&options(64, 16, 16, 8), Linearizer::disabled());
     let mut fresh = first.split().1.alloc().unwrap();
@@ -103,7 +103,7 @@ fn open_linearizing(frames: u32, ring: u32, batch: usize) -> (Rc<Mock>, MockQueu
 }
 
 #[test]
-fn a_packet_of_several_frames_is_one_again_and_its_frames_are_free() {
+fn a_multi_buffer_packet_is_linearized_and_its_frames_freed() {
     let (mock, mut core) = open_linearizing(16, 8, 4);
     let long = packet(1, 1792 * 3 + 5);
     let mut kernel = mock.kernel.borrow_mut();
@@ -129,7 +129,7 @@ fn a_packet_of_several_frames_is_one_again_and_its_frames_are_free() {
 }
 
 #[test]
-fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
+fn incomplete_packets_wait_and_invalid_ones_are_dropped() {
     let (mock, mut core) = open_linearizing(32, 16, 8);
     let begins = |count| {
         for number in 0..count {
@@ -172,7 +172,7 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
-fn more_than_the_longest_packet_is_given_up() {
+fn packets_beyond_the_maximum_are_dropped() {
     let most = FRAGS_MAX as u32 * 2;
     let (mock, mut core) = open_linearizing(most * 2, most, 8);
     // Longer than any packet, in few enough fragments; and in too many fragments.
@@ -191,7 +191,7 @@ fn more_than_the_longest_packet_is_given_up() {
 
 #[test]
 #[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
-fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
+fn messages_beyond_the_buffers_arrive_in_the_next_batch() {
     let (mock, mut core) = open_linearizing(2048, 1024, 64);
     for number in 0..20 {
         assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(number, PACKET_LEN_MAX - 1), 1792));
@@ -204,7 +204,7 @@ fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
 }
 
 #[test]
-fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
+fn checksum_offload_metadata_precedes_the_packet() {
     let (mock, mut core) = mock::open_with(options(16, 8, 8, 4), Linearizer::disabled(), METADATA_LEN);
     assert!(core.split().1.has_csum_offload());
     let mut kernel = mock.kernel.borrow_mut();
@@ -245,7 +245,7 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
 }
 
 #[test]
-fn without_checksums_of_the_kernel_none_are_offered() {
+fn no_checksum_offload_without_kernel_support() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
     assert!(!core.split().1.has_csum_offload());
     mock.kernel.borrow_mut().receive(&packet(1, 60));

@@ -14,7 +14,7 @@ fn packet(number: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
+fn a_reply_in_place_returns_its_frame() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
     assert_eq!((core.frame_counts().filling, core.frame_counts().free), (8, 8));
     assert!(!core.has_received());
@@ -50,7 +50,7 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
 
 /// An idle member checks only its ring, and misses nothing.
 #[test]
-fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
+fn an_idle_member_receives_sends_and_reclaims() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
     let quiet = |core: &mut MockQueue| (0..200).for_each(|_| assert_eq!(core.receive(4), 0));
     for number in 0..20 {
@@ -105,7 +105,7 @@ fn a_frame_of_the_batch_is_not_reused_before_the_batch_ends() {
 }
 
 #[test]
-fn what_is_sent_leaves_enough_to_receive_into() {
+fn sending_leaves_frames_for_receiving() {
     let (mock, mut core) = mock::open(options(16, 8, 16, 4));
     mock.budget.set(0);
     let mut sender = core.split().1;
@@ -130,7 +130,7 @@ fn what_is_sent_leaves_enough_to_receive_into() {
 }
 
 #[test]
-fn a_full_send_ring_takes_no_more_and_says_so() {
+fn a_full_send_ring_refuses_messages() {
     let (mock, mut core) = mock::open(options(16, 4, 2, 4));
     for number in 0..3 {
         mock.kernel.borrow_mut().receive(&packet(number, 60));
@@ -154,7 +154,7 @@ fn a_full_send_ring_takes_no_more_and_says_so() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused() {
+fn unsendable_messages_are_refused() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     mock.kernel.borrow_mut().receive(&packet(0, 60));
     assert_eq!(core.receive(4), 1);
@@ -179,7 +179,7 @@ fn a_frame_that_is_dropped_stays_counted() {
 }
 
 #[test]
-fn flush_goes_on_as_long_as_the_kernel_gets_on() {
+fn flush_continues_while_the_kernel_makes_progress() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
     let send = |core: &mut MockQueue, count| {
         let mut sender = core.split().1;
@@ -223,7 +223,7 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
 }
 
 #[test]
-fn a_later_flush_sends_the_rest_and_calls_nothing_if_none_is_left() {
+fn a_later_flush_sends_the_remainder_once() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
     assert_eq!(core.receive(4), 0);
     assert!(core.has_idle_skips());
@@ -251,7 +251,7 @@ fn a_later_flush_sends_the_rest_and_calls_nothing_if_none_is_left() {
 }
 
 #[test]
-fn the_kernel_gets_its_frames_back_before_it_says_that_it_took_them() {
+fn fill_ring_frames_are_returned_before_consumption() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     for _ in 0..8 {
         (0..4).for_each(|_| assert!(mock.kernel.borrow_mut().receive(&packet(0, 60))));
@@ -286,7 +286,7 @@ fn the_kernel_is_woken_to_receive_where_it_asks() {
 }
 
 #[test]
-fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
+fn invalid_kernel_descriptors_are_counted_and_ignored() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     let mut kernel = mock.kernel.borrow_mut();
     // Beyond the last frame; a frame that is not the kernel's.
@@ -325,7 +325,7 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
 }
 
 #[test]
-fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
+fn sent_packet_headers_stay_unchanged() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     mock.kernel.borrow_mut().receive(&packet(0, 60));
     core.receive(4);
@@ -337,7 +337,7 @@ fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
 
 /// Invalid entries do not end a batch, and a packet without a payload is whole.
 #[test]
-fn a_batch_goes_on_behind_what_cannot_be() {
+fn a_batch_continues_after_an_invalid_message() {
     let (mock, mut core) = mock::open(options(32, 16, 8, 8));
     let held_already = {
         mock.kernel.borrow_mut().receive(&packet(0, 60));
@@ -372,7 +372,7 @@ fn a_batch_goes_on_behind_what_cannot_be() {
 /// Headers are read by value until they can be written to: then a mutable slice exists, and no
 /// other code may read them.
 #[test]
-fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
+fn a_header_is_not_read_after_it_may_be_overwritten() {
     let (mock, mut core) = mock::open(options(32, 16, 16, 8));
     for round in 0..2 {
         for number in 0..5 {

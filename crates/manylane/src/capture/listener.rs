@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_may_come_and_go_before_during_and_after_a_capture() {
+    fn lanes_change_before_during_and_after_a_capture() {
         let address: SocketAddr = "192.0.2.1:4711".parse().unwrap();
         let point = CaptureListener::open(address, vec![(3, "eth0".into())]).unwrap();
         let ours = || {

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_finds_its_ring_uses_it_and_leaves_it() {
+    fn a_lane_attaches_uses_and_detaches_a_ring() {
         let post = Arc::new(Mailbox::default());
         let mut tap = Tap::new(Arc::clone(&post));
         let frame = |tap: &mut Tap| {
@@ -214,7 +214,7 @@ mod tests {
 
     /// Captures that end before a lane polls its mailbox, and a lane that closes with its ring.
     #[test]
-    fn no_ring_is_kept_by_a_lane_that_looks_late_or_goes() {
+    fn a_late_or_removed_lane_keeps_no_ring() {
         let post = Arc::new(Mailbox::default());
         let mut tap = Tap::new(Arc::clone(&post));
         let ((first, mut of_first), (second, mut of_second)) = (ring(), ring());

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn invalid_options_are_refused_by_name() {
         let refused = |change: &dyn Fn(&mut Builder)| {
             let mut builder = builder();
             change(&mut builder);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_does_not_parse_is_an_address_error() {
+    fn unparsable_addresses_are_address_errors() {
         assert_eq!(Builder::new("nonsense").unwrap_err().kind(), ErrorKind::Address);
     }
 }

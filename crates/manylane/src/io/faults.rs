@@ -195,19 +195,19 @@ impl FaultIo {
             return Err(Error::system("receiving", io::Error::from_raw_os_error(code)));
         }
         loop {
-            let taken = recv(&mut self.engine)?;
-            let left = self.copy(taken);
-            if taken.messages == 0 || left.datagrams > 0 {
+            let summary = recv(&mut self.engine)?;
+            let left = self.copy(summary);
+            if summary.messages == 0 || left.datagrams > 0 {
                 return Ok(left);
             }
         }
     }
 
     /// Copies the datagrams of the engine's batch that are not lost; returns their totals.
-    fn copy(&mut self, taken: RecvSummary) -> RecvSummary {
+    fn copy(&mut self, summary: RecvSummary) -> RecvSummary {
         self.copies.clear();
         let mut late = Vec::new();
-        let batch = self.engine.split(taken, &self.bound_addr).batch;
+        let batch = self.engine.split(summary, &self.bound_addr).batch;
         let mut faults = lock(faults_of(&self.injector, &self.lane));
         let Faults { random, rx, .. } = &mut *faults;
         for datagram in batch {
@@ -226,11 +226,11 @@ impl FaultIo {
         self.copies.append(&mut late);
         let datagrams = self.copies.len();
         RecvSummary {
-            messages: taken.messages.min(datagrams),
+            messages: summary.messages.min(datagrams),
             datagrams,
             bytes: self.copies.iter().map(|copy| copy.payload.len()).sum(),
             truncated: self.copies.iter().filter(|copy| copy.full_len > copy.payload.len()).count(),
-            gro_messages: taken.gro_messages.min(datagrams),
+            gro_messages: summary.gro_messages.min(datagrams),
         }
     }
 
@@ -240,14 +240,14 @@ impl FaultIo {
 
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>) {
         let faults = faults_of(&self.injector, &self.lane);
         let Replies { queue, transport } = self.engine.split(RecvSummary::default(), bound).replies;
         let transport = FaultTransport { transport, faults, send: &mut self.send };
         let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)) };
-        (Batch::new(Origin::Copies(&self.copies), bound, taken), replies)
+        (Batch::new(Origin::Copies(&self.copies), bound, summary), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -41,9 +41,9 @@ impl<'a> Messages<'a> {
             #[cfg(test)]
             Self::Sim(buffers) => buffers.totals(),
         };
-        let mut taken = RecvSummary { messages, datagrams: messages, bytes, truncated, gro_messages: 0 };
+        let mut summary = RecvSummary { messages, datagrams: messages, bytes, truncated, gro_messages: 0 };
         if with_control == 0 {
-            return taken;
+            return summary;
         }
         for index in 0..messages {
             let message = self.message(index);
@@ -53,13 +53,13 @@ impl<'a> Messages<'a> {
             let ancillary = message.ancillary();
             let datagrams = segment_count(message.data.len(), ancillary.segment_size);
             // The message already counts as one datagram.
-            taken.datagrams += datagrams - 1;
-            taken.gro_messages += usize::from(datagrams > 1);
+            summary.datagrams += datagrams - 1;
+            summary.gro_messages += usize::from(datagrams > 1);
             if let Some(place) = said.get_mut(index) {
                 *place = ancillary;
             }
         }
-        taken
+        summary
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_datagrams_of_trains() {
+    fn gro_datagrams_are_counted() {
         assert_eq!(segment_count(0, 0), 1);
         assert_eq!(segment_count(100, 0), 1);
         assert_eq!(segment_count(100, 100), 1);

@@ -136,13 +136,13 @@ impl MmsgIo {
     #[inline]
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>) {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
         let transport = Transport::Socket(self.queue.lane.fd.as_fd());
         let replies = Replies { queue: self.send.batch(), transport };
-        (Batch::new(origin, bound, taken), replies)
+        (Batch::new(origin, bound, summary), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
@@ -163,8 +163,8 @@ impl MmsgIo {
     pub(super) fn discard(&mut self) {
         for _ in 0..DISCARD_BUDGET {
             match self.recv.take(&self.queue.lane, None) {
-                Ok(taken) if taken.messages > 0 => {
-                    self.queue.lane.cells.add(Count::Discarded, taken.datagrams as u64);
+                Ok(summary) if summary.messages > 0 => {
+                    self.queue.lane.cells.add(Count::Discarded, summary.datagrams as u64);
                 }
                 _ => return,
             }
@@ -201,8 +201,8 @@ mod tests {
         for (wait, set) in [(Some(400), 400), (None, 400), (Some(500), 400), (Some(300), 300)] {
             // The receive does not wait, because this datagram is queued.
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
-            let taken = recv.take(&lane, wait.map(Duration::from_millis)).unwrap();
-            assert_eq!(taken.messages, 1, "{wait:?}");
+            let summary = recv.take(&lane, wait.map(Duration::from_millis)).unwrap();
+            assert_eq!(summary.messages, 1, "{wait:?}");
             assert_eq!(socket.read_timeout().unwrap(), Some(Duration::from_millis(set)), "{wait:?}");
         }
     }

@@ -358,7 +358,7 @@ mod tests {
     use crate::config::Builder;
 
     #[test]
-    fn options_that_an_engine_lacks_are_refused_by_name() {
+    fn unsupported_engine_options_are_refused_by_name() {
         let refused = |change: &dyn Fn(&mut Builder)| {
             let mut builder = Builder::new("127.0.0.1:0").unwrap();
             change(&mut builder);

@@ -60,12 +60,12 @@ impl LoadWords {
         self.words.load(self.base + abi::LOAD_STEERED)
     }
 
-    /// Adds `taken` messages; `steered` is the number steered to the lane before the receive.
-    fn record(&self, taken: usize, steered: u64) {
+    /// Adds `messages` messages; `steered` is the number steered to the lane before the receive.
+    fn record(&self, messages: usize, steered: u64) {
         let at = self.base + abi::LOAD_TAKEN;
         // The queue is empty: all that was steered here was received or dropped, so the sums are
         // equal.
-        let total = if taken == 0 { steered } else { self.words.load(at) + taken as u64 };
+        let total = if messages == 0 { steered } else { self.words.load(at) + messages as u64 };
         self.words.store(at, total);
     }
 }
@@ -87,38 +87,41 @@ impl SocketQueue {
         from: &mut impl TakeMessages,
         wait: Option<Duration>,
     ) -> io::Result<RecvSummary> {
-        let taken = self.take(from, wait)?;
-        if self.drop_policy == DropPolicy::Head && taken.messages == self.batch {
-            return self.drop_stale(from, taken);
+        let summary = self.take(from, wait)?;
+        if self.drop_policy == DropPolicy::Head && summary.messages == self.batch {
+            return self.drop_stale(from, summary);
         }
-        Ok(taken)
+        Ok(summary)
     }
 
     #[inline]
     fn take(&self, from: &mut impl TakeMessages, wait: Option<Duration>) -> io::Result<RecvSummary> {
         let Some(load) = &self.load else { return from.take(&self.lane, wait) };
         let steered = load.steered();
-        let taken = from.take(&self.lane, wait)?;
-        load.record(taken.messages, steered);
-        Ok(taken)
+        let summary = from.take(&self.lane, wait)?;
+        load.record(summary.messages, steered);
+        Ok(summary)
     }
 
-    /// If the queue is more than half full, drops the batch `taken` and all following ones but the
-    /// last.
+    /// If the queue is more than half full, drops the batch `summary` and all following ones but
+    /// the last.
     #[cold]
-    fn drop_stale(&self, from: &mut impl TakeMessages, mut taken: RecvSummary) -> io::Result<RecvSummary> {
+    fn drop_stale(&self, from: &mut impl TakeMessages, mut summary: RecvSummary) -> io::Result<RecvSummary> {
         let (queued, limit) = from.backlog(&self.lane);
         if queued <= limit / 2 {
-            return Ok(taken);
+            return Ok(summary);
         }
         // Bounded, because datagrams may keep arriving.
-        let mut most = limit / SKB_TRUESIZE_MIN;
-        while taken.messages == self.batch && most >= taken.messages && from.backlog(&self.lane).0 > 0 {
-            self.lane.cells.add(Count::DroppedStale, taken.datagrams as u64);
-            most -= taken.messages;
-            taken = self.take(from, None)?;
+        let mut datagrams_max = limit / SKB_TRUESIZE_MIN;
+        while summary.messages == self.batch
+            && datagrams_max >= summary.messages
+            && from.backlog(&self.lane).0 > 0
+        {
+            self.lane.cells.add(Count::DroppedStale, summary.datagrams as u64);
+            datagrams_max -= summary.messages;
+            summary = self.take(from, None)?;
         }
-        Ok(taken)
+        Ok(summary)
     }
 
     /// Counts a failed receive.

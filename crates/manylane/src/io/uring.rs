@@ -160,11 +160,11 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
-    let most = config.batch + MULTISHOT_BATCH_MAX;
+    let capacity = config.batch + MULTISHOT_BATCH_MAX;
     UringOptions {
         batch: config.batch,
         buffer: config.datagram_size,
-        buffers: config.uring_buffers.unwrap_or(most).min(most),
+        buffers: config.uring_buffers.unwrap_or(capacity).min(capacity),
         control,
         sqarray: false,
     }
@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_forbids_it_is_named() {
+    fn the_forbidding_policy_is_named() {
         for set in ["", "0\n"] {
             assert!(forbidden_by(set).contains("seccomp"), "{set:?}");
         }

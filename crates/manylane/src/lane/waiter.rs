@@ -40,26 +40,26 @@ impl Waiter {
             self.set_low_latency();
         }
         if !self.governor.can_spin() {
-            let taken = io.sleep(timeout)?;
-            if taken.messages > 0 && self.governor.is_adaptive() {
+            let summary = io.sleep(timeout)?;
+            if summary.messages > 0 && self.governor.is_adaptive() {
                 self.governor.record_arrival(io.now() - self.opened, Arrival::Woken);
             }
-            return Ok(taken);
+            return Ok(summary);
         }
-        let taken = io.recv()?;
-        if taken.messages > 0 {
-            return Ok(taken);
+        let summary = io.recv()?;
+        if summary.messages > 0 {
+            return Ok(summary);
         }
         // The clock is read only if there was nothing to receive.
         let start = io.now();
         let plan = self.governor.plan(start - self.opened);
-        let (taken, met) = self.wait_with_plan(io, lane, plan, start, timeout)?;
-        if taken.messages == 0 {
+        let (summary, met) = self.wait_with_plan(io, lane, plan, start, timeout)?;
+        if summary.messages == 0 {
             self.governor.record_timeout();
         } else if self.governor.is_adaptive() {
             self.governor.record_arrival(io.now() - self.opened, met);
         }
-        Ok(taken)
+        Ok(summary)
     }
 
     /// Sets 1 µs timer slack and the shortest time slice, so that short sleeps end on time and the
@@ -82,21 +82,21 @@ impl Waiter {
         start: Instant,
         timeout: Duration,
     ) -> Result<(RecvSummary, Arrival)> {
-        let rest = plan.sleep_until.min(timeout);
-        if !rest.is_zero() {
-            let taken = io.sleep_precise(rest)?;
-            if taken.messages > 0 || lane.is_draining() {
-                return Ok((taken, Arrival::Woken));
+        let sleep_time = plan.sleep_until.min(timeout);
+        if !sleep_time.is_zero() {
+            let summary = io.sleep_precise(sleep_time)?;
+            if summary.messages > 0 || lane.is_draining() {
+                return Ok((summary, Arrival::Woken));
             }
-            self.governor.record_wake_latency((io.now() - start).saturating_sub(rest));
+            self.governor.record_wake_latency((io.now() - start).saturating_sub(sleep_time));
         }
         let until = plan.spin_until.min(timeout);
-        if until > rest {
-            let (taken, polls) = spin(io, lane, start, until)?;
-            if taken.messages > 0 || until == timeout || lane.is_draining() {
+        if until > sleep_time {
+            let (summary, polls) = spin(io, lane, start, until)?;
+            if summary.messages > 0 || until == timeout || lane.is_draining() {
                 // Found by the first poll after a sleep: it arrived before the sleep ended.
-                let met = if polls == 0 && !rest.is_zero() { Arrival::Woken } else { Arrival::Polled };
-                return Ok((taken, met));
+                let met = if polls == 0 && !sleep_time.is_zero() { Arrival::Woken } else { Arrival::Polled };
+                return Ok((summary, met));
             }
         }
         Ok((io.sleep(timeout - until)?, Arrival::Woken))
@@ -107,21 +107,21 @@ impl Waiter {
 /// lane is removed. Returns the batch and the number of empty polls.
 fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Result<(RecvSummary, u32)> {
     let mut polls = 0_u32;
-    let taken = loop {
-        let taken = io.poll(polls)?;
-        if taken.messages > 0 {
-            break taken;
+    let summary = loop {
+        let summary = io.poll(polls)?;
+        if summary.messages > 0 {
+            break summary;
         }
         polls = polls.wrapping_add(1);
         let is_over =
             polls.is_multiple_of(POLLS_PER_CLOCK_READ) && (lane.is_draining() || io.now() - start >= until);
         if is_over {
-            break taken;
+            break summary;
         }
         hint::spin_loop();
     };
     lane.cells.add(Count::EmptyPolls, polls.into());
-    Ok((taken, polls))
+    Ok((summary, polls))
 }
 
 /// When a lane in `serve` delays its next receive, and for how long.

@@ -58,7 +58,7 @@ fn a_lane_waits_handles_sends_and_drains_its_queue_after_a_stop() {
 }
 
 #[test]
-fn a_stop_ends_a_lane_that_sleeps() {
+fn a_stop_wakes_a_sleeping_lane() {
     let sim = Sim::new(1);
     let socket = socket(lanes_with(&sim, 1, |builder| _ = builder.rx_coalesce(Duration::ZERO)));
     let handle = socket.handle();
@@ -84,7 +84,7 @@ fn a_lane_delays_after_batches() {
 }
 
 #[test]
-fn a_lane_whose_receives_fail_now_and_then_goes_on() {
+fn a_lane_survives_occasional_receive_errors() {
     let sim = Sim::new(1);
     let injector = FaultInjector::new(sim.clone(), 1, 1);
     let socket = socket(lanes_with(&injector, 1, |builder| _ = builder.rx_coalesce(Duration::ZERO)));

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_that_share_a_core_do_not_spin_by_themselves() {
+    fn lanes_sharing_a_core_do_not_spin_by_default() {
         let settled = |policy, lanes| resolve_policy(policy, Engine::Auto, lanes, 2);
         assert_eq!(
             settled(WaitPolicy::Adaptive, 2),

@@ -139,7 +139,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lanes_that_come_in_turn_share_evenly() {
+    fn lanes_added_in_turn_share_evenly() {
         let mut layout = Layout::new(Steering::Flow);
         for slot in 0..7 {
             layout.admit(slot, None);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn in_turn_policies_count_their_lanes_and_fill_the_rest() {
+    fn in_turn_policies_count_and_pad_their_lanes() {
         let mut layout = Layout::new(Steering::RoundRobin);
         for slot in [4, 9, 2] {
             layout.admit(slot, None);

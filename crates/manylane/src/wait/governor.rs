@@ -227,13 +227,13 @@ impl Adaptive {
         self.has_new_batch = true;
         self.last_received = now;
         self.charge_overtime(now);
-        let came = match met {
+        let arrived_at = match met {
             Arrival::Polled => now,
             Arrival::Woken => self.estimate_arrival(now),
         };
-        let came = came.max(self.last_arrival.unwrap_or(0));
-        if let Some(last) = self.last_arrival.replace(came) {
-            let gap = (came - last).min(GAP_NANOS_MAX);
+        let arrived_at = arrived_at.max(self.last_arrival.unwrap_or(0));
+        if let Some(last) = self.last_arrival.replace(arrived_at) {
+            let gap = (arrived_at - last).min(GAP_NANOS_MAX);
             self.overtime_budget =
                 (self.overtime_budget + gap / OVERTIME_DIVISOR).min(OVERTIME_BUDGET_NANOS_MAX);
             self.gaps[self.gap_count % GAP_HISTORY_LEN] = gap;

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_counted_by_length_and_taken_once() {
+    fn pauses_are_counted_by_length_and_read_once() {
         let (tally, steal) = (PauseHistogram::default(), StealTime::start());
         for micros in [0, 1, 3, 1000, 1001, 10_001, 100_000_000] {
             tally.record(Duration::from_micros(micros));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_is_taken_apart_is_as_long_as_it_was_counted() {
+    fn gap_parts_add_up_to_its_length() {
         let (tally, steal, mut clocks) =
             (PauseHistogram::default(), StealTime::start(), ThreadClocks::start(None).unwrap());
         for nanos in (1..1000).map(|at| at * 40_729) {
@@ -248,19 +248,20 @@ mod tests {
     }
 
     #[test]
-    fn what_other_threads_had_is_waiting_and_not_stolen() {
+    fn cpu_time_of_other_threads_is_waiting_and_not_steal() {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
         let busy = SenderThread::spin(cpu).unwrap();
         let sum = |seen: &FloodPauses, part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
         // Some time slices of the scheduler; repeated, in case other threads got those of the busy
         // thread.
-        let look = || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
-        let mut seen = look().unwrap();
+        let run_once =
+            || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
+        let mut seen = run_once().unwrap();
         for _ in 0..50 {
             if sum(&seen, |gap| gap.sender_ms) > 0.0 {
                 break;
             }
-            seen = look().unwrap();
+            seen = run_once().unwrap();
         }
         busy.stop().unwrap();
         let parts = |part| sum(&seen, part);
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_told_to_stop_does() {
+    fn a_program_stops_on_request() {
         let cpu = machine::allowed_cpus()[0];
         let seen = run_program(cpu, None, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
         assert!(seen.seconds < 60.0 && seen.longest_apart_ms.is_none());

@@ -49,11 +49,11 @@ pub(super) fn sample(
     let mut sample = server.stop()?.since(&ServerStats::default(), round, sent, &clock);
     for seen in seen {
         let mut seen = seen?;
-        let who = if seen.cpu == bed.lane_cpu { "program" } else { SENDER_CPU_PROGRAM };
+        let cpu_name = if seen.cpu == bed.lane_cpu { "program" } else { SENDER_CPU_PROGRAM };
         if seen.cpu == bed.lane_cpu {
             seen.apart.iter_mut().for_each(|gap| gap.lane_ms = std::mem::take(&mut gap.sender_ms));
         }
-        sample.pauses.push(crate::schema::FloodPauses { who: who.into(), ..seen });
+        sample.pauses.push(crate::schema::FloodPauses { who: cpu_name.into(), ..seen });
     }
     Ok(sample)
 }

@@ -315,16 +315,17 @@ mod tests {
     }
 
     fn generator(to: SocketAddr) -> Generator {
-        let mut asker = Generator::open(&Setup::loopback(None), to, 20).unwrap();
-        (asker.should_yield, asker.reply_timeout) = (true, TEST_TIMEOUT);
-        asker
+        let mut generator = Generator::open(&Setup::loopback(None), to, 20).unwrap();
+        (generator.should_yield, generator.reply_timeout) = (true, TEST_TIMEOUT);
+        generator
     }
 
     #[test]
-    fn every_request_is_asked_in_its_turn_and_its_answer_counted_once() {
-        let mut asker = generator(server(|number| (1 + (number % 2) as usize, number)));
+    fn every_request_is_sent_in_order_and_counted_once() {
+        let mut generator = generator(server(|number| (1 + (number % 2) as usize, number)));
         for arrivals in [Arrivals::Even, Arrivals::Poisson] {
-            let got = asker.open_loop(5_000.0, arrivals, Duration::from_millis(200), &NOT_STOPPED).unwrap();
+            let got =
+                generator.open_loop(5_000.0, arrivals, Duration::from_millis(200), &NOT_STOPPED).unwrap();
             assert_eq!(
                 (got.replies, got.latency.len(), got.send_lag.len()),
                 (got.requests, got.requests, got.requests)
@@ -339,15 +340,16 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_shows_in_all_that_were_due_meanwhile() {
+    fn a_stall_delays_every_request_due_during_it() {
         const STALL: Duration = Duration::from_millis(50);
-        let mut asker = generator(server(|number| {
+        let mut generator = generator(server(|number| {
             if number == 100 {
                 thread::sleep(STALL);
             }
             (1, number)
         }));
-        let got = asker.open_loop(4_000.0, Arrivals::Even, Duration::from_millis(100), &NOT_STOPPED).unwrap();
+        let got =
+            generator.open_loop(4_000.0, Arrivals::Even, Duration::from_millis(100), &NOT_STOPPED).unwrap();
         assert_eq!((got.requests, got.replies), (400, 400));
         // Requests of its first half waited for half of it or more.
         let slow = got.latency.count_between(nanos(STALL / 2), LATENCY_MAX_NS);
@@ -355,15 +357,15 @@ mod tests {
     }
 
     #[test]
-    fn in_a_ping_pong_one_is_under_way() {
+    fn ping_pong_has_one_request_in_flight() {
         // The server ends it with request 49, so that no timeout is needed.
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
-        let mut asker = generator(server(move |number| {
+        let mut generator = generator(server(move |number| {
             ends.store(number == 49, Ordering::Relaxed);
             (1, number)
         }));
-        let got = asker.ping_pong(TEST_TIMEOUT, &stop).unwrap();
+        let got = generator.ping_pong(TEST_TIMEOUT, &stop).unwrap();
         assert_eq!((got.requests, got.replies, got.latency.len()), (50, 50, 50));
     }
 
@@ -372,12 +374,12 @@ mod tests {
         let stop = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&stop);
         // Request 3 is answered when 4 arrives, which gets no reply; 5 gets one.
-        let mut asker = generator(server(move |number| {
+        let mut generator = generator(server(move |number| {
             ends.store(number == 5, Ordering::Relaxed);
             (usize::from(number != 3), if number == 4 { 3 } else { number })
         }));
-        asker.reply_timeout = 10 * REPLY_TIMEOUT;
-        let got = asker.ping_pong(TEST_TIMEOUT, &stop).unwrap();
+        generator.reply_timeout = 10 * REPLY_TIMEOUT;
+        let got = generator.ping_pong(TEST_TIMEOUT, &stop).unwrap();
         assert_eq!((got.requests, got.replies), (6, 4));
     }
 }

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_where() {
+    fn placements_assign_the_cpus() {
         let setup = Setup::loopback(None);
         let (apart, together) = (Placement::SeparateCpus.cpus(&setup), Placement::SharedCpu.cpus(&setup));
         assert_eq!((apart.server, together.server), (together.generator, apart.server));

@@ -212,7 +212,7 @@ mod tests {
     /// With flipped bits, this accepts and rejects the same frames as the library, which also
     /// parses tags and options.
     #[test]
-    fn it_believes_what_the_library_believes_whatever_is_flipped_or_cut() {
+    fn damaged_frames_are_judged_as_by_the_library() {
         for v6 in [false, true] {
             let whole = frame(b"payload", v6);
             for cut in 0..whole.len() {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn checksums_that_are_left_out_or_left_to_a_device() {
+    fn absent_and_partial_checksums_are_accepted() {
         for v6 in [false, true] {
             let mut frame = frame(b"payload", v6);
             let at = frame.len() - 7 - 2;
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_udp_is_refused() {
+    fn frames_other_than_plain_udp_are_refused() {
         let good = frame(b"payload", false);
         // A total length beyond the frame, and one that is shorter than that of UDP; options;
         // fragments; TCP; ARP.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_turned_around_goes_back_with_right_checksums() {
+    fn a_reply_in_place_has_correct_checksums() {
         check_reply::<Unchecked>(false);
         check_reply::<Checked>(false);
         check_reply::<Checked>(true);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_and_back() {
+    fn cpu_masks_round_trip() {
         for (mask, cpus) in [
             ("0", vec![]),
             ("3", vec![0, 1]),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_none() {
+    fn missing_files_read_as_none() {
         let files = FileTree::under(Path::new("/no/such/folder"));
         assert_eq!((files.text("a"), files.number("b"), files.cpu_mask("c")), (None, None, None));
         assert!(files.names("").is_empty() && files.link_name("d").is_none());

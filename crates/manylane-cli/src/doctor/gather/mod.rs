@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_below_a_device_counts_with_it() {
+    fn lower_device_losses_are_included() {
         let device = |index, below: &[u32]| Device { index, below: below.to_vec(), ..Device::default() };
         // A VLAN on a bond of two; a bridge that names itself.
         let devices = [device(1, &[2]), device(2, &[3, 4]), device(3, &[]), device(4, &[]), device(5, &[5])];

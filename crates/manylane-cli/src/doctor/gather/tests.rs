@@ -162,7 +162,7 @@ fn queues_and_interrupts_of_devices() {
 }
 
 #[test]
-fn devices_of_another_namespace_are_not_taken_for_ours() {
+fn devices_of_another_namespace_are_ignored() {
     let root = devices();
     for links in [
         // Another address; another index; a device that does not exist; one too few.
@@ -221,7 +221,7 @@ fn libc_recvfrom() -> i64 {
 }
 
 #[test]
-fn sockets_and_those_who_have_them() {
+fn sockets_and_their_owners_are_found() {
     let root = sockets_of();
     let look = |asked| {
         let mut facts = Facts::default();
@@ -268,7 +268,7 @@ fn sockets_and_those_who_have_them() {
 }
 
 #[test]
-fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
+fn an_epoll_waiter_waits_for_the_sockets_of_its_instance() {
     use manylane_sys::process::{BlockedOn, parse_blocked_on};
     let root = sockets_of();
     let is = |number: &i64| parse_blocked_on(&format!("{number} 0x9 0x0")) == Some(BlockedOn::Epoll(9));
@@ -286,7 +286,7 @@ fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
 }
 
 #[test]
-fn lanes_are_those_that_threads_serve_and_wait_as_their_socket_does() {
+fn report_lanes_are_those_with_threads_and_their_wait_policy() {
     let root = Root::new();
     root.write(&[
         ("proc/7/task/71/status", "Name:\techo\nCpus_allowed:\t4\nCpus_allowed_list:\t2\n"),

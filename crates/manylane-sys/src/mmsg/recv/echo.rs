@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_goes_back_batch_after_batch() {
+    fn received_batches_are_echoed() {
         let (server, client) = pair();
         let options = RecvOptions { batch: 4, buffer: 2048, control: false };
         let mut ring = RecvRing::new(options).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_train_goes_back_as_its_datagrams() {
+    fn a_gro_message_is_echoed_as_datagrams() {
         let (server, client) = pair();
         sock::set_flag(server.as_fd(), Flag::Gro, true).unwrap();
         send_burst::set_segment_size(client.as_fd(), 10).unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_answers_from_the_address_that_was_asked() {
+    fn a_wildcard_replies_from_the_destination_address() {
         let server = UdpSocket::bind("0.0.0.0:0").unwrap();
         sock::set_flag(server.as_fd(), Flag::PktInfoV4, true).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_takes_from_a_wire_leads_to_a_socket() {
+    fn steered_addresses_match_what_the_kernel_accepts() {
         // Addresses of a bridge or bond (MASTER), but not those of a VRF.
         let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1", "10.3.0.1"];
         assert_eq!(steered_to("0.0.0.0", false, ETH), four);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_rp_filter_is_not_taken_as_off() {
+    fn an_unreadable_rp_filter_is_not_assumed_off() {
         const MISSING: u32 = i32::MAX as u32;
         let locals = |up| LocalState { up, ..LocalState::default() };
         assert_eq!(read_strict_rp_filter(MISSING, &locals(vec![MISSING, OTHER])), None, "without addresses");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_from_us_or_from_all() {
+    fn own_and_broadcast_sources_are_refused() {
         let not_from = blocked_sources(&locals());
         assert_eq!(not_from.len(), 13);
         for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_that_a_driver_takes_off_are_missed() {
+    fn vlan_stripping_is_warned_of() {
         assert!(vlan_stripping_warning("eth0", false, true).unwrap().contains("ethtool -K eth0 rxvlan off"));
         assert_eq!(vlan_stripping_warning("eth0", false, false), None);
         assert_eq!(vlan_stripping_warning("eth0", true, true), None);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_send_and_receive_are_usable() {
+    fn queues_need_rx_and_tx_to_be_usable() {
         let usable = |receive, send, reserved| usable_queues(sys::Queues { receive, send }, reserved);
         assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
         // virtio_net with two processors: two of its four queues are in use before the program is
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_what_is_made_of_parts_are_refused() {
+    fn bridges_bonds_and_their_ports_are_refused() {
         let refused = |device, attach| check_device(device, attach, &locals()).map_err(|err| err.to_string());
         for attach in [AttachMode::Native, AttachMode::Generic] {
             assert_eq!(refused(ETH, attach), Ok(()));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_parts_later_is_refused_before() {
+    fn bonds_and_bridges_are_refused_in_native_mode() {
         for driver in ["bonding", "bridge", "team"] {
             let text = check_kind("one0", driver, AttachMode::Native).unwrap_err().to_string();
             assert!(text.contains("one0 is made of other devices") && text.contains("generic"), "{text}");

@@ -114,14 +114,14 @@ impl XdpIo {
     pub(super) fn recv(&mut self) -> Result<RecvSummary> {
         let kernel_first = self.queues.take_kernel_turn();
         if kernel_first {
-            let taken = self.companion.recv()?;
-            if taken.messages > 0 {
-                return Ok(taken);
+            let summary = self.companion.recv()?;
+            if summary.messages > 0 {
+                return Ok(summary);
             }
         }
-        let taken = self.recv_from_queues();
-        if taken.messages > 0 || kernel_first {
-            return Ok(taken);
+        let summary = self.recv_from_queues();
+        if summary.messages > 0 || kernel_first {
+            return Ok(summary);
         }
         self.queues.ack_kernel_turn();
         self.companion.recv()
@@ -156,12 +156,12 @@ impl XdpIo {
     fn recv_from_queues(&mut self) -> RecvSummary {
         let Capabilities { batch, datagram_size, .. } = self.caps;
         let cells = &self.lane.cells;
-        let taken = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
+        let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
         self.queues.publish_backlog(cells);
-        if taken.messages > 0 {
-            cells.add(Count::DeliveredByXdp, taken.datagrams as u64);
+        if summary.messages > 0 {
+            cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
         }
-        taken
+        summary
     }
 
     /// True if a queue that was not served in this round has frames.
@@ -177,12 +177,12 @@ impl XdpIo {
     #[inline]
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>, Option<XdpSender<'a>>) {
-        let (batch, replies) = self.companion.split(taken, bound);
+        let (batch, replies) = self.companion.split(summary, bound);
         let (frames, sender) = self.queues.split();
-        let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, taken));
+        let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
         (batch, replies, sender)
     }
 

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_ends_early_is_gone_on_with_by_the_next_queue() {
+    fn an_unfinished_round_continues_at_the_next_queue() {
         let mut round_robin = RoundRobin::default();
         assert_eq!(round_robin.advance(3), 0);
         round_robin.end_round();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_brings_full_batches_stays_for_a_few() {
+    fn a_queue_with_full_batches_keeps_its_turn() {
         let mut round_robin = RoundRobin::default();
         assert_eq!(round_robin.advance(2), 0);
         round_robin.record_batch(0, false);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_queues_than_before_leave_nothing_that_is_none() {
+    fn shrinking_the_queues_leaves_no_invalid_queue() {
         let mut round_robin = RoundRobin::default();
         (0..3).for_each(|_| _ = round_robin.advance(8));
         round_robin.restart();

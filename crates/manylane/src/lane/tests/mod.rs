@@ -3,9 +3,9 @@
 //! adds the same faults to engines on kernel sockets.
 
 mod loopback_faults;
+mod sim_counters;
 mod sim_receive;
 mod sim_replies;
-mod sim_sums;
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -34,7 +34,7 @@ fn each_datagram_is_delivered_or_counted_and_order_is_kept() {
 }
 
 #[test]
-fn reordering_changes_the_order_in_a_batch_and_nothing_else() {
+fn reordering_changes_only_the_order_in_a_batch() {
     let (sim, injector) = sim_with_faults(2);
     injector.faults().rx.reordering = 200;
     let mut lane = lane(&injector);
@@ -119,7 +119,7 @@ fn a_sleep_ends_with_a_datagram_or_with_the_timeout() {
 }
 
 #[test]
-fn a_lane_that_spins_polls_for_its_time_and_then_sleeps() {
+fn a_spinning_lane_polls_for_its_time_and_then_sleeps() {
     let sim = Sim::new(1);
     let mut lane = lane_with(&sim, |builder| _ = builder.wait(WaitPolicy::Spin(10 * MICROS)));
     assert!(lane.recv_timeout(MILLIS).unwrap().batch.is_empty());
@@ -161,9 +161,9 @@ fn delays_make_batches_larger() {
     let mut delays = lane.delay_policy();
     let mut sizes = Vec::new();
     while sizes.iter().sum::<usize>() < 1000 {
-        let taken = lane.recv_serving(&delays, HOUR).unwrap();
-        sizes.push(taken.messages);
-        lane.delay_after(&mut delays, taken.messages);
+        let summary = lane.recv_serving(&delays, HOUR).unwrap();
+        sizes.push(summary.messages);
+        lane.delay_after(&mut delays, summary.messages);
     }
     // One at a time, until a delay is tried after the sixteenth.
     assert!(sizes[..16].iter().all(|size| *size == 1), "{sizes:?}");
@@ -182,8 +182,8 @@ fn a_delay_waits_for_the_end_of_a_round_of_queues() {
     let serve = |lane: &mut Lane, delays: &mut DelayPolicy, batches| {
         for _ in 0..batches {
             send(&sim, 0..1, Duration::ZERO);
-            let taken = lane.recv_serving(delays, HOUR).unwrap();
-            lane.delay_after(delays, taken.messages);
+            let summary = lane.recv_serving(delays, HOUR).unwrap();
+            lane.delay_after(delays, summary.messages);
         }
         now(&sim)
     };
@@ -225,7 +225,7 @@ fn gro_messages_are_split_and_long_datagrams_are_flagged() {
 }
 
 #[test]
-fn a_lane_that_closes_counts_what_it_leaves() {
+fn a_closing_lane_counts_its_undelivered_datagrams() {
     let sim = Sim::new(1);
     let mut lane = lane(&sim);
     let descriptor = lane.as_fd().as_raw_fd();
@@ -256,7 +256,7 @@ fn a_failed_receive_loses_nothing() {
 }
 
 #[test]
-fn a_queue_that_is_more_than_half_full_is_dropped_but_for_its_end() {
+fn a_queue_above_half_is_dropped_except_its_tail() {
     let sim = Sim::new(1);
     sim.network().queue_max = 40;
     let mut lane = lane_with(&sim, |builder| _ = builder.drop_policy(DropPolicy::Head));
@@ -270,7 +270,7 @@ fn a_queue_that_is_more_than_half_full_is_dropped_but_for_its_end() {
 }
 
 #[test]
-fn a_lane_that_is_taken_out_refuses_what_comes_later() {
+fn a_retired_lane_refuses_later_datagrams() {
     let sim = Sim::new(2);
     let [mut first, second]: [Lane; 2] = lanes_with(&sim, 2, |_| ()).try_into().ok().unwrap();
     send(&sim, 0..2, Duration::ZERO);

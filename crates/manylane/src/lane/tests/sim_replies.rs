@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::*;
 
 #[test]
-fn replies_leave_in_order_and_neighbours_are_joined() {
+fn replies_are_sent_in_order_and_adjacent_ones_joined() {
     let sim = Sim::new(1);
     let mut lane = lane(&sim);
     send(&sim, 0..4, Duration::ZERO);

@@ -134,7 +134,7 @@ fn poisson(mean: f64, count: usize) -> Vec<u64> {
 }
 
 #[test]
-fn an_idle_lane_does_not_look() {
+fn an_idle_lane_does_not_poll() {
     const MINUTE_NANOS: u64 = 60_000_000_000;
     for late in WAKE_LATENCIES_NANOS {
         let did = Lane::new(late).run([], MINUTE_NANOS);
@@ -157,7 +157,7 @@ fn an_idle_lane_does_not_look() {
 // A lane that wakes up after the next request has arrived receives several at once, and cannot
 // learn the gap: it keeps sleeping, unless it polled before.
 #[test]
-fn requests_close_together_are_looked_for() {
+fn dense_requests_are_polled_for() {
     for late in &WAKE_LATENCIES_NANOS[..2] {
         for gap in [7_000, 10_000, 25_000] {
             let did = Lane::new(*late).run(every(gap, 10_000), 10_000 * gap);
@@ -167,7 +167,7 @@ fn requests_close_together_are_looked_for() {
 }
 
 #[test]
-fn requests_at_even_distances_are_rested_for() {
+fn regular_requests_are_slept_for() {
     for late in WAKE_LATENCIES_NANOS {
         for gap in [50_000, 100_000, 1_000_000, 10_000_000] {
             let did = Lane::new(late).run(every(gap, 10_000), 10_000 * gap);
@@ -191,7 +191,7 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
 // 20,000 requests per second in several patterns: a lane that always polled would use a whole
 // processor.
 #[test]
-fn it_uses_less_than_half_a_core_where_spinning_uses_one() {
+fn adaptive_waiting_uses_less_than_half_a_core() {
     const LENGTH_NANOS: u64 = 500_000_000;
     for late in WAKE_LATENCIES_NANOS {
         let even = Lane::new(late).run(every(50_000, 9_999), LENGTH_NANOS);
@@ -211,7 +211,7 @@ fn it_uses_less_than_half_a_core_where_spinning_uses_one() {
 // A ping-pong: the next request arrives after the reply to the last one. A client that stalls now
 // and then does not wait for a wake-up as well.
 #[test]
-fn a_short_stumble_is_looked_through() {
+fn a_short_irregularity_is_spun_through() {
     let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
     for late in &WAKE_LATENCIES_NANOS[..2] {
         let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
@@ -222,7 +222,7 @@ fn a_short_stumble_is_looked_through() {
 }
 
 #[test]
-fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
+fn two_long_gaps_cost_one_sleep_each() {
     // Two in a row, every 400 requests; the first before any overtime was saved up.
     let stumbles = |number: u64| (number + 390) / 400 + (number + 387) / 400;
     let requests: Vec<u64> =
@@ -235,7 +235,7 @@ fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
 }
 
 #[test]
-fn a_machine_that_is_slow_for_a_while_is_rested_on_again() {
+fn a_recovered_wake_latency_restores_sleeping() {
     let mut lane = Lane::new(28_000);
     let slow = lane.run(every(50_000, 10_000), 500_000_000);
     lane.wake_latency = 4_000;
@@ -247,7 +247,7 @@ fn a_machine_that_is_slow_for_a_while_is_rested_on_again() {
 }
 
 #[test]
-fn what_cannot_be_foreseen_is_slept_for() {
+fn unpredictable_arrivals_are_slept_for() {
     for late in WAKE_LATENCIES_NANOS {
         for mean in [100e3, 1e6] {
             let requests = poisson(mean, 10_000);
@@ -264,7 +264,7 @@ fn what_cannot_be_foreseen_is_slept_for() {
 }
 
 #[test]
-fn it_takes_a_change_in_its_stride() {
+fn a_changed_interval_is_learnt() {
     for late in &WAKE_LATENCIES_NANOS[..2] {
         let mut lane = Lane::new(*late);
         let before = lane.run(every(10_000, 1_000), 10_000_000);
@@ -276,7 +276,7 @@ fn it_takes_a_change_in_its_stride() {
 }
 
 #[test]
-fn who_was_late_once_is_not_late_for_ever() {
+fn a_missed_request_does_not_delay_later_ones() {
     // Every thousandth request arrives unpredictably early.
     let requests =
         (1..=10_000_u64).map(|number| number * 50_000 - if number % 1_000 == 0 { 25_000 } else { 0 });
@@ -287,7 +287,7 @@ fn who_was_late_once_is_not_late_for_ever() {
 }
 
 #[test]
-fn the_other_policies_do_as_they_are_told() {
+fn fixed_wait_policies_are_followed() {
     let micros = Duration::from_micros;
     let mut spin = WaitGovernor::new(WaitPolicy::Spin(micros(70)));
     for now in [0, 10, 100_000] {
@@ -304,7 +304,7 @@ fn the_other_policies_do_as_they_are_told() {
 proptest! {
     /// For any arrivals: every request is handled, and polling per batch has a bound.
     #[test]
-    fn looking_is_bounded_by_what_comes(
+    fn polling_is_bounded_by_the_arrivals(
         gaps in prop::collection::vec(0_u64..2_000_000, 0..500),
         late in 0_u64..60_000,
     ) {

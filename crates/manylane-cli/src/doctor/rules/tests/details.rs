@@ -22,7 +22,7 @@ fn losses_are_counted_once() {
 
 /// The kernel also counts datagrams without room as errors; the remaining errors were refused.
 #[test]
-fn errors_that_have_a_reason_are_not_told_twice() {
+fn errors_with_a_reason_are_reported_once() {
     let mut facts = healthy_facts();
     facts.losses.udp4 =
         Some(Udp { in_errors: 10, receive_buffer: 4, checksum: 2, memory: 1, ..Udp::default() });
@@ -34,7 +34,7 @@ fn errors_that_have_a_reason_are_not_told_twice() {
 }
 
 #[test]
-fn what_limits_a_buffer_is_what_is_raised() {
+fn the_limiting_buffer_sysctl_is_raised() {
     let set = |buffer, max| {
         let mut facts = healthy_facts();
         facts.sockets = vec![socket(1, buffer)];
@@ -49,7 +49,7 @@ fn what_limits_a_buffer_is_what_is_raised() {
 }
 
 #[test]
-fn what_was_raised_already_is_not_raised_again() {
+fn raised_settings_are_not_raised_again() {
     let mut facts = healthy_facts();
     facts.losses.softnet[0].dropped = 1;
     assert_eq!(
@@ -63,7 +63,7 @@ fn what_was_raised_already_is_not_raised_again() {
 }
 
 #[test]
-fn tune_does_not_weigh_the_reasons_of_others() {
+fn tune_ignores_findings_it_cannot_change() {
     // Settings that were switched off for safety, or on for latency, are reported and not changed.
     let mut facts = healthy_facts();
     facts.sysctls.insert("kernel.io_uring_disabled".into(), 2);
@@ -73,7 +73,7 @@ fn tune_does_not_weigh_the_reasons_of_others() {
 }
 
 #[test]
-fn what_the_host_pays_for_is_set_only_if_it_is_named() {
+fn costly_settings_need_to_be_named() {
     let judged = |governor: &str, nanos| {
         let mut facts = healthy_facts();
         (facts.cpu.idle_governor, facts.cpu.halt_poll_ns) = (Some(governor.into()), nanos);
@@ -98,7 +98,7 @@ fn what_the_host_pays_for_is_set_only_if_it_is_named() {
 }
 
 #[test]
-fn processors_of_lanes_are_to_leave_idle_states_soon() {
+fn lane_cpus_get_a_latency_limit() {
     let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
     let set = |value: &str, cpus: &[usize]| -> Vec<Change> {
         cpus.iter().map(|&cpu| Change::new(target(cpu), value)).collect()
@@ -174,7 +174,7 @@ fn autogroup_matters_only_to_adaptive_lanes() {
 }
 
 #[test]
-fn the_hash_gets_ports_and_keeps_what_it_has() {
+fn the_rx_hash_adds_ports_and_keeps_its_fields() {
     let set = |fields| {
         let mut facts = healthy_facts();
         facts.devices[1].hash_udp4 = Some(fields);
@@ -187,7 +187,7 @@ fn the_hash_gets_ports_and_keeps_what_it_has() {
 }
 
 #[test]
-fn evidence_makes_a_note_a_wrong() {
+fn evidence_raises_the_severity() {
     let mut facts = healthy_facts();
     facts.sysctls.insert("net.core.rmem_max".into(), 212_992);
     facts.losses.udp4.as_mut().unwrap().receive_buffer = 1;
@@ -202,7 +202,7 @@ fn evidence_makes_a_note_a_wrong() {
 }
 
 #[test]
-fn interrupts_are_spread_over_processors_that_may_work() {
+fn interrupts_are_spread_over_allowed_cpus() {
     let mut facts = healthy_facts();
     facts.cpu.online = vec![0, 1, 2, 3];
     facts.cpu.nodes = [(0, 0), (1, 0), (2, 1), (3, 1)].into();
@@ -263,7 +263,7 @@ fn queues_are_as_many_as_processors_at_most() {
 }
 
 #[test]
-fn a_shared_socket_says_what_lanes_would_change() {
+fn a_shared_socket_finding_recommends_lanes() {
     let shared = |programs: Vec<Program>| {
         let mut facts = healthy_facts();
         (facts.asked, facts.sockets, facts.programs) = (true, vec![socket(0, 212_992)], programs);

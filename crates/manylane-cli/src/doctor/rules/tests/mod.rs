@@ -217,7 +217,7 @@ fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 }
 
 #[test]
-fn a_machine_that_is_well_is_told_nothing() {
+fn a_healthy_machine_has_no_findings() {
     let verdict = evaluate(&healthy_facts());
     let ids: Vec<_> = verdict.findings.iter().map(Finding::name).collect();
     assert!(ids.is_empty() && verdict.unknown.is_empty(), "{ids:?} {:?}", verdict.unknown);
@@ -225,7 +225,7 @@ fn a_machine_that_is_well_is_told_nothing() {
 }
 
 #[test]
-fn each_rule_fires_alone_on_what_it_is_about() {
+fn each_rule_fires_alone_on_its_symptom() {
     for (id, severity, cause) in causes() {
         let mut facts = healthy_facts();
         cause(&mut facts);
@@ -246,7 +246,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 }
 
 #[test]
-fn what_cannot_be_seen_is_unknown_and_not_well() {
+fn unreadable_facts_are_unknown_and_not_healthy() {
     let cases: [(&str, Cause); 20] = [
         ("socket-drops", |f| f.note_gap("sockets", "x")),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
@@ -289,7 +289,7 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
 }
 
 #[test]
-fn a_watch_counts_what_was_lost_meanwhile() {
+fn a_watch_counts_losses_of_its_interval() {
     let mut before = healthy_facts();
     before.losses.softnet[0].dropped = 100;
     before.losses.udp4.as_mut().unwrap().receive_buffer = 50;
@@ -308,7 +308,7 @@ fn a_watch_counts_what_was_lost_meanwhile() {
 }
 
 #[test]
-fn what_costs_most_comes_first() {
+fn findings_are_sorted_by_loss() {
     let mut facts = healthy_facts();
     for (_, _, cause) in causes().into_iter().rev() {
         cause(&mut facts);
@@ -323,7 +323,7 @@ fn what_costs_most_comes_first() {
 /// The table of docs/doctor.md is generated from the rules: `MANYLANE_WRITE_DOCS=1 cargo test -p
 /// manylane-cli` writes it again.
 #[test]
-fn the_page_has_every_rule_in_its_words() {
+fn doctor_docs_describe_every_rule() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");
     let page = std::fs::read_to_string(path).unwrap();
     let (start, end) = ("<!-- findings: made of the rules -->\n", "<!-- end of findings -->\n");

@@ -372,9 +372,9 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
                     "{at} has no AF_XDP socket any more, but the kernel has not released it yet; try again"
                 )
             } else {
-                let who = port_owner::find_process(&owners.unwrap_or_default())
+                let holder = port_owner::find_process(&owners.unwrap_or_default())
                     .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
-                format!("{at} is served by an AF_XDP socket of {who}")
+                format!("{at} is served by an AF_XDP socket of {holder}")
             };
             Error::with(ErrorKind::InUse, message, err.source)
         }

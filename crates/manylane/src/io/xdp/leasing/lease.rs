@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_lent_queues_if_what_comes_is_its_own() {
+    fn a_socket_is_leased_only_queues_of_its_own_traffic() {
         let one = |ours: BoundSocket, others: &[BoundSocket]| {
             verify_binding(1, ours.ip, &[&[ours], others].concat())
         };
@@ -360,18 +360,18 @@ mod tests {
         assert_eq!((one(any, &[lane(any), lane(any)]), one(some, &[lane(some)])), (Ok(()), Ok(())));
         // At another address, or a less specific one.
         assert_eq!(one(some, &[bound(2, "10.0.0.2"), bound(3, "127.0.0.53"), bound(4, "0.0.0.0")]), Ok(()));
-        let stranger = |ip| BoundSocket { uid: 8, ..bound(2, ip) };
-        assert_eq!(one(some, &[stranger("10.0.0.2")]), Ok(()));
+        let other_user = |ip| BoundSocket { uid: 8, ..bound(2, ip) };
+        assert_eq!(one(some, &[other_user("10.0.0.2")]), Ok(()));
         let only_v6 = BoundSocket { only_v6: true, ..bound(1, "::") };
-        assert_eq!(one(only_v6, &[stranger("0.0.0.0"), stranger("10.0.0.1")]), Ok(()));
+        assert_eq!(one(only_v6, &[other_user("0.0.0.0"), other_user("10.0.0.1")]), Ok(()));
 
         assert!(verify_binding(1, some.ip, &[lane(some)]).is_err(), "it was closed");
         assert!(verify_binding(1, any.ip, &[some]).is_err(), "it is bound elsewhere");
         assert!(one(BoundSocket { device: 1, ..any }, &[]).is_err());
         assert!(one(BoundSocket { is_connected: true, ..any }, &[]).is_err());
-        assert!(one(any, &[stranger("0.0.0.0")]).is_err());
-        assert!(one(any, &[BoundSocket { device: 3, ..stranger("0.0.0.0") }]).is_err());
-        assert!(one(bound(1, "::"), &[stranger("10.0.0.1")]).is_err());
+        assert!(one(any, &[other_user("0.0.0.0")]).is_err());
+        assert!(one(any, &[BoundSocket { device: 3, ..other_user("0.0.0.0") }]).is_err());
+        assert!(one(bound(1, "::"), &[other_user("10.0.0.1")]).is_err());
         assert!(one(any, &[bound(2, "10.0.0.1")]).is_err(), "the kernel gives that one its own");
         assert!(one(some, &[BoundSocket { is_connected: true, ..lane(some) }]).is_err());
         assert!(one(some, &[BoundSocket { device: 3, ..bound(2, "0.0.0.0") }]).is_err());

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_entered_kept_and_forgotten() {
+    fn requested_next_hops_are_inserted_kept_and_evicted() {
         let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         let mut peers = Peers::default();
         let start = Instant::now();

@@ -75,11 +75,11 @@ fn bound_count(lessor: &Lessor, at: usize) -> usize {
 }
 
 #[test]
-fn netns_no_port_leads_to_a_lease_that_is_not_open() {
+fn netns_no_port_is_redirected_to_a_closed_lease() {
     /// With this many addresses, two sockets exceed the map of ports. Twice as many addresses
     /// exceed the map of addresses.
     const ADDRESSES: usize = 2500;
-    if !can_make_namespaces("netns_no_port_leads_to_a_lease_that_is_not_open") {
+    if !can_make_namespaces("netns_no_port_is_redirected_to_a_closed_lease") {
         return;
     }
     let ours = create_device();
@@ -140,8 +140,8 @@ fn netns_tap_devices_are_used_only_if_named() {
 
 /// From then on, the upper device decides about the frames.
 #[test]
-fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
-    const TEST: &str = "netns_a_device_that_becomes_a_part_is_left_to_the_kernel";
+fn netns_an_enslaved_device_is_left_to_the_kernel() {
+    const TEST: &str = "netns_an_enslaved_device_is_left_to_the_kernel";
     if !can_make_namespaces(TEST) {
         return;
     }
@@ -176,8 +176,8 @@ fn netns_a_device_that_becomes_a_part_is_left_to_the_kernel() {
 /// As without /proc or descriptors: without the device, its filter cannot be read. The other one
 /// has no IPv4 address, but could have routes.
 #[test]
-fn netns_an_rp_filter_that_cannot_be_read_is_as_it_was() {
-    if !can_make_namespaces("netns_an_rp_filter_that_cannot_be_read_is_as_it_was") {
+fn netns_an_unreadable_rp_filter_keeps_its_value() {
+    if !can_make_namespaces("netns_an_unreadable_rp_filter_keeps_its_value") {
         return;
     }
     for strict in [false, true] {
@@ -199,8 +199,8 @@ fn netns_an_rp_filter_that_cannot_be_read_is_as_it_was() {
 }
 
 #[test]
-fn netns_vlans_of_a_socket_that_was_refused_lead_nowhere() {
-    if !can_make_namespaces("netns_vlans_of_a_socket_that_was_refused_lead_nowhere") {
+fn netns_vlans_of_a_refused_socket_are_removed() {
+    if !can_make_namespaces("netns_vlans_of_a_refused_socket_are_removed") {
         return;
     }
     run(&create_device(), || {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_carries_whole_questions_between_threads() {
+    fn a_query_queue_passes_whole_queries_between_threads() {
         let queue = QueryQueue::new();
         let questions = if cfg!(miri) { 200 } else { 100_000 };
         std::thread::scope(|scope| {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_is_asked_for_once_per_stamp() {
+    fn a_pair_is_queried_once_per_epoch() {
         let mut recent = RecentQueries::new();
         let hash = 0x1234_5678_9abc_def0;
         assert!(!recent.query_once(hash, 1, || false), "the queue is full");

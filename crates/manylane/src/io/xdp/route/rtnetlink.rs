@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_that_no_frame_can_take_are_none() {
+    fn unusable_route_types_are_ignored() {
         let answer = |kind: u8, more: &[(u16, &[u8])]| {
             let device = 3u32.to_ne_bytes();
             let mut attributes: Vec<(u16, &[u8])> = vec![(1, &[192, 0, 2, 1]), (4, &device)];
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_device_only_what_matters_is_read() {
+    fn only_relevant_device_attributes_are_read() {
         let mut header = vec![0, 0, 1, 0];
         header.extend(9u32.to_ne_bytes());
         header.extend(0x41u32.to_ne_bytes());
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_says_which_addresses_are_for_all_of_its_network() {
+    fn broadcast_addresses_follow_from_an_address() {
         let read = |prefix: u8, attributes: &[(u16, &[u8])]| {
             let payload = message(&[2, prefix, 0, 0, 3, 0, 0, 0], attributes);
             match decode(RTM_NEWADDR, &payload) {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_routes_say_whom_they_touch() {
+    fn changed_routes_name_the_affected_peers() {
         let header = |family, length| [family, length, 0, 0, 254, 0, 0, 1, 0, 0, 0, 0];
         let read = |family, length, bytes: &[u8]| {
             decode(RTM_DELROUTE, &message(&header(family, length), &[(1, bytes), (5, &[1])]))

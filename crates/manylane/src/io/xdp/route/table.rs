@@ -29,8 +29,8 @@ pub(super) struct Prefix {
 
 impl Prefix {
     pub(super) fn new(ip: IpAddr, length: u8) -> Self {
-        let (most, before) = if ip.is_ipv4() { (32, 96) } else { (128, 0) };
-        Self { bits: addr_bits(ip), length: before + u32::from(length).min(most) }
+        let (prefix_max, before) = if ip.is_ipv4() { (32, 96) } else { (128, 0) };
+        Self { bits: addr_bits(ip), length: before + u32::from(length).min(prefix_max) }
     }
 
     fn contains(&self, ip: u128) -> bool {

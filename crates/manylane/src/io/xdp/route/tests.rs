@@ -179,7 +179,7 @@ fn needs_no_privilege_and_ends() {
 }
 
 #[test]
-fn a_watcher_may_have_the_last_reference() {
+fn a_watcher_may_drop_the_last_reference() {
     let routes = Routes::start().unwrap();
     let (shared, last) = (Arc::downgrade(&routes.shared), Mutex::new(Some(Arc::clone(&routes))));
     routes.on_change(Box::new(move |_| drop(lock(&last).take())));

@@ -129,7 +129,7 @@ fn the_mtu_is_the_smallest_that_counts() {
 }
 
 #[test]
-fn a_neighbour_that_was_waited_for_is_announced_once() {
+fn an_awaited_neighbour_is_announced_once() {
     let mut world = World::new([KernelUpdate::Link(3, device())]);
     let gateway = neighbour(3, "10.0.0.9");
     assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), None);
@@ -157,7 +157,7 @@ fn a_neighbour_that_changes_changes_its_entries() {
 }
 
 #[test]
-fn what_a_device_is_a_part_of_is_followed() {
+fn the_master_of_a_device_is_tracked() {
     let mut world = World::new([KernelUpdate::Link(3, device()), KernelUpdate::Link(4, device())]);
     let up = Change::Link { ifindex: 3, up: true, gone: false };
     let part = LinkUpdate { master: Some(4), ..device() };
@@ -176,7 +176,7 @@ fn what_a_device_is_a_part_of_is_followed() {
 }
 
 #[test]
-fn devices_that_are_up_are_known_without_addresses() {
+fn running_devices_without_addresses_are_known() {
     let mut world =
         World::new([KernelUpdate::Link(LOOPBACK_IFINDEX, device()), KernelUpdate::Link(3, device())]);
     let no_carrier = LinkUpdate { running: false, ..device() };
@@ -273,7 +273,7 @@ fn a_device_and_an_address_touch_their_own_entries_only() {
 }
 
 #[test]
-fn changed_routes_touch_their_peers_only() {
+fn changed_routes_affect_only_their_peers() {
     let mut world = World::new([
         KernelUpdate::Link(3, device()),
         KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)),
@@ -317,7 +317,7 @@ fn addresses_of_a_link_need_one_device() {
 }
 
 #[test]
-fn a_new_picture_tells_what_is_different() {
+fn a_new_snapshot_reports_its_differences() {
     let no_carrier = LinkUpdate { running: false, ..device() };
     let mut old = World::new([
         KernelUpdate::Link(1, device()),

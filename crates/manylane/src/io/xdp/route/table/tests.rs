@@ -26,7 +26,7 @@ fn find(writer: &Writer, pair: &RouteKey) -> Option<Entry> {
 }
 
 #[test]
-fn what_was_put_is_found_whole() {
+fn inserted_entries_are_found_whole() {
     let mut writer = Writer::new();
     let (a, b) = (pair("10.0.0.1", "192.0.2.9"), pair("fd00::1", "2001:db8::9"));
     let next = NextHop { ifindex: u32::MAX, source_mac: [0xff; 6], mac: [0xfe; 6], mtu: 65_575 };
@@ -59,7 +59,7 @@ fn the_table_is_bounded_and_forgets_the_oldest() {
 }
 
 #[test]
-fn peers_in_a_row_come_to_all_sets_alike() {
+fn consecutive_peers_spread_over_all_sets() {
     let six = |n: u32| RouteKey([0xfd00 << 48, 1, 0x2001_0db8_0000_0000 + u64::from(n), 1]);
     // Many local addresses, each with the same peers.
     let square = |n: u32| {
@@ -78,7 +78,7 @@ fn peers_in_a_row_come_to_all_sets_alike() {
 }
 
 #[test]
-fn an_entry_that_is_renewed_is_not_the_oldest() {
+fn a_renewed_entry_is_not_the_oldest() {
     let mut writer = Writer::new();
     let kept = nth(0);
     for n in 0..2 * ENTRIES_MAX as u32 {
@@ -105,7 +105,7 @@ fn a_neighbour_changes_under_its_entries() {
 }
 
 #[test]
-fn prefixes_and_time_remove_what_they_cover() {
+fn prefixes_and_time_remove_covered_entries() {
     let mut writer = Writer::new();
     let inside = pair("10.0.0.1", "192.0.2.200");
     let outside = pair("10.0.0.1", "192.0.3.1");
@@ -135,7 +135,7 @@ fn prefixes_and_time_remove_what_they_cover() {
 }
 
 #[test]
-fn nothing_is_left_of_a_writer_that_went() {
+fn a_dropped_writer_leaves_no_entries() {
     let mut writer = Writer::new();
     let table = Arc::clone(writer.table());
     writer.insert(&nth(1), via("10.0.0.254"), &new_entry(1, 0));
@@ -191,7 +191,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn equal_bytes_are_all_and_no_others(bytes in any::<[u8; 8]>(), nth in 0usize..8, flip in 0u8..2) {
+    fn equal_bytes_finds_exactly_the_matches(bytes in any::<[u8; 8]>(), nth in 0usize..8, flip in 0u8..2) {
         let byte = bytes[nth] ^ flip;
         let expected = bytes.map(|other| if other == byte { 0x80 } else { 0 });
         prop_assert_eq!(equal_bytes(u64::from_le_bytes(bytes), byte), u64::from_le_bytes(expected));

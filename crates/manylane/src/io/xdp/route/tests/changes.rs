@@ -198,8 +198,8 @@ fn netns_the_mtu_of_the_path_is_learnt_while_running() {
 }
 
 #[test]
-fn netns_events_that_were_lost_are_made_up_for() {
-    if !can_make_namespaces("netns_events_that_were_lost_are_made_up_for") {
+fn netns_lost_netlink_events_cause_a_resync() {
+    if !can_make_namespaces("netns_lost_netlink_events_cause_a_resync") {
         return;
     }
     let world = Testbed::new();

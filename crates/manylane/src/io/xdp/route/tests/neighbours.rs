@@ -26,8 +26,8 @@ fn netns_peers_on_the_link_and_behind_gateways() {
 }
 
 #[test]
-fn netns_what_is_no_neighbour_has_no_next_hop() {
-    if !can_make_namespaces("netns_what_is_no_neighbour_has_no_next_hop") {
+fn netns_non_neighbours_have_no_next_hop() {
+    if !can_make_namespaces("netns_non_neighbours_have_no_next_hop") {
         return;
     }
     let world = Testbed::new();
@@ -94,8 +94,8 @@ fn netns_a_neighbour_is_used_once_the_kernel_has_found_it() {
 }
 
 #[test]
-fn netns_a_gateway_changes_its_mac_and_goes() {
-    if !can_make_namespaces("netns_a_gateway_changes_its_mac_and_goes") {
+fn netns_a_gateway_changes_its_mac_and_disappears() {
+    if !can_make_namespaces("netns_a_gateway_changes_its_mac_and_disappears") {
         return;
     }
     let world = Testbed::new();
@@ -151,8 +151,8 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
 }
 
 #[test]
-fn netns_entries_that_nobody_uses_go() {
-    if !can_make_namespaces("netns_entries_that_nobody_uses_go") {
+fn netns_unused_entries_expire() {
+    if !can_make_namespaces("netns_unused_entries_expire") {
         return;
     }
     let world = Testbed::new();
@@ -166,8 +166,8 @@ fn netns_entries_that_nobody_uses_go() {
 }
 
 #[test]
-fn netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out() {
-    if !can_make_namespaces("netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out") {
+fn netns_a_flood_of_peers_is_bounded_and_evicts_fairly() {
+    if !can_make_namespaces("netns_a_flood_of_peers_is_bounded_and_evicts_fairly") {
         return;
     }
     let world = Testbed::new();

@@ -1,0 +1,132 @@
+//! Where a server runs.
+
+use std::fs::Permissions;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, thread};
+
+use manylane_sys::netns::NetNs;
+use manylane_testbed::{Host, topology};
+use tempfile::TempDir;
+
+/// A network namespace with nothing but loopback, if that can be had, and a folder.
+pub(crate) struct Sandbox {
+    namespace: Option<NetNs>,
+    folder: PathBuf,
+    /// The library that programs there load, if it is not where cargo has built it.
+    library: Option<PathBuf>,
+    /// Removed with this, unless the folder is in that of the build.
+    _temporary: Option<TempDir>,
+}
+
+impl Sandbox {
+    /// A sandbox for the test of that name.
+    pub(crate) fn new(test: &str) -> Self {
+        Self::within(test, topology::available().is_ok().then(|| NetNs::create().unwrap()))
+    }
+
+    /// A sandbox on a host of a testbed.
+    pub(crate) fn at(test: &str, host: &Host) -> Self {
+        Self::within(test, Some(NetNs::open(&host.namespace().path()).unwrap()))
+    }
+
+    /// A sandbox on a host of a testbed, for programs of other users: its folder and a copy of the
+    /// library in it are outside of the checkout, which may be in a folder that is root's alone.
+    pub(crate) fn for_other_users(host: &Host) -> Self {
+        let temporary = tempfile::Builder::new().prefix("manylane-servers-").tempdir().unwrap();
+        fs::set_permissions(&temporary, Permissions::from_mode(0o755)).unwrap();
+        let mut shell = Command::new(env!("CARGO_BIN_EXE_manylane"));
+        shell.args(["run", "--quiet", "--", "sh", "-c", "echo $LD_PRELOAD"]);
+        let built = crate::run_ok(shell);
+        let library = temporary.path().join("libmanylane_preload.so");
+        fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
+        Self {
+            namespace: Some(NetNs::open(&host.namespace().path()).unwrap()),
+            folder: temporary.path().to_owned(),
+            library: Some(library),
+            _temporary: Some(temporary),
+        }
+        .with_loopback()
+    }
+
+    fn within(test: &str, namespace: Option<NetNs>) -> Self {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("servers").join(test);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Self { namespace, folder, library: None, _temporary: None }.with_loopback()
+    }
+
+    fn with_loopback(self) -> Self {
+        if self.namespace.is_some() {
+            let mut ip = self.command("ip");
+            ip.args(["link", "set", "lo", "up"]);
+            crate::run_ok(ip);
+        }
+        self
+    }
+
+    /// A folder that is empty at first, but for the library.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Writes a file there and returns its path.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.folder.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// Writes a file there, with what stands for each of the words between two @ in `text`, and
+    /// returns its path.
+    pub(crate) fn filled(&self, name: &str, text: &str, words: &[(&str, &str)]) -> String {
+        let at = ("FOLDER", self.folder.to_str().unwrap());
+        let fill = |text: String, (word, with): &(&str, &str)| text.replace(&format!("@{word}@"), with);
+        let text = words.iter().chain([&at]).fold(text.to_owned(), fill);
+        self.file(name, &text)
+    }
+
+    /// A path there.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.folder.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A command that runs there.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        if let Some(namespace) = &self.namespace {
+            namespace.enter_in_child(&mut command).unwrap();
+        }
+        if let Some(library) = &self.library {
+            command.env("MANYLANE_PRELOAD", library);
+        }
+        command
+    }
+
+    /// A socket there, on loopback, on a port that was free.
+    pub(crate) fn socket(&self) -> UdpSocket {
+        self.socket_at("127.0.0.1:0")
+    }
+
+    /// A socket there.
+    pub(crate) fn socket_at(&self, at: &str) -> UdpSocket {
+        let bind = || UdpSocket::bind(at).unwrap();
+        let Some(namespace) = &self.namespace else {
+            return bind();
+        };
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                namespace.enter().unwrap();
+                bind()
+            });
+            inside.join().unwrap()
+        })
+    }
+
+    /// An address that is free, for UDP and probably for TCP.
+    pub(crate) fn free_addr(&self) -> SocketAddr {
+        self.socket().local_addr().unwrap()
+    }
+}

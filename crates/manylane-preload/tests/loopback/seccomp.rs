@@ -1,0 +1,80 @@
+//! A server that installs a seccomp filter makes no system calls but its own, and loses nothing.
+
+use crate::support::{build, can_run_without, run_native, run_preloaded};
+use manylane_ipc::report::Reason;
+
+const WAIT_CALLS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
+
+/// Runs the server natively and with the library, where its socket falls back for the filter alone.
+fn assert_seccomp_fallback(when: &str, lanes: &str, output: &str, fallbacks: u64) {
+    let program = build("seccomp");
+    for way in WAIT_CALLS {
+        assert_eq!(
+            run_native(&program, &[when, way, "1"]).output,
+            output,
+            "{when}, {way}, without the library"
+        );
+        for prefetch in ["0", "1"] {
+            let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", prefetch)];
+            let with = run_preloaded(&program, &[when, way, lanes], &vars);
+            assert_eq!(with.output, output, "{when}, {way}, prefetch {prefetch}");
+            assert_eq!(with.count(Reason::Seccomp), fallbacks, "{when}, {way}, prefetch {prefetch}");
+            let reasons = if fallbacks == 0 { vec![] } else { vec!["seccomp"] };
+            assert_eq!(with.reasons(), reasons, "{when}, {way}, prefetch {prefetch}");
+        }
+    }
+}
+
+#[test]
+fn loopback_seccomp_filtered_receiver_makes_no_extra_syscalls() {
+    assert_seccomp_fallback("prctl", "1", "0 missing\n", 1);
+    assert_seccomp_fallback("seccomp", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_seccomp_filtered_fork_and_exit_make_no_extra_syscalls() {
+    let name = "loopback_seccomp_filtered_fork_and_exit_make_no_extra_syscalls";
+    if can_run_without(
+        &["thread"],
+        name,
+        "the runtime starts a thread in each child, which the filter forbids",
+    ) {
+        assert_seccomp_fallback("forks", "1", "0 missing\n", 1);
+    }
+}
+
+#[test]
+fn loopback_seccomp_filtered_workers_make_no_extra_syscalls() {
+    assert_seccomp_fallback("workers", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_seccomp_filtered_bind_makes_no_extra_syscalls() {
+    assert_seccomp_fallback("bind", "1", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_querying_seccomp_keeps_lanes() {
+    assert_seccomp_fallback("query", "1", "0 missing\n", 0);
+}
+
+#[test]
+fn loopback_queued_datagrams_are_received_after_seccomp() {
+    assert_seccomp_fallback("waiting", "2", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_seccomp_tsync_on_waiting_threads_makes_no_extra_syscalls() {
+    assert_seccomp_fallback("blocked", "2", "0 missing\n", 1);
+}
+
+#[test]
+fn loopback_seccomp_filter_of_one_thread_makes_the_socket_plain() {
+    assert_seccomp_fallback("partial", "2", "0 missing\n", 1);
+}
+
+/// What waits in lanes goes with the socket, and so does the port.
+#[test]
+fn loopback_close_after_seccomp_frees_port_and_lanes() {
+    assert_seccomp_fallback("close", "2", "", 1);
+}

@@ -1,0 +1,120 @@
+//! Calls on a socket return what they return without lanes.
+
+use crate::support::{build, can_run_without, run_native, run_preloaded, run_preloaded_with_fd};
+
+#[test]
+fn loopback_lanes_of_absent_owners_do_not_change_results() {
+    let program = build("socket_semantics");
+    let without = run_native(&program, &[]);
+    assert!(!without.output.contains(": no"), "{}", without.output);
+    // Pauses as they come, none, and long ones.
+    for (steering, rx_usecs) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
+        let vars =
+            [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs)];
+        let with = run_preloaded(&program, &[], &vars);
+        assert_eq!(with.output, without.output, "{steering}");
+        // Until errors were asked for, there were lanes: the main thread took from those of others.
+        assert_eq!(with.reasons(), ["error-queue"], "{steering}");
+        assert!(with.stolen() > 0, "{steering}");
+    }
+}
+
+#[test]
+fn loopback_negative_so_rcvtimeo_does_not_block() {
+    let program = build("so_rcvtimeo");
+    let expected = "set 0, is 0.000000, recv -1 Resource temporarily unavailable, then 16 of 16\n";
+    assert_eq!(run_native(&program, &[]).output, expected);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    // Two threads with lanes, and the one that sets the timeout. A thread that gets no CPU time for
+    // a while loses its lane until it has received twice.
+    assert_eq!((with.output.as_str(), with.receiver_count(), with.reasons()), (expected, 3, vec!["option"]));
+    assert!(with.lanes() > 0);
+}
+
+#[test]
+fn loopback_unlisted_ports_get_no_lanes() {
+    let program = build("socket_semantics");
+    let without = run_native(&program, &[]);
+    for vars in [("MANYLANE_PORTS", "1-2"), ("MANYLANE_LANES", "1")] {
+        let with = run_preloaded(&program, &[], &[vars]);
+        assert_eq!(with.output, without.output);
+        assert_eq!((with.reasons(), with.received()), (vec![], 0));
+    }
+}
+
+/// One datagram at a time, and with datagrams taken ahead: there a buffer that is not mapped is
+/// none that the library can tell.
+#[test]
+fn loopback_invalid_call_arguments_return_native_results() {
+    let program = build("call_args");
+    for (prefetch, args) in [("0", &["unmapped"][..]), ("1", &[])] {
+        let without = run_native(&program, args);
+        let vars =
+            [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_PREFETCH", prefetch), ("MANYLANE_RX_USECS", "0")];
+        let with = run_preloaded(&program, args, &vars);
+        assert_eq!(with.output, without.output, "prefetch {prefetch}");
+        assert_eq!(with.reasons(), ["reuseport"], "prefetch {prefetch}");
+        // Four rows of the table receive two messages with one call, for eight flows each.
+        let together = with.received() - with.calls();
+        // Release builds ignore the variable.
+        let prefetches = prefetch == "1" && cfg!(debug_assertions);
+        assert!(if prefetches { together > 200 } else { together == 32 }, "prefetch {prefetch}: {together}");
+    }
+}
+
+/// The library's own: the report's, and those of lanes.
+#[test]
+fn loopback_hidden_descriptors_return_ebadf() {
+    let program = build("hidden_fds");
+    let without = run_native(&program, &[]);
+    let with = run_preloaded_with_fd(&program, &[]);
+    assert_eq!(with.output, without.output);
+    assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
+}
+
+/// However it was said that a handler interrupts calls, and whoever else says that it does not.
+#[test]
+fn loopback_sa_restart_is_honoured_however_it_was_set() {
+    let program = build("sa_restart");
+    for (what, reasons) in [
+        ("signal", &[][..]),
+        ("bsd_signal", &[]),
+        ("ssignal", &[]),
+        ("siginterrupt", &[]),
+        ("siginterrupt ahead", &[]),
+        ("siginterrupt off", &[]),
+        ("sigset", &[]),
+        ("sysv_signal", &[]),
+        ("sigignore", &[]),
+        ("both", &["signals"]),
+    ] {
+        let name = format!("loopback_sa_restart_is_honoured_however_it_was_set, {what}");
+        let why = "the runtime runs a handler once the call that it came in is over, which goes on here";
+        if what == "siginterrupt off" && !can_run_without(&["thread"], &name, why) {
+            continue;
+        }
+        let without = run_native(&program, &[what]);
+        let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(
+            (with.output.as_str(), with.reasons()),
+            (without.output.as_str(), reasons.to_vec()),
+            "{what}"
+        );
+        let lanes = if reasons.is_empty() { 2 } else { 0 };
+        assert_eq!(with.lanes(), lanes, "{what}");
+    }
+}
+
+/// Whatever a program does to descriptors that it does not know.
+#[test]
+fn loopback_exec_passes_on_the_report_descriptor() {
+    for (what, seen) in [
+        ("closefrom", "no descriptor, then no descriptor\n"),
+        // There the library finds it by its path.
+        ("closed", "no descriptor, then no descriptor\n"),
+        ("reused", "open, then open\n"),
+    ] {
+        let with = run_preloaded_with_fd(&build("report_fd"), &[what]);
+        assert_eq!((with.output.as_str(), with.processes()), (seen, 2), "{what}");
+    }
+}

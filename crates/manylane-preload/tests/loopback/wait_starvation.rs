@@ -1,0 +1,64 @@
+//! A datagram in the lane of an absent thread is reported, even by waits that return at once each
+//! time because of another descriptor.
+
+use crate::support::{build, run_native, run_preloaded};
+
+fn assert_reported(call: &str) {
+    let program = build("wait_starvation");
+    for beside in ["pipe", "out", "socket"] {
+        let args = [call, beside];
+        assert_eq!(run_native(&program, &args).output, "20 of 20\n", "{args:?}");
+        let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, "20 of 20\n", "{args:?}");
+        assert_eq!((with.lanes(), with.reasons()), (3, vec![]), "{args:?}");
+        assert_eq!(with.stolen_by_main(), 20, "{args:?}");
+    }
+}
+
+#[test]
+fn loopback_poll_reports_other_lanes_beside_ready_descriptors() {
+    assert_reported("poll");
+    assert_reported("ppoll");
+}
+
+#[test]
+fn loopback_select_reports_other_lanes_beside_ready_descriptors() {
+    assert_reported("select");
+    assert_reported("pselect");
+}
+
+#[test]
+fn loopback_epoll_reports_other_lanes_beside_ready_descriptors() {
+    assert_reported("epoll");
+}
+
+#[test]
+fn loopback_epoll_wait_for_one_event_starves_no_descriptor() {
+    assert_reported("one");
+}
+
+/// Of more sockets in an instance than have lanes there, the last one is plain, and what its lanes
+/// held is told of.
+#[test]
+fn loopback_socket_beyond_the_epoll_table_keeps_its_events() {
+    let program = build("epoll_many_sockets");
+    let all = "40 of 40\nthen 0, later 1, out 0\n";
+    // Each lane held 20. One of the two is the program's own socket, which is no other lane once
+    // that is plain.
+    for (sockets, reasons, helped) in [("31", vec![], 40), ("32", vec!["full"], 20), ("40", vec!["full"], 20)]
+    {
+        assert_eq!(run_native(&program, &[sockets]).output, all, "{sockets}");
+        let with = run_preloaded(&program, &[sockets], &[("MANYLANE_LANES", "8")]);
+        assert_eq!((with.output.as_str(), with.reasons()), (all, reasons), "{sockets}");
+        assert_eq!(with.stolen_by_main(), helped, "{sockets}");
+    }
+}
+
+#[test]
+fn loopback_other_lanes_do_not_starve_one_event_waits() {
+    let program = build("epoll_fairness");
+    let all = "3\n3\n3\n";
+    assert_eq!(run_native(&program, &[]).output, all);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.reasons()), (all, vec![]));
+}

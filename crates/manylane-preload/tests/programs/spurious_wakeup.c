@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Waits that return at once although no datagram is queued:
+ *
+ *	spurious_wakeup CASE
+ *
+ * "nonblock": a descriptor is made non-blocking, unseen by the library.
+ * "laneless": one lane reports an event that is no datagram, and a thread without
+ * a lane checks all lanes. "poll", "epoll": the same, and the owner of another
+ * lane waits for events.
+ *
+ * Prints whether the library and the program make no more calls than if nearly
+ * each lasted for a slice.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "loopback.h"
+
+#define FLOWS 16
+/*
+ * The longest duration of a wait, and the calls that may be made in that time:
+ * some short ones before a full one, by each of three threads.
+ */
+#define SLICE_NS 20000000L
+#define CALLS_MAX 300
+
+static int server, clients[FLOWS];
+static struct sockaddr_in address;
+static _Atomic unsigned received[2], total, hold, held;
+static _Atomic unsigned long program_calls;
+static const char *pattern;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = -1, waits = nth == 1 && strcmp(pattern, "laneless") &&
+				strcmp(pattern, "nonblock");
+
+	if (waits && !strcmp(pattern, "epoll")) {
+		epoll = epoll_create1(0);
+		epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+	}
+	for (;;) {
+		char byte;
+
+		if (waits && epoll < 0)
+			poll(&at, 1, -1);
+		if (waits && epoll >= 0)
+			epoll_wait(epoll, &event, 1, -1);
+		program_calls++;
+		if (recv(server, &byte, 1, waits ? MSG_DONTWAIT : 0) < 1)
+			continue;
+		received[nth]++;
+		total++;
+		if (hold && nth == 0) {
+			held = 1;
+			for (;;)
+				pause();
+		}
+	}
+	return NULL;
+}
+
+static void *laneless_receiver(void *arg)
+{
+	char byte;
+
+	recv(server, &byte, 1, 0);
+	return arg;
+}
+
+static void burst(void)
+{
+	unsigned want = total + FLOWS;
+	int i;
+
+	for (i = 0; i < FLOWS; i++)
+		if (sendto(clients[i], "x", 1, 0, (void *)&address,
+			   sizeof(address)) != 1)
+			perror("sendto");
+	while (total < want && !held)
+		usleep(50);
+}
+
+static long now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+int main(int argc, char **argv)
+{
+	_Atomic unsigned long *calls = dlsym(RTLD_DEFAULT, "counted_calls");
+	pthread_t thread;
+	unsigned long calls_before, program_calls_before, calls_max;
+	long start;
+	int i;
+
+	if (argc < 2 || !calls)
+		return 2;
+	pattern = argv[1];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	server = loopback_server(0, &address);
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	/* The first one keeps the program's own socket. */
+	for (i = 0; i < 2; i++) {
+		pthread_create(&thread, NULL, worker, (void *)(unsigned long)i);
+		while (!received[i])
+			burst();
+	}
+	for (i = 0; i < 100 || received[0] < 50 || received[1] < 50; i++)
+		burst();
+	if (strcmp(pattern, "nonblock")) {
+		hold = 1;
+		while (!held)
+			burst();
+		/*
+		 * Time for the datagrams that are left in the lane of the
+		 * absent thread.
+		 */
+		usleep(200000);
+		syscall(SYS_shutdown, server, SHUT_RD);
+	} else {
+		syscall(SYS_fcntl, server, F_SETFL, O_RDWR | O_NONBLOCK);
+	}
+	if (!strcmp(pattern, "laneless"))
+		pthread_create(&thread, NULL, laneless_receiver, NULL);
+	start = now();
+	calls_before = *calls;
+	program_calls_before = program_calls;
+	usleep(1000000);
+	calls_max = ((now() - start) / SLICE_NS + 1) * CALLS_MAX;
+	printf("waits: %s\n", *calls - calls_before < calls_max ? "yes" : "no");
+	printf("program: %s\n", program_calls - program_calls_before <
+						calls_max / CALLS_MAX * 3 ?
+					"yes" :
+					"no");
+	fprintf(stderr, "%s: %lu calls, %lu by the program\n", pattern,
+		*calls - calls_before, program_calls - program_calls_before);
+	return 0;
+}
