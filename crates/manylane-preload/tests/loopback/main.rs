@@ -11,6 +11,7 @@ mod early;
 mod fallen;
 mod gaps;
 mod heirs;
+mod high_lanes;
 mod joins;
 mod looks;
 mod lowered;
