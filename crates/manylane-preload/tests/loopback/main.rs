@@ -16,6 +16,7 @@ mod joins;
 mod looks;
 mod lowered;
 mod nested;
+mod options_during_waits;
 mod patterns;
 mod pauses;
 mod replies;
