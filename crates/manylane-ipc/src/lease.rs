@@ -5,18 +5,20 @@
 //!   the library                                          the lessor
 //!   connects, by the name in the environment ──►  asks the kernel for its peer; the connection is the lease
 //!   Request: the secret in the environment, the program's UDP socket ──►  asks the kernel where the socket is bound
-//!                                     ◄── Ack, memory of next hops; or Refused
+//!                                     ◄── Granted, memory of next hops; or Refused
 //!                                     ◄── Queue for each queue, with its descriptors
 //!   Open, when a thread receives ──►  the port is entered in the XDP programs
-//!                                     ◄── Ack, or Refused
+//!                                     ◄── Opened, or Refused
 //!   Close, before the socket is plain ──►  the port is removed; no frame is in flight
-//!                                     ◄── Ack
+//!                                     ◄── Closed
 //! ```
 //!
-//! Each message is sent at most once. Every process that inherited the socket by a fork has the
-//! client's end of the lease, too. When the last of these ends is closed, or its process dies, the
-//! lessor sees the end of the connection and takes the queues back. The lessor's end is its own:
-//! the other side cannot make it blocking.
+//! Each message but Queue is sent at most once, so a reply names its command by its kind. A thread
+//! that gave up or ended leaves a reply unread: the next command skips it.
+//!
+//! Every process that inherited the socket by a fork has the client's end of the lease, too. When
+//! the last of these ends is closed, or its process dies, the lessor sees the end of the connection
+//! and takes the queues back. The lessor's end is its own: the other side cannot make it blocking.
 
 use std::fmt;
 use std::fs::File;
@@ -35,7 +37,7 @@ pub const QUEUES_MAX: usize = 32;
 const MESSAGE_WORDS: usize = 9;
 const MESSAGE_BYTES: usize = MESSAGE_WORDS * 4;
 /// First word of each message; another version of the library has another one.
-const MAGIC: u32 = 0x324e_4c4d;
+const MAGIC: u32 = 0x334e_4c4d;
 
 /// Identifies the lessor to programs, and programs started by the lessor to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -122,13 +124,17 @@ pub enum Message {
     Open,
     /// Stop redirecting.
     Close,
-    /// Done. In reply to [`Request`](Self::Request): the number of queues that follow, with the
-    /// memory of next hops attached.
-    Ack(u32),
-    /// Refused, with this error number.
+    /// Reply to [`Request`](Self::Request): the number of queues that follow, with the memory of
+    /// next hops attached.
+    Granted(u32),
+    /// Reply to [`Request`](Self::Request) or [`Open`](Self::Open): the error number.
     Refused(i32),
     /// A queue, with its socket and its memory attached.
     Queue(QueueParams),
+    /// Reply to [`Open`](Self::Open).
+    Opened,
+    /// Reply to [`Close`](Self::Close).
+    Closed,
 }
 
 impl Message {
@@ -142,7 +148,7 @@ impl Message {
             }
             Self::Open => words[1] = 2,
             Self::Close => words[1] = 3,
-            Self::Ack(count) => (words[1], words[2]) = (4, count),
+            Self::Granted(count) => (words[1], words[2]) = (4, count),
             Self::Refused(errno) => (words[1], words[2]) = (5, errno as u32),
             Self::Queue(terms) => {
                 let QueueParams {
@@ -165,6 +171,8 @@ impl Message {
                     u32::from(lease),
                 ]);
             }
+            Self::Opened => words[1] = 7,
+            Self::Closed => words[1] = 8,
         }
         words
     }
@@ -175,7 +183,7 @@ impl Message {
             1 => Self::Request([first, second, third, fourth]),
             2 => Self::Open,
             3 => Self::Close,
-            4 => Self::Ack(first),
+            4 => Self::Granted(first),
             5 => Self::Refused(first as i32),
             6 => Self::Queue(QueueParams {
                 ifindex: first,
@@ -186,6 +194,8 @@ impl Message {
                 is_veth: sixth != 0,
                 lease_id: u16::try_from(seventh).ok()?,
             }),
+            7 => Self::Opened,
+            8 => Self::Closed,
             _ => return None,
         })
     }
@@ -211,6 +221,24 @@ impl Message {
         let mut bytes = [0; MESSAGE_BYTES];
         let len = unix_socket::recv_into(from, &mut bytes, fds)?;
         if len == 0 { Ok(None) } else { Self::from_bytes(&bytes, len).map(Some) }
+    }
+
+    /// Waits for the reply to this command, an [`Open`](Self::Open) or a [`Close`](Self::Close):
+    /// true if the lessor did it, false if it refused it or has ended the lease. Skips the reply to
+    /// an earlier command. Does not use the heap.
+    ///
+    /// # Errors
+    /// As for [`receive`](Self::receive).
+    pub fn await_reply(self, from: BorrowedFd<'_>) -> io::Result<bool> {
+        // Before the reply to a Close, that to the Open may be queued.
+        for _ in 0..2 {
+            match (self, Self::receive(from, &mut Fds::default())?) {
+                (Self::Open, Some(Self::Opened)) | (Self::Close, Some(Self::Closed)) => return Ok(true),
+                (Self::Close, Some(Self::Opened | Self::Refused(_))) => {}
+                _ => break,
+            }
+        }
+        Ok(false)
     }
 
     /// Peeks at the next message, which stays queued, and whether it carries descriptors. None at
@@ -296,9 +324,11 @@ mod tests {
             Message::Request([1, 2, 3, u32::MAX]),
             Message::Open,
             Message::Close,
-            Message::Ack(3),
+            Message::Granted(3),
             Message::Refused(-1),
             Message::Queue(terms),
+            Message::Opened,
+            Message::Closed,
         ];
         for message in all {
             message.send(ours.as_fd(), &[ours.as_fd(), theirs.as_fd()]).unwrap();
@@ -317,5 +347,24 @@ mod tests {
         drop(ours);
         assert_eq!(Message::peek(theirs.as_fd()).unwrap(), None);
         assert_eq!(Message::receive(theirs.as_fd(), &mut Fds::default()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_reply_is_for_the_command_that_it_names() {
+        let reply_to = |command: Message, replies: &[Message]| {
+            let (library, lessor) = pair();
+            replies.iter().for_each(|reply| reply.send(lessor.as_fd(), &[]).unwrap());
+            drop(lessor);
+            command.await_reply(library.as_fd()).unwrap()
+        };
+        let refused = Message::Refused(libc::EPROTO);
+        assert!(reply_to(Message::Open, &[Message::Opened]));
+        assert!(!reply_to(Message::Open, &[refused]));
+        assert!(!reply_to(Message::Open, &[]));
+        assert!(reply_to(Message::Close, &[Message::Closed]));
+        // The reply to the Open was not received.
+        assert!(reply_to(Message::Close, &[Message::Opened, Message::Closed]));
+        assert!(!reply_to(Message::Close, &[Message::Opened]));
+        assert!(!reply_to(Message::Close, &[refused]));
     }
 }

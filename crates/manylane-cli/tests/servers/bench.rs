@@ -144,13 +144,13 @@ fn loopback_bench_that_is_killed_leaves_nothing_behind() {
     if !has(TEST, "python3", "python3") || !has(TEST, "cc", "gcc") {
         return;
     }
-    let place = Place::new(TEST);
+    let sandbox = Sandbox::new(TEST);
     let script = scripts().join("bench-run.py");
     for signal in ["TERM", "KILL"] {
         let folder = tempfile::TempDir::new().unwrap();
         let name = folder.path().to_str().unwrap();
         let mut bench =
-            python(&place, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
+            python(&sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
         bench.args(["--server", "c-block=100", "--rounds", "1", "--seconds", "600"]).env("TMPDIR", name);
         let mut child = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // The server's program is in the folder. Alone and under `manylane run`.

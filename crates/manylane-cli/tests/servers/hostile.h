@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 #define WORDS 9
-#define MAGIC 0x324e4c4d
+#define MAGIC 0x334e4c4d
 #define QUEUES_MAX 32
 #define TIMEOUT_S 20 /* seconds */
 
@@ -39,9 +39,11 @@ enum {
 	ASK = 1,
 	OPEN,
 	CLOSE,
-	DONE,
+	GRANTED,
 	REFUSED,
-	QUEUE
+	QUEUE,
+	OPENED,
+	CLOSED
 };
 
 /* The rings of a queue. The kernel consumes the last two. */
@@ -162,7 +164,7 @@ static void print_message(const char *what, uint32_t kind,
 {
 	if (kind == REFUSED)
 		printf("%s: refused %d\n", what, (int)message[2]);
-	else if (kind == DONE)
+	else if (kind == OPENED || kind == CLOSED)
 		printf("%s: done\n", what);
 	else
 		printf("%s: closed\n", what);
@@ -226,7 +228,7 @@ static int request_lease(struct lease *lease, const char *what, int fd)
 	lease->end = connect_launcher();
 	send_message(lease->end, ASK, words, &fd, 1);
 	kind = receive_message(lease->end, message, &lease->hops);
-	if (kind != DONE) {
+	if (kind != GRANTED) {
 		print_message(what, kind, message);
 		return 0;
 	}

@@ -252,9 +252,13 @@ pub(crate) fn set_int_option(fd: c_int, level: c_int, name: c_int, value: c_int)
     write(fd, level, name, &value) == 0
 }
 
+/// A receive timeout that is negative: a receive does not wait.
+pub(crate) const NO_WAIT_US: u64 = u64::MAX;
+
 /// Sets the receive timeout; 0: none.
 pub(crate) fn set_recv_timeout(fd: c_int, us: u64) {
-    let time = libc::timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
+    let sec = if us == NO_WAIT_US { -1 } else { (us / 1_000_000) as i64 };
+    let time = libc::timeval { tv_sec: sec, tv_usec: (us % 1_000_000) as i64 };
     write(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time);
 }
 

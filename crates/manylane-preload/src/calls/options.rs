@@ -9,6 +9,7 @@ use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
 use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
+use crate::base::sockopt::NO_WAIT_US;
 use crate::base::{quiesce, sockopt, state};
 use crate::batching::readiness::ready_lanes;
 use crate::batching::{prefetch, send_batch};
@@ -119,6 +120,7 @@ fn set_timeout(
         if let Some(shared) = sock.shared().filter(|shared| shared.mode() == PLAIN) {
             shared.bounded.store(0, Ordering::Release);
         }
+        store_timeout(sock, NO_WAIT_US);
         return own();
     }
     let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
@@ -127,7 +129,7 @@ fn set_timeout(
         if done == 0
             && let Some(time) = value()
         {
-            store_timeout(sock, time);
+            store_timeout(sock, to_us(time));
         }
         return done;
     }
@@ -135,13 +137,17 @@ fn set_timeout(
     if !is_valid(&time) {
         return real::fail_with_errno(libc::EDOM);
     }
-    store_timeout(sock, time);
+    store_timeout(sock, to_us(time));
     0
 }
 
-fn store_timeout(sock: &'static Sock, time: timeval) {
+/// Microseconds of a time that is not negative.
+fn to_us(time: timeval) -> u64 {
     let us = (time.tv_sec.max(0) as u64).saturating_mul(1_000_000);
-    let us = round_to_ticks(us.saturating_add(time.tv_usec.max(0) as u64));
+    round_to_ticks(us.saturating_add(time.tv_usec.max(0) as u64)).min(NO_WAIT_US - 1)
+}
+
+fn store_timeout(sock: &'static Sock, us: u64) {
     sock.timeout_us.store(us, Ordering::Relaxed);
     if let Some(shared) = sock.shared() {
         shared.timeout_us.store(us, Ordering::Relaxed);
@@ -189,7 +195,9 @@ pub(crate) unsafe fn getsockopt(
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
             if room >= size_of::<timeval>() && (was_bounded || is_bounded(shared)) =>
         {
-            let us = shared.timeout_us.load(Ordering::Relaxed);
+            // As the kernel reports a negative one.
+            let us = Some(shared.timeout_us.load(Ordering::Relaxed)).filter(|us| *us != NO_WAIT_US);
+            let us = us.unwrap_or(0);
             let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
             // SAFETY: as above.
             unsafe { value.cast::<timeval>().write_unaligned(time) };

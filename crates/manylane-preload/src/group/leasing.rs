@@ -249,7 +249,7 @@ fn request(fd: c_int) -> io::Result<(NewLease, HiddenFd)> {
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
     let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
-        (Message::Ack(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
+        (Message::Granted(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
         (Message::Refused(errno @ (libc::ENODEV | libc::ENOSPC)), _) => {
             Err(io::Error::from_raw_os_error(errno))
         }
@@ -313,7 +313,7 @@ pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
         queues::report_lanes(shared);
         return;
     }
-    // A launcher that was only too slow opens them later.
+    // A launcher that was only too slow finds both commands, and ends the lease.
     lease.post(Message::Close);
     shared.lease.store(CLOSED, Ordering::Release);
     report::count_reason(Reason::NoLease, None);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use manylane_ipc::lease::{Fds, Message, QUEUES_MAX};
+use manylane_ipc::lease::{Message, QUEUES_MAX};
 use manylane_ipc::next_hops::NextHops;
 use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::xsk::LeasedQueue;
@@ -48,8 +48,8 @@ impl Lease {
 
     /// Sends a command to the lessor; true if it acknowledged it. Requires the socket's lock.
     pub(crate) fn send_command(&self, command: Message) -> bool {
-        let reply = |end| Message::receive(end, &mut Fds::default());
-        self.post(command) && matches!(self.connection().map(reply), Some(Ok(Some(Message::Ack(_)))))
+        let is_done = |end| command.await_reply(end).unwrap_or(false);
+        self.post(command) && self.connection().is_some_and(is_done)
     }
 
     /// Sends a command to the lessor and waits for no reply; true if it was sent. Requires the

@@ -115,7 +115,8 @@ pub(crate) struct Shared {
     pub(crate) nonblock: AtomicU32,
     /// The kernel's receive timeout is the library's (a slice), not the program's.
     pub(crate) bounded: AtomicU32,
-    /// The program's own receive timeout in microseconds; 0 if none.
+    /// The program's own receive timeout in microseconds; 0 if none, `sockopt::NO_WAIT_US` if it is
+    /// negative.
     pub(crate) timeout_us: AtomicU64,
     /// Too few descriptors could be spared for the lanes wanted.
     pub(crate) lacks_fds: AtomicU32,

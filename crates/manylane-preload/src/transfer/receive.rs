@@ -4,7 +4,6 @@
 //! [`slow_path`] decides on which socket; each call of the C library says how to receive. With one
 //! receiving thread, the operation is the program's own call on the program's own socket.
 
-use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -429,18 +428,7 @@ fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
     };
     sampling::after_work(sock, shared, member);
     member.beat();
-    let call = RecvCall {
-        sock,
-        shared,
-        member,
-        fd,
-        flags,
-        bufs: into,
-        op,
-        was_prefetched: Cell::new(false),
-        signals: signals::DeferredSignals::new(),
-        until: Cell::new(None),
-    };
+    let call = RecvCall::new(sock, shared, member, (fd, flags, into), op);
     let (answer, helped) = call.run()?;
     if quiesce::is_detaching() {
         return Some(answer);

@@ -8,6 +8,9 @@
 //! | MULTI_LANE | 1. the lane that the thread peeked at; 2. lanes to drain first, which hold older datagrams; 3. the thread's own lane; 4. lanes whose owners do not wait |
 //! | PLAIN | datagrams that the lanes still hold; then the program's own socket, for good |
 //!
+//! A call that has waited goes on in slices when the socket becomes plain, unless it has no
+//! timeout: the kernel would start that anew.
+//!
 //! Two promises follow from this order:
 //!
 //! - A thread that peeks, or asks for the size, gets that very datagram with its next receive.
@@ -27,6 +30,7 @@ use manylane_ipc::lease::QUEUES_MAX;
 use crate::base::real::{self, fail_with_errno};
 use crate::base::recv_bufs::RecvBufs;
 use crate::base::settings::{MAX_LANES, WAIT_SLICE};
+use crate::base::sockopt::NO_WAIT_US;
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
 use crate::batching::readiness::{lane_pollfds, lanes_with};
@@ -58,11 +62,40 @@ pub(crate) struct RecvCall<'a, Op> {
     /// The result came from a prefetch, by a system call that was counted before.
     pub(crate) was_prefetched: Cell<bool>,
     pub(crate) signals: signals::DeferredSignals,
-    /// When the program's own timeout ends; none before the first wait of the call.
+    /// The call does not wait.
+    pub(crate) nonblock: Cell<bool>,
+    /// The program's own timeout of this call, as [`Shared::timeout_us`].
+    pub(crate) timeout_us: Cell<u64>,
+    /// When that ends; none before the first wait of the call.
     pub(crate) until: Cell<Option<Instant>>,
 }
 
-impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
+impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
+    #[inline]
+    pub(crate) fn new(
+        sock: &'static Sock,
+        shared: &'a Shared,
+        member: &'a Member,
+        (fd, flags, bufs): (c_int, c_int, RecvBufs<'a>),
+        op: Op,
+    ) -> Self {
+        let (nonblock, timeout_us) = options(shared, flags);
+        Self {
+            sock,
+            shared,
+            member,
+            fd,
+            flags,
+            bufs,
+            op,
+            was_prefetched: Cell::new(false),
+            signals: signals::DeferredSignals::new(),
+            nonblock: Cell::new(nonblock),
+            timeout_us: Cell::new(timeout_us),
+            until: Cell::new(None),
+        }
+    }
+
     /// The call's result, and whether it came from a lane that is not the caller's. None: the
     /// library has detached.
     pub(crate) fn run(&self) -> Option<(isize, bool)> {
@@ -78,8 +111,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             if quiesce::is_detaching() {
                 return None;
             }
-            let nonblock =
-                self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
+            let nonblock = self.nonblock.get();
             if !nonblock {
                 let kind = self.member.kind.load(Ordering::Relaxed);
                 if kind & BLOCKS == 0 {
@@ -101,6 +133,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                         self.member.state.store(BUSY, Ordering::Release);
                         continue;
                     }
+                    self.start_timeout();
                     let answer = quiesce::run_outside(|| (self.op)(self.fd, 0));
                     if quiesce::is_detaching() {
                         // Our own bound may have ended it.
@@ -133,7 +166,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
                     if nonblock {
                         return Some(((self.op)(self.fd, 0), false));
                     }
-                    if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::is_draining(self.shared) {
+                    if !is_managed(self.shared) && (!again || self.is_endless()) {
                         return Some((quiesce::run_outside(|| (self.op)(self.fd, 0)), false));
                     }
                     if let Some(answer) = self.wait_on(0) {
@@ -148,6 +181,11 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             }
             rounds.backoff();
             again = true;
+            // A handler may have run between two slices, and the kernel would have restarted the
+            // call.
+            if signals::has_handlers() && !self.signals.is_active() {
+                self.read_options();
+            }
         }
     }
 
@@ -437,6 +475,15 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
     }
 }
 
+/// What the kernel reads when a receive starts: true if the call does not wait, and its timeout. A
+/// change during the wait is for later calls.
+#[inline]
+pub(crate) fn options(shared: &Shared, flags: c_int) -> (bool, u64) {
+    let timeout_us = shared.timeout_us.load(Ordering::Relaxed);
+    let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
+    (nonblock || flags & MSG_DONTWAIT != 0 || timeout_us == NO_WAIT_US, timeout_us)
+}
+
 /// Receives the next datagram that the lanes of a plain socket still hold, without waiting; none
 /// if they are empty.
 pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
@@ -448,17 +495,5 @@ pub(crate) fn recv_leftover<Op: Fn(c_int, c_int) -> isize>(
 ) -> Option<isize> {
     // In a plain socket no member has a lane: any member will do.
     let member = thread::cached_member(sock, shared).unwrap_or(&shared.members[0]);
-    RecvCall {
-        sock,
-        shared,
-        member,
-        fd,
-        flags: 0,
-        bufs: into,
-        op,
-        was_prefetched: Cell::new(false),
-        signals: signals::DeferredSignals::new(),
-        until: Cell::new(None),
-    }
-    .drain_retired()
+    RecvCall::new(sock, shared, member, (fd, 0, into), op).drain_retired()
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, POLLIN, POLLRDHUP, c_int, pollfd, timespec};
 use manylane_ipc::lease::QUEUES_MAX;
 
 use crate::base::real::{self, fail_with_errno};
@@ -13,13 +13,25 @@ use crate::base::signals;
 use crate::batching::rx_coalesce;
 use crate::shared::sock::{BUSY, WAITS_ON};
 use crate::shared::thread;
-use crate::transfer::recv_call::RecvCall;
+use crate::transfer::recv_call::{RecvCall, options};
 use crate::xdp::queues;
 
 impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
+    /// Reads the options again, as the kernel does when it restarts the call after a handler.
+    pub(crate) fn read_options(&self) {
+        let (nonblock, timeout_us) = options(self.shared, self.flags);
+        self.nonblock.set(nonblock);
+        self.timeout_us.set(timeout_us);
+    }
+
+    /// True if the call has no timeout, and the program's own receive would have none.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.timeout_us.get() == 0 && options(self.shared, self.flags) == (false, 0)
+    }
+
     /// Returns when the program's own timeout ends, which counts from the first wait of a call.
     pub(crate) fn start_timeout(&self) -> Option<Instant> {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        let timeout = self.timeout_us.get();
         if timeout > 0 && self.until.get().is_none() {
             self.until.set(Some(Instant::now() + Duration::from_micros(timeout)));
         }
@@ -55,8 +67,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         let with_queues = queues::is_open(self.shared);
         let answer = if with_queues {
             self.wait_for_queues(lane)
-        } else if self.signals.is_active() {
-            self.wait_with_mask(lane)
+        } else if self.signals.is_active() || !self.kernel_waits(lane) {
+            self.wait_by_poll(lane)
         } else {
             (self.op)(self.sock.fd_of(lane, self.fd), 0)
         };
@@ -73,7 +85,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// A wait ended without a datagram: true if the program would still be waiting.
     pub(crate) fn should_wait_again(&self) -> bool {
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        let timeout = self.timeout_us.get();
         match real::errno() {
             EAGAIN if timeout == 0 => true,
             EAGAIN => self.start_timeout().is_none_or(|until| Instant::now() < until),
@@ -90,7 +102,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
             return answer;
         }
         queues::flush();
-        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES_MAX];
+        let mut fds = [pollfd { fd: -1, events: POLLIN, revents: 0 }; 1 + QUEUES_MAX];
         fds[0].fd = self.sock.fd_of(lane, self.fd);
         let count = queues::append_pollfds(self.sock, self.shared, 1 << lane, &mut fds, 1);
         let mask = self.signals.wait_mask(None);
@@ -100,14 +112,27 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         self.try_lane(lane).unwrap_or_else(|| fail_with_errno(EAGAIN))
     }
 
+    /// True if a receive on a lane's kernel socket waits for a slice. On the program's own socket
+    /// it does so only while the kernel has our bound, and the program has not made it non-blocking
+    /// meanwhile.
+    fn kernel_waits(&self, lane: usize) -> bool {
+        let is_bounded = || self.shared.bounded.load(Ordering::Acquire) != 0;
+        lane != 0 || is_bounded() && self.shared.nonblock.load(Ordering::Relaxed) == 0
+    }
+
     /// Waits for a lane's kernel socket, for at most a slice, with the program's signal mask.
     /// Returns what a receive would have returned.
-    fn wait_with_mask(&self, lane: usize) -> isize {
+    fn wait_by_poll(&self, lane: usize) -> isize {
         let fd = self.sock.fd_of(lane, self.fd);
-        let mut at = [pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        let mut at = [pollfd { fd, events: POLLIN | POLLRDHUP, revents: 0 }];
         let mask = self.signals.wait_mask(None);
         if real::is_interrupted(real::ppoll(&mut at, WAIT_SLICE, mask)) {
             return -1;
+        }
+        if at[0].revents & POLLRDHUP != 0 {
+            // It is shut down: a receive that may wait returns 0 at once, and another one EAGAIN.
+            self.read_options();
+            return (self.op)(fd, 0);
         }
         // A datagram that poll reports may be gone: then the result is EAGAIN.
         (self.op)(fd, MSG_DONTWAIT)
@@ -122,7 +147,7 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
 
     /// True if a signal handler interrupts the call.
     fn is_interruptible(&self) -> bool {
-        !signals::should_restart() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
+        !signals::should_restart() || self.timeout_us.get() != 0
     }
 
     /// Before the first wait of the call, if a handler would interrupt it: returns a queued

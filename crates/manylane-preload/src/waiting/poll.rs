@@ -299,8 +299,9 @@ fn poll_loop(
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> Option<c_int> {
-    // `all` has the program's entries, and after them the queues of the lanes.
-    let own = caller.limited(fds);
+    // `all` has the program's entries, and after them the queues of the lanes. The kernel checks
+    // the limit of open files when a call starts.
+    let mut own = caller.limited(fds);
     let mut has_waited = false;
     // The last round polled the other lanes in vain: this one waits.
     let mut has_polled = false;
@@ -360,6 +361,7 @@ fn poll_loop(
         if !any || answer < 0 {
             return Some(answer);
         }
+        own = None;
         if now {
             answer = add_other_lanes(fds, copy, |_, _| true);
         } else if answer > 0 {

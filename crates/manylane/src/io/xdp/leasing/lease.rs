@@ -170,7 +170,7 @@ impl Lessor {
     /// Sends the lease's descriptors to the program.
     fn send_lease(&self, lease: &Lease) -> io::Result<()> {
         let end = lease.client.connection.as_fd();
-        Message::Ack(lease.members.len() as u32).send(end, &[lease.next_hops.file()])?;
+        Message::Granted(lease.members.len() as u32).send(end, &[lease.next_hops.file()])?;
         for Member { params: terms, xsk, .. } in &lease.members {
             let leased = self.devices.iter().find(|leased| leased.device.index == terms.ifindex);
             let file = leased.and_then(|leased| leased.file(terms.queue)).ok_or(io::ErrorKind::NotFound)?;
@@ -188,10 +188,10 @@ impl Lessor {
             said => said.ok().flatten(),
         };
         let answer = match (lease.stage, said) {
-            (Stage::Leased, Some(Message::Open)) => self.open_lease(at),
+            (Stage::Leased, Some(Message::Open)) if self.is_awaiting_reply(at) => self.open_lease(at),
             (Stage::Open, Some(Message::Close)) => {
                 self.close_lease(at);
-                Message::Ack(0)
+                Message::Closed
             }
             _ => return self.end_at(at),
         };
@@ -199,6 +199,13 @@ impl Lessor {
         if answer.send(self.leases[at].client.connection.as_fd(), &[]).is_err() {
             self.end_at(at);
         }
+    }
+
+    /// True if the client has sent nothing since its command, and still has its end. Otherwise it
+    /// has given up: it would not receive the frames of queues that are opened now.
+    fn is_awaiting_reply(&self, at: usize) -> bool {
+        let next = Message::peek(self.leases[at].client.connection.as_fd());
+        next.is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock)
     }
 
     fn open_lease(&mut self, at: usize) -> Message {
@@ -210,7 +217,7 @@ impl Lessor {
             Ok(()) => self.bind_addresses(&self.leases[at]).map_err(|err| err.chain().to_string()),
             Err(why) => Err(why.to_owned()),
         };
-        let Err(why) = led else { return Message::Ack(0) };
+        let Err(why) = led else { return Message::Opened };
         log::warn!("{} is not led to its queues: {why}", self.leases[at].addr);
         self.close_lease(at);
         Message::Refused(EPROTO)

@@ -49,7 +49,7 @@ fn request(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket, Option<Messag
 /// socket.
 fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     let (end, socket, answer) = request(lessor, port);
-    let Some(Message::Ack(queues)) = answer else { panic!("{answer:?}") };
+    let Some(Message::Granted(queues)) = answer else { panic!("{answer:?}") };
     for _ in 0..queues {
         let message = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
         assert!(matches!(message, Some(Message::Queue(_))), "{message:?}");
@@ -61,11 +61,7 @@ fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
 fn send_command(lessor: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
     order.send(end.as_fd(), &[]).unwrap();
     lessor.handle_request(at);
-    match Message::receive(end.as_fd(), &mut Fds::default()).unwrap() {
-        Some(Message::Ack(0)) => true,
-        Some(Message::Refused(_)) => false,
-        other => panic!("{other:?}"),
-    }
+    order.await_reply(end.as_fd()).unwrap()
 }
 
 /// Number of addresses that lead to the lease at that index.
@@ -116,6 +112,29 @@ fn netns_no_port_is_redirected_to_a_closed_lease() {
         let (third, _third) = request_lease(&mut lessor, 7003);
         assert!(!send_command(&mut lessor, 1, &third, Message::Open));
         assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, 0));
+    });
+}
+
+/// As after a program has waited for a stopped launcher for too long.
+#[test]
+fn netns_a_lease_whose_client_gave_up_is_not_opened() {
+    if !can_make_namespaces("netns_a_lease_whose_client_gave_up_is_not_opened") {
+        return;
+    }
+    run(&create_device(), || {
+        let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let (end, _socket) = request_lease(&mut lessor, 7001);
+        for command in [Message::Open, Message::Close] {
+            command.send(end.as_fd(), &[]).unwrap();
+        }
+        lessor.handle_request(0);
+        assert!(lessor.leases.is_empty());
+        assert_eq!(Message::receive(end.as_fd(), &mut Fds::default()).unwrap(), None);
+        let (end, _other) = request_lease(&mut lessor, 7002);
+        Message::Open.send(end.as_fd(), &[]).unwrap();
+        drop(end);
+        lessor.handle_request(0);
+        assert!(lessor.leases.is_empty());
     });
 }
 

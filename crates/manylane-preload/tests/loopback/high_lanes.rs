@@ -1,0 +1,11 @@
+//! Lanes beyond the C library's sets of descriptors.
+
+use crate::support::{build, run_native, run_preloaded};
+
+#[test]
+fn loopback_lanes_with_high_descriptors_are_polled_without_a_limit_of_files() {
+    let (program, expected) = (build("high_lanes"), "0 in vain, 80 of 80\n");
+    assert_eq!(run_native(&program, &[]).output, expected);
+    let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.lanes(), with.reasons()), (expected, 2, vec![]));
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What the kernel reads when a call starts, and changes while two threads wait
+ * in it:
+ *
+ *	options_during_waits CASE
+ *
+ * Two threads receive on a UDP socket, until each has had its share. Then each
+ * waits once, and the main thread changes something:
+ *
+ * negative: the receive timeout becomes negative. nonblock: the socket becomes
+ * non-blocking. shorter: the timeout becomes 50 ms. Prints how many threads
+ * returned soon after that, and what they returned once datagrams were sent.
+ *
+ * longer: threads wait with a timeout, which is taken away. plain: the same,
+ * and a socket option is set that lanes cannot have. limit: threads poll more
+ * entries than a new limit of open files allows. Prints what they returned
+ * after the timeout, and "late" if it was long after that. shutdown: as plain,
+ * and then the socket is shut down.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <time.h>
+
+#include "loopback.h"
+
+#define FLOWS 16
+#define WORKERS 2
+/* Datagrams that each has received before it waits. */
+#define SHARE_MIN 50
+#define ENTRIES 20
+#define TIMEOUT_MS 2000
+/* A change shortly before the timeout, and the end of a wait that is late. */
+#define CHANGE_MS 1500
+#define LATE_MS 3000
+#define SOON_MS 150
+
+static int server, clients[FLOWS];
+static struct sockaddr_in address;
+static const char *what;
+static _Atomic unsigned received[WORKERS], ended, returned;
+static _Atomic int end, go;
+static int answers[WORKERS], errors[WORKERS], is_late[WORKERS];
+
+static int is(const char *name)
+{
+	return !strcmp(what, name);
+}
+
+static long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* A sleep that the library does not see. */
+static void raw_sleep(long ms)
+{
+	struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
+
+	syscall(SYS_nanosleep, &time, NULL);
+}
+
+static int wait_once(void)
+{
+	struct pollfd fds[ENTRIES];
+	char byte;
+	int i;
+
+	if (!is("limit"))
+		return recv(server, &byte, 1, 0);
+	for (i = 0; i < ENTRIES; i++)
+		fds[i] = (struct pollfd){ server, POLLIN, 0 };
+	return poll(fds, ENTRIES, TIMEOUT_MS);
+}
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	char byte;
+	long start;
+
+	while (!end)
+		if (recv(server, &byte, 1, 0) == 1)
+			received[nth]++;
+	ended++;
+	while (!go)
+		raw_sleep(1);
+	start = now_ms();
+	answers[nth] = wait_once();
+	errors[nth] = errno;
+	is_late[nth] = now_ms() - start > LATE_MS;
+	returned++;
+	return NULL;
+}
+
+static void send_to_all(void)
+{
+	int i;
+
+	for (i = 0; i < FLOWS; i++)
+		sendto(clients[i], "x", 1, 0, (void *)&address,
+		       sizeof(address));
+}
+
+static void set_timeout(long sec, long usec)
+{
+	struct timeval time = { sec, usec };
+
+	if (setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)))
+		perror("SO_RCVTIMEO");
+}
+
+static void set_limit(rlim_t limit)
+{
+	struct rlimit to;
+
+	getrlimit(RLIMIT_NOFILE, &to);
+	to.rlim_cur = limit;
+	if (setrlimit(RLIMIT_NOFILE, &to))
+		perror("setrlimit");
+}
+
+/* The two threads have lanes, and nothing is left in them. */
+static void start_workers(void)
+{
+	pthread_t thread;
+	unsigned wanted;
+	char byte;
+	int i;
+
+	server = loopback_server(0, &address);
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < WORKERS; i++)
+		pthread_create(&thread, NULL, worker, (void *)(long)i);
+	while (!end || ended < WORKERS) {
+		end = received[0] >= SHARE_MIN && received[1] >= SHARE_MIN;
+		wanted = received[0] + received[1] + FLOWS;
+		send_to_all();
+		while (received[0] + received[1] < wanted && ended < WORKERS)
+			raw_sleep(0);
+	}
+	wait_for_delivery();
+	while (recv(server, &byte, 1, MSG_DONTWAIT) == 1)
+		;
+}
+
+static void change(void)
+{
+	int on = 1;
+
+	if (is("negative"))
+		set_timeout(-1, 0);
+	else if (is("nonblock"))
+		fcntl(server, F_SETFL, O_NONBLOCK);
+	else if (is("shorter"))
+		set_timeout(0, 50000);
+	else if (is("longer"))
+		set_timeout(0, 0);
+	else if (is("limit"))
+		set_limit(ENTRIES - 4);
+	else
+		setsockopt(server, IPPROTO_IP, IP_RECVERR, &on, sizeof(on));
+}
+
+/* What the kernel refuses stays refused. */
+static void refuse(rlim_t limit, int entries)
+{
+	struct pollfd fds[ENTRIES];
+	int i, answer;
+
+	set_limit(limit);
+	for (i = 0; i < entries; i++)
+		fds[i] = (struct pollfd){ server, POLLIN, 0 };
+	answer = poll(fds, entries, 0);
+	printf(", %d of %d: %s", entries, (int)limit,
+	       answer < 0 ? strerrorname_np(errno) : "polled");
+}
+
+int main(int argc, char **argv)
+{
+	int i, has_timeout;
+
+	if (argc != 2)
+		return 2;
+	what = argv[1];
+	alarm(60);
+	has_timeout = is("longer") || is("plain") || is("shutdown");
+	start_workers();
+	if (has_timeout)
+		set_timeout(TIMEOUT_MS / 1000, 0);
+	go = 1;
+	raw_sleep(has_timeout || is("limit") ? CHANGE_MS : SOON_MS);
+	change();
+	if (is("shutdown"))
+		shutdown(server, SHUT_RD);
+	if (!has_timeout && !is("limit")) {
+		raw_sleep(SOON_MS);
+		printf("%u returned, then ", returned);
+	}
+	while (returned < WORKERS) {
+		if (!has_timeout && !is("limit"))
+			send_to_all();
+		raw_sleep(1);
+	}
+	for (i = 0; i < WORKERS; i++)
+		printf("%s%s%s", i ? " " : "",
+		       answers[i] < 0 ? strerrorname_np(errors[i]) :
+		       answers[i]     ? "1" :
+					"0",
+		       is_late[i] ? " late" : "");
+	if (is("limit")) {
+		refuse(ENTRIES - 1, ENTRIES);
+		refuse(ENTRIES, ENTRIES);
+		refuse(0, 1);
+		refuse(1, 1);
+	}
+	printf("\n");
+	fflush(stdout);
+	syscall(SYS_exit_group, 0);
+}
