@@ -73,8 +73,25 @@ fn loopback_a_filter_of_one_thread_makes_the_socket_plain_for_all() {
     confined("one", "2", "0 missing\n", 1);
 }
 
+/// The filter comes into force for a thread that just closes, by calls that wait for nothing.
+#[test]
+fn loopback_closes_make_no_other_calls_once_a_filter_is_in_force() {
+    let name = "loopback_closes_make_no_other_calls_once_a_filter_is_in_force";
+    if !can_run_without(&["address", "thread"], name, "the runtime makes calls of its own") {
+        return;
+    }
+    let program = build("closing");
+    for way in ["close", "range", "fclose"] {
+        assert_eq!(run_native(&program, &[way]).output, "0 killed\n", "{way}, without the library");
+        let with = run_preloaded(&program, &[way], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, "0 killed\n", "{way}");
+    }
+}
+
 /// What waits in lanes goes with the socket, and so does the port.
 #[test]
 fn loopback_a_socket_that_is_closed_behind_a_filter_leaves_nothing() {
-    confined("cut", "2", "", 1);
+    for way in ["cut", "cut-fclose", "cut-dup3", "cut-range"] {
+        confined(way, "2", "", 1);
+    }
 }

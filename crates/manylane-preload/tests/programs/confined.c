@@ -20,7 +20,8 @@
  *		the main thread, for all threads
  *	blocked	two threads that wait; by the main thread, for all threads
  *	one	two threads, one of which confines only itself
- *	cut	as waiting, for threads that close the socket before they receive
+ *	cut	as waiting, for threads that close the socket before they receive:
+ *		cut, cut-fclose, cut-dup3, cut-range, by that call
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,6 +32,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +57,7 @@
 #endif
 
 static const char *test_case, *wait_call;
+static bool cuts;
 static int server, to_client, from_client;
 static struct sockaddr_in address;
 static pthread_barrier_t held, filled, released;
@@ -236,8 +239,11 @@ static void confine_to_used_calls(int by_call, int flags)
 		calls[count++] = SYS_epoll_create1;
 		calls[count++] = SYS_epoll_ctl;
 	}
-	if (!strcmp(test_case, "cut")) {
-		calls[count++] = SYS_close;
+	if (cuts) {
+		calls[count++] =
+			!strcmp(test_case, "cut-dup3")	? SYS_dup3 :
+			!strcmp(test_case, "cut-range") ? SYS_close_range :
+							  SYS_close;
 		calls[count++] = SYS_socket;
 		calls[count++] = SYS_bind;
 	}
@@ -335,7 +341,7 @@ static void *worker(void *arg)
 		if (!strcmp(test_case, "one") && nth == 0)
 			confine_to_used_calls(1, 0);
 		pthread_barrier_wait(&released);
-		if (!strcmp(test_case, "cut"))
+		if (cuts)
 			break;
 	}
 	return NULL;
@@ -343,6 +349,7 @@ static void *worker(void *arg)
 
 static void run_threads(int wanted)
 {
+	FILE *file = fdopen(server, "r");
 	pthread_t threads[WORKERS];
 	int i, full;
 
@@ -367,19 +374,26 @@ static void run_threads(int wanted)
 		confine_to_used_calls(1, SECCOMP_FILTER_FLAG_TSYNC);
 	if (strcmp(test_case, "blocked"))
 		pthread_barrier_wait(&released);
-	if (strcmp(test_case, "cut"))
+	if (!cuts)
 		send_command('e', 4 * FLOWS);
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
-	if (!strcmp(test_case, "cut")) {
-		/* Datagrams for the old socket must not reach the new one. */
+	if (!cuts)
+		return;
+	/* Datagrams for the old socket must not reach the new one. */
+	if (!strcmp(test_case, "cut-fclose"))
+		fclose(file);
+	else if (!strcmp(test_case, "cut-dup3"))
+		dup3(to_client, server, 0);
+	else if (!strcmp(test_case, "cut-range"))
+		close_range(server, server, 0);
+	else
 		close(server);
-		if (socket(AF_INET, SOCK_DGRAM, 0) != server ||
-		    bind(server, (void *)&address, sizeof(address)))
-			_exit(3);
-		if (recv(server, &full, 1, MSG_DONTWAIT) != -1)
-			_exit(4);
-	}
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	if (server < 0 || bind(server, (void *)&address, sizeof(address)))
+		_exit(3);
+	if (recv(server, &full, 1, MSG_DONTWAIT) != -1)
+		_exit(4);
 }
 
 static void run_workers(void)
@@ -460,6 +474,7 @@ int main(int argc, char **argv)
 	if (argc != 4)
 		return 2;
 	test_case = argv[1];
+	cuts = !strncmp(test_case, "cut", 3);
 	wait_call = argv[2];
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -475,7 +490,7 @@ int main(int argc, char **argv)
 	to_client = down[1];
 	from_client = up[0];
 	if (!strcmp(test_case, "waiting") || !strcmp(test_case, "blocked") ||
-	    !strcmp(test_case, "one") || !strcmp(test_case, "cut") ||
+	    !strcmp(test_case, "one") || cuts ||
 	    !strcmp(test_case, "workers")) {
 		server = loopback_server(0, &address);
 		if (write(to_client, &address, sizeof(address)) !=
