@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <linux/filter.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -14,6 +15,9 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+
+/* More than the kernel sends with one call. */
+#define MESSAGES 1030
 
 static int raw;
 
@@ -378,10 +382,59 @@ void test_fallbacks(void)
 	polls(7007);
 }
 
+/* Lengths of addresses that the kernel refuses or cuts, and too many messages. */
+static void odd_sends(int port)
+{
+	static const int lens[] = { 16, -1, INT_MIN, 0, 8, 28, 128, 129, 1000 };
+	static struct mmsghdr messages[MESSAGES];
+	struct iovec piece = { "odd", 3 };
+	union {
+		struct sockaddr any;
+		char room[1024];
+	} peer = { 0 };
+	socklen_t len = sizeof(peer);
+	char data[2000];
+	int count = 0;
+
+	begin_test("odd sends", port);
+	send_by_client(0, "peer", 4);
+	CHECK(recvfrom(server, data, sizeof(data), 0, &peer.any, &len) == 4);
+	/* Until the next hop is known. */
+	for (int i = 0; i < 30; i++) {
+		CHECK(sendto(server, "first", 5, 0, &peer.any, len) == 5);
+		usleep(10000);
+	}
+	for (unsigned i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
+		struct msghdr message = { .msg_name = &peer,
+					  .msg_namelen = lens[i],
+					  .msg_iov = &piece,
+					  .msg_iovlen = 1 };
+		ssize_t sent = sendto(server, "odd", 3, 0, &peer.any,
+				      (socklen_t)lens[i]);
+
+		printf("  sendto, %d: %zd %s\n", lens[i], sent,
+		       sent < 0 ? strerror(errno) : "");
+		sent = sendmsg(server, &message, 0);
+		printf("  sendmsg, %d: %zd %s\n", lens[i], sent,
+		       sent < 0 ? strerror(errno) : "");
+	}
+	for (int i = 0; i < MESSAGES; i++)
+		messages[i].msg_hdr = (struct msghdr){ .msg_name = &peer,
+						       .msg_namelen = len,
+						       .msg_iov = &piece,
+						       .msg_iovlen = 1 };
+	printf("  sendmmsg: %d\n", sendmmsg(server, messages, MESSAGES, 0));
+	for (int i = 0; i < MESSAGES; i++)
+		count += messages[i].msg_len == 3;
+	printf("  lengths: %d\n", count);
+	close_server();
+}
+
 void calls(void)
 {
 	messages(7011);
 	timeouts(7012);
 	checksums(7013);
 	addresses(7014);
+	odd_sends(7019);
 }

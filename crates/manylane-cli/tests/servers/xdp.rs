@@ -394,6 +394,8 @@ fn netns_xdp_receive_calls() {
     // A frame with a wrong checksum, one that is too long, a hundred between valid frames, and one
     // after the last.
     assert_eq!((report.sum_of_port(7013, "bad_frames"), report.sum("bad_frames")), (103, 103));
+    // The usual sends: else the queue saw none of the odd ones.
+    assert!(report.sum_of_port(7019, "sent_by_xdp") >= 20, "{report:?}");
 }
 
 #[test]

@@ -1,4 +1,7 @@
 //! The queued replies of a lane, and their lock: see `send_batch.rs`.
+//!
+//! Other processes can write a shared outbox, so what the kernel follows is in pages of each
+//! process's own ([`Headers`]), as in `prefetch.rs`.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -11,7 +14,7 @@ use crate::base::real;
 use crate::base::settings::WAIT_SLICE;
 use crate::batching::prefetch::PREFETCH_MAX;
 use crate::fds::lane_socket;
-use crate::shared::memory::Zeroed;
+use crate::shared::memory::{ProcessOwned, Zeroed};
 use crate::shared::sock::Shared;
 use crate::shared::{liveness, report};
 use crate::xdp::frames::TxDatagram;
@@ -20,18 +23,22 @@ use crate::xdp::frames::TxDatagram;
 const REPLY_LEN_MAX: usize = 2048;
 /// Bytes of an address of either family.
 const SOCKADDR_LEN_MAX: usize = 32;
-/// Length of a message that the kernel has not sent.
-const NOT_SENT: u32 = u32::MAX;
+/// Bits of a shared length that are the payload's; those above are the address's.
+const NAME_SHIFT: u32 = 24;
+const LEN_MASK: u32 = (1 << NAME_SHIFT) - 1;
+/// Bit of `range`: a thread is sending.
+const SENDING: u32 = 1 << 16;
 /// Attempts while another thread writes or sends. A send that waits for buffer space takes longer:
 /// then each thread sends by itself.
 const SPIN_LIMIT: u32 = 64;
 
 /// Queued replies of a lane.
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Outbox {
+    headers: ProcessOwned<Headers>,
     /// Liveness token of the thread that writes or sends; 0 if none does.
     holder: AtomicU64,
-    /// Next and end (8 bits each) of the queued replies.
+    /// Next and end (8 bits each) of the queued replies; SENDING.
     range: AtomicU32,
     /// Changes with each queued reply; and its value at the last check by another thread.
     seq: AtomicU32,
@@ -40,10 +47,16 @@ pub(crate) struct Outbox {
     flags: AtomicI32,
     /// The longest datagram that the lane has sent without an error.
     sent_len_max: AtomicU32,
-    headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
-    iovecs: UnsafeCell<[iovec; PREFETCH_MAX]>,
+    /// Lengths of payload and address.
+    lens: [AtomicU32; PREFETCH_MAX],
     names: UnsafeCell<[[u8; SOCKADDR_LEN_MAX]; PREFETCH_MAX]>,
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
+}
+
+/// What the kernel is given for a send.
+struct Headers {
+    messages: [mmsghdr; PREFETCH_MAX],
+    iovecs: [iovec; PREFETCH_MAX],
 }
 
 // SAFETY: only the thread in `holder` writes and reads the fields that are not atomic; `map` in
@@ -53,21 +66,25 @@ unsafe impl Sync for Outbox {}
 unsafe impl Zeroed for Outbox {}
 
 impl Outbox {
-    pub(crate) fn init(&self) {
-        let headers = self.headers.get().cast::<mmsghdr>();
-        let pieces = self.iovecs.get().cast::<iovec>();
+    pub(crate) fn init(&self) -> bool {
+        if !self.headers.detach() {
+            return false;
+        }
+        let own = self.headers.get();
         for slot in 0..PREFETCH_MAX {
+            let bytes = self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().wrapping_add(slot);
+            let name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().wrapping_add(slot);
             // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
             // Its address is the same in all processes that have it, because they are forked.
             unsafe {
-                (*pieces.add(slot)).iov_base =
-                    self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
-                let header = &mut *headers.add(slot);
-                header.msg_hdr.msg_name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
-                header.msg_hdr.msg_iov = pieces.add(slot);
-                header.msg_hdr.msg_iovlen = 1;
+                (*own).iovecs[slot].iov_base = bytes.cast();
+                let header = &mut (*own).messages[slot].msg_hdr;
+                header.msg_name = name.cast();
+                header.msg_iov = &raw mut (*own).iovecs[slot];
+                header.msg_iovlen = 1;
             }
         }
+        true
     }
 
     /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
@@ -88,7 +105,7 @@ impl Outbox {
     #[inline]
     fn range(&self) -> (usize, usize) {
         let ends = self.range.load(Ordering::Acquire) as usize;
-        (ends & 0xff, ends >> 8)
+        (ends & 0xff, (ends >> 8 & 0xff).min(PREFETCH_MAX))
     }
 
     fn set_range(&self, next: usize, end: usize) {
@@ -161,18 +178,12 @@ impl Outbox {
         None
     }
 
-    /// The holder died: skips the replies that the kernel has sent.
+    /// The holder died. If it was sending, nobody knows which replies have left: none leaves twice.
     #[cold]
     fn recover(&self) {
-        let (next, end) = self.range();
-        let sent = (next..end).take_while(|slot| self.was_sent(*slot)).count();
-        self.set_range(next + sent, end);
-    }
-
-    fn was_sent(&self, slot: usize) -> bool {
-        let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
-        // SAFETY: within the array; only the number is read, which the kernel wrote.
-        unsafe { (&raw const (*header).msg_len).read_volatile() != NOT_SENT }
+        if self.range.load(Ordering::Acquire) & SENDING != 0 {
+            self.set_range(0, 0);
+        }
     }
 }
 
@@ -188,18 +199,16 @@ impl Drop for OutboxGuard<'_> {
 impl OutboxGuard<'_> {
     fn write(&self, slot: usize, out: &TxDatagram<'_>, len: usize) {
         let name = out.name().unwrap_or_default();
+        let named = name.len().min(SOCKADDR_LEN_MAX);
         // SAFETY: `slot` is within the arrays, which no other thread writes or reads while this is
         // held; the caller has checked that the bytes fit.
         unsafe {
             let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
             out.copy(std::slice::from_raw_parts_mut(room, len));
             let to = self.0.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast::<u8>();
-            ptr::copy_nonoverlapping(name.as_ptr(), to, name.len().min(SOCKADDR_LEN_MAX));
-            (*self.0.iovecs.get().cast::<iovec>().add(slot)).iov_len = len;
-            let header = &mut *self.0.headers.get().cast::<mmsghdr>().add(slot);
-            header.msg_hdr.msg_namelen = name.len().min(SOCKADDR_LEN_MAX) as u32;
-            header.msg_len = NOT_SENT;
+            ptr::copy_nonoverlapping(name.as_ptr(), to, named);
         }
+        self.0.lens[slot].store((len | named << NAME_SHIFT) as u32, Ordering::Relaxed);
     }
 
     /// Queues a reply, to be sent with these flags. Returns its slot; none if there is no room.
@@ -222,9 +231,10 @@ impl OutboxGuard<'_> {
 
     /// [`send`](Self::send); the error of the reply at `own` is returned, not counted.
     pub(crate) fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
-        let flags = self.0.flags.load(Ordering::Relaxed);
+        let flags = self.0.flags.load(Ordering::Relaxed) & (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let (mut next, end) = self.0.range();
         let (mut calls, mut failed) = (0, None);
+        self.0.range.fetch_or(SENDING, Ordering::Release);
         while next < end {
             calls += 1;
             let mut sent = self.sendmmsg(fd, next, end - next, flags);
@@ -242,8 +252,8 @@ impl OutboxGuard<'_> {
                 sent = 1;
             }
             next += sent as usize;
-            self.0.set_range(next, end);
         }
+        self.0.set_range(0, 0);
         (calls, failed)
     }
 
@@ -259,11 +269,22 @@ impl OutboxGuard<'_> {
 
     /// sendmmsg(2) as a direct system call: it is no cancellation point.
     fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
-        let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+        let own = self.0.headers.get();
+        for slot in slot..slot + count {
+            let lens = self.0.lens[slot].load(Ordering::Relaxed);
+            let (len, named) = (lens & LEN_MASK, lens >> NAME_SHIFT);
+            // SAFETY: within the arrays; the guard keeps other threads out.
+            unsafe {
+                (*own).iovecs[slot].iov_len = (len as usize).min(REPLY_LEN_MAX);
+                (*own).messages[slot].msg_hdr.msg_namelen = named.min(SOCKADDR_LEN_MAX as u32);
+            }
+        }
+        // SAFETY: within the array.
+        let messages = unsafe { &raw mut (*own).messages[slot] };
         loop {
-            // SAFETY: `count` headers from `slot` on are within the array and were written; the
-            // guard keeps other threads from writing meanwhile.
-            let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
+            // SAFETY: `count` headers from `slot` on are within the array and name memory of this
+            // outbox; the guard keeps other threads from writing meanwhile.
+            let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, messages, count, flags) } as c_int;
             if sent >= 0 || real::errno() != EINTR {
                 return sent;
             }
@@ -291,7 +312,7 @@ mod tests {
     #[test]
     fn a_locked_outbox_is_not_flushed_by_others() {
         let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
-        outbox.init();
+        assert!(outbox.init());
         let guard = outbox.lock(OTHER).unwrap();
         guard.0.set_range(1, 3);
         assert!(!outbox.reset(OWN));

@@ -22,22 +22,29 @@
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
 //! | filled | the lane's owner | a claim is still out, or another thread is filling: one datagram, from the kernel |
-//! | published | the filler; if it died, the next thread that looks; a signal handler that interrupted it | only messages that the kernel has marked are there (`msg_len`) |
+//! | published | the filler; if its thread died, the next thread of its process that looks; a signal handler that interrupted it | only messages that the kernel has marked are there (`msg_len`) |
 //! | taken | any thread that may take from the lane | - |
 //! | drained after a fallback | the next receive, before all lanes and the kernel's socket | a prefetch that is being filled keeps the socket managed |
 //!
 //! - A thread with a claim is copying. The prefetch is filled again only when all claims are back.
 //!   If a thread dies with a claim, one datagram is lost with it, as it would have been from the
 //!   kernel, and the lane goes on one by one.
-//! - If a thread dies while it fills, nothing is lost: the kernel has marked each message in the
-//!   shared memory, and the next thread finishes the change (`recover`). So does a signal handler
-//!   that interrupted the filling thread, because signals arrive at the end of the system call.
+//! - If a thread dies while it fills, nothing is lost: the kernel has marked each message, and the
+//!   next thread of the process finishes the change (`recover`). So does a signal handler that
+//!   interrupted the filling thread, because signals arrive at the end of the system call. If its
+//!   whole process dies in that call, the datagrams that the call took are lost.
 //! - FILLING lasts for one system call that does not wait. Another thread that meets it yields a
 //!   few times, then asks the kernel. A thread that is stopped while it fills keeps the datagrams
 //!   until it continues or dies.
 //! - Falling back: the mode changes first, then prefetches are drained. A filler checks the mode
 //!   after it has set FILLING. So either it sees the fallback, or the fallback sees that the
 //!   prefetch is not idle (`is_idle`).
+//!
+//! # What other processes can write
+//!
+//! A process forked from this one may have other privileges, and may be taken over. So what the
+//! kernel follows (message headers, iovecs) is in pages of each process's own ([`Headers`]), and
+//! names memory of the prefetch only. Numbers in shared memory are bounded where they are used.
 //!
 //! # What stays one by one
 //!
@@ -61,7 +68,7 @@ use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
 use crate::base::real::{self, call};
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
 use crate::fds::sock_fds;
-use crate::shared::memory::Zeroed;
+use crate::shared::memory::{ProcessOwned, Zeroed};
 use crate::shared::sock::{MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::shared::{liveness, thread};
 
@@ -81,6 +88,9 @@ const FILLING: u64 = 1 << 63;
 const GENERATION: u64 = 1 << 32;
 const CLAIM: u64 = 1 << 16;
 const END_SHIFT: u32 = 8;
+/// Bits of a shared length that are the payload's; those above are the address's.
+const NAME_SHIFT: u32 = 24;
+const LEN_MASK: u32 = (1 << NAME_SHIFT) - 1;
 /// Length of a message that the kernel has not written.
 const NOT_RECEIVED: u32 = u32::MAX;
 /// Yields while another thread fills.
@@ -91,8 +101,9 @@ const CREDITS_MAX: u32 = 8;
 const PROBE_INTERVAL: u32 = 8;
 
 /// Datagrams prefetched from one lane.
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct Prefetch {
+    headers: ProcessOwned<Headers>,
     /// FILLING; generation (31 bits), claims (16), end and next (8 each).
     state: AtomicU64,
     /// Liveness token of the filler; 0 if there is none.
@@ -100,15 +111,24 @@ pub(crate) struct Prefetch {
     /// Written only by the owner of the lane.
     credits: AtomicU32,
     skipped: AtomicU32,
-    headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
-    iovecs: UnsafeCell<[[iovec; 2]; PREFETCH_MAX]>,
+    /// Lengths of payload and address. Written only by the thread in `filler`.
+    lens: [AtomicU32; PREFETCH_MAX],
     names: UnsafeCell<[[u8; SOCKADDR_LEN_MAX]; PREFETCH_MAX]>,
     heads: UnsafeCell<[[u8; HEAD_LEN]; PREFETCH_MAX]>,
     tails: UnsafeCell<[[u8; TAIL_LEN]; PREFETCH_MAX]>,
 }
 
+/// What the kernel is given for a fill.
+struct Headers {
+    /// The state during this process's latest fill: the headers belong to that fill.
+    filling: AtomicU64,
+    messages: [mmsghdr; PREFETCH_MAX],
+    iovecs: [[iovec; 2]; PREFETCH_MAX],
+}
+
 // SAFETY: fields that are not atomic are written only by the thread that set FILLING, and read
-// only by threads with a claim: `state` keeps them apart.
+// only by threads with a claim, or headers by the thread in `filler`: `state` and `filler` keep
+// them apart.
 unsafe impl Sync for Prefetch {}
 // SAFETY: zeroes are an empty prefetch with null headers; `map` sets the headers before it
 // publishes the mapping.
@@ -216,26 +236,30 @@ pub(crate) fn next_len(sock: &Sock, mask: u64) -> Option<(usize, usize)> {
 }
 
 impl Prefetch {
-    fn init(&self) {
-        let headers = self.headers.get().cast::<mmsghdr>();
-        let pieces = self.iovecs.get().cast::<[iovec; 2]>();
+    fn init(&self) -> bool {
+        if !self.headers.detach() {
+            return false;
+        }
+        let own = self.headers.get();
         for slot in 0..PREFETCH_MAX {
             let near = self.heads.get().cast::<[u8; HEAD_LEN]>().wrapping_add(slot);
             let far = self.tails.get().cast::<[u8; TAIL_LEN]>().wrapping_add(slot);
+            let name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().wrapping_add(slot);
             // SAFETY: `slot` is within all of the arrays, and the mapping is not published yet.
             // Its address is the same in all processes that have it, because they are forked.
             unsafe {
-                *pieces.add(slot) = [
+                (*own).iovecs[slot] = [
                     iovec { iov_base: near.cast(), iov_len: HEAD_LEN },
                     iovec { iov_base: far.cast(), iov_len: TAIL_LEN },
                 ];
-                let header = &mut *headers.add(slot);
-                header.msg_hdr.msg_name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
-                header.msg_hdr.msg_iov = pieces.add(slot).cast();
-                header.msg_hdr.msg_iovlen = 2;
-                header.msg_len = NOT_RECEIVED;
+                let message = &mut (*own).messages[slot];
+                message.msg_hdr.msg_name = name.cast();
+                message.msg_hdr.msg_iov = (&raw mut (*own).iovecs[slot]).cast();
+                message.msg_hdr.msg_iovlen = 2;
+                message.msg_len = NOT_RECEIVED;
             }
         }
+        true
     }
 
     /// Empties it for another socket's lane, and prevents fills until [`reopen`](Self::reopen).
@@ -260,7 +284,6 @@ impl Prefetch {
             return false;
         }
         self.credits.store(0, Ordering::Relaxed);
-        self.init();
         true
     }
 
@@ -293,30 +316,69 @@ impl Prefetch {
     #[cold]
     fn recover(&self, word: u64) -> u64 {
         let filler = self.filler.load(Ordering::Acquire);
-        // A fill that a signal interrupted may not have made its call yet. It must then stay as it
-        // is.
-        let ours = filler == thread::acquired_liveness() && self.count() > 0;
-        if filler != 0 && (ours || liveness::has_exited(filler)) {
-            self.publish(word, self.count());
+        let own = thread::acquired_liveness();
+        if filler != 0 && filler == own {
+            // A fill that a signal interrupted may not have made its call yet. It must then stay as
+            // it is.
+            if self.count(word) > 0 {
+                self.publish_received(word);
+            }
+        } else if filler != 0 && liveness::has_exited(filler) {
+            let own = thread::holder_token();
+            if self.filler.compare_exchange(filler, own, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                self.publish_received(word);
+                self.filler.store(0, Ordering::Release);
+            }
         }
         self.state.load(Ordering::SeqCst)
     }
 
-    /// Messages that the kernel has written.
-    fn count(&self) -> usize {
-        (0..PREFETCH_MAX).take_while(|slot| self.len(*slot) != NOT_RECEIVED).count()
+    /// Messages of the fill `filling` that the kernel has written; 0 if another process made it.
+    fn count(&self, filling: u64) -> usize {
+        let own = self.headers.get();
+        // SAFETY: memory of this process's own; an atomic.
+        if unsafe { (*own).filling.load(Ordering::Relaxed) } != filling {
+            return 0;
+        }
+        (0..PREFETCH_MAX).take_while(|slot| self.received_len(*slot) != NOT_RECEIVED).count()
     }
 
-    fn len(&self, slot: usize) -> u32 {
-        let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+    fn received_len(&self, slot: usize) -> u32 {
+        let own = self.headers.get();
         // SAFETY: within the array; the kernel may be writing the header, and only the number is
         // read.
-        unsafe { (&raw const (*header).msg_len).read_volatile() }
+        unsafe { (&raw const (*own).messages[slot].msg_len).read_volatile() }
+    }
+
+    /// Ends the fill `filling`, unless a signal handler has done so. Only for the thread in
+    /// `filler`. Returns the number of datagrams.
+    fn publish_received(&self, filling: u64) -> usize {
+        let count = self.count(filling);
+        if self.state.load(Ordering::Relaxed) != filling {
+            return count;
+        }
+        for slot in 0..count {
+            let own = self.headers.get();
+            // SAFETY: within the array; the kernel has written it.
+            let named = unsafe { (*own).messages[slot].msg_hdr.msg_namelen }.min(SOCKADDR_LEN_MAX as u32);
+            self.lens[slot].store(self.received_len(slot) | named << NAME_SHIFT, Ordering::Relaxed);
+        }
+        #[cfg(manylane_tsan)]
+        self.report_writes(count);
+        self.publish(filling, count);
+        count
     }
 
     fn publish(&self, filling: u64, count: usize) {
         let word = filling & !(FILLING | 0xffff_ffff) | (count as u64) << END_SHIFT;
         _ = self.state.compare_exchange(filling, word, Ordering::SeqCst, Ordering::Relaxed);
+    }
+
+    /// Lengths of the payload and of the address in a slot, not longer than there is room for.
+    fn lens(&self, slot: usize) -> (usize, usize) {
+        let lens = self.lens[slot].load(Ordering::Relaxed);
+        let (len, named) = (lens & LEN_MASK, lens >> NAME_SHIFT);
+        ((len as usize).min(HEAD_LEN + TAIL_LEN), (named as usize).min(SOCKADDR_LEN_MAX))
     }
 
     /// Takes or peeks at the next datagrams for a call of the program. Returns the call's result.
@@ -341,7 +403,7 @@ impl Prefetch {
     /// Length of the next datagram.
     fn next_len(&self) -> Option<usize> {
         let slot = self.claim(false)?;
-        let len = self.len(slot) as usize;
+        let (len, _) = self.lens(slot);
         self.state.fetch_sub(CLAIM, Ordering::Release);
         Some(len)
     }
@@ -373,12 +435,10 @@ impl Prefetch {
 
     /// The datagram in a claimed slot.
     fn datagram(&self, slot: usize) -> DatagramRef<'_> {
-        let len = (self.len(slot) as usize).min(HEAD_LEN + TAIL_LEN);
-        // SAFETY: the slot is within the arrays, and the kernel filled it up to these lengths; the
-        // caller has a claim, so that no thread writes to it.
+        let (len, named) = self.lens(slot);
+        // SAFETY: the slot and these lengths are within the arrays; the caller has a claim, so that
+        // no thread writes to it.
         unsafe {
-            let header = self.headers.get().cast::<mmsghdr>().add(slot);
-            let named = ((*header).msg_hdr.msg_namelen as usize).min(SOCKADDR_LEN_MAX);
             let name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
             let near = self.heads.get().cast::<[u8; HEAD_LEN]>().add(slot).cast();
             let far = self.tails.get().cast::<[u8; TAIL_LEN]>().add(slot).cast();
@@ -455,7 +515,7 @@ impl Prefetch {
         let word = self.state.load(Ordering::SeqCst);
         if word & FILLING != 0 {
             // Left by a filler that died meanwhile.
-            self.publish(word, self.count());
+            self.publish_received(word);
             return FillResult::Ready;
         }
         if next(word) < end(word) {
@@ -465,14 +525,17 @@ impl Prefetch {
             return FillResult::Skipped;
         }
         let filling = (word & !0xffff_ffff).wrapping_add(GENERATION) & !FILLING | FILLING;
-        let headers = self.headers.get().cast::<mmsghdr>();
-        for slot in 0..PREFETCH_MAX {
-            // SAFETY: within the array; there is no claim, and only the filler writes.
-            unsafe {
-                (*headers.add(slot)).msg_len = NOT_RECEIVED;
-                (*headers.add(slot)).msg_hdr.msg_namelen = SOCKADDR_LEN_MAX as u32;
-            }
+        let own = self.headers.get();
+        // SAFETY: this process's own memory; there is no claim, and only the filler writes.
+        let messages = unsafe {
+            (*own).filling.store(filling, Ordering::Relaxed);
+            &mut (*own).messages
+        };
+        for message in &mut *messages {
+            message.msg_len = NOT_RECEIVED;
+            message.msg_hdr.msg_namelen = SOCKADDR_LEN_MAX as u32;
         }
+        let messages = messages.as_mut_ptr();
         if self.state.compare_exchange(word, filling, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             return FillResult::Skipped;
         }
@@ -485,11 +548,8 @@ impl Prefetch {
         let errno = real::errno();
         // SAFETY: `init` made the headers, which name memory of this prefetch; only the filler
         // writes to it.
-        let got = unsafe { call::recvmmsg(fd, headers, PREFETCH_MAX as u32, MSG_DONTWAIT, ptr::null_mut()) };
-        let count = usize::try_from(got).unwrap_or(0);
-        #[cfg(manylane_tsan)]
-        self.report_writes(count);
-        self.publish(filling, count);
+        let got = unsafe { call::recvmmsg(fd, messages, PREFETCH_MAX as u32, MSG_DONTWAIT, ptr::null_mut()) };
+        let count = self.publish_received(filling);
         self.update_credits(count, sleeps);
         if got >= 0 {
             return FillResult::Ready;
@@ -525,7 +585,7 @@ fn next(word: u64) -> usize {
 
 #[inline]
 fn end(word: u64) -> usize {
-    (word >> END_SHIFT & 0xff) as usize
+    ((word >> END_SHIFT & 0xff) as usize).min(PREFETCH_MAX)
 }
 
 #[cfg(test)]
@@ -535,7 +595,7 @@ mod tests {
 
     fn prefetch() -> &'static Prefetch {
         let prefetch = &memory::map::<Prefetch>(1, true).unwrap()[0];
-        prefetch.init();
+        assert!(prefetch.init());
         prefetch
     }
 
@@ -568,5 +628,40 @@ mod tests {
         assert_eq!(prefetch.filler.load(Ordering::Relaxed), 0);
         // The next fill has another generation.
         assert_ne!((prefetch.state.load(Ordering::Relaxed) + GENERATION) | FILLING, filling);
+    }
+
+    /// Another process has written all of the memory that is shared.
+    #[test]
+    fn numbers_of_another_process_stay_within_the_prefetch() {
+        let prefetch = prefetch();
+        let headers = prefetch.headers.get();
+        // SAFETY: a local copy of numbers; nothing fills.
+        let named = || unsafe { (*headers).messages.map(|at| (at.msg_hdr.msg_name, at.msg_hdr.msg_iov)) };
+        let before = named();
+        // SAFETY: fork(2); the child makes one call only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let first = ptr::from_ref(prefetch).cast_mut().cast::<u8>();
+            // SAFETY: the child's own copy, and what it shares.
+            unsafe {
+                first.write_bytes(0x7f, size_of_val(&prefetch.headers));
+                let shared = first.add(size_of_val(&prefetch.headers));
+                shared.write_bytes(0x7f, size_of::<Prefetch>() - size_of_val(&prefetch.headers));
+                libc::_exit(0);
+            }
+        }
+        // SAFETY: waits for the child.
+        unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
+        assert_eq!(named(), before);
+        assert!(!prefetch.has_datagrams());
+        assert_eq!(prefetch.claim(true), None);
+        prefetch.state.store(GENERATION | 0xff << END_SHIFT, Ordering::Relaxed);
+        let slots: Vec<_> = std::iter::from_fn(|| prefetch.claim(true)).collect();
+        assert_eq!(slots, (0..PREFETCH_MAX).collect::<Vec<_>>());
+        for slot in slots {
+            let parcel = prefetch.datagram(slot);
+            assert_eq!((parcel.name.len(), parcel.payload[0].len()), (SOCKADDR_LEN_MAX, HEAD_LEN));
+            assert_eq!(parcel.payload[1].len(), TAIL_LEN);
+        }
     }
 }

@@ -19,9 +19,8 @@
 //! clock is read for it.
 //!
 //! `holder` is a lock by liveness token, as in `lock.rs`: the lock of a dead thread counts as
-//! free. Its holder writes or sends. The kernel marks each message that it has sent (`msg_len`),
-//! in the shared memory. So if a sender dies, the next one continues behind the last message that
-//! was sent, and each leaves once.
+//! free. Its holder writes or sends. If a thread dies while it sends, the replies of that call are
+//! dropped, because some may have left, and none leaves twice.
 //!
 //! # What is never kept
 //!
@@ -36,7 +35,6 @@ use std::sync::atomic::Ordering;
 
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, c_int};
 
-use crate::base::settings::MAX_LANES;
 use crate::base::signals::SignalMask;
 use crate::base::{quiesce, real, state};
 use crate::batching::outbox::Outbox;
@@ -295,7 +293,7 @@ pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
     if state::is_send_batching()
         && let Some(outboxes) = sock.outboxes()
     {
-        let count = (shared.lanes.load(Ordering::Relaxed) as usize).min(MAX_LANES);
+        let count = shared.lane_count();
         for (lane, outbox) in outboxes.iter().enumerate().take(count).filter(|(_, at)| at.may_have_replies())
         {
             flush_if_overdue(sock, shared, fd, lane, outbox);

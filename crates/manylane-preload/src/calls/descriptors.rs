@@ -26,6 +26,7 @@ use crate::lanes::fallback;
 use crate::lanes::registry::{clear_stale, register, release_replaced};
 use crate::shared::sock::Sock;
 use crate::shared::{report, thread};
+use crate::transfer::detached;
 
 /// Checks of a number that the library uses for a moment, and the time between two. In total as
 /// long as the wait for a lock.
@@ -116,17 +117,25 @@ pub(crate) fn close(fd: c_int) -> c_int {
 
 /// The program closes `fd` with the call `close`.
 pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
+    // Also from outside: syscall(2), fclose(3).
+    match quiesce::run_inside(|| before_close(fd)) {
+        Some(true) => {}
+        Some(false) => return fail_with_errno(libc::EBADF),
+        None => detached::before_close(fd),
+    }
+    close()
+}
+
+/// The program is about to close `fd`. False if it does not have this descriptor.
+fn before_close(fd: c_int) -> bool {
     send_batch::flush();
     match table::entry(fd) {
-        Entry::None => close(),
-        _ if !thread::is_own_process() => close(),
-        // The program does not have this descriptor.
-        Entry::Hidden => fail_with_errno(libc::EBADF),
-        _ => {
-            unregister(fd);
-            close()
-        }
+        Entry::None => {}
+        _ if !thread::is_own_process() => {}
+        Entry::Hidden => return false,
+        _ => unregister(fd),
     }
+    true
 }
 
 /// Removes the entry of a program's descriptor that is about to be closed.
@@ -147,6 +156,11 @@ pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
 }
 
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    quiesce::run_inside(|| close_range_tracked(first, last, flags))
+        .unwrap_or_else(|| detached::close_range(first, last, flags))
+}
+
+fn close_range_tracked(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = 1 << 1;
     const CLOEXEC: c_int = 1 << 2;
     if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !thread::is_own_process() {

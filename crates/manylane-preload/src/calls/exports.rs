@@ -94,6 +94,9 @@ unsafe extern "C-unwind" fn syscall(
             descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
         }
         SYS_close if detached::has_leftovers() => detached::close(a as c_int).into(),
+        SYS_close_range if detached::has_leftovers() => {
+            detached::close_range(a as c_uint, b as c_uint, c as c_int).into()
+        }
         SYS_prctl if state::is_ready() => {
             // SAFETY: program arguments.
             unsafe { seccomp::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong) }

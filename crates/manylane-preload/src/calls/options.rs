@@ -192,15 +192,15 @@ pub(crate) unsafe fn getsockopt(
             // SAFETY: program arguments: the kernel has just written as many bytes.
             unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
         }
-        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
-            if room >= size_of::<timeval>() && (was_bounded || is_bounded(shared)) =>
-        {
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW if was_bounded || is_bounded(shared) => {
             // As the kernel reports a negative one.
             let us = Some(shared.timeout_us.load(Ordering::Relaxed)).filter(|us| *us != NO_WAIT_US);
             let us = us.unwrap_or(0);
             let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
-            // SAFETY: as above.
-            unsafe { value.cast::<timeval>().write_unaligned(time) };
+            // As the kernel: as many of its bytes as there is room for.
+            let len = room.min(size_of::<timeval>());
+            // SAFETY: as above; a local, which does not overlap.
+            unsafe { value.cast::<u8>().copy_from_nonoverlapping((&raw const time).cast(), len) };
         }
         _ => {}
     }

@@ -97,6 +97,10 @@ pub(crate) fn before_privilege_drop() {
 pub(crate) fn before_exec() {
     // If the exec fails, threads go on batching replies.
     send_batch::flush_at_exit(false);
+    quiesce::run_inside(drop_inherited_lanes);
+}
+
+fn drop_inherited_lanes() {
     for (fd, entry) in table::tracked(0, u32::MAX) {
         let Entry::Sock(index) = entry else { continue };
         let sock = Sock::at(index);

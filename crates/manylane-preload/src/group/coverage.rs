@@ -53,8 +53,7 @@ const STALLED_POLLS_MAX: u32 = 8;
 pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
     recovery::recover(sock, shared);
     let now = tick::coarse_ms();
-    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
-    (0..lanes.min(MAX_LANES))
+    (0..shared.lane_count())
         .filter(|lane| Some(*lane) != own && !is_covered(sock, shared, *lane, now))
         .fold(0, |mask, lane| mask | 1 << lane)
 }

@@ -55,9 +55,8 @@ fn owned_lanes(shared: &Shared) -> u64 {
 /// Gives a free lane to each proven member that has none, while lanes last, and steers to the
 /// owned lanes. If `full`, further members share lanes.
 pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
-    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
-    let joined = shared.joined.load(Ordering::Acquire) as usize;
-    for (at, member) in shared.members.iter().enumerate().take(joined) {
+    let lanes = shared.lane_count();
+    for (at, member) in shared.joined_members().iter().enumerate() {
         let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
         let lane = member.lane.load(Ordering::Relaxed);
         if !is_live(member) || lane >= 0 || !comes_back {
@@ -85,10 +84,9 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
 
 /// Records which lanes several members share: nothing is prefetched for those.
 fn update_oversubscribed(shared: &Shared) {
-    let joined = shared.joined.load(Ordering::Acquire) as usize;
     let (mut once, mut crowded) = (0_u64, 0_u64);
-    for member in shared.members.iter().take(joined).filter(|at| at.thread_id.load(Ordering::Relaxed) != 0) {
-        if let Ok(lane @ 0..MAX_LANES) = usize::try_from(member.lane.load(Ordering::Relaxed)) {
+    for member in shared.joined_members().iter().filter(|at| at.thread_id.load(Ordering::Relaxed) != 0) {
+        if let Some(lane) = member.own_lane() {
             crowded |= once & 1 << lane;
             once |= 1 << lane;
         }
@@ -104,12 +102,9 @@ pub(crate) fn is_live(member: &Member) -> bool {
 
 /// Gives lanes without an owner to members that share the lane of another one, if there are any.
 pub(crate) fn split_shared_lanes(shared: &Shared) {
-    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
-    let joined = shared.joined.load(Ordering::Acquire) as usize;
-    for free in (0..lanes).filter(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0) {
-        let sharer = shared.members.iter().take(joined).position(|member| {
-            let lane = usize::try_from(member.lane.load(Ordering::Relaxed)).ok();
-            let owner = lane.and_then(|lane| shared.owner_of(lane));
+    for free in (0..shared.lane_count()).filter(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0) {
+        let sharer = shared.joined_members().iter().position(|member| {
+            let owner = member.own_lane().and_then(|lane| shared.owner_of(lane));
             is_live(member) && owner.is_some_and(|owner| !std::ptr::eq(owner, member))
         });
         let Some(at) = sharer else { break };
@@ -137,10 +132,9 @@ fn least_shared(shared: &Shared, lanes: usize) -> usize {
 
 /// A lane has lost its owner: another member that shares it takes over. True if there was one.
 pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
-    let joined = shared.joined.load(Ordering::Acquire) as usize;
     let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_live(member);
     update_oversubscribed(shared);
-    let successor = shared.members.iter().take(joined).position(has);
+    let successor = shared.joined_members().iter().position(has);
     shared.owner[lane].store(successor.map_or(0, |at| at as u32 + 1), Ordering::Release);
     successor.is_some()
 }
@@ -150,9 +144,10 @@ pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
 pub(crate) fn remove_member_locked(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
     let _change = start_change(shared, OWNERS, guard);
     let member = &shared.members[at];
-    let lane = member.lane.swap(-1, Ordering::AcqRel);
+    let lane = member.own_lane();
+    member.lane.store(-1, Ordering::Release);
     failpoint::hit("lane vacated");
-    if let Ok(lane) = usize::try_from(lane) {
+    if let Some(lane) = lane {
         let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
         if owned && !inherit(shared, lane) && shared.mode() == MULTI_LANE {
             steer_away_locked(shared, fd, lane);

@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 use manylane_ipc::report::Reason;
 
 use crate::base::real;
-use crate::base::settings::MAX_LANES;
 use crate::fds::hidden_fds::HiddenFd;
 use crate::fds::{lane_socket, sock_fds};
 use crate::group::active_set;
@@ -85,9 +84,8 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
 
 /// Makes owners, steering and mode consistent again.
 fn finish_owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
-    let count = (shared.lanes.load(Ordering::Acquire) as usize).min(MAX_LANES);
     let mut owned = 0_u64;
-    for lane in 0..count {
+    for lane in 0..shared.lane_count() {
         let has = |owner: &Member| {
             owner.thread_id.load(Ordering::Relaxed) != 0 && owner.lane.load(Ordering::Relaxed) == lane as i32
         };
@@ -128,8 +126,8 @@ pub(crate) fn reap_owner(sock: &Sock, shared: &Shared, lane: usize) {
 pub(crate) fn reap_all(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     let fd = sock_fds::group_fd(sock);
     let _change = start_change(shared, OWNERS, guard);
-    for at in 0..shared.joined.load(Ordering::Acquire) as usize {
-        if shared.members.get(at).is_some_and(has_exited) {
+    for (at, member) in shared.joined_members().iter().enumerate() {
+        if has_exited(member) {
             owners::remove_member_locked(shared, fd, at, guard);
         }
     }

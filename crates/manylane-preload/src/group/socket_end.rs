@@ -26,8 +26,8 @@ pub(crate) fn close(sock: &Sock) {
         let fd = group_fd(sock);
         send_batch::flush_all(sock, shared, fd);
         let process = u64::from(processes::number());
-        for at in 0..shared.joined.load(Ordering::Acquire) as usize {
-            if shared.members[at].thread_id.load(Ordering::Relaxed) >> 32 == process {
+        for (at, member) in shared.joined_members().iter().enumerate() {
+            if member.thread_id.load(Ordering::Relaxed) >> 32 == process {
                 remove_member_locked(shared, fd, at, guard);
             }
         }

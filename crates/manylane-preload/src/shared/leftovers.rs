@@ -1,9 +1,9 @@
 //! Datagrams that were in a socket's lanes when the library detached (`seccomp.rs`), in memory:
 //! handing them out takes no system call.
 //!
-//! The memory is shared with all processes forked later, and never given back. A datagram is taken
-//! once, by one process. Each record is a [`RecordHeader`], the sender's address, the payload, and
-//! control messages.
+//! All processes forked later have a copy of the datagrams, and share the position of the next one:
+//! each is taken once, by one process. The memory is never given back. Each record is a
+//! [`RecordHeader`], the sender's address, the payload, and control messages.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use libc::{MSG_PEEK, c_int, iovec, msghdr};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory::{self, ProcessOwned, Zeroed};
 
 /// Bytes of one mapping, and max bytes of a datagram and its parts.
 const CHUNK_SIZE: usize = 1 << 20;
 const PAYLOAD_BYTES_MAX: usize = 65536;
 const CONTROL_BYTES_MAX: usize = 512;
 const NAME_BYTES_MAX: usize = 32;
-const RECORD_LEN_MAX: usize =
-    size_of::<RecordHeader>() + NAME_BYTES_MAX + PAYLOAD_BYTES_MAX + CONTROL_BYTES_MAX + 8;
+const RECORD_LEN_MIN: usize = size_of::<RecordHeader>() + NAME_BYTES_MAX;
+const RECORD_LEN_MAX: usize = RECORD_LEN_MIN + PAYLOAD_BYTES_MAX + CONTROL_BYTES_MAX + 8;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -34,18 +34,24 @@ struct RecordHeader {
 }
 
 /// A chunk of a queue of datagrams; the first one stands for the queue.
-#[repr(C, align(64))]
+#[repr(C)]
 pub(crate) struct LeftoverQueue {
-    /// Bytes of the records taken, and of all records.
+    own: ProcessOwned<Records>,
+    /// Bytes of the records taken. Other processes can write anything here.
     read_pos: AtomicU32,
+}
+
+#[repr(C, align(64))]
+struct Records {
+    /// Bytes of all records.
     write_pos: AtomicU32,
     /// The next chunk, with later datagrams.
     next_chunk: AtomicPtr<LeftoverQueue>,
     bytes: UnsafeCell<[u8; CHUNK_SIZE]>,
 }
 
-// SAFETY: bytes before `write_pos` are never written again; those after it are written only by the
-// one thread that fills (`fill`).
+// SAFETY: `records` gives shared references only. Bytes before `write_pos` are never written again;
+// those after it are written only by the one thread that fills (`fill`).
 unsafe impl Sync for LeftoverQueue {}
 // SAFETY: zeroes are an empty one, with no next chunk.
 unsafe impl Zeroed for LeftoverQueue {}
@@ -53,7 +59,12 @@ unsafe impl Zeroed for LeftoverQueue {}
 impl LeftoverQueue {
     /// An empty one; none if the system is out of memory.
     pub(crate) fn new() -> Option<&'static Self> {
-        memory::map(1, true)?.first()
+        memory::map::<Self>(1, true)?.first().filter(|fresh| fresh.own.detach())
+    }
+
+    fn records(&self) -> &Records {
+        // SAFETY: `new` made it this process's own; atomics and a cell, of which zeroes are values.
+        unsafe { &*self.own.get() }
     }
 
     /// Adds all datagrams that `receive` writes into a message, until it returns none. Must be
@@ -61,9 +72,9 @@ impl LeftoverQueue {
     pub(crate) fn fill(&self, mut receive: impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
         let mut at = self;
         loop {
-            if at.write_pos.load(Ordering::Relaxed) as usize + RECORD_LEN_MAX > CHUNK_SIZE {
+            if at.records().write_pos.load(Ordering::Relaxed) as usize + RECORD_LEN_MAX > CHUNK_SIZE {
                 let Some(more) = Self::new() else { return false };
-                at.next_chunk.store(ptr::from_ref(more).cast_mut(), Ordering::Release);
+                at.records().next_chunk.store(ptr::from_ref(more).cast_mut(), Ordering::Release);
                 at = more;
             }
             if !at.push(&mut receive) {
@@ -74,8 +85,9 @@ impl LeftoverQueue {
 
     /// Adds one of them, for which there is room.
     fn push(&self, receive: &mut impl FnMut(*mut msghdr) -> Option<isize>) -> bool {
-        let start = self.write_pos.load(Ordering::Relaxed) as usize;
-        let base = self.bytes.get().cast::<u8>();
+        let records = self.records();
+        let start = records.write_pos.load(Ordering::Relaxed) as usize;
+        let base = records.bytes.get().cast::<u8>();
         let name = base.wrapping_add(start + size_of::<RecordHeader>());
         let payload = name.wrapping_add(NAME_BYTES_MAX);
         let mut control = MaybeUninit::<[u64; CONTROL_BYTES_MAX / 8]>::uninit();
@@ -103,7 +115,7 @@ impl LeftoverQueue {
             base.wrapping_add(start).cast::<RecordHeader>().write(head);
             ptr::copy_nonoverlapping(control.as_ptr().cast::<u8>(), payload.wrapping_add(len), controls);
         }
-        self.write_pos.store((start + size) as u32, Ordering::Release);
+        records.write_pos.store((start + size) as u32, Ordering::Release);
         true
     }
 
@@ -116,12 +128,27 @@ impl LeftoverQueue {
     fn first_chunk(&self) -> Option<&Self> {
         let mut at = self;
         loop {
-            if at.read_pos.load(Ordering::Acquire) < at.write_pos.load(Ordering::Acquire) {
+            if at.next_record().is_some() {
                 return Some(at);
             }
             // SAFETY: null, or one from `new`, which is never unmapped.
-            at = unsafe { at.next_chunk.load(Ordering::Acquire).as_ref() }?;
+            at = unsafe { at.records().next_chunk.load(Ordering::Acquire).as_ref() }?;
         }
+    }
+
+    /// The next record of the chunk: its offset and header. Its parts are within the records.
+    fn next_record(&self) -> Option<(u32, RecordHeader)> {
+        let start = self.read_pos.load(Ordering::Acquire);
+        let left = self.records().write_pos.load(Ordering::Acquire).checked_sub(start)?;
+        if (left as usize) < RECORD_LEN_MIN || !start.is_multiple_of(8) {
+            return None;
+        }
+        let at = self.records().bytes.get().cast::<u8>().cast_const().wrapping_add(start as usize);
+        // SAFETY: a header is not longer than what is left, and aligned to less than 8 bytes.
+        let head = unsafe { at.cast::<RecordHeader>().read() };
+        let parts = u64::from(head.payload) + u64::from(head.control) + RECORD_LEN_MIN as u64;
+        let fits = head.name as usize <= NAME_BYTES_MAX && head.size <= left && parts <= head.size.into();
+        fits.then_some((start, head))
     }
 
     /// Length of the payload of the next one.
@@ -133,13 +160,8 @@ impl LeftoverQueue {
     fn claim(&self, takes: bool) -> Option<DatagramRef<'_>> {
         loop {
             let part = self.first_chunk()?;
-            let start = part.read_pos.load(Ordering::Acquire);
-            if start >= part.write_pos.load(Ordering::Acquire) {
-                continue;
-            }
-            let base = part.bytes.get().cast::<u8>().cast_const().wrapping_add(start as usize);
-            // SAFETY: a record was written here before `write_pos` was.
-            let head = unsafe { base.cast::<RecordHeader>().read() };
+            let Some((start, head)) = part.next_record() else { continue };
+            let base = part.records().bytes.get().cast::<u8>().cast_const().wrapping_add(start as usize);
             let next = start + head.size;
             if takes
                 && part.read_pos.compare_exchange(start, next, Ordering::AcqRel, Ordering::Relaxed).is_err()
@@ -147,7 +169,7 @@ impl LeftoverQueue {
                 continue;
             }
             let bytes = |from: usize, len: u32| {
-                // SAFETY: as above; the lengths are those with which it was written.
+                // SAFETY: within the records, which are not written again.
                 unsafe {
                     std::slice::from_raw_parts(
                         base.wrapping_add(size_of::<RecordHeader>() + from),
@@ -181,5 +203,35 @@ impl LeftoverQueue {
             answer = Some(if into.is_mmsg() { nth as isize + 1 } else { got });
         }
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another process has written the position.
+    #[test]
+    fn a_position_that_is_no_record_is_the_end() {
+        let left = LeftoverQueue::new().unwrap();
+        let mut lens = [5_usize, 9].into_iter();
+        assert!(left.fill(|message| {
+            // SAFETY: `fill` made the message.
+            let piece = unsafe { *(*message).msg_iov };
+            // SAFETY: its piece has room; an invalid header, wherever one is looked for.
+            unsafe {
+                piece.iov_base.cast::<u8>().write_bytes(0xff, 64);
+                ((*message).msg_namelen, (*message).msg_controllen) = (0, 0);
+            }
+            lens.next().map(|len| len as isize)
+        }));
+        assert_eq!(left.next_len(), Some(5));
+        for at in [1, 8, 40, 4096, CHUNK_SIZE as u32, u32::MAX] {
+            left.read_pos.store(at, Ordering::Relaxed);
+            assert!(!left.has_datagrams(), "{at}");
+        }
+        left.read_pos.store(0, Ordering::Relaxed);
+        assert_eq!(left.claim(true).map(|next| next.payload[0].len()), Some(5));
+        assert_eq!(left.next_len(), Some(9));
     }
 }

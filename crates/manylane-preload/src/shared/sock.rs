@@ -92,7 +92,7 @@ impl Member {
     /// The member's lane, if it has one.
     #[inline]
     pub(crate) fn own_lane(&self) -> Option<usize> {
-        usize::try_from(self.lane.load(Ordering::Acquire)).ok()
+        usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < MAX_LANES)
     }
 
     /// Counts one heartbeat of the calling thread, whose member this is.
@@ -102,7 +102,8 @@ impl Member {
     }
 }
 
-/// A socket's state that all processes share.
+/// A socket's state that all processes share. Another process can write anything here: it holds no
+/// pointers, and each index is checked at its use.
 #[repr(C)]
 pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
@@ -183,6 +184,18 @@ impl Shared {
         self.mode.load(Ordering::Acquire)
     }
 
+    /// The slots of members that were ever used.
+    #[inline]
+    pub(crate) fn joined_members(&self) -> &[Member] {
+        &self.members[..(self.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS)]
+    }
+
+    /// Kernel sockets of the group.
+    #[inline]
+    pub(crate) fn lane_count(&self) -> usize {
+        (self.lanes.load(Ordering::Acquire) as usize).min(MAX_LANES)
+    }
+
     /// Inode of a lane's kernel socket; of the program's own for a member without a lane.
     pub(crate) fn inode_of(&self, lane: c_int) -> u64 {
         let lane = usize::try_from(lane).unwrap_or(0);
@@ -191,7 +204,7 @@ impl Shared {
 
     /// The member that owns `lane`.
     pub(crate) fn owner_of(&self, lane: usize) -> Option<&Member> {
-        let owner = self.owner[lane].load(Ordering::Acquire) as usize;
+        let owner = self.owner.get(lane)?.load(Ordering::Acquire) as usize;
         self.members.get(owner.wrapping_sub(1))
     }
 
@@ -240,8 +253,7 @@ impl Shared {
         // If two threads join at once, at least one sees the other: each takes its slot and counts
         // itself before it checks.
         fence(Ordering::SeqCst);
-        let joined = self.joined.load(Ordering::Relaxed) as usize;
-        let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
+        let mut others = self.joined_members().iter().filter(|other| !ptr::eq(*other, member));
         others.all(|other| other.thread_id.load(Ordering::Relaxed) == 0)
     }
 }
@@ -479,3 +491,19 @@ impl Sock {
 
 /// Receives after which a thread is known to come back.
 pub(crate) const PROVEN_RECEIVES_MIN: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another process has written all of it.
+    #[test]
+    fn numbers_of_another_process_stay_within_the_arrays() {
+        let shared = &memory::map::<Shared>(1, true).unwrap()[0];
+        // SAFETY: a mapping of its own; atomics, of which all bytes are values.
+        unsafe { ptr::from_ref(shared).cast_mut().cast::<u8>().write_bytes(0x7f, size_of::<Shared>()) };
+        assert_eq!((shared.joined_members().len(), shared.lane_count()), (MAX_MEMBERS, MAX_LANES));
+        assert_eq!(shared.members[0].own_lane(), None);
+        assert!(shared.owner_of(0).is_none() && shared.owner_of(usize::MAX).is_none());
+    }
+}

@@ -11,6 +11,7 @@ use libc::{
 
 use crate::base::real::call;
 use crate::base::recv_bufs::RecvBufs;
+use crate::fds::hidden_fds;
 use crate::fds::table::{self, Entry};
 use crate::lanes::epoll_set;
 use crate::shared::leftovers::LeftoverQueue;
@@ -126,44 +127,54 @@ fn forget(fd: c_int) {
     }
 }
 
-/// Lanes keep the port in use while they are open: closes them with the program's descriptor, by
+/// Lanes keep the port in use while they are open: closes them with the program's descriptor, `by`
 /// the same call. No lane moves any more. Not under the lock of hidden numbers, which takes other
 /// system calls.
-fn close_lanes(fd: c_int) {
+fn close_lanes(fd: c_int, by: impl Fn(c_int)) {
     let Some(sock) = table::sock(fd) else { return };
     for (lane, fd) in sock.lane_fds() {
         // Another thread may close the socket, too. The program may have closed all descriptors
         // that it did not open, and use the number.
         if sock.replace_lane_fd(lane, fd, None) && table::replace(fd, Entry::Hidden, Entry::None) {
-            call::close(fd);
+            by(fd);
         }
     }
 }
 
-pub(crate) fn close(fd: c_int) -> c_int {
-    close_lanes(fd);
+/// The program closes `fd`, or gives its number away.
+pub(crate) fn before_close(fd: c_int) {
+    close_lanes(fd, |lane| _ = call::close(lane));
     forget(fd);
+}
+
+pub(crate) fn close(fd: c_int) -> c_int {
+    before_close(fd);
     call::close(fd)
 }
 
 pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
     // SAFETY: program arguments.
     unsafe {
-        forget(libc::fileno(file));
+        before_close(libc::fileno(file));
         call::fclose(file)
     }
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
-    finish_dup(fd, to, call::dup2(fd, to))
+    dup_to(fd, to, call::dup2)
 }
 
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    finish_dup(fd, to, call::dup3(fd, to, flags))
+    dup_to(fd, to, |fd, to| call::dup3(fd, to, flags))
 }
 
-fn finish_dup(fd: c_int, to: c_int, done: c_int) -> c_int {
+fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
+    let done = by(fd, to);
     if done >= 0 && fd != to {
+        // The filter may forbid close(2): the lanes' numbers become copies of one without a port.
+        if let Some(other) = hidden_fds::readable_fd_if_open() {
+            close_lanes(to, |lane| _ = by(other, lane));
+        }
         forget(to);
     }
     done
@@ -172,7 +183,10 @@ fn finish_dup(fd: c_int, to: c_int, done: c_int) -> c_int {
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOEXEC: c_int = 1 << 2;
     if flags & CLOEXEC == 0 {
-        table::tracked(first, last).for_each(|(fd, _)| forget(fd));
+        for (fd, _) in table::tracked(first, last) {
+            close_lanes(fd, |lane| _ = call::close_range(lane as c_uint, lane as c_uint, 0));
+            forget(fd);
+        }
     }
     call::close_range(first, last, flags)
 }

@@ -122,12 +122,17 @@ unsafe fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> 
     }
 }
 
+/// Max messages of one call.
+const MESSAGES_MAX: c_uint = 1024;
+
 pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     let at = send_route(fd);
+    // As the kernel.
+    let count = count.min(MESSAGES_MAX);
     // SAFETY: program arguments.
     unsafe {
         if at.member.is_none() && !messages.is_null() {
-            for nth in 0..count.min(1024) as usize {
+            for nth in 0..count as usize {
                 mark_passed_fds(&raw const (*messages.wrapping_add(nth)).msg_hdr);
             }
         }

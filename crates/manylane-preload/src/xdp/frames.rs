@@ -114,7 +114,9 @@ impl<'call> TxDatagram<'call> {
     /// The destination, if it is one peer that a frame can be sent to.
     pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
         let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
-        if self.to.is_null() || (self.tolen as usize) < wanted {
+        // The kernel reports longer ones, and negative ones, or cuts them.
+        let most = size_of::<libc::sockaddr_storage>();
+        if self.to.is_null() || !(wanted..=most).contains(&(self.tolen as usize)) {
             return None;
         }
         // SAFETY: program arguments.
@@ -144,5 +146,25 @@ impl<'call> TxDatagram<'call> {
         self.copy(payload);
         UdpFrame { payload: &*payload, ..*plan }.write_headers(head).ok()?;
         Some(head.len() + len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_a_length_that_the_kernel_refuses_name_no_peer() {
+        let (bytes, _) = sockaddr_bytes("192.0.2.1:53".parse().unwrap(), false);
+        let mut room = [0_u8; size_of::<libc::sockaddr_storage>()];
+        room[..bytes.len()].copy_from_slice(&bytes);
+        let piece = iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        for (len, is_peer) in
+            [(0, false), (15, false), (16, true), (28, true), (128, true), (129, false), (u32::MAX, false)]
+        {
+            // SAFETY: a local address; no bytes.
+            let out = unsafe { TxDatagram::from_iovec(&piece, room.as_ptr().cast(), len) };
+            assert_eq!(out.peer(false).is_some(), is_peer, "{len}");
+        }
     }
 }

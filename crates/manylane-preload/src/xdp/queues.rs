@@ -92,10 +92,14 @@ fn lane_queues<'a>(
     let live = matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING);
     let lease = if live { sock.lease() } else { None };
     let all = lease.map_or(&[][..], |lease| &lease.queues);
-    all.iter().map_while(Option::as_ref).enumerate().filter(move |(number, _)| {
-        let lane = shared.queue_lane[*number].load(Ordering::Relaxed) as usize % MAX_LANES;
-        mask & 1 << lane != 0
-    })
+    all.iter()
+        .map_while(Option::as_ref)
+        .enumerate()
+        .filter(move |(number, _)| mask & 1 << lane_of_queue(shared, *number) != 0)
+}
+
+fn lane_of_queue(shared: &Shared, number: usize) -> usize {
+    shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES
 }
 
 /// A bit for each lane of `mask` that has a queue with a frame.
@@ -105,7 +109,7 @@ pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, mask: u64) -> u6
     }
     lane_queues(sock, shared, mask)
         .filter(|(_, queue)| queue.has_received())
-        .fold(0, |all, (number, _)| all | 1 << (shared.queue_lane[number].load(Ordering::Relaxed) % 64))
+        .fold(0, |all, (number, _)| all | 1 << lane_of_queue(shared, number))
 }
 
 /// True if queues hold datagrams older than all that arrive from now on.
@@ -266,7 +270,7 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
         if bad > 0 {
             record_received(sock, 0, bad);
         }
-        let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
+        let lane = lane_of_queue(shared, number);
         len.inspect(|_| thread::set_peeked(sock, lane | (number + 1) << 8))
     })
 }
@@ -416,8 +420,7 @@ pub(crate) fn report_lanes(shared: &Shared) {
     if shared.mode() == MULTI_LANE {
         return;
     }
-    let joined = shared.joined.load(Ordering::Acquire) as usize;
-    for member in shared.members.iter().take(joined).filter(|at| at.thread_id.load(Ordering::Relaxed) != 0) {
+    for member in shared.joined_members().iter().filter(|at| at.thread_id.load(Ordering::Relaxed) != 0) {
         report::record_lane(member, 0, shared.inode_of(0));
     }
 }

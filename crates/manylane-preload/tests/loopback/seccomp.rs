@@ -73,8 +73,25 @@ fn loopback_seccomp_filter_of_one_thread_makes_the_socket_plain() {
     assert_seccomp_fallback("partial", "2", "0 missing\n", 1);
 }
 
+/// The filter comes into force for a thread that just closes, by calls that wait for nothing.
+#[test]
+fn loopback_closes_during_seccomp_tsync_make_no_extra_syscalls() {
+    let name = "loopback_closes_during_seccomp_tsync_make_no_extra_syscalls";
+    if !can_run_without(&["address", "thread"], name, "the runtime makes calls of its own") {
+        return;
+    }
+    let program = build("seccomp_close_race");
+    for way in ["close", "range", "fclose"] {
+        assert_eq!(run_native(&program, &[way]).output, "0 killed\n", "{way}, without the library");
+        let with = run_preloaded(&program, &[way], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, "0 killed\n", "{way}");
+    }
+}
+
 /// What waits in lanes goes with the socket, and so does the port.
 #[test]
 fn loopback_close_after_seccomp_frees_port_and_lanes() {
-    assert_seccomp_fallback("close", "2", "", 1);
+    for way in ["close", "fclose", "dup3", "close_range"] {
+        assert_seccomp_fallback(way, "2", "", 1);
+    }
 }

@@ -350,6 +350,7 @@ static void print_result(const char *what, long answer)
 static void options(void)
 {
 	struct timeval time = { 0, 1000000 };
+	static const socklen_t lens[] = { 4, 8, 12, 15, 16 };
 	int one = 1, room[4] = { 0 };
 	socklen_t len = sizeof(room);
 	int *volatile nowhere = NULL;
@@ -374,6 +375,22 @@ static void options(void)
 	len = 0;
 	GET(SOL_SOCKET, SO_RCVTIMEO, room, &len);
 	GET(9999, 1, room, &len);
+	/* As many bytes of the program's own timeout as there is room for. */
+	time = (struct timeval){ 1, 500000 };
+	SET(SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
+	for (unsigned i = 0; i < sizeof(lens) / sizeof(*lens); i++) {
+		unsigned char *byte = (unsigned char *)room;
+
+		len = lens[i];
+		memset(room, 0x77, sizeof(room));
+		GET(SOL_SOCKET, SO_RCVTIMEO, room, &len);
+		printf("%u:", len);
+		for (unsigned nth = 0; nth < sizeof(room); nth++)
+			printf(" %x", byte[nth]);
+		printf("\n");
+	}
+	time = (struct timeval){ 0 };
+	SET(SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
 	print_result("FIONREAD to nowhere", ioctl(server, FIONREAD, nowhere));
 	print_result("FIONBIO of nothing", ioctl(server, FIONBIO, nowhere));
 	print_result("no ioctl", ioctl(server, 0xdeadbeef, &one));

@@ -20,7 +20,9 @@
  *		the main thread, for all threads
  *	blocked	two threads that wait; by the main thread, for all threads
  *	partial	two threads, one of which confines only itself
- *	close	as waiting, for threads that close the socket before they receive
+ *	close, fclose, dup3, close_range
+ *		as waiting, for threads that close the socket before they receive,
+ *		by that call
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,6 +33,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +58,7 @@
 #endif
 
 static const char *test_case, *wait_call;
+static bool closes;
 static int server, to_client, from_client;
 static struct sockaddr_in address;
 static pthread_barrier_t held, filled, released;
@@ -236,8 +240,11 @@ static void confine_to_used_calls(int by_call, int flags)
 		calls[count++] = SYS_epoll_create1;
 		calls[count++] = SYS_epoll_ctl;
 	}
-	if (!strcmp(test_case, "close")) {
-		calls[count++] = SYS_close;
+	if (closes) {
+		calls[count++] = !strcmp(test_case, "dup3") ? SYS_dup3 :
+				 !strcmp(test_case, "close_range") ?
+							      SYS_close_range :
+							      SYS_close;
 		calls[count++] = SYS_socket;
 		calls[count++] = SYS_bind;
 	}
@@ -335,7 +342,7 @@ static void *worker(void *arg)
 		if (!strcmp(test_case, "partial") && nth == 0)
 			confine_to_used_calls(1, 0);
 		pthread_barrier_wait(&released);
-		if (!strcmp(test_case, "close"))
+		if (closes)
 			break;
 	}
 	return NULL;
@@ -343,6 +350,7 @@ static void *worker(void *arg)
 
 static void run_threads(int wanted)
 {
+	FILE *file = fdopen(server, "r");
 	pthread_t threads[WORKERS];
 	int i, full;
 
@@ -367,19 +375,26 @@ static void run_threads(int wanted)
 		confine_to_used_calls(1, SECCOMP_FILTER_FLAG_TSYNC);
 	if (strcmp(test_case, "blocked"))
 		pthread_barrier_wait(&released);
-	if (strcmp(test_case, "close"))
+	if (!closes)
 		send_command('e', 4 * FLOWS);
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
-	if (!strcmp(test_case, "close")) {
-		/* Datagrams for the old socket must not reach the new one. */
+	if (!closes)
+		return;
+	/* Datagrams for the old socket must not reach the new one. */
+	if (!strcmp(test_case, "fclose"))
+		fclose(file);
+	else if (!strcmp(test_case, "dup3"))
+		dup3(to_client, server, 0);
+	else if (!strcmp(test_case, "close_range"))
+		close_range(server, server, 0);
+	else
 		close(server);
-		if (socket(AF_INET, SOCK_DGRAM, 0) != server ||
-		    bind(server, (void *)&address, sizeof(address)))
-			_exit(3);
-		if (recv(server, &full, 1, MSG_DONTWAIT) != -1)
-			_exit(4);
-	}
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	if (server < 0 || bind(server, (void *)&address, sizeof(address)))
+		_exit(3);
+	if (recv(server, &full, 1, MSG_DONTWAIT) != -1)
+		_exit(4);
 }
 
 static void run_workers(void)
@@ -460,6 +475,9 @@ int main(int argc, char **argv)
 	if (argc != 4)
 		return 2;
 	test_case = argv[1];
+	closes = !strcmp(test_case, "close") || !strcmp(test_case, "fclose") ||
+		 !strcmp(test_case, "dup3") ||
+		 !strcmp(test_case, "close_range");
 	wait_call = argv[2];
 	/* No process outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -475,7 +493,7 @@ int main(int argc, char **argv)
 	to_client = down[1];
 	from_client = up[0];
 	if (!strcmp(test_case, "waiting") || !strcmp(test_case, "blocked") ||
-	    !strcmp(test_case, "partial") || !strcmp(test_case, "close") ||
+	    !strcmp(test_case, "partial") || closes ||
 	    !strcmp(test_case, "workers")) {
 		server = loopback_server(0, &address);
 		if (write(to_client, &address, sizeof(address)) !=
