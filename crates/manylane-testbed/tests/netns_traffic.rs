@@ -74,6 +74,8 @@ fn assert_even(seen: &FlowCounts, flows: usize) {
     assert!(most - least <= 1, "{seen:?}");
 }
 
+/// Takes 6 s, as the next one: a generator for each size or family, whose program the kernel loads
+/// and removes with grace periods, and enough frames for its rate.
 #[test]
 fn netns_every_live_frame_arrives_and_flows_are_even() {
     if !skip::need_root("netns_every_live_frame_arrives_and_flows_are_even") {

@@ -330,6 +330,8 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
     assert_eq!(serving.stop().unwrap().total().delivered_by_xdp, 1);
 }
 
+/// Takes 13 s: three changes without an event, each of which the refresh of every four seconds
+/// finds.
 #[test]
 fn netns_xdp_more_queues_are_served_as_they_come() {
     let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &ipv4_layout(4)) else {
@@ -402,6 +404,7 @@ fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
     assert!(total.delivered_by_xdp > 0 && total.delivered_by_xdp < all, "{total:#?}");
 }
 
+/// Takes 12 s: three changes without an event, as above.
 #[test]
 fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
     let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";

@@ -44,6 +44,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Report>)
     (answers, report)
 }
 
+/// Takes 5 s: the server is started five times, and asked until it has its lanes.
 #[test]
 fn loopback_memcached() {
     if !crate::has("loopback_memcached", "memcached", "memcached") {

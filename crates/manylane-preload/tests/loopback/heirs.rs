@@ -40,6 +40,7 @@ fn loopback_who_dies_while_the_lane_of_the_dead_is_left_has_heirs() {
     });
 }
 
+/// May take 5 s: each of 36 programs sends until the survivors have finished.
 #[test]
 fn loopback_who_dies_while_a_socket_falls_back_has_heirs() {
     for what in ["fall", "own"] {

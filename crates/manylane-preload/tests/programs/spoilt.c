@@ -21,7 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A fork takes 30 ms with the memory that a sanitizer maps. */
+/*
+ * Each of them waits for one or two forks, which take a few milliseconds with
+ * the library: some ten seconds in all, so that rare orders of the threads
+ * occur. A fork takes 30 ms with the memory that a sanitizer maps.
+ */
 #ifdef SANITIZED
 #define SOCKETS 100
 #else
