@@ -120,6 +120,7 @@ fn loopback_bench_of_servers_with_threads_or_children() {
     check_all_answered("loopback_bench_of_servers_with_threads_or_children", are_meant);
 }
 
+/// Takes 5 s: five servers, each started alone and under `manylane run`.
 #[test]
 fn loopback_bench_of_name_servers() {
     let are_meant = |name: &str| ["nsd", "knot", "unbound"].iter().any(|server| name.starts_with(server));

@@ -184,7 +184,8 @@ fn loopback_unbound_with_one_socket() {
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }
 
-/// Load by XDP frames, past the sender's stack: NSD answers each of them.
+/// Load by XDP frames, past the sender's stack: NSD answers each of them. Takes 5 s: kxdpgun sends
+/// for two, and waits for replies.
 #[test]
 fn netns_nsd_and_kxdpgun() {
     const TEST: &str = "netns_nsd_and_kxdpgun";

@@ -48,6 +48,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     (answers, report)
 }
 
+/// Takes 5 s: the server is started five times, and asked until it has its lanes.
 #[test]
 fn loopback_memcached() {
     if !crate::has("loopback_memcached", "memcached", "memcached") {

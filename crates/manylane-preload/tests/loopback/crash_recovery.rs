@@ -40,6 +40,7 @@ fn loopback_death_during_recovery_of_a_dead_lane_is_recovered() {
     });
 }
 
+/// May take 5 s: each of 36 programs sends until the survivors have finished.
 #[test]
 fn loopback_death_during_fallback_is_recovered() {
     for what in ["fallback", "own-fallback"] {
