@@ -108,7 +108,7 @@ impl Lessor {
             cookie: about.cookie,
             only_v6: about.only_v6,
             queues,
-            next_hops: LeaseNextHops::new()?,
+            next_hops: LeaseNextHops::new(self.routes.reader())?,
         })
     }
 

@@ -43,7 +43,7 @@ use self::connection::CloserThreads;
 use self::devices::{LeasedDevice, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
-use super::route::{Reader, Routes};
+use super::route::Routes;
 use crate::error::{Error, Result};
 use crate::io::filter::FilterHandle;
 
@@ -70,7 +70,6 @@ const RECEIVED: u64 = 1;
 pub struct Lessor {
     devices: Vec<LeasedDevice>,
     routes: Arc<Routes>,
-    reader: Reader,
     /// Addresses may have changed.
     has_changed: Arc<AtomicBool>,
     /// The network namespace of the devices.
@@ -121,11 +120,9 @@ impl Lessor {
         let has_changed = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&has_changed);
         routes.on_change(Box::new(move |_| tell.store(true, Ordering::Release)));
-        let reader = routes.reader();
         Ok(Self {
             devices,
             routes,
-            reader,
             has_changed,
             namespace,
             lease_token: ticket,
@@ -199,12 +196,11 @@ impl Lessor {
                 sent = Instant::now();
             }
             self.sample_rings();
-            self.reader.refresh();
-            let Self { leases, reader, devices, .. } = &mut self;
+            let Self { leases, devices, .. } = &mut self;
             let is_gone =
                 |index| devices.iter().any(|leased| leased.device.index == index && leased.device.is_gone());
             for lease in leases {
-                lease.next_hops.update(reader, is_gone);
+                lease.next_hops.update(is_gone);
             }
             self.reclaim();
             if last_check.elapsed() >= SOCKET_CHECK_INTERVAL {

@@ -617,3 +617,30 @@ fn netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out() {
     assert!(known as u128 <= rounds * worker::QUERIES_PER_ROUND as u128, "{known} of {peers} in {elapsed:?}");
     assert!(known <= table::ENTRIES_MAX);
 }
+
+#[test]
+fn netns_a_pair_that_others_replaced_is_queried_again() {
+    if !can_make_namespaces("netns_a_pair_that_others_replaced_is_queried_again") {
+        return;
+    }
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    world.ip("route add default via 10.9.0.2\n");
+    // No epoch ends meanwhile.
+    let (routes, mut reader) = world.start(10 * TEST_TIMEOUT);
+    let (local, peer) = (ip("10.9.0.1"), ip("192.0.2.1"));
+    reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
+    let mut other = routes.reader();
+    let mut flood = 0x1400_0000_u32;
+    wait_until(|| {
+        for _ in 0..64 {
+            flood += 1;
+            other.next_hop(local, Ipv4Addr::from(flood).into());
+        }
+        reader.next_hop(local, peer).is_none()
+    });
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(reader.next_hop(local, peer), None, "it was queried in this epoch");
+    assert_eq!(reader.next_hop_again(local, peer), None);
+    reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
+}
