@@ -35,8 +35,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::LeaseToken;
+use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::measure::Epoll;
-use manylane_sys::{bound_sockets, sock};
+use manylane_sys::sock;
 
 use self::clients::PendingClient;
 use self::connection::CloserThreads;
@@ -70,6 +71,7 @@ const RECEIVED: u64 = 1;
 pub struct Lessor {
     devices: Vec<LeasedDevice>,
     routes: Arc<Routes>,
+    sockets: BoundSockets,
     /// Addresses may have changed.
     has_changed: Arc<AtomicBool>,
     /// The network namespace of the devices.
@@ -113,7 +115,9 @@ impl Lessor {
         let namespace = sock::socket_info(probe.as_fd())
             .map_err(|err| Error::system("asking for a network namespace (Linux 5.14)", err))?
             .namespace;
-        bound_sockets::find_by_port(1)
+        let mut sockets = BoundSockets::default();
+        sockets
+            .find_by_port(1)
             .map_err(|err| Error::system("asking for UDP sockets (CONFIG_INET_UDP_DIAG)", err))?;
         let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
@@ -123,6 +127,7 @@ impl Lessor {
         Ok(Self {
             devices,
             routes,
+            sockets,
             has_changed,
             namespace,
             lease_token: ticket,
