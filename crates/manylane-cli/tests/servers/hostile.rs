@@ -2,6 +2,7 @@
 //! still leases queues to the next program.
 
 use std::fs;
+use std::net::IpAddr;
 use std::process::Command;
 
 use crate::run_ok;
@@ -12,20 +13,25 @@ use crate::xdp::{OPTIONS, Scene};
 /// were alone: what `hostile.c` says.
 fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let scene = Scene::with_queues(test, 2)?;
+    Some(run_in(&scene, what, scene.addr.ip(), beside, OPTIONS))
+}
+
+/// As [`run_hostile`], in a scene, with the address of the hostile program.
+fn run_in(scene: &Scene, what: &str, ip: IpAddr, beside: bool, options: &[&str]) -> String {
     let (code, program) =
         (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
     scene.place.file("hostile.h", include_str!("hostile.h"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);
-    let (said, server, ip) = (scene.place.path("said"), scene.server("block", 1).join(" "), scene.addr.ip());
+    let (said, server) = (scene.place.path("said"), scene.server("block", 1).join(" "));
     let next = if beside { "&" } else { ";" };
     let script = format!(
         "env -u LD_PRELOAD {program} {what} {ip} {} >{said} 2>&1 {next} exec {server}",
         scene.client_namespace()
     );
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
-    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
+    let mut server = Server::start(&scene.place, &script, Some(options));
     scene.warm_up(&mut server);
     let more = scene.ask_until_frames_leave(&mut server);
     assert!(more > 0);
@@ -33,7 +39,7 @@ fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);
-    Some(fs::read_to_string(said).unwrap())
+    fs::read_to_string(said).unwrap()
 }
 
 fn expect(test: &str, what: &str, lines: &[&str]) {
@@ -171,4 +177,29 @@ fn netns_xdp_hostile_descriptors_that_are_slow_to_close() {
 #[test]
 fn netns_xdp_hostile_calls_without_an_end() {
     _ = run_hostile("netns_xdp_hostile_calls_without_an_end", "flood", true);
+}
+
+#[test]
+fn netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors() {
+    let lines = [
+        "before: leased 2",
+        "open: done",
+        "frames: yes",
+        "connected until nobody accepts: yes",
+        "the next socket: yes",
+        "the lease: closed",
+    ];
+    expect("netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors", "full", &lines);
+}
+
+/// Two programs have a device each, and one of them asks for the way to ever more peers, all of
+/// which have one.
+#[test]
+fn netns_xdp_hostile_questions_without_an_end() {
+    let Some(scene) = Scene::with_links("netns_xdp_hostile_questions_without_an_end", 2, 2) else { return };
+    let (here, there) = (scene.testbed.host(1), scene.testbed.host(0));
+    here.ip_batch(&format!("route add 198.18.0.0/15 via {} dev link1\n", there.ip4(1))).unwrap();
+    let options = ["--engine", "xdp", "--interface", "link0,link1"];
+    let said = run_in(&scene, "asks", here.ip4(1).into(), true, &options);
+    assert_eq!(said, "one device: leased 2\n");
 }

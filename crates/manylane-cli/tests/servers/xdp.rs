@@ -35,7 +35,7 @@ pub(crate) struct Scene {
     pub(crate) client: Place,
     pub(crate) place: Place,
     pub(crate) addr: SocketAddr,
-    testbed: Testbed,
+    pub(crate) testbed: Testbed,
 }
 
 impl Scene {
@@ -44,10 +44,16 @@ impl Scene {
     }
 
     pub(crate) fn with_queues(test: &str, queues: u32) -> Option<Self> {
+        Self::with_links(test, queues, 1)
+    }
+
+    /// With several devices at each host.
+    pub(crate) fn with_links(test: &str, queues: u32, links: usize) -> Option<Self> {
         if !skip::need_root(test) {
             return None;
         }
-        let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
+        let links = vec![(0, 1); links];
+        let testbed = Testbed::new(&Layout { ipv6: false, queues, links, ..Layout::default() }).unwrap();
         let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
         let place = Place::for_other_users(testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
