@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | devices | [`Lessor::open`] attaches the program to each, before a program is started | an error that names what to change |
 //! | a program connects ([`clients`]) | any process may; the kernel identifies it | the oldest client without a request is dropped |
-//! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; at the limit of open files no client is accepted |
+//! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; while clients use a quarter of the open files, none is accepted |
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
