@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::diag::{attribute, dump, read_u32};
+use crate::diag::{Diag, attribute, read_u32};
 
 /// Defined in linux/inet_diag.h.
 const INET_DIAG_SKV6ONLY: u16 = 11;
@@ -61,20 +61,27 @@ fn matches(bound: IpAddr, only_v6: bool, ip: IpAddr) -> bool {
     }
 }
 
-/// All UDP sockets of the calling thread's network namespace that are bound to `port`, with any
-/// address.
-///
-/// # Errors
-/// `ENOENT` if the kernel does not support it; errors of opening and reading the socket.
-pub fn find_by_port(port: u16) -> io::Result<Vec<BoundSocket>> {
-    let mut found = Vec::new();
-    for family in [libc::AF_INET, libc::AF_INET6] {
-        dump(&request(family, port), |message| {
-            found.push(parse(message)?);
-            Some(())
-        })?;
+/// Finds bound sockets. The first query opens a socket in the network namespace of the calling
+/// thread; later ones use it again, and need no free descriptor.
+#[derive(Debug, Default)]
+pub struct BoundSockets(Diag);
+
+impl BoundSockets {
+    /// All UDP sockets that are bound to `port`, with any address.
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel does not support it; errors of opening and reading the socket; an
+    /// error if they are more than some ten thousand.
+    pub fn find_by_port(&mut self, port: u16) -> io::Result<Vec<BoundSocket>> {
+        let mut found = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.0.dump(&request(family, port), |message| {
+                found.push(parse(message)?);
+                Some(())
+            })?;
+        }
+        Ok(found)
     }
-    Ok(found)
 }
 
 fn request(family: libc::c_int, port: u16) -> [u8; REQUEST_LEN] {
@@ -156,11 +163,13 @@ mod tests {
 
     #[test]
     fn loopback_sockets_of_a_port_are_found_until_they_are_closed() {
+        let mut all = BoundSockets::default();
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let socket = UdpSocket::bind(at).unwrap();
             let addr = socket.local_addr().unwrap();
             let cookie = sock::socket_info(socket.as_fd()).unwrap().cookie;
-            let find = || find_by_port(addr.port()).unwrap().into_iter().find(|bound| bound.cookie == cookie);
+            let mut find =
+                || all.find_by_port(addr.port()).unwrap().into_iter().find(|bound| bound.cookie == cookie);
             let found = find().unwrap();
             assert_eq!((found.ip, found.device, found.is_connected), (addr.ip(), 0, false));
             assert_eq!(found.uid, crate::unix_socket::effective_uid());

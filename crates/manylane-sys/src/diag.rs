@@ -5,6 +5,7 @@
 //! which contains this crate, has no other use for one.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout};
@@ -14,16 +15,43 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Size of `struct nlmsghdr`.
 const HEADER_LEN: usize = 16;
-/// Maximum number of messages of an answer: far more than any namespace has sockets.
-const READS_MAX: usize = 4096;
+/// Maximum number of reads of an answer, with some hundred sockets each. The kernel skips what it
+/// has listed before in each of them, so the time grows with the square of the number.
+const READS_MAX: usize = 64;
 
-/// Queries all sockets that match `request`, a struct of the family that begins with its number;
-/// calls `each` with the message of each socket.
-///
-/// # Errors
-/// `ENOENT` if the kernel does not support it; errors of opening and reading the socket;
-/// `InvalidData` if `each` rejects a message.
-pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
+/// Queries sockets. Its own stays open, so that the next query needs no free descriptor.
+#[derive(Debug, Default)]
+pub(crate) struct Diag(Option<OwnedFd>);
+
+impl Diag {
+    /// Queries all sockets that match `request`, a struct of the family that begins with its
+    /// number; calls `each` with the message of each socket.
+    ///
+    /// # Errors
+    /// `ENOENT` if the kernel does not support it; errors of opening and reading the socket;
+    /// `InvalidData` if `each` rejects a message.
+    pub(crate) fn dump(
+        &mut self,
+        request: &[u8],
+        mut each: impl FnMut(&[u8]) -> Option<()>,
+    ) -> io::Result<()> {
+        // After an error, the rest of the answer may still be queued: the next query takes a new
+        // socket.
+        let fd = self.0.take().map_or_else(open, Ok)?;
+        net::send(&fd, &message(request), SendFlags::empty())?;
+        let mut bytes = vec![0; 1 << 15];
+        for _ in 0..READS_MAX {
+            let (len, _) = net::recv(&fd, bytes.as_mut_slice(), RecvFlags::empty())?;
+            if parse(&bytes[..len], &mut each)? {
+                self.0 = Some(fd);
+                return Ok(());
+            }
+        }
+        Err(io::Error::other("too many sockets to list"))
+    }
+}
+
+fn open() -> io::Result<OwnedFd> {
     let fd = net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -32,15 +60,7 @@ pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) ->
     )?;
     // The kernel answers at once; this only bounds the wait.
     sockopt::set_socket_timeout(&fd, Timeout::Recv, Some(Duration::from_secs(1)))?;
-    net::send(&fd, &message(request), SendFlags::empty())?;
-    let mut bytes = vec![0; 1 << 15];
-    for _ in 0..READS_MAX {
-        let (len, _) = net::recv(&fd, bytes.as_mut_slice(), RecvFlags::empty())?;
-        if parse(&bytes[..len], &mut each)? {
-            return Ok(());
-        }
-    }
-    Err(io::Error::other("a list of sockets that has no end"))
+    Ok(fd)
 }
 
 fn message(request: &[u8]) -> Vec<u8> {

@@ -252,6 +252,13 @@ pub fn unshare_fd_table() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
 }
 
+/// The number of descriptors that this process may have (`RLIMIT_NOFILE`).
+#[must_use]
+pub fn descriptors_max() -> usize {
+    let limit = process::getrlimit(process::Resource::Nofile);
+    limit.current.map_or(usize::MAX, |current| current as usize)
+}
+
 /// Ends this process by `signal`, without a core file, so that its parent sees how the child
 /// ended. Returns if the signal does not end processes.
 pub fn exit_by_signal(signal: i32) {

@@ -348,7 +348,7 @@ static void test_users(void)
 static int slow_closing_tcp(void)
 {
 	static const char data[65536];
-	struct linger send_slow_fd = { .l_onoff = 1, .l_linger = 3600 };
+	struct linger slow = { .l_onoff = 1, .l_linger = 3600 };
 	struct sockaddr_in at = { .sin_family = AF_INET };
 	socklen_t len = sizeof(at);
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -360,8 +360,7 @@ static int slow_closing_tcp(void)
 	    connect(fd, (void *)&at, sizeof(at)) ||
 	    accept(listener, NULL, NULL) < 0)
 		err(1, "TCP");
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &send_slow_fd,
-		   sizeof(send_slow_fd));
+	setsockopt(fd, SOL_SOCKET, SO_LINGER, &slow, sizeof(slow));
 	while (send(fd, data, sizeof(data), MSG_DONTWAIT) > 0)
 		;
 	return fd;
@@ -393,6 +392,7 @@ static void send_slow_closing(int count, uint32_t *words)
 /* A process that sends such descriptors when told, and ends with the server. */
 struct slow_closer {
 	int user, knows_secret, go[2], done[2];
+	pid_t pid;
 };
 
 static void start_slow_closer(struct slow_closer *slow_closer)
@@ -405,7 +405,8 @@ static void start_slow_closer(struct slow_closer *slow_closer)
 	all[0].fd = syscall(SYS_pidfd_open, server, 0);
 	all[1].fd = slow_closer->go[0];
 	fflush(stdout);
-	if (fork())
+	slow_closer->pid = fork();
+	if (slow_closer->pid)
 		return;
 	if (setresuid(slow_closer->user, slow_closer->user, slow_closer->user))
 		err(1, "setresuid");
@@ -421,9 +422,9 @@ static void start_slow_closer(struct slow_closer *slow_closer)
 	_exit(0);
 }
 
-static void send_slow_fd(struct slow_closer *slow_closer)
+static pid_t find_launcher(void)
 {
-	char path[32], byte;
+	char path[32];
 	pid_t launcher = 0;
 	FILE *status;
 
@@ -432,6 +433,14 @@ static void send_slow_fd(struct slow_closer *slow_closer)
 	if (!status || fscanf(status, "%*d (%*[^)]) %*c %d", &launcher) != 1)
 		err(1, "%s", path);
 	fclose(status);
+	return launcher;
+}
+
+static void send_slow_fd(struct slow_closer *slow_closer)
+{
+	pid_t launcher = find_launcher();
+	char byte;
+
 	/* Everything is sent before any of it is received. */
 	kill(launcher, SIGSTOP);
 	usleep(100000);
@@ -473,6 +482,105 @@ static void test_slow_closes(void)
 }
 
 /*
+ * Connects and sends a descriptor each time, until nobody has accepted for a
+ * second.
+ */
+static int connect_until_full(void)
+{
+	int i, end, tries = 0, null = open("/dev/null", O_RDONLY);
+
+	for (i = 0; i < 10000; i++) {
+		end = try_connect_launcher(SOCK_NONBLOCK);
+		if (end >= 0) {
+			send_message(end, OPEN, NULL, &null, 1);
+			close(end);
+			tries = 0;
+		} else if (errno != EAGAIN) {
+			err(1, "connect");
+		} else if (++tries == 100) {
+			return 1;
+		} else {
+			usleep(10000);
+		}
+	}
+	return 0;
+}
+
+/*
+ * The launcher has no free descriptor when a socket is closed: connections that
+ * strangers have made wait behind a descriptor that cannot be closed.
+ */
+static void test_full_launcher(void)
+{
+	static struct slow_closer stranger = { 65533, 0 };
+	struct rlimit before, few = { .rlim_cur = 256 };
+	uint32_t message[WORDS];
+	struct lease lease;
+	int fd;
+
+	start_slow_closer(&stranger);
+	fd = open_udp(ip, 0);
+	request_lease(&lease, "before", fd);
+	send_command(&lease, "open", OPEN);
+	marker = "while it is open";
+	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
+	fflush(stdout);
+	if (prlimit(find_launcher(), RLIMIT_NOFILE, NULL, &before))
+		err(1, "prlimit");
+	few.rlim_max = before.rlim_max;
+	if (prlimit(find_launcher(), RLIMIT_NOFILE, &few, NULL))
+		err(1, "prlimit");
+	send_slow_fd(&stranger);
+	printf("connected until nobody accepts: %s\n",
+	       yes_or_no(connect_until_full()));
+	fflush(stdout);
+	close(fd);
+	serves("the next socket", open_udp(ip, 0));
+	print_message("the lease", receive_message(lease.end, message, NULL),
+		      message);
+	/* With its peer, the descriptor can be closed. */
+	kill(stranger.pid, SIGKILL);
+	waitpid(stranger.pid, NULL, 0);
+	prlimit(find_launcher(), RLIMIT_NOFILE, &before, NULL);
+}
+
+/*
+ * Requests the next hops of ever more peers, in all slots at once, until its
+ * parent ends it. See abi/manylane_next_hops.h.
+ */
+static void flood_requests(void)
+{
+	enum {
+		SLOTS = 256,
+		SLOT_LEN = 64,
+		READY = 2
+	};
+	const uint64_t v4 = 0xffff00000000;
+	uint32_t next = 0;
+	struct lease lease;
+	char *slots;
+	int i;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (!request_lease(&lease, "one device", open_udp(ip, 0)))
+		return;
+	slots = mmap(NULL, SLOT_LEN * (SLOTS + 1), PROT_READ | PROT_WRITE,
+		     MAP_SHARED, lease.hops, 0);
+	for (;; usleep(1000)) {
+		for (i = 1; i <= SLOTS; i++) {
+			char *slot = slots + SLOT_LEN * i;
+			uint32_t peer = 0xc6120000 + next++ % 0x20000;
+			uint64_t pair[4] = { 0, v4 | ntohl(inet_addr(ip)), 0,
+					     v4 | peer };
+
+			memcpy(slot + 8, pair, sizeof(pair));
+			__atomic_store_n((uint32_t *)slot, READY,
+					 __ATOMIC_RELEASE);
+		}
+	}
+}
+
+/*
  * Connects without end, as many as possible at a time, until its parent ends
  * it.
  */
@@ -506,6 +614,8 @@ int main(int argc, char **argv)
 		    { "users", test_users },
 		    { "slow", test_slow_closes },
 		    { "flood", flood_connections },
+		    { "full", test_full_launcher },
+		    { "queries", flood_requests },
 		    { "producers", test_moving_producers },
 		    { "stopped", test_stopped_child } };
 	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -144,17 +145,28 @@ static void secret(uint32_t *words)
 	}
 }
 
-static int connect_launcher(void)
+static int try_connect_launcher(int flags)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
 	struct timeval timeout = { .tv_sec = TIMEOUT_S };
-	int end = socket(AF_UNIX, SOCK_SEQPACKET, 0), len;
+	int end = socket(AF_UNIX, SOCK_SEQPACKET | flags, 0), len;
 
 	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
 	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	len = sprintf(at.sun_path + 1, "manylane.lease.%.16s", ticket());
 	if (connect(end, (void *)&at,
-		    offsetof(struct sockaddr_un, sun_path) + 1 + len))
+		    offsetof(struct sockaddr_un, sun_path) + 1 + len)) {
+		close(end);
+		return -1;
+	}
+	return end;
+}
+
+static int connect_launcher(void)
+{
+	int end = try_connect_launcher(0);
+
+	if (end < 0)
 		err(1, "connect");
 	return end;
 }

@@ -2,6 +2,7 @@
 //! still leases queues to the next program.
 
 use std::fs;
+use std::net::IpAddr;
 use std::process::Command;
 
 use crate::run_ok;
@@ -12,21 +13,25 @@ use crate::xdp::{OPTIONS, XdpSetup};
 /// were alone: what `hostile.c` says.
 fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let setup = XdpSetup::with_queues(test, 2)?;
+    Some(run_in(&setup, what, setup.addr.ip(), beside, OPTIONS))
+}
+
+/// As [`run_hostile`], in a setup, with the address of the hostile program.
+fn run_in(setup: &XdpSetup, what: &str, ip: IpAddr, beside: bool, options: &[&str]) -> String {
     let (code, program) =
         (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
     setup.sandbox.file("hostile.h", include_str!("hostile.h"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);
-    let (output_path, server, ip) =
-        (setup.sandbox.path("said"), setup.server("block", 1).join(" "), setup.addr.ip());
+    let (output_path, server) = (setup.sandbox.path("output"), setup.server("block", 1).join(" "));
     let next = if beside { "&" } else { ";" };
     let script = format!(
         "env -u LD_PRELOAD {program} {what} {ip} {} >{output_path} 2>&1 {next} exec {server}",
         setup.client_namespace()
     );
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
-    let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
+    let mut server = Server::start(&setup.sandbox, &script, Some(options));
     setup.warm_up(&mut server);
     let more = setup.request_until_xdp_replies(&mut server);
     assert!(more > 0);
@@ -34,7 +39,7 @@ fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);
-    Some(fs::read_to_string(output_path).unwrap())
+    fs::read_to_string(output_path).unwrap()
 }
 
 fn expect(test: &str, what: &str, lines: &[&str]) {
@@ -172,4 +177,31 @@ fn netns_xdp_hostile_descriptors_that_are_slow_to_close() {
 #[test]
 fn netns_xdp_hostile_endless_requests() {
     _ = run_hostile("netns_xdp_hostile_endless_requests", "flood", true);
+}
+
+#[test]
+fn netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors() {
+    let lines = [
+        "before: leased 2",
+        "open: done",
+        "frames: yes",
+        "connected until nobody accepts: yes",
+        "the next socket: yes",
+        "the lease: closed",
+    ];
+    expect("netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors", "full", &lines);
+}
+
+/// Two programs have a device each, and one of them asks for the way to ever more peers, all of
+/// which have one.
+#[test]
+fn netns_xdp_hostile_endless_next_hop_queries() {
+    let Some(setup) = XdpSetup::with_links("netns_xdp_hostile_endless_next_hop_queries", 2, 2) else {
+        return;
+    };
+    let (here, there) = (setup.testbed.host(1), setup.testbed.host(0));
+    here.ip_batch(&format!("route add 198.18.0.0/15 via {} dev link1\n", there.ip4(1))).unwrap();
+    let options = ["--engine", "xdp", "--interface", "link0,link1"];
+    let output = run_in(&setup, "queries", here.ip4(1).into(), true, &options);
+    assert_eq!(output, "one device: leased 2\n");
 }

@@ -35,7 +35,7 @@ pub(crate) struct XdpSetup {
     pub(crate) client: Sandbox,
     pub(crate) sandbox: Sandbox,
     pub(crate) addr: SocketAddr,
-    testbed: Testbed,
+    pub(crate) testbed: Testbed,
 }
 
 impl XdpSetup {
@@ -44,10 +44,16 @@ impl XdpSetup {
     }
 
     pub(crate) fn with_queues(test: &str, queues: u32) -> Option<Self> {
+        Self::with_links(test, queues, 1)
+    }
+
+    /// With several devices at each host.
+    pub(crate) fn with_links(test: &str, queues: u32, links: usize) -> Option<Self> {
         if !skip::need_root(test) {
             return None;
         }
-        let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
+        let links = vec![(0, 1); links];
+        let testbed = Testbed::new(&Layout { ipv6: false, queues, links, ..Layout::default() }).unwrap();
         let client_sandbox = Sandbox::at(&format!("{test}-client"), testbed.host(0));
         let sandbox = Sandbox::for_other_users(testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use crate::diag::{attribute, dump, read_u32};
+use crate::diag::{Diag, attribute, read_u32};
 
 /// Defined in linux/xdp_diag.h.
 const XDP_SHOW_INFO: u32 = 1;
@@ -24,7 +24,7 @@ pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
     request[0] = libc::AF_XDP as u8;
     request[8..12].copy_from_slice(&XDP_SHOW_INFO.to_ne_bytes());
     let mut found = Vec::new();
-    dump(&request, |message| {
+    Diag::default().dump(&request, |message| {
         let (inode, bound) = parse_message(message)?;
         if bound == Some((ifindex, queue)) {
             found.push(inode);

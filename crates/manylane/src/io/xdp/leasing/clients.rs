@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::Message;
 use manylane_sys::errno::{EACCES, EPROTO};
+use manylane_sys::process;
 use manylane_sys::unix_socket::{self, PeerProcess};
 
 use super::Lessor;
@@ -21,6 +22,9 @@ use super::connection::{Client, ReceivedRequest, RequestedSocket, User};
 
 /// Maximum number of pending connections; the oldest is dropped for a new one.
 const PENDING_MAX: usize = 64;
+/// The part of this process's descriptors that connections without a lease may use, each with two:
+/// one in this number.
+const DESCRIPTORS_PART: usize = 4;
 /// Maximum number of connections accepted at a time.
 const ACCEPT_BATCH_MAX: usize = 16;
 /// Time limit for the request, and for waiting until the queues of an earlier lease are free.
@@ -35,9 +39,18 @@ pub(super) struct PendingClient {
 }
 
 impl Lessor {
-    /// Accepts connections.
+    /// Accepts connections, as many as leave descriptors for everything else.
     pub(super) fn accept_clients(&mut self) {
+        let count_max = process::descriptors_max() / 2 / DESCRIPTORS_PART;
         for _ in 0..ACCEPT_BATCH_MAX {
+            if self.closers.open_count() - self.leases.len() >= count_max {
+                // The others are in the hands of the threads that close them.
+                if self.pending.is_empty() {
+                    std::thread::sleep(super::BUSY_INTERVAL);
+                    return;
+                }
+                self.pending.remove(0);
+            }
             let end = match unix_socket::accept(self.listener.as_fd()) {
                 Ok(end) => end,
                 Err(err) => {

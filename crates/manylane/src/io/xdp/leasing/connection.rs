@@ -15,8 +15,9 @@
 //! | the end of one with unread descriptors | its user's; one for all users that get no queues | it stays open, with the one descriptor of this process that it is |
 //!
 //! So a blocked thread stops only the users that it is for. What is left is the number of open
-//! files: each connection that waits to be closed counts, and at the limit of this process
-//! (`RLIMIT_NOFILE`) none is accepted.
+//! files: each connection that waits to be closed counts. So only a part of the limit of this
+//! process (`RLIMIT_NOFILE`) is for connections without a lease. When that is used up, none is
+//! accepted, and the other parts of this process still have descriptors.
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -47,9 +48,16 @@ pub(super) enum User {
 pub(super) struct Connection {
     /// Shared with the closing thread. That thread empties the connection first, so the last close
     /// does not block.
-    fd: Arc<OwnedFd>,
+    fd: Arc<CountedFd>,
     epoll: Arc<EpollHandle>,
     closer: Sender<Job>,
+}
+
+/// The descriptor of a connection, which counts as open until it is closed.
+struct CountedFd {
+    fd: OwnedFd,
+    /// One reference for each that is open.
+    _open: Arc<()>,
 }
 
 /// A connected process.
@@ -73,7 +81,7 @@ enum Job {
     /// Discard the request that is queued, and refuse it with this error.
     Refuse(Client, i32),
     /// Discard all that is queued, and close the connection.
-    Close(Arc<OwnedFd>),
+    Close(Arc<CountedFd>),
 }
 
 /// A request whose socket has been received.
@@ -94,6 +102,7 @@ pub(super) struct RequestedSocket {
 /// The threads that receive requests and close connections, one for each class of users.
 pub(super) struct CloserThreads {
     epoll: Arc<EpollHandle>,
+    open: Arc<()>,
     jobs: [Sender<Job>; 3],
     received: Receiver<ReceivedRequest>,
     /// Readable when a request has been received.
@@ -114,13 +123,19 @@ impl CloserThreads {
             io::Result::Ok(jobs)
         };
         let jobs = [start()?, start()?, start()?];
-        Ok(Self { epoll: Arc::new(epoll.handle()?), jobs, received, wakeup })
+        Ok(Self { epoll: Arc::new(epoll.handle()?), open: Arc::default(), jobs, received, wakeup })
     }
 
     /// A connection that was just accepted.
     pub(super) fn connection(&self, fd: OwnedFd) -> Connection {
         let closer = self.jobs[User::Stranger as usize].clone();
-        Connection { fd: Arc::new(fd), epoll: Arc::clone(&self.epoll), closer }
+        let fd = Arc::new(CountedFd { fd, _open: Arc::clone(&self.open) });
+        Connection { fd, epoll: Arc::clone(&self.epoll), closer }
+    }
+
+    /// Number of connections that are open.
+    pub(super) fn open_count(&self) -> usize {
+        Arc::strong_count(&self.open) - 1
     }
 
     /// Passes the request of a client to a thread that receives it. `since` is when the client
@@ -148,9 +163,15 @@ impl CloserThreads {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for CountedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.fd.as_fd()
     }
 }
 

@@ -7,10 +7,11 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::{self, Message};
 use manylane_sys::barrier;
-use manylane_sys::bound_sockets::{self, BoundSocket};
+use manylane_sys::bound_sockets::BoundSocket;
 use manylane_sys::errno::{ENODEV, ENOSPC, EPROTO};
 
 use super::Lessor;
@@ -22,6 +23,9 @@ use crate::error::Result;
 use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 
+/// Time without an answer about its socket after which a lease ends.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The lease of one socket of a program.
 pub(super) struct Lease {
     /// Identifies the lease in the locks of its queues.
@@ -30,6 +34,8 @@ pub(super) struct Lease {
     pub(super) addr: SocketAddr,
     cookie: u64,
     only_v6: bool,
+    /// Time of the last check that its socket is still the only one there.
+    verified: Instant,
     stage: Stage,
     /// Its socket number on each device that it has queues of.
     pub(super) socket_indexes: Vec<(u32, SocketIndex)>,
@@ -69,8 +75,7 @@ impl Lessor {
         if !about.is_udp || about.namespace != self.namespace {
             return Err(refused(ENODEV));
         }
-        if let Err(why) = verify_binding(about.cookie, addr.ip(), &bound_sockets::find_by_port(addr.port())?)
-        {
+        if let Err(why) = verify_binding(about.cookie, addr.ip(), &self.sockets.find_by_port(addr.port())?) {
             log::warn!("no queues are leased to {addr}: {why}");
             return Err(refused(ENODEV));
         }
@@ -108,7 +113,7 @@ impl Lessor {
             cookie: about.cookie,
             only_v6: about.only_v6,
             queues,
-            next_hops: LeaseNextHops::new()?,
+            next_hops: LeaseNextHops::new(self.routes.reader())?,
         })
     }
 
@@ -122,6 +127,7 @@ impl Lessor {
             addr,
             cookie,
             only_v6,
+            verified: Instant::now(),
             stage: Stage::Leased,
             socket_indexes: numbers,
             members,
@@ -210,7 +216,9 @@ impl Lessor {
 
     fn open_lease(&mut self, at: usize) -> Message {
         let lease = &mut self.leases[at];
-        let stands = bound_sockets::find_by_port(lease.addr.port())
+        let stands = self
+            .sockets
+            .find_by_port(lease.addr.port())
             .map_or(Err("it cannot be asked for"), |all| verify_binding(lease.cookie, lease.addr.ip(), &all));
         lease.stage = Stage::Open;
         let led = match stands {
@@ -263,15 +271,22 @@ impl Lessor {
         }
     }
 
-    /// Ends the leases of sockets that were closed or rebound.
+    /// Ends the leases of sockets that were closed or rebound, or about which nothing is known.
     pub(super) fn check_sockets(&mut self) {
         for at in (0..self.leases.len()).rev() {
-            let Lease { addr, cookie, .. } = self.leases[at];
-            // Not known now; checked again the next time.
-            let Ok(all) = bound_sockets::find_by_port(addr.port()) else { continue };
-            if let Err(why) = verify_binding(cookie, addr.ip(), &all) {
-                log::debug!("{addr} has no queues any more: {why}");
-                self.end_at(at);
+            let Lease { addr, cookie, verified, .. } = &mut self.leases[at];
+            let stands = match self.sockets.find_by_port(addr.port()) {
+                Ok(all) => verify_binding(*cookie, addr.ip(), &all),
+                Err(_) if verified.elapsed() < CHECK_TIMEOUT => continue,
+                // It may have been closed, and the port be another program's.
+                Err(_) => Err("it cannot be asked for"),
+            };
+            match stands {
+                Ok(()) => *verified = Instant::now(),
+                Err(why) => {
+                    log::debug!("{addr} has no queues any more: {why}");
+                    self.end_at(at);
+                }
             }
         }
     }

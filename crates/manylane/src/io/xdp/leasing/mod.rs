@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | devices | [`Lessor::open`] attaches the program to each, before a program is started | an error that names what to change |
 //! | a program connects ([`clients`]) | any process may; the kernel identifies it | the oldest client without a request is dropped |
-//! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; at the limit of open files no client is accepted |
+//! | its request is read ([`connection`]) | separate threads receive its descriptors, because closing them can block | the request waits; while clients use a quarter of the open files, none is accepted |
 //! | the request is checked ([`Message::Request`](manylane_ipc::lease::Message::Request)) | the kernel reports where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets are bound |
 //! | queues ([`devices`]) | opened anew for each process (`manylane_sys::xsk::LeasedQueue`), with a socket for each lease | the queue is left out: its frames go to the kernel |
 //! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_ipc::lease::Message::Open) to [`Message::Close`](manylane_ipc::lease::Message::Close) | refused: the kernel goes on serving it |
@@ -35,15 +35,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::LeaseToken;
+use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::measure::Epoll;
-use manylane_sys::{bound_sockets, sock};
+use manylane_sys::sock;
 
 use self::clients::PendingClient;
 use self::connection::CloserThreads;
 use self::devices::{LeasedDevice, attach};
 use self::lease::Lease;
 pub use self::rings::{LeasedRing, LeasedRings};
-use super::route::{Reader, Routes};
+use super::route::Routes;
 use crate::error::{Error, Result};
 use crate::io::filter::FilterHandle;
 
@@ -70,7 +71,7 @@ const RECEIVED: u64 = 1;
 pub struct Lessor {
     devices: Vec<LeasedDevice>,
     routes: Arc<Routes>,
-    reader: Reader,
+    sockets: BoundSockets,
     /// Addresses may have changed.
     has_changed: Arc<AtomicBool>,
     /// The network namespace of the devices.
@@ -114,18 +115,19 @@ impl Lessor {
         let namespace = sock::socket_info(probe.as_fd())
             .map_err(|err| Error::system("asking for a network namespace (Linux 5.14)", err))?
             .namespace;
-        bound_sockets::find_by_port(1)
+        let mut sockets = BoundSockets::default();
+        sockets
+            .find_by_port(1)
             .map_err(|err| Error::system("asking for UDP sockets (CONFIG_INET_UDP_DIAG)", err))?;
         let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
         let has_changed = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&has_changed);
         routes.on_change(Box::new(move |_| tell.store(true, Ordering::Release)));
-        let reader = routes.reader();
         Ok(Self {
             devices,
             routes,
-            reader,
+            sockets,
             has_changed,
             namespace,
             lease_token: ticket,
@@ -199,12 +201,11 @@ impl Lessor {
                 sent = Instant::now();
             }
             self.sample_rings();
-            self.reader.refresh();
-            let Self { leases, reader, devices, .. } = &mut self;
+            let Self { leases, devices, .. } = &mut self;
             let is_gone =
                 |index| devices.iter().any(|leased| leased.device.index == index && leased.device.is_gone());
             for lease in leases {
-                lease.next_hops.update(reader, is_gone);
+                lease.next_hops.update(is_gone);
             }
             self.reclaim();
             if last_check.elapsed() >= SOCKET_CHECK_INTERVAL {

@@ -1,6 +1,6 @@
 //! Next hops of the peers that the lanes of one lease send to: queried from the kernel, and
-//! entered in a table that those lanes read. Each lease has its own table, so a program that fills
-//! it with garbage or needless requests harms only itself.
+//! entered in a table that those lanes read. Each lease has its own table and its own queue of
+//! queries, so a program that fills them with garbage or needless requests harms only itself.
 //!
 //! Senders control the number of peers. So a tick checks a limited number of peers, and sends a
 //! limited number of queries to the kernel, whatever their results.
@@ -32,6 +32,7 @@ const QUERIES_PER_TICK_MAX: usize = 32;
 pub(super) struct LeaseNextHops {
     table: Shared<NextHops>,
     file: OwnedFd,
+    reader: Reader,
     peers: Peers,
 }
 
@@ -55,11 +56,11 @@ struct Peer {
 }
 
 impl LeaseNextHops {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new(reader: Reader) -> io::Result<Self> {
         let (next_hops, file) = Shared::<NextHops>::create(c"manylane-hops")?;
         next_hops.set_seed(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
         next_hops.heartbeat();
-        Ok(Self { table: next_hops, file, peers: Peers::default() })
+        Ok(Self { table: next_hops, file, reader, peers: Peers::default() })
     }
 
     /// The memory of the table, for the program.
@@ -69,11 +70,17 @@ impl LeaseNextHops {
 
     /// Enters requested next hops, updates changed ones, and removes those by a device that
     /// `is_gone`.
-    pub(super) fn update(&mut self, reader: &mut Reader, is_gone: impl Fn(u32) -> bool) {
-        let Self { table: next_hops, peers, .. } = self;
+    pub(super) fn update(&mut self, is_gone: impl Fn(u32) -> bool) {
+        let Self { table: next_hops, reader, peers, .. } = self;
+        reader.refresh();
         next_hops.heartbeat();
-        peers.tick(next_hops, Instant::now(), kernel_source, |source, remote| {
-            reader.next_hop(source, remote).filter(|next| !is_gone(next.ifindex))
+        peers.tick(next_hops, Instant::now(), kernel_source, |source, remote, was_found| {
+            let next = if was_found {
+                reader.next_hop_again(source, remote)
+            } else {
+                reader.next_hop(source, remote)
+            };
+            next.filter(|next| !is_gone(next.ifindex))
         });
     }
 }
@@ -87,13 +94,13 @@ impl Drop for LeaseNextHops {
 
 impl Peers {
     /// Takes requests, and checks peers in turn. `choose` queries the kernel for the source
-    /// address, `find` the next hop from there.
+    /// address, `find` the next hop from there, and is told whether it was found at the last check.
     fn tick(
         &mut self,
         next_hops: &NextHops,
         now: Instant,
         mut choose: impl FnMut(IpAddr, IpAddr) -> Option<IpAddr>,
-        mut find: impl FnMut(IpAddr, IpAddr) -> Option<NextHop>,
+        mut find: impl FnMut(IpAddr, IpAddr, bool) -> Option<NextHop>,
     ) {
         // New peers are at the front of the schedule.
         let mut added = 0;
@@ -122,7 +129,8 @@ impl Peers {
             }
             let is_kept = now.duration_since(peer.last_used) <= IDLE_TIMEOUT;
             let source = if is_kept { peer.source(&pair, now, &mut questions, &mut choose) } else { None };
-            let hop = source.and_then(|source| Some((source, find(source, pair.peer())?)));
+            let was_found = peer.next_hop.is_some();
+            let hop = source.and_then(|source| Some((source, find(source, pair.peer(), was_found)?)));
             match (&hop, &peer.next_hop) {
                 (Some(found), known) if known.as_ref() != Some(found) => {
                     *entered = entered.wrapping_add(1);
@@ -227,7 +235,7 @@ mod tests {
                 );
                 None
             };
-            peers.tick(&next_hops, now, choose, |_, _| {
+            peers.tick(&next_hops, now, choose, |_, _, _| {
                 lookups += 1;
                 None
             });
@@ -260,7 +268,7 @@ mod tests {
         let mut peers = Peers::default();
         let start = Instant::now();
         let tick = |peers: &mut Peers, now, source| {
-            peers.tick(&next_hops, now, |_, _| source, |_, _| Some(NEXT_HOP));
+            peers.tick(&next_hops, now, |_, _| source, |_, _, _| Some(NEXT_HOP));
         };
         next_hops.request(&pair(1));
         tick(&mut peers, start, None);
@@ -284,7 +292,7 @@ mod tests {
         next_hops.set_seed(0x0123_4567_89ab_cdef);
         let mut peers = Peers::default();
         let start = Instant::now();
-        let mut tick = || peers.tick(&next_hops, start, |_, _| Some(OURS), |_, _| Some(NEXT_HOP));
+        let mut tick = || peers.tick(&next_hops, start, |_, _| Some(OURS), |_, _, _| Some(NEXT_HOP));
         let is_missing = |number: &u32| next_hops.find(&pair(*number)).is_none();
         // More pairs than have room in each bucket: some are replaced.
         let count = next_hops::ENTRIES as u32 / 2;
@@ -299,6 +307,31 @@ mod tests {
     }
 
     #[test]
+    fn a_next_hop_that_is_lost_is_looked_up_as_such_once() {
+        let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        let mut peers = Peers::default();
+        let start = Instant::now();
+        let mut tick = |next_hop| {
+            let mut told = None;
+            peers.tick(
+                &next_hops,
+                start,
+                |_, _| Some(OURS),
+                |_, _, was_found| {
+                    told = Some(was_found);
+                    next_hop
+                },
+            );
+            told
+        };
+        next_hops.request(&pair(1));
+        let next_hop = Some(NEXT_HOP);
+        let told = [next_hop, next_hop, None, None].map(&mut tick);
+        assert_eq!(told, [Some(false), Some(true), Some(true), Some(false)]);
+        assert_eq!(next_hops.find(&pair(1)), None);
+    }
+
+    #[test]
     fn a_new_peer_replaces_one_without_a_next_hop_or_the_oldest() {
         let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
         next_hops.set_seed(0x0123_4567_89ab_cdef);
@@ -308,7 +341,7 @@ mod tests {
         let local = |n: u32| RouteKey::new(OURS, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap();
         let mut tick = |peers: &mut Peers| {
             now += TICK / 100;
-            peers.tick(&next_hops, now, |_, _| None, |_, _| Some(NEXT_HOP));
+            peers.tick(&next_hops, now, |_, _| None, |_, _, _| Some(NEXT_HOP));
         };
         // Spoofed sources, each with a route.
         let mut last = 0;

@@ -276,6 +276,17 @@ impl Reader {
         self.find(local, peer).map(|(next, _)| next)
     }
 
+    /// As [`next_hop`](Self::next_hop), for a pair that was found before. If it is gone, it is
+    /// queried at once: queries of another reader may have replaced it in the full table.
+    pub(crate) fn next_hop_again(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
+        let pair = RouteKey::new(local, peer)?;
+        let hash = self.table.hash(&pair);
+        if self.table.find(&pair, hash).is_none() {
+            self.recent.forget(hash);
+        }
+        self.next_hop(local, peer)
+    }
+
     /// As [`next_hop`](Self::next_hop), for the reply to a request. The result is cached for the
     /// next replies.
     #[inline]

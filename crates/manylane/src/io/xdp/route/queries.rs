@@ -89,6 +89,12 @@ impl RecentQueries {
         *place = mark;
         true
     }
+
+    /// Lets a hash be queried again.
+    pub(super) fn forget(&mut self, hash: u64) {
+        // No stamp is 0.
+        self.0[(hash >> 32) as usize % RECENT_SLOTS] = 0;
+    }
 }
 
 #[cfg(test)]

@@ -234,3 +234,30 @@ fn netns_lost_netlink_events_cause_a_resync() {
     wait_until(|| routes.local_addresses().contains(&(near, ip("10.9.0.51"))));
     wait_until(|| matches!(told.try_recv(), Ok(Change::Link { gone: true, .. })));
 }
+
+#[test]
+fn netns_a_pair_that_others_replaced_is_queried_again() {
+    if !can_make_namespaces("netns_a_pair_that_others_replaced_is_queried_again") {
+        return;
+    }
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    world.ip("route add default via 10.9.0.2\n");
+    // No epoch ends meanwhile.
+    let (routes, mut reader) = world.start(10 * TEST_TIMEOUT);
+    let (local, peer) = (ip("10.9.0.1"), ip("192.0.2.1"));
+    reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
+    let mut other = routes.reader();
+    let mut flood = 0x1400_0000_u32;
+    wait_until(|| {
+        for _ in 0..64 {
+            flood += 1;
+            other.next_hop(local, Ipv4Addr::from(flood).into());
+        }
+        reader.next_hop(local, peer).is_none()
+    });
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(reader.next_hop(local, peer), None, "it was queried in this epoch");
+    assert_eq!(reader.next_hop_again(local, peer), None);
+    reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
+}
