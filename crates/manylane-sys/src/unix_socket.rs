@@ -430,6 +430,17 @@ pub fn drain(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// As [`drain`], but discards messages with descriptors, too. Those are closed, which can block.
+pub fn drain_blocking(fd: BorrowedFd<'_>) {
+    while !drain(fd) && discard(fd).is_ok() {}
+}
+
+/// Refuses further connections to a listener. Those that are pending can still be accepted.
+pub fn refuse_connections(listener: BorrowedFd<'_>) {
+    // Cannot fail for a socket that listens.
+    _ = net::shutdown(listener, Shutdown::Read);
+}
+
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::fs::File;
