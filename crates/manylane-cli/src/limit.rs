@@ -139,7 +139,8 @@ struct Row {
 impl Row {
     fn parse(pid: u32, filter: &str) -> Result<Self> {
         let mut row = Self { pid, ..Self::default() };
-        for line in filter.lines() {
+        // What another process says reaches a terminal.
+        for line in filter.lines().map(output::strip_control) {
             match line.split_once(' ') {
                 Some(("limit", limit)) => row.limits.push(limit.into()),
                 Some(("allow", prefix)) => row.allow.push(prefix.into()),
@@ -175,6 +176,12 @@ mod tests {
     use manylane_sys::unix_socket;
 
     use super::*;
+
+    #[test]
+    fn what_a_process_says_does_not_control_a_terminal() {
+        let row = Row::parse(1, "limit 5\x1b[2J\ndeny \u{9b}2Jx\ndenied 1\nlimited 2\n").unwrap();
+        assert_eq!((&row.limits[..], &row.deny[..]), (&["5[2J".to_owned()][..], &["2Jx".to_owned()][..]));
+    }
 
     #[test]
     fn an_error_names_some_failed_sockets_and_counts_the_others() {

@@ -1,11 +1,14 @@
 //! Output: results to standard output, everything else to standard error. A closed pipe is not an
 //! error.
 
-use std::fs::File;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use manylane_sys::unix_socket::effective_uid;
 use serde::Serialize;
 
 /// Writes a result. If the reader has closed the pipe, [`is_broken_pipe`] recognizes the error,
@@ -25,13 +28,35 @@ pub(crate) fn json(document: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(document).context("cannot write JSON")? + "\n")
 }
 
-/// Creates a file for a result; `-` is standard output.
+/// Creates a file for a result; `-` is standard output. For root, it follows no link, and opens no
+/// file of another user, in a folder such as /tmp that others may write to.
 pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdout()));
     }
-    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(Box::new(file))
+    let failed = || format!("cannot write {}", path.display());
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = folder.metadata().with_context(failed)?;
+    let is_shared = folder.uid() != 0 || folder.mode() & 0o022 != 0;
+    let file = if effective_uid() == 0 && is_shared { create_in(&folder, path) } else { File::create(path) };
+    Ok(Box::new(file.with_context(failed)?))
+}
+
+/// Creates a file in a folder that others may write to.
+fn create_in(folder: &Metadata, path: &Path) -> io::Result<File> {
+    match File::create_new(path) {
+        Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
+        created => return created,
+    }
+    // Without opening it, which blocks for a FIFO.
+    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+    let about = found.metadata()?;
+    let is_foreign = ![folder.uid(), effective_uid()].contains(&about.uid());
+    if about.is_symlink() || about.nlink() > 1 || is_foreign {
+        let why = "others may write to its folder, and it is a link or another user's: name another file";
+        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    }
+    File::create(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// Creates the folder of a report (`--out`).
@@ -96,7 +121,46 @@ pub(crate) fn is_broken_pipe(err: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::{fs, thread};
+
     use super::*;
+
+    #[test]
+    fn a_file_in_a_folder_of_others_is_no_link() {
+        let folder = std::env::temp_dir().join(format!("manylane-output-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let file = |name: &str| folder.join(name);
+        let create = |name: &str| create_in(&folder.metadata().unwrap(), &file(name));
+        create("new").unwrap().write_all(b"longer").unwrap();
+        create("new").unwrap().write_all(b"short").unwrap();
+        assert_eq!(fs::read(file("new")).unwrap(), b"short");
+        symlink(file("new"), file("link")).unwrap();
+        symlink(file("missing"), file("dangling")).unwrap();
+        fs::hard_link(file("new"), file("second")).unwrap();
+        for name in ["link", "dangling", "second", "new"] {
+            assert_eq!(create(name).unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}");
+        }
+        assert_eq!(fs::read(file("new")).unwrap(), b"short");
+        assert!(!file("missing").exists());
+        let fifo = file("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let reader = thread::spawn(move || fs::read(fifo).unwrap());
+        create("fifo").unwrap().write_all(b"by a FIFO").unwrap();
+        assert_eq!(reader.join().unwrap(), b"by a FIFO");
+        if effective_uid() == 0 {
+            chown(file("fifo"), Some(12345), None).unwrap();
+            assert_eq!(create("fifo").unwrap_err().kind(), ErrorKind::PermissionDenied);
+            // It is what callers get, where the folder is not root's alone.
+            chown(&folder, Some(12345), None).unwrap();
+            assert!(super::create(&file("link")).is_err());
+            // In a folder of root's alone, such as /dev, links are followed.
+            chown(&folder, Some(0), None).unwrap();
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+            super::create(&file("link")).unwrap();
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn a_closed_pipe_is_found_under_its_context() {

@@ -17,11 +17,11 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{self, AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 pub use self::message::{
-    FDS_MAX, Peeked, discard, drain, enable_peek, peek, recv, recv_into, recv_without_fds, send,
-    wait_for_message,
+    FDS_MAX, Peeked, discard, drain, drain_blocking, enable_peek, peek, recv, recv_into, recv_without_fds,
+    send, wait_for_message,
 };
 pub use self::peer::{PeerCred, PeerProcess, ambiguous_uid, effective_uid, peer_cred};
 use crate::sock;
@@ -130,6 +130,12 @@ fn connect_socket_without_fds(socket: OwnedFd, name: &str, patience: Duration) -
 pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) -> io::Result<()> {
     set_timeout(socket, patience)?;
     Ok(net::connect(socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?)
+}
+
+/// Refuses further connections to a listener. Those that are pending can still be accepted.
+pub fn refuse_connections(listener: BorrowedFd<'_>) {
+    // Cannot fail for a socket that listens.
+    _ = net::shutdown(listener, Shutdown::Read);
 }
 
 /// Limits the time that each operation on a connection waits.

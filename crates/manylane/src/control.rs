@@ -21,7 +21,7 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,7 @@ use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
 use crate::config::FILTER_REFUSED;
+use crate::connection::{Connection, Listener};
 use crate::error::{Error, ErrorKind, Result};
 use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::FilterHandle;
@@ -82,19 +83,24 @@ impl ControlSocket {
         page: impl Fn() -> String + Send + 'static,
         filter: Option<FilterHandle>,
     ) -> Result<Self> {
-        let failed = |err| Error::system("a local socket for 'manylane top'", err);
-        let listener = peer::listen(NAME_PREFIX).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move |watch, listener, wakeups| serve(watch, &listener, &wakeups, &page, filter.as_ref());
-        let service = Service::start("manylane-ctl", listener, 2, work).map_err(failed)?;
-        Ok(Self { _service: service })
+        peer::listen(NAME_PREFIX)
+            .and_then(|listener| Self::serve(listener, page, filter))
+            .map_err(|err| Error::system("a local socket for 'manylane top'", err))
+    }
+
+    fn serve(listener: Listener, page: Page, filter: Option<FilterHandle>) -> io::Result<Self> {
+        let work = move |watch, listener, wakeups: &Wakeups| {
+            serve(watch, &listener, wakeups, &page, filter.as_ref());
+        };
+        Ok(Self { _service: Service::start("manylane-ctl", listener, 2, work)? })
     }
 }
 
 /// Answers clients one after the other.
 fn serve(
     mut watch: Epoll,
-    listener: &OwnedFd,
+    listener: &Listener,
     wakeups: &Wakeups,
     page: &Page,
     filter: Option<&FilterHandle>,
@@ -108,7 +114,7 @@ fn serve(
         if !ready.contains(&LISTENER) {
             continue;
         }
-        match unix_socket::accept(listener.as_fd()) {
+        match listener.accept() {
             // The client may have disconnected meanwhile.
             Ok(connection) => _ = handle_connection(&connection, page, filter),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
@@ -118,7 +124,7 @@ fn serve(
     }
 }
 
-fn handle_connection(connection: &OwnedFd, page: &Page, filter: Option<&FilterHandle>) -> io::Result<()> {
+fn handle_connection(connection: &Connection, page: &Page, filter: Option<&FilterHandle>) -> io::Result<()> {
     let (peer, own) = (unix_socket::peer_cred(connection.as_fd())?, unix_socket::effective_uid());
     if !peer.is_user(0) && !peer.is_user(own) {
         let why = format!("refused only root and the user {own} of this process may ask");
@@ -126,7 +132,7 @@ fn handle_connection(connection: &OwnedFd, page: &Page, filter: Option<&FilterHa
     }
     sock::wait_readable(connection.as_fd(), IO_TIMEOUT);
     let mut question = vec![0; REQUEST_LEN_MAX];
-    let (len, _) = unix_socket::recv(connection.as_fd(), &mut question)?;
+    let len = unix_socket::recv_without_fds(connection.as_fd(), &mut question)?;
     let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "that is no text".into()) {
         Ok(question) => handle_request(question, page, filter),
         Err(why) => Err(why),
@@ -247,12 +253,12 @@ pub fn fetch_filters(clients: &[ControlClient]) -> impl Iterator<Item = Result<S
 fn request_all(clients: &[ControlClient], verb: &'static str) -> impl Iterator<Item = Result<String>> {
     let mut scan = Scan::start();
     let mut request = |client: &ControlClient| {
-        let (connection, peer) = client.connect(unix_socket::connect_now_without_fds)?;
+        let (connection, peer) = client.connect(Connection::connect_now)?;
         scan.admit(peer).map_err(|err| client.failure(err))?;
         client.send(&connection, verb, &[]);
         Ok(connection)
     };
-    let sent: Vec<Result<OwnedFd>> = clients.iter().map(&mut request).collect();
+    let sent: Vec<Result<Connection>> = clients.iter().map(&mut request).collect();
     let until = scan.until;
     // Only one reply is in memory at a time. The others wait at their senders.
     clients.iter().zip(sent).map(move |(client, connection)| client.receive(&connection?, until))
@@ -300,13 +306,16 @@ impl ControlClient {
     }
 
     fn request(&self, verb: &str, lines: &[String]) -> Result<String> {
-        let (connection, _) = self.connect(unix_socket::connect_without_fds)?;
+        let (connection, _) = self.connect(Connection::connect)?;
         self.send(&connection, verb, lines);
         self.receive(&connection, Instant::now() + REPLY_TIMEOUT)
     }
 
     /// Connects, and verifies the process behind the socket.
-    fn connect(&self, connect: fn(&str, Duration) -> io::Result<OwnedFd>) -> Result<(OwnedFd, PeerCred)> {
+    fn connect(
+        &self,
+        connect: fn(&str, Duration) -> io::Result<Connection>,
+    ) -> Result<(Connection, PeerCred)> {
         let failed = |err| self.failure(err);
         let connection = match connect(&self.name, IO_TIMEOUT) {
             Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
@@ -335,7 +344,7 @@ impl ControlClient {
         }
     }
 
-    fn send(&self, connection: &OwnedFd, verb: &str, lines: &[String]) {
+    fn send(&self, connection: &Connection, verb: &str, lines: &[String]) {
         let mut question = format!("{NAME_PREFIX} {VERSION} {verb}");
         for line in lines {
             _ = write!(question, "\n{line}");
@@ -344,7 +353,7 @@ impl ControlClient {
         _ = unix_socket::send(connection.as_fd(), question.as_bytes(), &[]);
     }
 
-    fn receive(&self, connection: &OwnedFd, until: Instant) -> Result<String> {
+    fn receive(&self, connection: &Connection, until: Instant) -> Result<String> {
         let reply = recv_reply(connection, until).map_err(|err| self.failure(err))?;
         if let Some(text) = reply.strip_prefix("ok\n") {
             return Ok(text.into());
@@ -359,7 +368,7 @@ impl ControlClient {
 
 /// Receives all parts of a reply, until the deadline `until`. Those that are queued by then are
 /// received, too. A part with descriptors is an error: closing those may block.
-fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
+fn recv_reply(connection: &Connection, until: Instant) -> io::Result<String> {
     let (mut text, mut part) = (Vec::new(), vec![0; CHUNK_LEN]);
     let mut late = 0;
     loop {
@@ -386,7 +395,11 @@ fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
+    use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, send_lingering};
+    use crate::service::EXIT_TIMEOUT;
 
     fn own_sockets() -> Vec<ControlClient> {
         find_control_sockets(Some(std::process::id())).unwrap()
@@ -440,7 +453,7 @@ mod tests {
     fn loopback_an_endless_response_is_cut_off() {
         let name = unused_name(800_000);
         let listener = unix_socket::listen(&name).unwrap();
-        let connection = unix_socket::connect_without_fds(&name, IO_TIMEOUT).unwrap();
+        let connection = Connection::connect(&name, IO_TIMEOUT).unwrap();
         let talker = thread::spawn(move || {
             let connection = unix_socket::accept(listener.as_fd()).unwrap();
             // In small parts, so that the size limit ends nothing.
@@ -509,7 +522,7 @@ mod tests {
         // The unread request may arrive before the refusal is read, and the close at any moment
         // after that.
         for _ in 0..300 {
-            let connection = unix_socket::connect_without_fds(&name, IO_TIMEOUT).unwrap();
+            let connection = Connection::connect(&name, IO_TIMEOUT).unwrap();
             let theirs = unix_socket::accept(listener.as_fd()).unwrap();
             unix_socket::send(connection.as_fd(), b"a question", &[]).unwrap();
             unix_socket::send(theirs.as_fd(), b"refused for a reason", &[]).unwrap();
@@ -518,6 +531,37 @@ mod tests {
             assert_eq!(reply.unwrap(), "refused for a reason");
             closer.join().unwrap();
         }
+    }
+
+    #[test]
+    fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
+        let page = Box::new(|| "here".to_owned());
+        let control = ControlSocket::serve(listen_with_fds(&client.name), page, None).unwrap();
+        let start = Instant::now();
+        let sent = send_lingering(&client.name);
+        assert_eq!(client.metrics().unwrap(), "here");
+        drop(control);
+        assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
+        drop(sent);
+    }
+
+    #[test]
+    fn loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor() {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
+        let listener = unix_socket::listen(&client.name).unwrap();
+        let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
+        // As before Linux 6.16.
+        _ = unix_socket::accept_fds(connection.as_fd(), true);
+        let theirs = unix_socket::accept(listener.as_fd()).unwrap();
+        let other = queue_lingering(theirs.as_fd());
+        let start = Instant::now();
+        assert!(client.receive(&connection, start + REPLY_TIMEOUT).is_err());
+        drop(connection);
+        assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
+        drop(other);
     }
 
     #[test]
@@ -541,7 +585,7 @@ mod tests {
         client.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
         assert!(filter.current().is_empty());
         assert!(client.request("sideways", &[]).unwrap_err().to_string().contains("no question"));
-        let connection = unix_socket::connect_without_fds(&client.name, IO_TIMEOUT).unwrap();
+        let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
         unix_socket::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
         let until = Instant::now() + REPLY_TIMEOUT;
         assert_eq!(recv_reply(&connection, until).unwrap(), "refused that is no text");

@@ -28,6 +28,7 @@
 
 pub mod capture;
 mod config;
+mod connection;
 pub mod control;
 mod counters;
 mod drop_policy;

@@ -99,7 +99,7 @@ impl MetricsPort {
         let failed = |err| failed(at, err);
         listener.set_nonblocking(true).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move |watch, listener, wakeups| serve(watch, &listener, &wakeups, &page);
+        let work = move |watch, listener, wakeups: &Wakeups| serve(watch, &listener, wakeups, &page);
         let service = Service::start("manylane-metrics", listener, CLIENTS_MAX, work).map_err(failed)?;
         Ok(MetricsServer { addr: at, _service: service })
     }

@@ -2,7 +2,7 @@
 //! namespace, verification of the process behind one, and its network namespace.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use manylane_sys::netns::NetNs;
 use manylane_sys::unix_socket::{self, PeerCred};
 use manylane_sys::{process, sock};
 
+use crate::connection::Listener;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum number of names that [`listen`] tries.
@@ -75,7 +76,7 @@ impl Scan {
 ///
 /// # Errors
 /// `TimedOut` if there is none at the deadline `until`.
-pub(crate) fn wait_for_reply(connection: &OwnedFd, until: Instant) -> io::Result<()> {
+pub(crate) fn wait_for_reply(connection: &impl AsFd, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if sock::wait_readable(connection.as_fd(), left) {
@@ -89,14 +90,14 @@ pub(crate) fn wait_for_reply(connection: &OwnedFd, until: Instant) -> io::Result
 
 /// Listens under the next free name. A name may be in use, because a process in another PID
 /// namespace may have the same number as this one.
-pub(crate) fn listen(prefix: &str) -> io::Result<OwnedFd> {
+pub(crate) fn listen(prefix: &str) -> io::Result<Listener> {
     static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
     let mut last = io::Error::from(io::ErrorKind::AddrInUse);
     for _ in 0..NAME_ATTEMPTS_MAX {
         let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         match unix_socket::listen_without_fds(&format!("{prefix}.{}.{number}", std::process::id())) {
             Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
-            other => return other,
+            other => return other.map(Listener::new),
         }
     }
     Err(last)

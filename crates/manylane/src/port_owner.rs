@@ -148,7 +148,8 @@ fn socket_owner(inode: u64) -> Owner {
         };
         if files.flatten().any(has) {
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Owner::Process(pid, name.trim().to_owned());
+            // A process may name itself anything, and this reaches terminals.
+            return Owner::Process(pid, name.chars().filter(|c| !c.is_control()).collect());
         }
     }
     others
@@ -177,6 +178,18 @@ mod tests {
         let PortOwner { description: first_owner, is_exiting: is_leaving } = find_owner(&addr, false);
         assert!(first_owner.is_none() && is_leaving, "it is gone already");
         assert_eq!(find_foreign(&addr, &[]), None);
+    }
+
+    #[test]
+    fn a_name_that_controls_a_terminal_does_not_reach_it() {
+        let own_name = fs::read_to_string("/proc/self/comm").unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        // The name of the process is the one of its first thread.
+        fs::write("/proc/self/comm", "a\x1b[2J\x07b").unwrap();
+        let found = find_owner(&socket.local_addr().unwrap(), false).description;
+        fs::write("/proc/self/comm", own_name.trim()).unwrap();
+        let found = found.unwrap();
+        assert!(found.contains("(a[2Jb)"), "{found:?}");
     }
 
     #[test]

@@ -5,13 +5,20 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use manylane_sys::measure::Epoll;
+
+use crate::peer;
 
 /// Epoll tokens. Those of clients count up from [`FIRST_CLIENT`].
 pub(crate) const WAKE: u64 = 0;
 pub(crate) const LISTENER: u64 = 1;
 pub(crate) const FIRST_CLIENT: u64 = 2;
+
+/// Maximum wait for the thread to end: more than it takes to handle a client. A thread that takes
+/// longer is left behind, so that none can keep a program from ending.
+pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running thread. Dropping it ends the thread.
 #[derive(Debug)]
@@ -27,7 +34,7 @@ impl Service {
         name: &str,
         listener: L,
         events: usize,
-        serve: impl FnOnce(Epoll, L, Wakeups) + Send + 'static,
+        serve: impl FnOnce(Epoll, L, &Wakeups) + Send + 'static,
     ) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -35,7 +42,8 @@ impl Service {
         let epoll = Epoll::new(events)?;
         epoll.add(&woken, WAKE)?;
         epoll.add(&listener, LISTENER)?;
-        let serve = move || serve(epoll, listener, Wakeups(woken));
+        // The other end of `wake` is closed last, when `serve` has dropped all that it was given.
+        let serve = move || serve(epoll, listener, &Wakeups(woken));
         let thread = thread::Builder::new().name(name.into()).spawn(serve)?;
         Ok(Self { wake, thread: Some(thread) })
     }
@@ -49,8 +57,12 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        _ = self.wake.shutdown(Shutdown::Both);
+        _ = self.wake.shutdown(Shutdown::Write);
+        let has_ended = peer::wait_for_reply(&self.wake, Instant::now() + EXIT_TIMEOUT).is_ok();
         if let Some(thread) = self.thread.take() {
+            if !has_ended {
+                return log::warn!("a thread that answers other processes has not ended yet");
+            }
             // A panic there was reported on standard error.
             _ = thread.join();
         }

@@ -7,11 +7,12 @@ pub mod seccomp;
 mod spawn;
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use crate::check;
 use crate::device::Channels;
+use crate::{check, sock};
 pub use interpret::interpret;
 pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
 
@@ -41,6 +42,15 @@ pub fn become_user(id: u32) -> io::Result<()> {
     // SAFETY: as above.
     check(unsafe { libc::setresuid(id, id, id) })?;
     Ok(())
+}
+
+/// Makes the last close of a TCP socket wait for `seconds` for its data to be acknowledged.
+///
+/// # Errors
+/// Those of `setsockopt(2)`.
+pub fn set_linger(socket: &impl AsFd, seconds: i32) -> io::Result<()> {
+    let linger = libc::linger { l_onoff: 1, l_linger: seconds };
+    sock::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_LINGER, linger)
 }
 
 /// Sets the number of queues in each direction (`ETHTOOL_SCHANNELS`). For drivers that count them

@@ -194,3 +194,8 @@ pub fn drain(fd: BorrowedFd<'_>) -> bool {
         }
     }
 }
+
+/// As [`drain`], but discards messages with descriptors, too. Those are closed, which can block.
+pub fn drain_blocking(fd: BorrowedFd<'_>) {
+    while !drain(fd) && discard(fd).is_ok() {}
+}

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 
 use super::tap::{Mailbox, Ring, Tap};
+use crate::connection::{Connection, Listener};
 use crate::counters::LaneId;
 use crate::peer;
 use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};
@@ -67,10 +68,17 @@ impl CaptureListener {
     /// Listens for captures of the lanes of the socket that is bound to `address` and uses
     /// `devices` (index and name).
     pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
-        let listener = peer::listen(messages::NAME_PREFIX)?;
+        Self::serve(peer::listen(messages::NAME_PREFIX)?, address, devices)
+    }
+
+    pub(super) fn serve(
+        listener: Listener,
+        address: SocketAddr,
+        devices: Vec<(u32, String)>,
+    ) -> io::Result<Self> {
         let lanes = Arc::<LaneRegistry>::default();
         let shared = Arc::clone(&lanes);
-        let run = move |epoll, listener, wakeups| {
+        let run = move |epoll, listener, wakeups: &Wakeups| {
             let server = Server {
                 lanes: shared,
                 address,
@@ -100,7 +108,7 @@ impl CaptureListener {
 
 struct Client {
     token: u64,
-    connection: OwnedFd,
+    connection: Connection,
     peer: PeerCred,
 }
 
@@ -113,12 +121,12 @@ struct Active {
     served: Vec<LaneId>,
 }
 
-struct Server {
+struct Server<'a> {
     lanes: Arc<LaneRegistry>,
     address: SocketAddr,
     devices: Vec<(u32, String)>,
-    listener: OwnedFd,
-    wakeups: Wakeups,
+    listener: Listener,
+    wakeups: &'a Wakeups,
     epoll: Epoll,
     clients: Vec<Client>,
     next_token: u64,
@@ -127,7 +135,7 @@ struct Server {
     reclaim_interval: Duration,
 }
 
-impl Server {
+impl Server<'_> {
     fn run(mut self) {
         'serve: loop {
             let ready: Vec<u64> = match self.epoll.wait(self.reclaim_interval) {
@@ -170,7 +178,7 @@ impl Server {
     /// Accepts connections of permitted users.
     fn accept_clients(&mut self) {
         for _ in 0..CLIENTS_MAX {
-            let connection = match unix_socket::accept(self.listener.as_fd()) {
+            let connection = match self.listener.accept() {
                 Ok(connection) => connection,
                 Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
                 Err(err) => {
@@ -206,7 +214,7 @@ impl Server {
     fn handle_request(&mut self, token: u64) {
         let Some(client) = self.client(token) else { return };
         let mut buffer = [0; REQUEST_LEN_MAX];
-        let said = unix_socket::recv(client.connection.as_fd(), &mut buffer).map(|(len, _)| len);
+        let said = unix_socket::recv_without_fds(client.connection.as_fd(), &mut buffer);
         let asked = match said {
             Ok(len @ 1..) => Request::parse(&buffer[..len]),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
@@ -295,7 +303,11 @@ impl Server {
 
     /// Removes a client that has disconnected or must be disconnected.
     fn remove_client(&mut self, token: u64) {
-        self.clients.retain(|client| client.token != token);
+        if let Some(at) = self.clients.iter().position(|client| client.token == token) {
+            let client = self.clients.swap_remove(at);
+            // It may stay open in another thread.
+            _ = self.epoll.remove(&client.connection);
+        }
         if self.active.take_if(|active| active.token == token).is_some() {
             log::info!("{}: the capture has ended", self.address);
             for (_, mailbox) in self.lanes.open() {
@@ -321,7 +333,7 @@ fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Capture, SNAPLEN_MAX, find_targets, recv_reply};
+    use super::super::{Capture, SNAPLEN_MAX, find_targets};
     use super::*;
 
     /// Passes one frame through the tap of a lane.
@@ -387,22 +399,6 @@ mod tests {
             capture.is_finished()
         });
         assert!(ours().is_empty());
-    }
-
-    #[test]
-    fn only_a_ring_comes_with_descriptors() {
-        let name = format!("manylane.test.ring.{}", std::process::id());
-        let listener = unix_socket::listen(&name).unwrap();
-        let client = unix_socket::connect(&name, Duration::from_secs(5)).unwrap();
-        unix_socket::enable_peek(client.as_fd()).unwrap();
-        let server = unix_socket::accept(listener.as_fd()).unwrap();
-        for reply in [Reply::Ring(3), Reply::Started] {
-            send_reply(server.as_fd(), &reply, &[server.as_fd()]).unwrap();
-        }
-        assert!(recv_reply(&client, false).is_err(), "no ring was asked for");
-        let (reply, files) = recv_reply(&client, true).unwrap();
-        assert_eq!((reply, files.len()), (Reply::Ring(3), 1));
-        assert!(recv_reply(&client, true).is_err(), "it is no ring");
     }
 
     /// Sends malformed requests to every capture socket of this process.

@@ -27,6 +27,8 @@
 
 pub(crate) mod listener;
 pub(crate) mod tap;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::SocketAddr;
@@ -40,6 +42,7 @@ pub use manylane_ipc::capture::{Direction, SNAPLEN_MAX};
 use manylane_sys::measure::Epoll;
 use manylane_sys::unix_socket::{self, Peeked};
 
+use crate::connection::Connection;
 use crate::counters::LaneId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::peer::{self, Scan, run_in_netns};
@@ -56,7 +59,7 @@ const DEVICES_MAX: usize = 256;
 /// A socket of a running process whose lanes can be captured.
 #[derive(Debug)]
 pub struct Target {
-    connection: OwnedFd,
+    connection: Connection,
     pid: u32,
     description: Description,
     lanes: Vec<LaneId>,
@@ -87,7 +90,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     let mut found = Targets::default();
     let (mut scan, mut requested) = (Scan::start(), Vec::new());
     for (pid, name) in peer::find_listeners(messages::NAME_PREFIX, of)? {
-        let connection = match unix_socket::connect_now_without_fds(&name, REPLY_TIMEOUT) {
+        let connection = match Connection::connect_now(&name, REPLY_TIMEOUT) {
             Ok(connection) => connection,
             // The socket was closed meanwhile: skip it.
             Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => continue,
@@ -126,7 +129,7 @@ fn scan(of: Option<u32>) -> Result<Targets> {
     Ok(found)
 }
 
-fn send_describe(connection: &OwnedFd) -> io::Result<()> {
+fn send_describe(connection: &Connection) -> io::Result<()> {
     match unix_socket::send(connection.as_fd(), Request::Describe.to_text().as_bytes(), &[]) {
         // A client that is refused was told so before its request.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(err),
@@ -136,7 +139,7 @@ fn send_describe(connection: &OwnedFd) -> io::Result<()> {
 
 /// Receives a reply, and the descriptors of a ring if it `may_be_ring`. Any other reply with
 /// descriptors is an error and stays queued: closing those may block.
-fn recv_reply(connection: &OwnedFd, may_be_ring: bool) -> io::Result<(Reply, Vec<OwnedFd>)> {
+fn recv_reply(connection: &Connection, may_be_ring: bool) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let mut buffer = [0; messages::MESSAGE_LEN_MAX];
     let reply = match recv_message(connection, &mut buffer, may_be_ring) {
         // The peer closed the connection with our request unread. Its reply is still queued behind
@@ -154,7 +157,7 @@ fn recv_reply(connection: &OwnedFd, may_be_ring: bool) -> io::Result<(Reply, Vec
 }
 
 fn recv_message(
-    connection: &OwnedFd,
+    connection: &Connection,
     buffer: &mut [u8],
     may_be_ring: bool,
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
@@ -256,7 +259,7 @@ pub struct Capture {
 #[derive(Debug)]
 struct Source {
     /// None once the peer has ended it.
-    connection: Option<OwnedFd>,
+    connection: Option<Connection>,
     lanes: Vec<(LaneId, Consumer)>,
     /// Expected shape of a ring: number of devices, and bytes.
     expected_ring: (usize, usize),
@@ -402,7 +405,11 @@ impl Capture {
                     }
                 }
                 Ok(_) => {}
-                Err(_) => source.connection = None,
+                Err(_) => {
+                    // It may stay open in another thread.
+                    _ = self.epoll.remove(connection);
+                    source.connection = None;
+                }
             }
         }
         self.remove_lanes();

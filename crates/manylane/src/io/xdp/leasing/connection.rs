@@ -200,9 +200,7 @@ fn run(jobs: &Receiver<Job>, to_lessor: &Sender<ReceivedRequest>, wakeup: &PipeW
                 _ = unix_socket::discard(client.connection.as_fd());
                 client.refuse(errno);
             }
-            Job::Close(fd) => {
-                while !unix_socket::drain(fd.as_fd()) && unix_socket::discard(fd.as_fd()).is_ok() {}
-            }
+            Job::Close(fd) => unix_socket::drain_blocking(fd.as_fd()),
         }
     }
 }
