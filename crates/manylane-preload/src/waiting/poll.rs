@@ -186,8 +186,18 @@ unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [po
     }
     // SAFETY: program arguments.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    fds.iter().for_each(|at| fallback::mark_nested(at.fd));
-    fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
+    let mut any = false;
+    for at in fds.iter() {
+        match table::entry(at.fd) {
+            Entry::None => {}
+            Entry::Sock(index) => {
+                any |= at.events & READ_EVENTS != 0 && Sock::at(index).shared().is_some_and(is_managed);
+            }
+            Entry::Epoll(_) => fallback::mark_nested(at.fd),
+            Entry::Hidden => any |= is_hidden(at),
+        }
+    }
+    any.then_some(fds)
 }
 
 /// True if an entry names a descriptor that the program does not have: the wait reports that, and
