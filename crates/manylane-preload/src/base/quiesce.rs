@@ -2,9 +2,9 @@
 //! installs a seccomp filter (`seccomp.rs`).
 //!
 //! The library may make other system calls than the program's own. Before the first of them and
-//! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`], [`leave`],
-//! and [`run_inside`] for both. The program's own call, which may wait without a bound, is
-//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
+//! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`],
+//! [`Inside::leave`], and [`run_inside`] for both. The program's own call, which may wait without a
+//! bound, is [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
 //! program's own call instead. Before that it *parks* until the library is done with the sockets.
 //!
 //! | stage | a thread that enters | that is in | that is parked |
@@ -116,53 +116,64 @@ fn thread_slot() -> Option<&'static Slot> {
     THREAD_SLOT.with(Cell::get)
 }
 
-/// Allows the calling thread system calls of the library's own until it calls [`leave`]. False:
-/// the library has detached for good, and the caller must make the program's own call.
+/// The calling thread may make system calls of the library's own, until it calls
+/// [`leave`](Self::leave).
+pub(crate) struct Inside(Option<&'static Slot>);
+
+/// None: the library has detached for good, and the caller must make the program's own call.
 #[inline]
-pub(crate) fn enter() -> bool {
-    let Some(slot) = thread_slot().or_else(alloc_slot) else { return !is_detaching() };
+pub(crate) fn enter() -> Option<Inside> {
+    let Some(slot) = thread_slot().or_else(alloc_slot) else {
+        return (!is_detaching()).then_some(Inside(None));
+    };
+    let inside = Inside(Some(slot));
     let depth = slot.depth.load(Ordering::Relaxed);
     slot.depth.store(depth + 1, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     // Within another call of its own it may hold locks: the detaching thread waits for it.
     if !is_detaching() || depth > 0 {
-        return true;
+        return Some(inside);
     }
-    park_and_leave();
-    false
+    inside.park_and_leave();
+    None
 }
 
-/// The calling thread makes only the program's own system calls from here on.
-#[inline]
-pub(crate) fn leave() {
-    if let Some(slot) = thread_slot() {
-        slot.depth.store(slot.depth.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+impl Inside {
+    /// The calling thread makes only the program's own system calls from here on.
+    #[inline]
+    pub(crate) fn leave(self) {
+        if let Some(slot) = self.0 {
+            slot.depth.store(slot.depth.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+        }
+    }
+
+    /// Leaves the library for good, once the detaching thread is done with the sockets. The caller
+    /// then makes the program's own call.
+    #[cold]
+    fn park_and_leave(self) {
+        park();
+        self.leave();
     }
 }
 
-/// Calls `own` between [`enter`] and [`leave`]. None: the library has detached for good, and the
-/// caller must make the program's own call.
+/// Calls `own` inside. None: as for [`enter`].
 #[inline]
 pub(crate) fn run_inside<T>(own: impl FnOnce() -> T) -> Option<T> {
-    if !enter() {
-        return None;
-    }
+    let inside = enter()?;
     let answer = own();
-    leave();
+    inside.leave();
     Some(answer)
 }
 
 /// [`run_inside`] for a call that waits, and returns none if it finds that the library detaches.
 #[inline]
 pub(crate) fn wait_inside<T>(wait: impl FnOnce() -> Option<T>) -> Option<T> {
-    if !enter() {
-        return None;
-    }
+    let inside = enter()?;
     let answer = wait();
     if answer.is_some() {
-        leave();
+        inside.leave();
     } else {
-        park_and_leave();
+        inside.park_and_leave();
     }
     answer
 }
@@ -187,14 +198,6 @@ pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
         park();
     }
     answer
-}
-
-/// Leaves the library for good, once the detaching thread is done with the sockets. The caller
-/// then makes the program's own call.
-#[cold]
-fn park_and_leave() {
-    park();
-    leave();
 }
 
 #[cold]

@@ -179,11 +179,15 @@ pub(crate) fn for_lane(sock: &Sock, lane: usize) -> Option<&'static Prefetch> {
 #[inline]
 pub(crate) fn ready_lanes(sock: &Sock, mask: u64) -> u64 {
     let Some(prefetches) = sock.prefetches() else { return 0 };
-    let held = prefetches
-        .iter()
-        .enumerate()
-        .filter(|(lane, prefetch)| mask & 1 << lane != 0 && prefetch.has_datagrams());
-    held.fold(0, |all, (lane, _)| all | 1 << lane)
+    let (mut left, mut ready) = (mask, 0);
+    while left != 0 {
+        let lane = left & left.wrapping_neg();
+        left ^= lane;
+        if prefetches.get(lane.trailing_zeros() as usize).is_some_and(Prefetch::has_datagrams) {
+            ready |= lane;
+        }
+    }
+    ready
 }
 
 /// True if a plain socket still has prefetched datagrams, which are received before all others.

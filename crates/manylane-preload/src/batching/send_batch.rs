@@ -103,9 +103,11 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> 
     let own_prefetch = prefetch::for_lane(reply.sock, reply.lane)?;
     let at = reply.sock.index() + 1;
     let is_pending = PENDING.with(|pending| pending.sock.get() == at && pending.lane.get() == reply.lane);
+    if !is_pending && !own_prefetch.has_datagrams() {
+        return None;
+    }
     let len = out.len()?;
-    let may = (is_pending || own_prefetch.has_datagrams())
-        && reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
+    let may = reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
         && outbox.accepts_len(len)
         && reply.shared.send_batch_off.load(Ordering::Relaxed) == 0
         && !queues::is_open(reply.shared)
@@ -113,10 +115,13 @@ pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram<'_>) -> Option<isize> 
     if !may {
         return None;
     }
-    if !is_pending {
-        start_batch();
-    }
-    enqueue_now(outbox, reply, out, len)
+    quiesce::run_inside(|| {
+        if !is_pending {
+            start_batch();
+        }
+        enqueue_now(outbox, reply, out, len)
+    })
+    .flatten()
 }
 
 fn enqueue_now(outbox: &Outbox, reply: &Reply<'_>, out: &TxDatagram<'_>, len: usize) -> Option<isize> {

@@ -23,11 +23,9 @@ use crate::waiting::{epoll, poll, select};
 /// Handles a call of the program, as the flags say; again, if the library has detached.
 macro_rules! handle {
     ([short $($flag:ident)*] $ours:path, $name:ident $args:tt) => {{
-        if !quiesce::enter() {
-            return self::$name $args;
-        }
+        let Some(inside) = quiesce::enter() else { return self::$name $args };
         let answer = handle!([$($flag)*] $ours, $name $args);
-        quiesce::leave();
+        inside.leave();
         answer
     }};
     ([before] $ours:path, $name:ident $args:tt) => {{

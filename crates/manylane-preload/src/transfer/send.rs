@@ -12,7 +12,7 @@ use crate::batching::send_batch::{self, Reply};
 use crate::fds::sock_fds::is_managed;
 use crate::fds::{fast_path, hidden_fds};
 use crate::lanes::{fallback, registry};
-use crate::shared::sock::{MULTI_LANE, Member, Sock};
+use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
 use crate::shared::{report, thread};
 use crate::xdp::frames::TxDatagram;
 use crate::xdp::queues;
@@ -101,7 +101,7 @@ unsafe fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> 
     let at = send_route(fd);
     // SAFETY: program arguments.
     unsafe {
-        if at.member.is_none() {
+        if at.receiver.is_none() {
             mark_passed_fds(message);
         }
         if at.has_queues
@@ -131,7 +131,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
     let count = count.min(MESSAGES_MAX);
     // SAFETY: program arguments.
     unsafe {
-        if at.member.is_none() && !messages.is_null() {
+        if at.receiver.is_none() && !messages.is_null() {
             for nth in 0..count as usize {
                 mark_passed_fds(&raw const (*messages.wrapping_add(nth)).msg_hdr);
             }
@@ -148,7 +148,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
             let more = call::sendmmsg(at.fd, remaining, count - first, flags | at.extra_flags);
             sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
         }
-        if let (Some(member), true) = (at.member, sent > 0) {
+        if let (Some(Receiver { member, .. }), true) = (at.receiver, sent > 0) {
             let bytes = (0..sent as usize).map(|nth| u64::from((*messages.wrapping_add(nth)).msg_len));
             report::record_sent(member, sent as u64, bytes.sum());
         }
@@ -192,16 +192,11 @@ fn send_plain(fd: c_int, own: impl FnOnce(c_int) -> isize) -> isize {
 /// Queues a datagram to be sent with others, if possible; otherwise flushes those. None: the
 /// caller must send it through the kernel now.
 fn send_batched(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
-    quiesce::run_inside(|| send_batched_now(at, out, flags)).flatten()
-}
-
-fn send_batched_now(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
     if let Some(errno) = at.reply_error {
         return flush_before_send(at).or(Some(fail_with_errno(errno)));
     }
-    if let (Some(sock), Some(member)) = (at.sock, at.member)
+    if let Some(Receiver { sock, shared, member }) = at.receiver
         && let Some(lane) = at.lane
-        && let Some(shared) = sock.shared()
         && shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, member))
     {
         let reply = Reply { sock, shared, member, lane, fd: at.own_fd, flags: flags | at.extra_flags };
@@ -227,8 +222,7 @@ fn flush_before_send(at: &SendRoute) -> Option<isize> {
 /// Sends a datagram as a frame, if possible.
 #[inline]
 fn send_frame(at: &SendRoute, out: &TxDatagram<'_>, flags: c_int) -> Option<isize> {
-    let (sock, member) = at.sock.zip(at.member)?;
-    let shared = sock.shared()?;
+    let Receiver { sock, shared, member } = at.receiver?;
     quiesce::run_inside(|| queues::send(sock, shared, member, out, flags)).flatten()
 }
 
@@ -246,16 +240,24 @@ unsafe fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, fla
     count
 }
 
+/// The calling thread as a receiver of the socket.
+#[derive(Clone, Copy)]
+struct Receiver {
+    sock: &'static Sock,
+    shared: &'static Shared,
+    member: &'static Member,
+}
+
 /// The route of a datagram that the program sends.
 struct SendRoute {
     /// Queues are open, through which it may leave.
     has_queues: bool,
-    sock: Option<&'static Sock>,
+    /// None if the library does not manage the socket, or the thread only sends.
+    receiver: Option<Receiver>,
     fd: c_int,
     /// A lane's socket is never non-blocking: if the program made its own so, each call needs
     /// MSG_DONTWAIT.
     extra_flags: c_int,
-    member: Option<&'static Member>,
     /// The program's descriptor, or a closed one if the program has none of that number. `lane` is
     /// that of the calling thread.
     own_fd: c_int,
@@ -280,48 +282,41 @@ impl SendRoute {
 fn send_route(fd: c_int) -> SendRoute {
     let found = hidden_fds::sock(fd);
     let fd = found.err().unwrap_or(fd);
-    let proves = Cell::new(None);
-    let own = SendRoute {
+    let mut at = SendRoute {
+        has_queues: false,
+        receiver: None,
         fd,
         extra_flags: 0,
-        member: None,
-        has_queues: false,
-        sock: None,
         own_fd: fd,
         lane: None,
-        probe_len: proves,
+        probe_len: Cell::new(None),
         reply_error: None,
     };
-    let Ok(sock) = found else { return own };
-    let Some(shared) = sock.shared() else { return own };
-    let own = SendRoute { reply_error: send_batch::take_reply_error(shared), ..own };
+    let Ok(sock) = found else { return at };
+    let Some(shared) = sock.shared() else { return at };
+    at.reply_error = send_batch::take_reply_error(shared);
     if !is_managed(shared) {
-        return own;
+        return at;
     }
     // A thread that only sends has no lane, and needs none.
-    let Some(member) = thread::cached_member(sock, shared) else { return own };
-    let lane = member.lane.load(Ordering::Acquire);
-    let own = SendRoute { has_queues: queues::is_open(shared), sock: Some(sock), ..own };
-    if shared.mode() != MULTI_LANE || lane < 1 {
-        let lane = if shared.mode() == MULTI_LANE { usize::try_from(lane).ok() } else { None };
-        return SendRoute { member: Some(member), lane, ..own };
+    let Some(member) = thread::cached_member(sock, shared) else { return at };
+    at.has_queues = queues::is_open(shared);
+    at.receiver = Some(Receiver { sock, shared, member });
+    if shared.mode() == MULTI_LANE {
+        at.lane = member.own_lane();
     }
-    let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
-    let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
-    SendRoute {
-        fd: sock.fd_of(lane as usize, fd),
-        extra_flags: more,
-        member: Some(member),
-        lane: Some(lane as usize),
-        ..own
+    if let Some(lane) = at.lane.filter(|lane| *lane > 0) {
+        at.fd = sock.fd_of(lane, fd);
+        at.extra_flags = if shared.nonblock.load(Ordering::Relaxed) != 0 { libc::MSG_DONTWAIT } else { 0 };
     }
+    at
 }
 
 #[inline]
 fn finish_send(at: &SendRoute, sent: isize) -> isize {
-    if let (Some(member), true) = (at.member, sent >= 0) {
+    if let (Some(Receiver { sock, member, .. }), true) = (at.receiver, sent >= 0) {
         report::record_sent(member, 1, sent as u64);
-        if let (Some(len), Some(sock), Some(lane)) = (at.probe_len.get(), at.sock, at.lane) {
+        if let (Some(len), Some(lane)) = (at.probe_len.get(), at.lane) {
             send_batch::record_sent_len(sock, lane, len);
         }
     }

@@ -9,15 +9,16 @@ use crate::base::real::{self, call};
 use crate::base::{pollfds, quiesce, signals};
 use crate::batching::readiness::ready_in_memory;
 use crate::batching::{rx_coalesce, send_batch};
+use crate::fds::sock_fds::{self, is_managed};
 use crate::fds::table::{self, Entry};
-use crate::fds::{fast_path, hidden_fds, sock_fds};
+use crate::fds::{fast_path, hidden_fds};
 use crate::group::coverage;
 use crate::lanes::{entries, fallback};
 use crate::shared::sock::{Member, Shared, Sock};
 use crate::shared::thread;
 use crate::transfer::detached;
 use crate::waiting::wait::{
-    Deadline, WaitMode, finish_wait, is_poll_due, is_poll_overdue, start_unsliced, start_wait, timespec_of,
+    Deadline, WaitMode, finish_wait, is_poll_overdue, start_unsliced, start_wait, timespec_of,
 };
 use crate::xdp::queues;
 
@@ -185,8 +186,18 @@ unsafe fn managed_fds<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [po
     }
     // SAFETY: program arguments.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    fds.iter().for_each(|at| fallback::mark_nested(at.fd));
-    fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
+    let mut any = false;
+    for at in fds.iter() {
+        match table::entry(at.fd) {
+            Entry::None => {}
+            Entry::Sock(index) => {
+                any |= at.events & READ_EVENTS != 0 && Sock::at(index).shared().is_some_and(is_managed);
+            }
+            Entry::Epoll(_) => fallback::mark_nested(at.fd),
+            Entry::Hidden => any |= is_hidden(at),
+        }
+    }
+    any.then_some(fds)
 }
 
 /// True if an entry names a descriptor that the program does not have: the wait reports that, and
@@ -309,26 +320,28 @@ fn poll_loop(
         if quiesce::is_detaching() {
             return None;
         }
-        let mut any = false;
+        let (mut any, mut frames, mut due) = (false, false, has_waited);
         let mut count = fds.len();
         for (nth, from) in fds.iter().enumerate() {
             all[nth] = pollfd { fd: hidden_fds::kernel_fd(from.fd), ..*from };
             any |= is_hidden(from);
             let Some((sock, shared)) = managed(from) else { continue };
-            if let WaitMode::Sliced(lane) = start_wait(sock, shared, from.fd) {
+            if let WaitMode::Sliced { lane, is_due } = start_wait(sock, shared, from.fd) {
                 any = true;
+                due |= is_due;
+                // Datagrams of the lane that the kernel does not report.
+                frames |= ready_in_memory(sock, shared, 1 << lane) != 0;
                 all[nth].fd = sock.fd_of(lane, from.fd);
                 count = queues::append_pollfds(sock, shared, 1 << lane, all, count);
             }
         }
         queues::flush();
-        let frames = any && has_frames(fds);
         if !frames {
             send_batch::flush();
         }
         // A round polls the other lanes, and does not wait, before the result is 0, after each
         // slice, and first if they may hold older datagrams.
-        let now = any && !has_polled && (until.slice().is_zero() || has_waited || has_leftovers(fds));
+        let now = any && !has_polled && (due || until.slice().is_zero());
         let waits = !now && !frames;
         let mut answer = if any {
             let all = Cell::from_mut(&mut all[..count]).as_slice_of_cells();
@@ -414,17 +427,6 @@ fn rx_coalesce(
     rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
 }
 
-fn has_leftovers(fds: &[pollfd]) -> bool {
-    fds.iter().filter_map(managed).any(|(sock, shared)| is_poll_due(sock, shared))
-}
-
-/// True if a watched lane has a datagram that the kernel does not report.
-fn has_frames(fds: &[pollfd]) -> bool {
-    fds.iter()
-        .filter_map(managed)
-        .any(|(sock, shared)| ready_in_memory(sock, shared, 1 << own_lane(sock, shared)) != 0)
-}
-
 /// Marks entries readable whose sockets have datagrams that the kernel does not report: in memory.
 /// Returns the number of entries with events.
 fn add_frames(fds: &[pollfd], copy: &mut [pollfd]) -> c_int {
@@ -452,7 +454,9 @@ fn add_due_lanes(fds: &[pollfd], copy: &mut [pollfd]) {
         .iter()
         .zip(copy.iter())
         .any(|(from, to)| to.revents & READ_EVENTS != 0 && managed(from).is_some());
-    add_other_lanes(fds, copy, |sock, shared| is_poll_overdue(sock, shared, datagrams));
+    add_other_lanes(fds, copy, |sock, shared| {
+        is_poll_overdue(shared, thread::cached_member(sock, shared), datagrams)
+    });
 }
 
 /// Marks entries without a datagram readable, if `has` one. The kernel's other results stay: an

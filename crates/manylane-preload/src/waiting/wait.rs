@@ -17,7 +17,9 @@ use crate::fds::fast_path;
 use crate::fds::sock_fds::is_managed;
 use crate::group::{coverage, sampling};
 use crate::lanes::{fallback, members, single_receiver};
-use crate::shared::sock::{BUSY, MULTI_LANE, OBSERVING, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
+use crate::shared::sock::{
+    BUSY, MULTI_LANE, Member, OBSERVING, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+};
 use crate::shared::thread;
 use crate::xdp::queues;
 
@@ -29,8 +31,8 @@ const CLOCK_CHECK_INTERVAL: u32 = 16;
 pub(crate) enum WaitMode {
     /// The program's own wait.
     Native,
-    /// In slices, on this lane.
-    Sliced(usize),
+    /// In slices, on this lane. `is_due`: other lanes must be polled first.
+    Sliced { lane: usize, is_due: bool },
 }
 
 /// The calling thread is about to wait for `sock`.
@@ -62,26 +64,16 @@ fn start_wait_now(sock: &'static Sock, shared: &Shared, fd: c_int) -> WaitMode {
             return WaitMode::Native;
         }
     }
-    match shared.mode() {
-        MULTI_LANE => match member.own_lane() {
-            Some(lane) => {
-                member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-                WaitMode::Sliced(lane)
-            }
-            None => {
-                member.state.store(BUSY, Ordering::Release);
-                WaitMode::Sliced(0)
-            }
-        },
-        OBSERVING => {
-            member.state.store(WAITS_ON, Ordering::Release);
-            WaitMode::Sliced(0)
-        }
-        _ => {
-            member.state.store(BUSY, Ordering::Release);
-            if is_managed(shared) { WaitMode::Sliced(0) } else { WaitMode::Native }
-        }
+    let lane = match shared.mode() {
+        MULTI_LANE => member.own_lane(),
+        OBSERVING => Some(0),
+        _ => None,
+    };
+    member.state.store(lane.map_or(BUSY, |lane| WAITS_ON + lane as u32), Ordering::Release);
+    if lane.is_none() && !is_managed(shared) {
+        return WaitMode::Native;
     }
+    WaitMode::Sliced { lane: lane.unwrap_or(0), is_due: is_poll_due(sock, shared, Some(member)) }
 }
 
 /// The calling thread is about to wait for `sock` but for no lane: a socket with other receivers
@@ -109,11 +101,11 @@ pub(crate) fn finish_wait(sock: &'static Sock, shared: &Shared, fd: c_int) {
 /// True if a wait that reports events, but no datagram of `sock`, must poll the other lanes before
 /// it returns. Otherwise a descriptor that is always ready would hide them for ever. At most once
 /// in a slice. If datagrams of another socket are reported, only some waits check the clock.
-pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: bool) -> bool {
+pub(crate) fn is_poll_overdue(shared: &Shared, member: Option<&Member>, datagrams: bool) -> bool {
     if shared.mode() != MULTI_LANE {
         return false;
     }
-    let Some(member) = thread::cached_member(sock, shared) else { return false };
+    let Some(member) = member else { return false };
     // A wait is one heartbeat, and may come with a receive, which is another one.
     let skips = datagrams && member.heartbeat.load(Ordering::Relaxed) % CLOCK_CHECK_INTERVAL >= 2;
     !skips
@@ -122,11 +114,10 @@ pub(crate) fn is_poll_overdue(sock: &'static Sock, shared: &Shared, datagrams: b
 
 /// True if other lanes must be polled before a wait: they hold older datagrams, or had one at the
 /// last poll.
-pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared) -> bool {
+pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared, member: Option<&Member>) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
         || queues::has_leftovers(sock, shared)
-        || thread::cached_member(sock, shared)
-            .is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
+        || member.is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
 }
 
 /// When a wait ends; it may have no bound.

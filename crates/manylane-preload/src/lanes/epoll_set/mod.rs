@@ -209,9 +209,13 @@ impl Epoll {
 
     /// The first `top` items, used or not.
     pub(crate) fn slots(&self, top: usize) -> impl Iterator<Item = &Item> {
-        let blocks = successors(load_block(&self.overflow), |more| load_block(&more.next));
-        let more = blocks.flat_map(|more| &more.items).take(top.saturating_sub(MAX_ITEMS));
-        self.items[..top.min(MAX_ITEMS)].iter().chain(more)
+        (0..top).map_while(|at| self.items.get(at).or_else(|| self.overflow_slot(at - MAX_ITEMS)))
+    }
+
+    #[cold]
+    fn overflow_slot(&self, at: usize) -> Option<&Item> {
+        let mut blocks = successors(load_block(&self.overflow), |more| load_block(&more.next));
+        blocks.nth(at / BLOCK_ITEMS)?.items.get(at % BLOCK_ITEMS)
     }
 
     pub(crate) fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {

@@ -10,8 +10,9 @@ use manylane_ipc::report::Reason;
 
 use crate::base::real::{self, call};
 use crate::base::{quiesce, signals};
+use crate::batching::prefetch::{self, Prefetch};
 use crate::batching::readiness::ready_in_memory;
-use crate::batching::{prefetch, rx_coalesce, send_batch};
+use crate::batching::{rx_coalesce, send_batch};
 use crate::fds::{fast_path, hidden_fds};
 use crate::group::coverage;
 use crate::lanes::entries;
@@ -225,19 +226,13 @@ fn wait_loop(
         if quiesce::is_detaching() {
             return None;
         }
-        let any = start_wait(epoll, epfd);
+        let started = start_wait(epoll, epfd);
+        let any = started.is_sliced;
         let left_out = if any && first { epoll.truncated.swap(0, Ordering::Relaxed) } else { 0 };
-        let mut due = left_out == KERNEL_FIRST;
-        due |= any
-            && !in_vain
-            && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_poll_due(sock, at)));
-        let may_have = |(item, sock): (&Item, &'static Sock)| {
-            sock.shared().is_some_and(queues::is_open) || has_prefetched(item, sock)
-        };
-        let with_frames = any && epoll.items().any(may_have);
+        let due = left_out == KERNEL_FIRST || started.is_due && !in_vain;
         let wait = |time: Duration| {
             let mask = deferred.wait_mask(mask);
-            if with_frames {
+            if started.may_have_frames {
                 return wait_with_queues(epoll, epfd, events, time, mask);
             }
             send_batch::flush();
@@ -255,7 +250,7 @@ fn wait_loop(
                 );
                 out.count
             }
-            true if first && !due => rx_coalesce(epoll, until, (deferred, mask), wait)
+            true if first && !due => rx_coalesce(started.coalescing_fd, until, (deferred, mask), wait)
                 .unwrap_or_else(|| deferred.wait(until.slice(), wait)),
             true => deferred.wait(slice, wait),
             false if first => {
@@ -305,11 +300,6 @@ fn wait_kernel(
     }
     let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
     events.epoll_pwait(epfd, ms, mask)
-}
-
-/// True if datagrams of the lane that an entry watches were prefetched.
-fn has_prefetched(item: &Item, sock: &Sock) -> bool {
-    prefetch::ready_lanes(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
 }
 
 /// Waits after which the kernel is polled once while queues always have frames.
@@ -387,21 +377,18 @@ fn wait_with_leftovers(epfd: c_int, events: Option<Events>, own: impl Fn(bool) -
 /// Delays before a wait, if that pays: see `rx_coalesce.rs`. Other descriptors of the instance are
 /// not polled meanwhile.
 fn rx_coalesce(
-    epoll: &Epoll,
+    lane: Option<c_int>,
     until: Deadline,
     (deferred, mask): (&signals::DeferredSignals, Option<&sigset_t>),
     wait: impl Fn(Duration) -> c_int,
 ) -> Option<c_int> {
-    let (item, sock) =
-        epoll.items().find(|(_, sock)| sock.shared().is_some_and(rx_coalesce::can_coalesce))?;
-    let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
     let poll_now = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
     let sleep = |time: timespec| {
         deferred.defer();
         let answer = real::ppoll_none(time, deferred.wait_mask(mask));
         (answer < 0).then_some(answer)
     };
-    rx_coalesce::before_sleep(lane, until.remaining(), poll_now, sleep)
+    rx_coalesce::before_sleep(lane?, until.remaining(), poll_now, sleep)
 }
 
 /// Records the calling thread as the one that waits on the instance. If another one did so before,
@@ -421,32 +408,48 @@ fn claim(epoll: &'static Epoll) {
     }
 }
 
-/// Starts the calling thread's wait for each socket, and moves entries to the thread's lanes. True
-/// if the wait needs a bound.
-fn start_wait(epoll: &'static Epoll, epfd: c_int) -> bool {
-    let mut any = false;
+/// Facts about the sockets of an instance as a wait starts.
+#[derive(Default)]
+struct StartedWait {
+    /// The wait needs a bound.
+    is_sliced: bool,
+    /// Other lanes must be polled first.
+    is_due: bool,
+    /// A watched lane may have datagrams that the kernel does not report.
+    may_have_frames: bool,
+    /// A watched lane's descriptor, if a delay may pay.
+    coalescing_fd: Option<c_int>,
+}
+
+/// Starts the calling thread's wait for each socket, and moves entries to the thread's lanes.
+fn start_wait(epoll: &'static Epoll, epfd: c_int) -> StartedWait {
+    let mut started = StartedWait::default();
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
         if item.wanted() == 0 {
             // It does not wait for its lane's datagrams, which other threads must receive. Its
             // wait has a bound all the same.
-            any |= shared.mode() == MULTI_LANE;
+            started.is_sliced |= shared.mode() == MULTI_LANE;
             continue;
         }
         let fd = item.fd.load(Ordering::Relaxed);
-        let lane = match wait::start_wait(sock, shared, fd) {
-            WaitMode::Native => 0,
-            WaitMode::Sliced(lane) => {
-                any = true;
-                lane
-            }
-        };
+        let mode = wait::start_wait(sock, shared, fd);
+        let lane = if let WaitMode::Sliced { lane, .. } = mode { lane } else { 0 };
         if item.lane.load(Ordering::Relaxed) as usize != lane && !move_to_lane(epoll, item, sock, epfd, lane)
         {
             fallback::fall_back(sock, fd, Reason::SharedEpoll);
         }
+        let WaitMode::Sliced { is_due, .. } = mode else { continue };
+        let lane = item.lane.load(Ordering::Relaxed) as usize;
+        started.is_sliced = true;
+        started.is_due |= is_due;
+        started.may_have_frames |=
+            queues::is_open(shared) || prefetch::for_lane(sock, lane).is_some_and(Prefetch::has_datagrams);
+        if started.coalescing_fd.is_none() && rx_coalesce::can_coalesce(shared) {
+            started.coalescing_fd = Some(sock.fd_of(lane, fd));
+        }
     }
-    any
+    started
 }
 
 /// The program's array of events: `capacity` events, of which `count` are filled.
@@ -538,7 +541,8 @@ fn add_due_lanes(epoll: &Epoll, out: &mut Events) {
     }
     if others {
         add_other_lanes(epoll, out, |sock, shared| {
-            wait::is_poll_due(sock, shared) || wait::is_poll_overdue(sock, shared, reported)
+            let member = thread::cached_member(sock, shared);
+            wait::is_poll_due(sock, shared, member) || wait::is_poll_overdue(shared, member, reported)
         });
     }
 }
