@@ -3,9 +3,10 @@
 //!
 //! The library may make other system calls than the program's own. Before the first of them and
 //! after the last, a thread says so in a *slot* of its own, by plain stores: [`enter`],
-//! [`Inside::leave`], and [`run_inside`] for both. The program's own call, which may wait without a
-//! bound, is [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
-//! program's own call instead. Before that it *parks* until the library is done with the sockets.
+//! [`Inside::leave`], and [`run_inside`] for both. The program's own call, which may wait without
+//! a bound, is [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes
+//! the program's own call instead. Before that it *parks* until the library is done with the
+//! sockets.
 //!
 //! | stage | a thread that enters | that is in | that is parked |
 //! |---|---|---|---|
