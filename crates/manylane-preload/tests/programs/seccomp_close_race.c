@@ -25,12 +25,15 @@
 
 static const char *test_case;
 static FILE *files[FILES];
+/* The thread makes no more calls of its start. */
+static _Atomic int started;
 
 static void *closer(void *arg)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
 
 	any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	started = 1;
 	for (int i = 0; !strcmp(test_case, "fclose") && i < FILES; i++)
 		if (files[i])
 			fclose(files[i]);
@@ -91,7 +94,9 @@ static void run(void)
 		files[i] = fdopen(fd, "r");
 	}
 	pthread_create(&thread, NULL, closer, NULL);
-	usleep(500);
+	while (!started)
+		usleep(100);
+	usleep(100);
 	confine();
 	usleep(2000);
 	_exit(0);
