@@ -34,7 +34,7 @@ def start(name):
         # nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit)
-    folder = tempfile.mkdtemp(prefix=f"manylane-{name}-")
+    folder = tempfile.mkdtemp(prefix=f"{name}-")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -68,6 +68,8 @@ def _watch(reader, folder):
     """The guard."""
     # Signals to the group of the script, such as Ctrl-C, are not meant for it; nor is it to keep pipes open.
     os.setsid()
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)

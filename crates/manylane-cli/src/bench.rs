@@ -17,6 +17,7 @@ use manylane_bench::experiments::batch::{Plan, RecvMethod};
 use manylane_bench::experiments::flap::Event;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::SEQ_LEN};
+use manylane_bench::place::FRAME_PAYLOAD_MAX;
 use manylane_bench::receivers::{Kind, Work};
 use manylane_bench::report::{self, Figures};
 use manylane_bench::schema::{BenchSettings, Document};
@@ -101,6 +102,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     usual.retain(|kind| !args.quick || !(kind.needs_device() || kind.needs_uring()));
     let receivers = or_default(&args.receivers, &usual);
     place.check_receivers(&receivers)?;
+    place.check_sizes(&args.common.size, FRAME_PAYLOAD_MAX)?;
     let mut setup = place.create(&args.common)?;
     setup.set_count_hook(args.count_hook);
     let options = Options {
@@ -167,6 +169,7 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let place = Place::select(&args.place, ONE_LINK, args.place.testbed)?;
+    place.check_sizes(&args.common.size, FRAME_PAYLOAD_MAX)?;
     let mut setup = place.create(&args.common)?;
     let options = options(&args.common, &args.lanes, vec![Kind::LaneMmsg], args.duration, args.rate);
     let document = experiments::churn::run(&mut setup, &options, args.change_interval, director)?;
@@ -177,6 +180,7 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     let place = ONE_LINK.require()?;
     let receivers = or_default(&args.receivers, &experiments::flap::RECEIVERS);
     place.check_receivers(&receivers)?;
+    place.check_sizes(&args.common.size, FRAME_PAYLOAD_MAX)?;
     let mut setup = place.create(&args.common)?;
     let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
     let events = or_default(&args.events, &Event::ALL);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use manylane_bench::Options;
 use manylane_bench::experiments::flood::{self, LINKS, Part, Plan};
+use manylane_bench::place::FRAME_PAYLOAD_MAX;
 
 use super::place::{self, Place};
 use super::{Bar, finish, options, or_default};
@@ -32,6 +33,7 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
         limit: args.limit,
         sources: scaled(args.sources_duration, QUICK_SOURCES_DURATION, SOURCES_DURATION),
     };
+    place.check_sizes(&args.common.size, FRAME_PAYLOAD_MAX)?;
     let mut setup = place.create(&args.common)?;
     let options = Options {
         quick: args.quick,

@@ -4,10 +4,10 @@ use std::fmt::Display;
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane::{Probe, WaitPolicy};
+use manylane_bench::Setup;
 use manylane_bench::experiments::batch::RecvMethod;
 use manylane_bench::experiments::rtt::Contender;
 use manylane_bench::receivers::Kind;
-use manylane_bench::{Setup, place::FRAME_PAYLOAD_MAX};
 use manylane_measure::machine;
 use manylane_testbed::topology;
 
@@ -87,7 +87,6 @@ impl Place {
 
     /// Creates the place, once all arguments have been checked.
     pub(super) fn create(self, common: &BenchArgs) -> Result<Setup> {
-        self.check_sizes(&common.size, FRAME_PAYLOAD_MAX)?;
         output::create_folder(&common.out)?;
         let cpus = common.receiver_cpus.clone();
         match self {

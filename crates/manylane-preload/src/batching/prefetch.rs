@@ -330,7 +330,11 @@ impl Prefetch {
         } else if filler != 0 && liveness::has_exited(filler) {
             let own = thread::holder_token();
             if self.filler.compare_exchange(filler, own, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                self.publish_received(word);
+                // It may have begun another fill meanwhile.
+                let word = self.state.load(Ordering::SeqCst);
+                if word & FILLING != 0 {
+                    self.publish_received(word);
+                }
                 self.filler.store(0, Ordering::Release);
             }
         }

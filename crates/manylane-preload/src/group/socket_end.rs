@@ -13,8 +13,9 @@ use crate::group::recovery;
 use crate::shared::sock::Sock;
 use crate::shared::{processes, thread};
 
-/// The process closes the socket: frees the member slots of its threads.
-pub(crate) fn close(sock: &Sock) {
+/// The process closes the socket: frees the member slots of its threads. `has_placeholder`: an
+/// epoll instance may contain the descriptor that is always readable.
+pub(crate) fn close(sock: &Sock, has_placeholder: bool) {
     fast_path::disarm(sock);
     let guard = sock.shared().and_then(|shared| recovery::lock(sock, shared, true));
     if let (Some(shared), Some(guard)) = (sock.shared(), &guard) {
@@ -36,7 +37,7 @@ pub(crate) fn close(sock: &Sock) {
     leasing::release(sock);
     drop(guard);
     let holds_fds = |sock: &Sock| sock.lane_fds().next().is_some() || sock.lease().is_some();
-    if !Sock::in_use().any(holds_fds) {
+    if !Sock::in_use().any(holds_fds) && !has_placeholder {
         hidden_fds::close_readable_fd();
     }
     release_slot(sock);

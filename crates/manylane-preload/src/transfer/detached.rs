@@ -9,7 +9,7 @@ use libc::{
     fd_set, nfds_t, pollfd, timeval,
 };
 
-use crate::base::real::call;
+use crate::base::real::{self, call};
 use crate::base::recv_bufs::RecvBufs;
 use crate::fds::hidden_fds;
 use crate::fds::table::{self, Entry};
@@ -172,9 +172,13 @@ fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
     let done = by(fd, to);
     if done >= 0 && fd != to {
         // The filter may forbid close(2): the lanes' numbers become copies of one without a port.
-        if let Some(other) = hidden_fds::readable_fd_if_open() {
+        let errno = real::errno();
+        // The program may have closed its number, and use it.
+        let is_ours = |fd: &c_int| table::entry(*fd) == Entry::Hidden;
+        if let Some(other) = hidden_fds::readable_fd_if_open().filter(is_ours) {
             close_lanes(to, |lane| _ = by(other, lane));
         }
+        real::set_errno(errno);
         forget(to);
     }
     done

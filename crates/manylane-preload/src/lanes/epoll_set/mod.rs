@@ -24,7 +24,7 @@ use crate::shared::memory::{self, Zeroed};
 use crate::shared::sock::{PLAIN, Shared, Sock};
 
 pub(crate) use leftovers::{ctl_after_detach, has_leftovers, items_with_leftovers};
-pub(crate) use nested::{detach, refresh, refresh_all, remove_placeholder};
+pub(crate) use nested::{detach, has_placeholder, refresh, refresh_all, remove_placeholder};
 
 /// Max epoll instances of a process that the library tracks, and UDP sockets in each that may have
 /// lanes.

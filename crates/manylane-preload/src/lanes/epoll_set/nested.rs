@@ -99,6 +99,12 @@ fn remove_placeholder_locked(epoll: &Epoll, epfd: c_int) {
     }
 }
 
+/// True if an instance contains the placeholder.
+pub(crate) fn has_placeholder() -> bool {
+    let has_one = |epoll: &Epoll| epoll.placeholder.load(Ordering::Acquire) != 0;
+    Epoll::all().iter().any(|epoll| epoll.used.load(Ordering::Acquire) == 1 && has_one(epoll))
+}
+
 /// Called before the entries of an instance are waited for or changed.
 #[inline]
 pub(crate) fn remove_placeholder(epoll: &Epoll, epfd: c_int) {
