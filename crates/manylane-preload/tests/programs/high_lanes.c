@@ -7,7 +7,7 @@
  * how often select reported a datagram in vain, and how many were received.
  */
 #define _GNU_SOURCE
-#include "shares.h"
+#include "lane_owners.h"
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
