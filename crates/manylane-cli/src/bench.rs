@@ -3,7 +3,7 @@
 mod flood;
 mod place;
 
-use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -270,7 +270,8 @@ fn finish<R: Figures + Serialize>(
 /// Writes a file of the report, and returns its path.
 pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
     let path = folder.join(name);
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = output::create(&path)?;
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path.display().to_string())
 }
 

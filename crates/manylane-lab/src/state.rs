@@ -64,7 +64,8 @@ impl State {
             old.push(".old");
             fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))?;
         }
-        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        // None is there: nor does it follow a link.
+        let file = File::create_new(path).with_context(|| format!("cannot write {}", path.display()))?;
         let head = Header { schema: SCHEMA.into(), machine: Machine::read(), settings };
         let mut state = Self {
             path: path.into(),

@@ -42,7 +42,7 @@ impl Service {
         let epoll = Epoll::new(events)?;
         epoll.add(&woken, WAKE)?;
         epoll.add(&listener, LISTENER)?;
-        // The other end of `wake` is closed last, when `serve` has dropped all that it was given.
+        // The other end of `wake` is dropped last, when `serve` has dropped all that it was given.
         let serve = move || serve(epoll, listener, &Wakeups(woken));
         let thread = thread::Builder::new().name(name.into()).spawn(serve)?;
         Ok(Self { wake, thread: Some(thread) })
@@ -71,6 +71,13 @@ impl Drop for Service {
 
 /// The end at which the thread receives its wake-ups.
 pub(crate) struct Wakeups(UnixStream);
+
+impl Drop for Wakeups {
+    fn drop(&mut self) {
+        // A forked child may have a copy of the descriptor.
+        _ = self.0.shutdown(Shutdown::Both);
+    }
+}
 
 impl Wakeups {
     /// Reads all wake-ups; true once the service is being dropped.

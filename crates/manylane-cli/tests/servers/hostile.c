@@ -506,9 +506,26 @@ static int connect_until_full(void)
 	return 0;
 }
 
+static int count_descriptors(pid_t pid)
+{
+	struct dirent *entry;
+	int count = 0;
+	char path[32];
+	DIR *all;
+
+	sprintf(path, "/proc/%d/fd", pid);
+	all = opendir(path);
+	while (all && (entry = readdir(all)))
+		count += entry->d_name[0] != '.';
+	if (all)
+		closedir(all);
+	return count;
+}
+
 /*
- * The launcher has no free descriptor when a socket is closed: connections that
- * strangers have made wait behind a descriptor that cannot be closed.
+ * Strangers have made as many connections as the launcher accepts, from two
+ * processes, when a socket is closed: they wait behind a descriptor that cannot
+ * be closed.
  */
 static void test_full_launcher(void)
 {
@@ -516,6 +533,7 @@ static void test_full_launcher(void)
 	struct rlimit before, few = { .rlim_cur = 256 };
 	uint32_t message[WORDS];
 	struct lease lease;
+	pid_t other;
 	int fd;
 
 	start_slow_closer(&stranger);
@@ -531,8 +549,14 @@ static void test_full_launcher(void)
 	if (prlimit(find_launcher(), RLIMIT_NOFILE, &few, NULL))
 		err(1, "prlimit");
 	send_slow_fd(&stranger);
+	other = fork();
+	if (!other)
+		_exit(connect_until_full());
 	printf("connected until nobody accepts: %s\n",
 	       yes_or_no(connect_until_full()));
+	waitpid(other, NULL, 0);
+	printf("half of the descriptors are free: %s\n",
+	       yes_or_no(count_descriptors(find_launcher()) < 128));
 	fflush(stdout);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));

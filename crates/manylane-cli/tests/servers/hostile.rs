@@ -186,6 +186,7 @@ fn netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors() {
         "open: done",
         "frames: yes",
         "connected until nobody accepts: yes",
+        "half of the descriptors are free: yes",
         "the next socket: yes",
         "the lease: closed",
     ];

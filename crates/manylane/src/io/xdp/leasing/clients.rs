@@ -43,13 +43,13 @@ impl Lessor {
     pub(super) fn accept_clients(&mut self) {
         let count_max = process::descriptors_max() / 2 / DESCRIPTORS_PART;
         for _ in 0..ACCEPT_BATCH_MAX {
-            if self.closers.open_count() - self.leases.len() >= count_max {
-                // The others are in the hands of the threads that close them.
-                if self.pending.is_empty() {
+            // One that is dropped stays in the count while a thread cannot close it.
+            while self.closers.open_count() - self.leases.len() >= count_max {
+                let Some(at) = self.pending.iter().position(|visitor| visitor.socket.is_none()) else {
                     std::thread::sleep(super::BUSY_INTERVAL);
                     return;
-                }
-                self.pending.remove(0);
+                };
+                self.pending.remove(at);
             }
             let end = match unix_socket::accept(self.listener.as_fd()) {
                 Ok(end) => end,

@@ -1,6 +1,7 @@
 //! Next hops of the peers that the lanes of one lease send to: queried from the kernel, and
 //! entered in a table that those lanes read. Each lease has its own table and its own queue of
-//! queries, so a program that fills them with garbage or needless requests harms only itself.
+//! queries, so a program that fills them with garbage harms only itself. With needless requests it
+//! can replace entries of others in the table of routes, which are then queried again.
 //!
 //! Senders control the number of peers. So a tick checks a limited number of peers, and sends a
 //! limited number of queries to the kernel, whatever their results.
@@ -49,6 +50,8 @@ struct Peers {
 struct Peer {
     /// The source address and the next hop in the table.
     next_hop: Option<(IpAddr, NextHop)>,
+    /// The last check found one.
+    was_found: bool,
     last_used: Instant,
     /// The kernel's source address, if it has one, and when it was queried.
     source: Option<IpAddr>,
@@ -114,7 +117,8 @@ impl Peers {
             if self.all.len() >= next_hops::ENTRIES {
                 self.evict(next_hops, added);
             }
-            let new = Peer { next_hop: None, last_used: now, source: None, last_query: None };
+            let new =
+                Peer { next_hop: None, was_found: false, last_used: now, source: None, last_query: None };
             self.all.insert(pair, new);
             self.schedule.push_front(pair);
             added += 1;
@@ -129,8 +133,8 @@ impl Peers {
             }
             let is_kept = now.duration_since(peer.last_used) <= IDLE_TIMEOUT;
             let source = if is_kept { peer.source(&pair, now, &mut questions, &mut choose) } else { None };
-            let was_found = peer.next_hop.is_some();
-            let hop = source.and_then(|source| Some((source, find(source, pair.peer(), was_found)?)));
+            let hop = source.and_then(|source| Some((source, find(source, pair.peer(), peer.was_found)?)));
+            peer.was_found = hop.is_some();
             match (&hop, &peer.next_hop) {
                 (Some(found), known) if known.as_ref() != Some(found) => {
                     *entered = entered.wrapping_add(1);
