@@ -211,7 +211,7 @@ impl Target {
 
     /// True if two values mean the same. Masks and lists of processors have several text forms.
     pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
-        use super::gather::files::parse_cpu_mask;
+        use super::collect::files::parse_cpu_mask;
         use manylane_sys::cpu::parse_list;
         match self {
             Self::DeviceFile { file, .. } if file.ends_with("_cpus") => {

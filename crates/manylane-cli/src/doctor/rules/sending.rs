@@ -1,9 +1,9 @@
 //! Costs of sending.
 
 use super::super::change::{Change, Target};
+use super::super::collect::files::format_cpu_mask;
 use super::super::facts::Facts;
 use super::super::finding::Severity;
-use super::super::gather::files::format_cpu_mask;
 use super::{FindingSink, Rule, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[Rule {

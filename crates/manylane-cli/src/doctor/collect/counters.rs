@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::facts::{Facts, Softnet, Udp};
 use super::files::FileTree;
 
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     facts.losses.udp4 = files.text("proc/net/snmp").as_deref().and_then(udp4);
     facts.losses.udp6 = files.text("proc/net/snmp6").as_deref().and_then(udp6);
     if facts.losses.udp4.is_none() {

@@ -22,7 +22,7 @@ const SYSCTLS: [&str; 15] = [
     "kernel.sched_autogroup_enabled",
 ];
 
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     facts.kernel = files.text("proc/sys/kernel/osrelease").unwrap_or_default();
     facts.uptime = files.text("proc/uptime").and_then(|text| text.split_whitespace().next()?.parse().ok());
     for name in SYSCTLS {

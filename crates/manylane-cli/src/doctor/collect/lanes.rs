@@ -10,7 +10,7 @@ use super::files::FileTree;
 use crate::top::prometheus::parse_samples;
 
 /// Queries all programs whose control socket this user may use.
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     let clients = match control::find_control_sockets(None) {
         Ok(clients) => clients,
         Err(err) => return facts.note_gap("lanes", err.to_string()),
