@@ -45,9 +45,9 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
     thread::scope(|scope| {
         let answers = scope.spawn(|| -> Result<()> {
             let pinned = cpu::pin(second).with_context(|| format!("cannot pin a thread to CPU {second}"));
-            for turn in 0..handovers {
-                spin_until(&word.0, 2 * turn + 1);
-                word.0.store(2 * turn + 2, Ordering::Release);
+            for handover in 0..handovers {
+                spin_until(&word.0, 2 * handover + 1);
+                word.0.store(2 * handover + 2, Ordering::Release);
             }
             pinned
         });
@@ -57,9 +57,9 @@ pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> R
             let mut times = Vec::with_capacity(stretches as usize);
             for stretch in 0..stretches {
                 let start = Instant::now();
-                for turn in stretch * HANDOVERS_PER_SAMPLE..(stretch + 1) * HANDOVERS_PER_SAMPLE {
-                    word.0.store(2 * turn + 1, Ordering::Release);
-                    spin_until(&word.0, 2 * turn + 2);
+                for handover in stretch * HANDOVERS_PER_SAMPLE..(stretch + 1) * HANDOVERS_PER_SAMPLE {
+                    word.0.store(2 * handover + 1, Ordering::Release);
+                    spin_until(&word.0, 2 * handover + 2);
                 }
                 times.push(start.elapsed().as_nanos() as f64 / (2 * HANDOVERS_PER_SAMPLE) as f64);
             }

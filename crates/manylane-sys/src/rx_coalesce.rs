@@ -236,10 +236,10 @@ mod tests {
         // Four messages since the last delay, in batches of one.
         assert_eq!(coalesce.next_delay(1), Some(DELAY));
         assert!(!coalesce.is_pending());
-        assert_eq!(coalesce.next_delay(1), None, "one message is not worth a pause");
+        assert_eq!(coalesce.next_delay(1), None, "one message is not worth a delay");
         let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
         never.accumulate(1);
-        assert!(!never.is_pending(), "who never pauses owes none");
+        assert!(!never.is_pending(), "without delays, none is pending");
     }
 
     #[test]
@@ -266,8 +266,8 @@ mod tests {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
             let may = coalesce.can_delay();
-            let pause = coalesce.next_delay(messages);
-            assert!(may || pause.is_none());
+            let delay = coalesce.next_delay(messages);
+            assert!(may || delay.is_none());
         }
         let mut coalesce = coalescing(ROOM);
         assert!(coalesce.can_delay());
@@ -291,9 +291,9 @@ mod tests {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         let mut after_full = || {
             assert_eq!((coalesce.next_delay(64), coalesce.is_pending()), (None, true));
-            let pause = coalesce.next_delay(0);
+            let delay = coalesce.next_delay(0);
             assert!(!coalesce.is_pending());
-            pause
+            delay
         };
         assert!((1..PROBE_BATCHES).all(|_| after_full().is_none()));
         assert!((0..5).all(|_| after_full() == Some(DELAY)));
@@ -330,8 +330,8 @@ mod tests {
     #[test]
     fn xdp_lanes_delay_by_wakeup_cost() {
         let micros = Duration::from_micros;
-        for (cost, pause) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
-            assert_eq!(delay_for_cost(micros(cost)), micros(pause));
+        for (cost, delay) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
+            assert_eq!(delay_for_cost(micros(cost)), micros(delay));
         }
         let (shortest, longest) = XDP_DELAY_RANGE;
         assert!((shortest..=longest).contains(&xdp_delay()));

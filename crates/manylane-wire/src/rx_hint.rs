@@ -84,7 +84,7 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read_hinted(&mut self, frame: &[u8]) -> Result<()> {
-        let noted = parse(frame, true).and_then(|noted| match noted.payload_offset.into() {
+        let hint = parse(frame, true).and_then(|hint| match hint.payload_offset.into() {
             HEADERS_LEN_V4 => frame.first_chunk().and_then(Self::from_hint_v4),
             HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
             _ => None,

@@ -201,8 +201,8 @@ impl Builder {
     /// else 100 µs times the lanes per core, at most 1 ms. Engine `xdp` with
     /// [`WaitPolicy::Sleep`](Self::wait) uses at least twenty times the cost of a wake-up, which
     /// is measured on the machine, 50 to 500 µs.
-    pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {
-        self.config.rx_coalesce = Some(pause);
+    pub fn rx_coalesce(&mut self, delay: Duration) -> &mut Self {
+        self.config.rx_coalesce = Some(delay);
         self
     }
 

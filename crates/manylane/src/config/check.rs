@@ -20,7 +20,7 @@ impl Builder {
             None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
         };
         self.config.steering.check()?;
-        if self.config.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
+        if self.config.rx_coalesce.is_some_and(|delay| delay > RX_COALESCE_MAX) {
             return Err(Error::new(
                 ErrorKind::Config,
                 format!("rx_coalesce is more than {RX_COALESCE_MAX:?}"),

@@ -60,17 +60,17 @@ impl Sim {
 
 impl SocketEngine for Sim {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        let NewLane { config, can, lane, .. } = new;
-        let options = SendOptions { batch: can.batch, gso: can.gso };
+        let NewLane { config, caps, lane, .. } = new;
+        let options = SendOptions { batch: caps.batch, gso: caps.gso };
         let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
         let recv = SimRecv {
             network: Arc::clone(&self.0[lane.id.0 as usize]),
-            batch: can.batch,
-            datagram_size: can.datagram_size,
+            batch: caps.batch,
+            datagram_size: caps.datagram_size,
             buffers: SimBuffers::default(),
-            ancillary: vec![Ancillary::default(); can.batch].into(),
+            ancillary: vec![Ancillary::default(); caps.batch].into(),
         };
-        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, None);
+        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None);
         Ok(Io::Sim(SimIo { queue, recv, send }))
     }
 
@@ -194,13 +194,13 @@ impl SimIo {
 
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>) {
         let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
         let transport = Transport::Sim(&self.recv.network);
         let replies = Replies { queue: self.send.batch(), transport };
-        (Batch::new(origin, bound, taken), replies)
+        (Batch::new(origin, bound, summary), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -90,11 +90,11 @@ impl State {
         self.assigned.iter().filter(|served| served.lane == lane).count()
     }
 
-    /// The lane with the fewest queues; if there are several, the first one from `turn` on.
-    fn least_assigned(&self, turn: usize) -> Option<&LaneEntry> {
+    /// The lane with the fewest queues; if there are several, the first one from `start` on.
+    fn least_assigned(&self, start: usize) -> Option<&LaneEntry> {
         let lanes = self.lanes.len().max(1);
-        let in_turn = self.lanes.iter().cycle().skip(turn % lanes).take(self.lanes.len());
-        in_turn.min_by_key(|entry| self.assigned_count(entry.lane))
+        let in_order = self.lanes.iter().cycle().skip(start % lanes).take(self.lanes.len());
+        in_order.min_by_key(|entry| self.assigned_count(entry.lane))
     }
 
     fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
