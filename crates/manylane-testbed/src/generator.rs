@@ -112,7 +112,7 @@ impl LiveSender {
         let traffic = each.first().context("traffic needs a link")?;
         ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
-        ensure!(!traffic.gso, "live frames are single datagrams: trains (GSO) need the portable sender");
+        ensure!(!traffic.gso, "live frames are single datagrams: GSO messages need the portable sender");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
         let frames =

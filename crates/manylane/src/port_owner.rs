@@ -96,7 +96,7 @@ fn describe(entry: &Entry, owner: &Owner) -> String {
     match owner {
         Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
         Owner::NoProcess => {
-            format!("a socket of user {} that no process has which can be seen here", entry.uid)
+            format!("a socket of user {} that no visible process has open", entry.uid)
         }
         Owner::Unknown => format!("a process of user {} that this one may not see", entry.uid),
     }

@@ -67,15 +67,15 @@ impl Settings {
             quota: None,
             lessor: None,
         };
-        let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
+        let mut take = |name: &str, expected: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
                 && set(&value).is_none()
             {
-                complain(name, &value, known);
+                complain(name, &value, expected);
             }
         };
         let mut lessor = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
-        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+        take("MANYLANE_ENGINE", "auto or mmsg (xdp needs 'manylane run')", &mut |text| match text {
             "auto" | "mmsg" => Some(()),
             "xdp" => {
                 settings.lessor = Some(lessor.take()?);
@@ -88,7 +88,7 @@ impl Settings {
             settings.steering = Policy::parse(text)?;
             Some(())
         });
-        take("MANYLANE_LANES", "a number from 1 to 64", &mut |text| {
+        take("MANYLANE_LANES", "1 to 64", &mut |text| {
             settings.lanes = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes))?;
             Some(())
         });

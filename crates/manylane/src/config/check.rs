@@ -29,14 +29,14 @@ impl Builder {
         if self.config.only_v6 && self.config.addr.is_ipv4() {
             return Err(Error::new(
                 ErrorKind::Config,
-                format!("only_v6 does not go with the IPv4 address {}", self.config.addr),
+                format!("only_v6 needs an IPv6 address, not {}", self.config.addr),
             ));
         }
         if self.config.reuse_port
             && !matches!(self.config.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
         {
             let message = format!(
-                "steering_backend {} does not go with reuse_port: the group is not ours alone",
+                "reuse_port does not support steering_backend {}: the group is not ours alone (auto, kernel)",
                 self.config.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));

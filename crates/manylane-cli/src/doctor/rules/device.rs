@@ -3,10 +3,10 @@
 use manylane_sys::device::{HASH_ADDRESSES, HASH_PORTS};
 
 use super::super::change::{Change, Target};
+use super::super::collect::files::format_cpu_mask;
 use super::super::ethtool::{XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
 use super::super::facts::{Device, Facts};
 use super::super::finding::Severity;
-use super::super::gather::files::format_cpu_mask;
 use super::{FindingSink, Rule, format_cpus, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[
@@ -34,7 +34,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "gro-off",
         cost: 65,
-        meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO gets no trains. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
+        meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO merges nothing. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
         remedy: "`ethtool -K DEVICE gro on`.",
         check: gro_off,
     },
@@ -259,9 +259,9 @@ fn gro_off(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts).filter(|device| device.gro == Some(false)) {
         let is_veth = device.kind.as_deref() == Some("veth");
         let why = if is_veth {
-            "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not joined to trains."
+            "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not merged by GRO."
         } else {
-            "Each frame goes through the stack alone, and sockets with UDP GRO get no trains."
+            "Each frame goes through the stack alone, and sockets with UDP GRO get one datagram per message."
         };
         let severity = if is_veth { Severity::Note } else { Severity::Wrong };
         let target = Target::Feature { device: device.name.clone(), name: "rx-gro".into() };

@@ -67,15 +67,15 @@ pub(super) fn check(config: &Config) -> Result<()> {
     let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
     if !matches!(config.steering, Steering::Flow | Steering::Cpu) {
         return refuse(format!(
-            "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
+            "engine xdp does not support steering {}: the device picks the queue, and with it the lane (flow, cpu)",
             config.steering
         ));
     }
     if config.timestamps {
-        return refuse("timestamps do not go with engine xdp: its frames carry none".into());
+        return refuse("engine xdp does not support timestamps: its frames carry none".into());
     }
     if config.reuse_port {
-        return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
+        return refuse("engine xdp does not support reuse_port: frames go to this process alone".into());
     }
     let XdpOptions { ring, sockets, sources, .. } = config.xdp;
     if !ring.is_power_of_two() || !(64..=16_384).contains(&ring) {
