@@ -5,7 +5,7 @@
 Interleaved rounds at one rate, at which nobody loses anything; medians with their spread; several servers one after the
 other. One JSON document (manylane.bench.run.v1) on standard output, progress on standard error. The server and its
 requests are on loopback, or between two network namespaces (--address, --server-in; this script runs in the one that asks),
-on processors of their own: CPU time is that of the server's processes, softirqs are the sender's and in total_cpu_ns.
+on CPUs of their own: CPU time is that of the server's processes, softirqs are the sender's and in total_cpu_ns.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def main():
     parser.add_argument("--address", default="127.0.0.1", help="of the server")
     parser.add_argument("--server-in", default="", help="what the server is started by, such as 'ip netns exec NAME'")
     ours = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="processors, as taskset takes them")
+    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="CPUs, as taskset takes them")
     parser.add_argument("--sender-cpus", default=str(ours[-1]), metavar="LIST")
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)

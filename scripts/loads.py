@@ -12,7 +12,7 @@ import leftovers
 
 
 def run(args, *command):
-    """What a command says that runs on the sender's processors."""
+    """What a command says that runs on the sender's CPUs."""
     command = ["taskset", "-c", args.sender_cpus, *command]
     done = leftovers.run(command)
     if done.returncode:
@@ -108,7 +108,7 @@ def by_kxdpgun(running, args, rate, seconds):
     """Questions for all names as frames, past the sender's stack: needs root, and a device with one queue (--device)."""
     server = running.server
     command = ["kxdpgun", "-t", str(max(1, round(seconds))), "-Q", str(int(rate)), "-i", server.questions()]
-    # It takes answers from as many queues as it has threads, and these stay on processors of its choice unless it is told.
+    # It takes answers from as many queues as it has threads, and these stay on CPUs of its choice unless it is told.
     command += ["-F", args.sender_cpus.split(",")[0] + "s0", "-p", str(server.port), "-I", args.device]
     # It ends without a word when the device is not free of its last run yet.
     said = next((said for said in (run(args, *command, server.address) for _ in range(5)) if said), "")

@@ -58,7 +58,7 @@ def switches(group):
 
 
 def idle_ns():
-    """Time in which no processor did anything of this machine's: idle, waiting for disks, or with the hypervisor."""
+    """Time in which no CPU did anything of this machine's: idle, waiting for disks, or with the hypervisor."""
     with open("/proc/stat") as stat:
         fields = [int(value) for value in stat.readline().split()[1:]]
     return (fields[3] + fields[4] + fields[7]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")

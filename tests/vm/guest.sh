@@ -366,7 +366,7 @@ virtio_without_offloads() {
 }
 
 echo /bin/modprobe >/proc/sys/kernel/modprobe
-# An emulated processor may pause for long: what goes through sockets is not to be lost by that.
+# An emulated CPU may pause for long: what goes through sockets is not to be lost by that.
 echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/rmem_default
 for module in virtio_pci virtio_net vmxnet3 veth "bonding max_bonds=0" 8021q vrf team bridge; do
   modprobe $module || echo "SKIP the kernel has no $module"

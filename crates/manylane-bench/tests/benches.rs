@@ -96,7 +96,7 @@ fn netns_synthetic_work_is_done_for_every_datagram() {
         let what = format!("{kind}, {work:?}: {sample:?}");
         // On a busy machine what is left of the warm-up may come in later.
         assert!(sample.delivered > 20, "{what}");
-        // Less than asked for is what a processor in a hurry makes of it; without, all are far
+        // Less than asked for is what a CPU in a hurry makes of it; without, all are far
         // below.
         assert!(sample.rx_cpu_ns > 0.5 * NANOS as f64, "{what}");
     }

@@ -1,8 +1,8 @@
 //! Coalescing: whether a lane that has emptied its queue delays its next receive.
 //!
-//! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread.
+//! Lanes that share a CPU pay for their number with wake-ups: each datagram wakes another thread.
 //! Like a network card that moderates its interrupts, such a lane may delay after a batch, so that
-//! the next batch is larger. Delays end at common ticks, so that a core wakes once for all lanes
+//! the next batch is larger. Delays end at common ticks, so that a CPU wakes once for all lanes
 //! that share it. The first datagram after silence is handled at once. A datagram right behind it
 //! waits, for the delay at most.
 //!
@@ -38,18 +38,18 @@ const DELAY_MIN: Duration = Duration::from_micros(25);
 /// A delay may let this share of the receive buffer fill; the remainder is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// Default delay if `lanes` share `cores`: each core wakes about every 100 µs, however many lanes
+/// Default delay if `lanes` share `cpus`: each CPU wakes about every 100 µs, however many lanes
 /// share it, but each lane at least every millisecond.
 #[must_use]
-pub fn default_delay(lanes: usize, cores: usize) -> Duration {
-    match lanes.div_ceil(cores.max(1)) {
+pub fn default_delay(lanes: usize, cpus: usize) -> Duration {
+    match lanes.div_ceil(cpus.max(1)) {
         0 | 1 => Duration::ZERO,
         sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
     }
 }
 
 /// The minimum delay of engine `xdp`, in wake-up costs: wake-ups then take at most a twentieth of
-/// a core.
+/// a CPU.
 const WAKEUP_COST_FACTOR: u32 = 20;
 /// Range of that minimum.
 const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wakeup_rate_of_a_core_is_independent_of_its_lanes() {
+    fn the_wakeup_rate_of_a_cpu_is_independent_of_its_lanes() {
         assert_eq!(default_delay(4, 4), Duration::ZERO);
         assert_eq!(default_delay(1, 0), Duration::ZERO);
         assert_eq!(default_delay(5, 4), Duration::from_micros(200));

@@ -160,7 +160,7 @@ impl LiveSender {
 
     /// Id of the thread that generates the frames, and in whose context the other end receives
     /// them, as long as it runs; otherwise 0. Its CPU time is the testbed's share of the
-    /// processor.
+    /// CPU.
     pub fn sender_tid(&self) -> Arc<AtomicI32> {
         Arc::clone(&self.sender_tid)
     }

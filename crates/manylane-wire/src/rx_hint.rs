@@ -89,8 +89,8 @@ impl Datagram {
             HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
             _ => None,
         });
-        match noted {
-            Some(noted) => *self = noted,
+        match hint {
+            Some(datagram) => *self = datagram,
             None => return self.read(frame),
         }
         Ok(())

@@ -12,7 +12,7 @@ use manylane_sys::udp_table::Entry;
 const UDP_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
 /// Maximum wait for the kernel to close a socket. Takes up to 100 ms, and many seconds if other
-/// threads keep all processors busy: RCU callbacks are then late, too.
+/// threads keep all CPUs busy: RCU callbacks are then late, too.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum time for the kernel to release what a dead process held: its port, queue or XDP

@@ -63,7 +63,7 @@ fn netns_policy_cpu_follows_the_receiving_cpu() {
         });
         let mut driver = lane_driver(b, socket);
         for cpu in &cpus[..2] {
-            // The generator's core is also the one on which the other end receives. There are many
+            // The generator's CPU is also the one on which the other end receives. There are many
             // flows, so that nothing else could have put them all into one queue.
             let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(driver.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
@@ -291,8 +291,8 @@ fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
 }
 
 #[test]
-fn netns_eight_lanes_share_the_cores() {
-    if !skip::need_root("netns_eight_lanes_share_the_cores") {
+fn netns_eight_lanes_share_the_cpus() {
+    if !skip::need_root("netns_eight_lanes_share_the_cpus") {
         return;
     }
     const COUNT: u64 = 20_000;

@@ -109,18 +109,18 @@ pub(super) fn check(common: &BenchArgs, compares_batches: bool) -> Result<()> {
     if let Some(cpu) = denied {
         let all = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         bail!(UsageError(format!(
-            "--receiver-cpus: this process may not run on processor {cpu}; give some of {all}"
+            "--receiver-cpus: this process may not run on CPU {cpu}; give some of {all}"
         )));
     }
     Ok(())
 }
 
-/// Checks that `what` gets two processors: the sender's and the first one of the receivers.
+/// Checks that `what` gets two CPUs: the sender's and the first one of the receivers.
 pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<()> {
     let (sender, receivers) = Setup::assign_cpus(common.receiver_cpus.clone());
     ensure!(
         sender.is_some() && sender != receivers.first().copied(),
-        "{what} needs two processors: one for the sender, another one for the receiver (--receiver-cpus)"
+        "{what} needs two CPUs: one for the sender, another one for the receiver (--receiver-cpus)"
     );
     Ok(())
 }

@@ -34,7 +34,7 @@ const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) steering: Policy,
-    /// Processors of the process when it started, by affinity and quota.
+    /// CPUs of the process when it started, by affinity and quota.
     pub(crate) cpus: usize,
     /// Max lanes of a socket, including lane 0.
     pub(crate) lanes: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     /// The delay before a sleep; none: by its measured cost.
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
-    /// CPU quota of the control group, in processors, rounded up; none: no less than the affinity
+    /// CPU quota of the control group, in CPUs, rounded up; none: no less than the affinity
     /// mask has.
     pub(crate) quota: Option<u32>,
     /// The lessor of queues; only with engine `xdp`.

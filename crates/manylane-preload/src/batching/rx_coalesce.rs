@@ -13,7 +13,7 @@
 //! 1. Only while a socket has lanes and more than one owner, or has queues ([`can_coalesce`]).
 //!    Only in a wait that may last longer than the delay.
 //! 2. Only if there is nothing to return at once: the caller polls first.
-//! 3. The delay ends at a common beat, so that lanes that share a core wake it once. A signal ends
+//! 3. The delay ends at a common beat, so that lanes that share a CPU wake it once. A signal ends
 //!    it as it would have ended the wait. Then the caller waits as before, for the rest of its
 //!    time.
 //!
@@ -33,7 +33,7 @@ use crate::shared::sock::{MULTI_LANE, Shared};
 use crate::xdp::queues;
 
 /// Length of a delay as a multiple of what it costs its thread: delays use at most half a percent
-/// of a core. The interrupt and the scheduler are not counted, and cost several times as much. So
+/// of a CPU. The interrupt and the scheduler are not counted, and cost several times as much. So
 /// do the system calls of a program that receives one datagram at a time: a delay that brings it
 /// two or three datagrams saves nothing.
 const DELAY_COST_FACTOR: u32 = 200;

@@ -41,9 +41,9 @@ extern "C" fn start() {
         cpus,
         |name, value, expected| real::log(&format!("ignoring {name}={value}: expected {expected}")),
     );
-    let processors = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
+    let allowed = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
     // The standard library rounds a quota down.
-    settings.quota = (cpus < processors).then_some(cpus as u32 + 1);
+    settings.quota = (cpus < allowed).then_some(cpus as u32 + 1);
     state::set_settings(settings);
     if let Some(fd) = report::start() {
         // Hidden from the program, but inherited by programs that it starts.

@@ -77,9 +77,9 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_a_lane_per_available_core() {
-        let cores = std::thread::available_parallelism().unwrap().get();
-        assert_eq!(builder().check().unwrap().lanes, cores);
+    fn the_default_is_a_lane_per_available_cpu() {
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(builder().check().unwrap().lanes, cpus);
     }
 
     #[test]

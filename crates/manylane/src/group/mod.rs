@@ -133,9 +133,9 @@ impl Shared {
 
     /// Delay of a lane in `serve`: see [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
     pub(crate) fn rx_coalesce(&self) -> Duration {
-        let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
+        let cpus = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
         self.config.rx_coalesce.unwrap_or_else(|| {
-            let delay = rx_coalesce::default_delay(self.config.lanes, cores);
+            let delay = rx_coalesce::default_delay(self.config.lanes, cpus);
             // A policy that polls asks for low latency, so no delay is added for it.
             if self.config.wait == WaitPolicy::Sleep { delay.max(self.engine.delay_min()) } else { delay }
         })

@@ -12,7 +12,7 @@
 //!    wake-up ([`WAKEUP_COST_NANOS`]). So a few long gaps among short ones do not stop it from
 //!    polling for the others.
 //! 3. If sleeping at once would have cost less, the lane sleeps. A precise sleep has to pay, too:
-//!    with the batch before it, the timer and the polling after it, it may use the processor for
+//!    with the batch before it, the timer and the polling after it, it may use the CPU for
 //!    at most five twelfths of the gap ([`SLEEP_COST_SHARE_MAX`]).
 //! 4. If the batch is overdue, the lane polls for some time longer. This overtime is limited to a
 //!    sixteenth of the time.
@@ -58,7 +58,7 @@ const OVERTIME_NANOS_MAX: u64 = 2 * WAKEUP_COST_NANOS;
 /// Overtime budget: one part in this many of the time, saved up to a maximum.
 const OVERTIME_DIVISOR: u64 = 16;
 const OVERTIME_BUDGET_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// Maximum share of a gap for which a precise sleep, with its overhead, may use the processor:
+/// Maximum share of a gap for which a precise sleep, with its overhead, may use the CPU:
 /// safely below half.
 const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
 /// Gaps between two sorts of the history.

@@ -1,4 +1,4 @@
-//! Lanes of running programs, their wait policy, and the processors that their threads may run on:
+//! Lanes of running programs, their wait policy, and the CPUs that their threads may run on:
 //! from the programs' control sockets ([`manylane::control`]), and from the kernel.
 
 use std::collections::BTreeMap;

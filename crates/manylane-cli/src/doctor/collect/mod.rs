@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`files`] | (reads files below a root, which in tests is a folder) |
 //! | [`counters`] | losses in the kernel |
-//! | [`system`] | settings, processors, privileges |
+//! | [`system`] | settings, CPUs, privileges |
 //! | [`devices`] | facts about devices from files; netlink is read before |
 //! | [`sockets`] | UDP sockets, the processes that have them and the threads that wait on them |
 //! | [`lanes`] | lanes of running programs, and their wait policies |

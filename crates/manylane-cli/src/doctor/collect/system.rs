@@ -1,4 +1,4 @@
-//! Settings of the kernel, processors, and privileges of this process.
+//! Settings of the kernel, CPUs, and privileges of this process.
 
 use super::super::facts::{Facts, Idle};
 use super::files::FileTree;
@@ -74,7 +74,7 @@ fn cpu(files: &FileTree, facts: &mut Facts) {
     }
 }
 
-/// The idle states of the processor with this folder.
+/// The idle states of the CPU with this folder.
 fn idle(files: &FileTree, folder: &str) -> Option<Idle> {
     let limit = files.text(&format!("{folder}/power/pm_qos_resume_latency_us"))?;
     let states = files.names(&format!("{folder}/cpuidle"));

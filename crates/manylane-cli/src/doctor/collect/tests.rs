@@ -41,7 +41,7 @@ fn link0(name: &str, index: u32, mac: &str) -> Device {
 }
 
 #[test]
-fn settings_processors_and_privileges() {
+fn settings_cpus_and_privileges() {
     let root = Root::new();
     root.write(&[
         ("proc/sys/kernel/osrelease", "6.12.1-server\n"),

@@ -3,7 +3,7 @@
 //!
 //! # What a batch touches
 //!
-//! Another core writes the frames. After a sleep, most of the lane's own data has left the cache,
+//! Another CPU writes the frames. After a sleep, most of the lane's own data has left the cache,
 //! too. A cache miss costs more than the instructions that work on the line. So the receive path
 //! is built to touch few lines:
 //!

@@ -148,7 +148,7 @@ fn an_idle_lane_does_not_poll() {
             did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE_NANOS / IDLE_SLEEP_NANOS_MAX + 2,
             "{did:?}"
         );
-        // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a core
+        // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a CPU
         // together.
         assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
     }
@@ -189,7 +189,7 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
 }
 
 // 20,000 requests per second in several patterns: a lane that always polled would use a whole
-// processor.
+// CPU.
 #[test]
 fn adaptive_waiting_uses_less_than_half_a_core() {
     const LENGTH_NANOS: u64 = 500_000_000;

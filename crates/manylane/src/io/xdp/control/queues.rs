@@ -230,7 +230,7 @@ impl XdpControl {
         queue: u32,
         strict: bool,
     ) -> Result<()> {
-        // Queues with one number often interrupt one core, so those of several devices go to
+        // Queues with one number often interrupt one CPU, so those of several devices go to
         // different lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
         let successor = state.least_assigned(at + queue as usize);
