@@ -137,7 +137,7 @@ impl LiveSender {
             way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
             way[4..6].copy_from_slice(&sum.to_ne_bytes());
             way[HEADER_OFFSET..HEADER_OFFSET + head].copy_from_slice(&frame[..head]);
-            ways.set(index, way, 0).context("giving orders to the generator")?;
+            ways.set(index, way, 0).context("writing the settings of the generator")?;
         }
         let frame = frames.into_iter().next().unwrap_or_default();
         Ok(LiveSender {
@@ -335,7 +335,7 @@ impl LiveSender {
 
     fn set_state(&mut self, state: State) -> Result<()> {
         let map = self.ebpf.map_mut("generator").context("no map generator")?;
-        Array::<_, State>::try_from(map)?.set(0, state, 0).context("giving orders to the generator")
+        Array::<_, State>::try_from(map)?.set(0, state, 0).context("writing the settings of the generator")
     }
 }
 
