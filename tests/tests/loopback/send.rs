@@ -41,8 +41,8 @@ fn send_reply<'a>(
 }
 
 /// Sends the replies of `script` in one batch of a lane with a ring of `ring` messages, in each
-/// way. Each client must get its own, in order. `gso_messages` is the number of messages with more than
-/// one datagram that a lane with GSO sends.
+/// way. Each client must get its own, in order. `gso_messages` is the number of messages with more
+/// than one datagram that a lane with GSO sends.
 fn check_replies(variant: &Variant, ring: usize, request: usize, script: &[Reply], gso_messages: u64) {
     check_replies_with(variant, ring, request, script, |_| gso_messages);
 }

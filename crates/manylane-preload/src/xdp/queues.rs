@@ -152,8 +152,8 @@ fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
 }
 
 /// Receives from the queues of a lane for a call of the program. Returns the call's result; none
-/// if the queues are empty. `start` selects the first queue: if it were constant, a busy queue could
-/// starve the others.
+/// if the queues are empty. `start` selects the first queue: if it were constant, a busy queue
+/// could starve the others.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
