@@ -75,10 +75,10 @@ pub const PAUSE_BINS: usize = 24;
 /// Pauses of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct FloodPauses {
-    /// `program` (a thread that only looks at the clock, on the lane's CPU),
+    /// `program` (a thread that only reads the clock, on the lane's CPU),
     /// `program beside the sender` (on that one's), `lane` (between two calls of its closure),
     /// `observer` (a thread that sleeps 100 µs again and again; how late it wakes), `sender`
-    /// (between two looks at its schedule).
+    /// (between two reads of its schedule).
     pub who: String,
     /// Its CPU.
     pub cpu: usize,

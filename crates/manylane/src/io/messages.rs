@@ -50,13 +50,13 @@ impl<'a> Messages<'a> {
             if !message.has_ancillary() {
                 continue;
             }
-            let ancillary = message.ancillary();
-            let datagrams = segment_count(message.data.len(), ancillary.segment_size);
+            let parsed = message.ancillary();
+            let datagrams = segment_count(message.data.len(), parsed.segment_size);
             // The message already counts as one datagram.
             summary.datagrams += datagrams - 1;
             summary.gro_messages += usize::from(datagrams > 1);
             if let Some(place) = ancillary.get_mut(index) {
-                *place = ancillary;
+                *place = parsed;
             }
         }
         summary

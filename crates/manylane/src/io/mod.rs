@@ -273,7 +273,7 @@ impl Io {
         }
     }
 
-    /// The last batch, with the counts `taken`, and the send paths for replies. The socket is
+    /// The last batch, with the counts of `summary`, and the send paths for replies. The socket is
     /// bound to `bound`.
     #[inline]
     pub(crate) fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {

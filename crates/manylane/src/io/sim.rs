@@ -134,15 +134,15 @@ impl TakeMessages for SimRecv {
         if let Some(timeout) = wait {
             network.wait_readable(timeout);
         }
-        let taken = self.batch.min(network.queue.len());
+        let count = self.batch.min(network.queue.len());
         let buffer = |packet: Packet| {
             let (control, mut bytes) = (packet.control(), packet.payload);
             let full_len = bytes.len();
             bytes.truncate(self.datagram_size);
             Buffer { bytes, full_len, peer: packet.peer.into(), control }
         };
-        self.buffers.0 = network.queue.drain(..taken).map(buffer).collect();
-        Ok(Messages::Sim(&self.buffers).parse_ancillary(taken, &mut self.ancillary))
+        self.buffers.0 = network.queue.drain(..count).map(buffer).collect();
+        Ok(Messages::Sim(&self.buffers).parse_ancillary(count, &mut self.ancillary))
     }
 
     fn held(&self) -> usize {

@@ -404,8 +404,8 @@ mod tests {
             assert!(forbidden_by(set).contains("seccomp"), "{set:?}");
         }
         for set in ["1\n", "2\n"] {
-            let said = forbidden_by(set);
-            assert!(said.contains("kernel.io_uring_disabled") && said.ends_with(set.trim()), "{said}");
+            let text = forbidden_by(set);
+            assert!(text.contains("kernel.io_uring_disabled") && text.ends_with(set.trim()), "{text}");
         }
     }
 }

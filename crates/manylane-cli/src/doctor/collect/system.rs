@@ -3,7 +3,7 @@
 use super::super::facts::{Facts, Idle};
 use super::files::FileTree;
 
-/// Settings that rules look at.
+/// Settings that rules check.
 const SYSCTLS: [&str; 15] = [
     "net.core.rmem_max",
     "net.core.rmem_default",

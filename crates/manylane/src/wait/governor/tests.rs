@@ -89,20 +89,20 @@ impl Lane {
     fn wait(&mut self, next: u64, did: &mut Outcome) -> Option<Arrival> {
         let begin = self.now;
         let plan = self.pacer.plan(Duration::from_nanos(begin));
-        let (rest, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
-        assert!(rest <= until && until - rest <= SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX, "{plan:?}");
-        if rest > 0 {
-            if self.sleep(next, rest, did) {
+        let (sleep, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
+        assert!(sleep <= until && until - sleep <= SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX, "{plan:?}");
+        if sleep > 0 {
+            if self.sleep(next, sleep, did) {
                 return Some(Arrival::Woken);
             }
-            self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - rest));
+            self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - sleep));
         }
-        if rest > 0 && next <= self.now {
+        if sleep > 0 && next <= self.now {
             // The request arrived before the end of the precise sleep.
             return Some(Arrival::Woken);
         }
         let found = next <= (begin + until).max(self.now);
-        if until > rest {
+        if until > sleep {
             let to = if found { next } else { begin + until }.max(self.now);
             did.spin_time += to - self.now;
             did.polled += usize::from(found);
@@ -177,8 +177,8 @@ fn regular_requests_are_slept_for() {
                 "{told}"
             );
             // Where precise sleeps cost as much as they save, it sleeps.
-            let rests = late + WORK_NANOS < gap / 2;
-            if rests { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
+            let sleeps = late + WORK_NANOS < gap / 2;
+            if sleeps { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
         }
     }
 }
