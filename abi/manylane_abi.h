@@ -146,7 +146,7 @@ enum ml_xdp_count {
 	ML_XDP_VLAN = 2,       /* a VLAN that no lane takes */
 	ML_XDP_NOT_UDP = 3,    /* not IP, or not UDP */
 	ML_XDP_COMPLEX = 4,    /* fragment, options, extensions */
-	ML_XDP_UNFINISHED = 5, /* checksum looks unfinished: maybe a train */
+	ML_XDP_UNFINISHED = 5, /* checksum looks unfinished: maybe GSO */
 	ML_XDP_NO_PORT = 6,    /* UDP, but to no bound address and port */
 	ML_XDP_SOURCE = 7,     /* from an address that cannot be answered */
 	ML_XDP_LONG = 8,       /* longer than a frame of an XSK */

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * Stage 5 of the XDP program: what a socket does not want. Its prefixes first,
- * of which the longest one decides, then its limits.
+ * Stage 5 of the XDP program: the filter of a socket. Its prefixes come first,
+ * of which the longest match decides, then its limits.
  *
- * A limit is a token bucket for each source, an address or the prefix that it
- * is in. A bucket is one word: the time up to which its source has used what
- * it may, which is ahead of the clock by `room` at most. Whoever is behind the
- * clock has a full bucket, so that a source without one is as good as one that
- * was quiet; that is why the least recently used may be forgotten when a map is
- * full, and why nobody is refused for want of a bucket.
+ * A limit is a token bucket for each source, which is an address or a prefix. A
+ * bucket is one word: the time up to which its source has used its tokens, at
+ * most `room` ahead of the clock. A bucket behind the clock is full. So a source
+ * without a bucket is treated like one that was quiet: the least recently used
+ * bucket may be evicted when a map is full, and no datagram is dropped for want
+ * of a bucket.
  *
  * Buckets are found in maps that all CPUs share: in maps per CPU, a source
  * would have its rate once for each queue that its flows come in on. Two CPUs
- * may meet in one bucket. What they take is added with one atomic instruction,
- * so that none of it is lost; only the look before it may be old. So a source
+ * may use one bucket at once. They add with one atomic instruction, so that no
+ * update is lost; only the check before it may be stale. So a source
  * can get one datagram per further CPU more than its burst, once, and nothing
  * above its rate. The clock is put forward with a plain store, which two CPUs
  * do in the same moment with nearly the same time; what is lost between is

@@ -39,19 +39,19 @@ _Static_assert(sizeof(struct ml_way) == 9 * 8, "as traffic/live.rs has it");
 _Static_assert(__builtin_offsetof(struct ml_way, head) == 8, "as above");
 
 /*
- * One entry, in 64-bit words. User space sets the orders and reads the results
+ * One entry, in 64-bit words. User space writes the settings and reads results
  * between two runs. Only one thread runs the program of one object at a time, so
  * it needs no atomics.
  *
- * The pace is kept here and not in user space: each BPF_PROG_TEST_RUN ends with
- * waits for RCU, some 20 ms, so that one call has to do for a whole run. A frame
- * that is not due yet is dropped, which costs less than 50 ns.
+ * The rate is kept here and not in user space: each BPF_PROG_TEST_RUN ends with
+ * RCU grace periods, so that one call has to last for a whole run. A frame that
+ * is not due yet is dropped, which is cheap.
  */
 struct ml_generator {
-	/* Orders. */
+	/* Settings. */
 	__u64 limit;	/* frames to make, UINT64_MAX for no limit */
 	__u64 duration; /* ns from the first frame, UINT64_MAX as above */
-	__u64 interval; /* between two frames, in 1/256 ns; 0 for no pace */
+	__u64 interval; /* between two frames, in 1/256 ns; 0 for no limit */
 	/* Results. */
 	__u64 frames; /* made */
 	__u64 first;  /* when the first one was, in ns; 0 before */

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * Stage 9 of the XDP program: a note about a frame that is on its way to a
- * lane. That lengths agree and checksums hold is found out here, where the
- * headers have just been read, and not by the lane, on another core and in
- * its time.
+ * Stage 9 of the XDP program: the hint on a frame that is redirected to a lane.
+ * Lengths and checksums are verified here, where the headers are in the cache,
+ * and not by the lane, which runs on another CPU and would have to read them
+ * again.
  *
- * The note takes the place of the first bytes of the destination's address,
- * which is the device's own (stage 1): it needs nothing of the driver, lies in
- * the cache line that a lane reads anyway, and nobody can send one, since a
- * group address has not come this far.
+ * The hint overwrites the first bytes of the destination's address, which is
+ * the device's own (stage 1): it needs no support by the driver, lies in the
+ * cache line that a lane reads anyway, and cannot be forged, because a frame to
+ * a group address does not get this far.
  *
- * Only plain and short datagrams with nothing wrong get one. Of every other
- * frame the lane reads the headers, and counts what is wrong with them.
+ * Only plain and short datagrams without errors get one. For other frames the
+ * lane reads the headers, and counts what is invalid.
  */
 #ifndef MANYLANE_RX_HINT_H
 #define MANYLANE_RX_HINT_H

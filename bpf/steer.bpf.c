@@ -9,7 +9,7 @@
  *   3. select  the socket in the lane's slot takes the datagram
  *
  * What fails falls back to the kernel's own choice within the group, which
- * delivers too. Nothing is ever dropped here. A GRO train is steered as one:
+ * delivers too. Nothing is ever dropped here. A GRO message is steered as one:
  * the program sees its first packet only.
  */
 #include <linux/bpf.h>

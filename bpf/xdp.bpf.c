@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * The XDP program of one device: frames that carry a UDP datagram to a bound
- * address go to the XSK of their queue, everything else to the kernel.
+ * The XDP program of one device: redirects UDP datagrams to a bound address to
+ * the XSK of their queue, and passes everything else to the kernel.
  *
- * It decides from headers alone, and drops nothing but what a socket said that
- * it does not want (filter.h). What it does not understand is the kernel's: the
- * companion socket of the lane gets it from there. Of what goes to a lane it
- * says whether lengths and checksums are right (rx_hint.h); the lane verifies what
- * nothing was said of, and counts what is wrong.
+ * It decides by headers alone, and drops only what the socket's filter rejects
+ * (filter.h). Frames that it cannot parse are passed: the lane's companion
+ * socket receives them from the kernel. A hint on a redirected frame tells that
+ * lengths and checksums are valid (rx_hint.h). The lane verifies frames without
+ * a hint, and counts invalid ones.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -43,7 +43,7 @@ struct {
 	__type(value, __u32);
 } ml_ports SEC(".maps");
 
-/* Our own addresses: what claims to come from one of them is not taken. */
+/* Our own addresses: frames with such a source address are passed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -52,8 +52,8 @@ struct {
 } ml_locals SEC(".maps");
 
 /*
- * VLANs that are taken: the outer number shifted by 16, and the inner one, to
- * the sockets that take them, a bit for each.
+ * Accepted VLANs: the outer number shifted by 16, and the inner one, to a mask
+ * of the sockets that accept them.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -96,7 +96,7 @@ static __always_inline int pass(__u32 reason)
 	return verdict(reason, XDP_PASS);
 }
 
-/* 1: to the device's own address; what promiscuous devices hear is not ours. */
+/* 1: to the device's own address; other frames of promiscuous mode are passed. */
 static __always_inline int is_to_device(const struct ethhdr *eth,
 					const struct ml_device *device)
 {
@@ -107,8 +107,8 @@ static __always_inline int is_to_device(const struct ethhdr *eth,
 }
 
 /*
- * 2: up to two tags. Returns the type of what follows, 0 for a frame to pass;
- * only sockets of the mask may get it.
+ * 2: up to two tags. Returns the type of the next header, 0 for a frame to
+ * pass; sets the mask of sockets that may receive it.
  */
 static __always_inline __be16 skip_tags(void **at, void *end, __be16 type,
 					__u32 *sockets)
@@ -154,7 +154,7 @@ static __always_inline void map_ip4(struct ml_addr *addr, __be32 ip)
 	words[3] = ip;
 }
 
-/* 3: addresses, if the packet is one plain UDP datagram; else why it is not. */
+/* 3: addresses, if the packet is a plain UDP datagram; else why it is not. */
 static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
 				    struct ml_addr *to)
 {
@@ -184,14 +184,14 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 	if ((void *)(ip + 1) > end || ip->version != 6)
 		return ML_XDP_NOT_UDP;
 	if (ip->nexthdr != IPPROTO_UDP) {
-		/* Whether UDP is behind extension headers is the kernel's to find. */
+		/* The kernel parses extension headers, which UDP may follow. */
 		return ip->nexthdr == IPPROTO_TCP ||
 				       ip->nexthdr == IPPROTO_ICMPV6 ?
 			       ML_XDP_NOT_UDP :
 			       ML_XDP_COMPLEX;
 	}
 	/*
-	 * Link-local (whose link the kernel has to say) and multicast, fe00::/7,
+	 * Link-local (only the kernel knows the link) and multicast, fe00::/7,
 	 * and ::/8 with unspecified, loopback, mapped addresses: in one
 	 * comparison.
 	 */
@@ -203,7 +203,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 	return 0;
 }
 
-/* 4: which socket, and whether it can be answered. */
+/* 4: the socket, unless the source cannot be answered. */
 static __always_inline int find_socket(const struct ml_port *to,
 				       const struct ml_addr *from,
 				       __u32 sockets, __u32 *number)
@@ -221,11 +221,11 @@ static __always_inline int find_socket(const struct ml_port *to,
 }
 
 /*
- * 6: behind the driver, a frame of a kernel on this machine can be a train of
- * datagrams that a device was to cut up, with one header for all. Nothing says
- * so here, but its checksum is unfinished: the sum of the pseudo header alone.
- * So is the finished checksum of one frame in 65,535, which comes through the
- * kernel, too: to verify it would take one in as many trains for a datagram.
+ * 6: a frame from a kernel on this machine can be a GSO message (many datagrams
+ * behind one header) that a device was to segment. The program cannot see that,
+ * but the checksum is unfinished: the sum of the pseudo header alone. So is the
+ * finished checksum of one frame in 65,535, which is passed, too: verifying it
+ * would accept one in as many GSO messages as a datagram.
  */
 static __always_inline int is_unfinished(const struct ml_addr *from,
 					 const struct ml_addr *to,
@@ -283,13 +283,13 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	reason = find_socket(&to, &from, sockets, &socket);
 	if (reason)
 		return pass(reason);
-	/* 5: what its socket does not want goes no further. */
+	/* 5: drop what the socket's filter rejects. */
 	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
 	if (is_unfinished(&from, &to.addr, udp))
 		return pass(ML_XDP_UNFINISHED);
-	/* 7: an XSK would drop what does not fit its frames. */
+	/* 7: an XSK would drop packets longer than its frames. */
 	if (length > device->longest)
 		return pass(ML_XDP_LONG);
 	/* 8: to the lane of this queue; if there is none, to the kernel. */
@@ -297,7 +297,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
-	/* 9: what the lane need not find out itself. */
+	/* 9: the hint, which saves the lane the verification. */
 	ml_write_rx_hint(ctx);
 	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
 }

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What a request costs an unmodified server, alone and under `manylane run`: bench-run.py [options]
 
-Interleaved rounds at one rate, at which nobody loses anything; medians with their spread; several servers one after the
-other. One JSON document (manylane.bench.run.v1) on standard output, progress on standard error. The server and its
-requests are on loopback, or between two network namespaces (--address, --server-in; this script runs in the one that asks),
-on processors of their own: CPU time is that of the server's processes, softirqs are the sender's and in total_cpu_ns.
+Interleaved rounds at one rate, at which nobody loses anything; medians with their spread; several
+servers one after the other. One JSON document (manylane.bench.run.v1) on standard output, progress
+on standard error. The server and its requests are on loopback, or between two network namespaces
+(--address, --server-in; this script runs in the one that asks), on CPUs of their own: CPU time is
+that of the server's processes, softirqs are the sender's and in total_cpu_ns.
 """
 
 import argparse
@@ -51,8 +52,8 @@ def running(args, kind, how, ends):
 
 
 def no_loss_rate(args, kind, how):
-    """The highest rate of a row, each 1.25 times the one before, at which no more than LOSS_LIMIT is lost; the first one, if more is
-    lost at that already."""
+    """The highest rate of a row, each 1.25 times the one before, at which no more than LOSS_LIMIT
+    is lost; the first one, if more is lost at that already."""
     best, rate = 0, args.lowest or SERVERS[kind].lowest
     with running(args, kind, how, []) as one:
         while True:
@@ -68,8 +69,8 @@ def no_loss_rate(args, kind, how):
 
 
 def one_round(args, kind, variants, rate):
-    """Samples of each variant, in turns; and how each ended. Not both at a time with XDP programs, which are on devices that
-    others use."""
+    """Samples of each variant, in turns; and how each ended. Not both at a time with XDP programs,
+    which are on devices that others use."""
     apart = any(how and "xdp" in how for _, how in variants)
     samples, ends = {name: [] for name, _ in variants}, {name: [] for name, _ in variants}
     for together in [[one] for one in variants] if apart else [variants]:
@@ -140,7 +141,7 @@ def main():
     parser.add_argument("--address", default="127.0.0.1", help="of the server")
     parser.add_argument("--server-in", default="", help="what the server is started by, such as 'ip netns exec NAME'")
     ours = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="processors, as taskset takes them")
+    parser.add_argument("--server-cpus", default=str(ours[0]), metavar="LIST", help="CPUs, as taskset takes them")
     parser.add_argument("--sender-cpus", default=str(ours[-1]), metavar="LIST")
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)

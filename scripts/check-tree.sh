@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What no compiler checks: length of files and of comments, circles of modules, SPDX lines, headers
-# that nothing includes, which sources the eBPF objects were made of, the server of the README.
+# What no compiler checks: lengths of files, documents and comments, circles of modules, SPDX lines,
+# headers that nothing includes, which sources the eBPF objects were made of, the server of the
+# README.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -37,6 +38,13 @@ while IFS= read -r file; do
   done < <(expand "$file" | LC_ALL=C.UTF-8 grep -nE '^.{101,}$' | LC_ALL=C.UTF-8 grep -E '^[0-9]+: *[*]|/[*]' |
     LC_ALL=C.UTF-8 grep -v '[─│►▲▼]' | cut -d: -f1)
 done < <(git ls-files '*.c' '*.h')
+
+while IFS= read -r found; do
+  complain "$(cut -d: -f1,2 <<<"$found"): the comment goes past column 100"
+done < <(LC_ALL=C.UTF-8 git grep -nE '^.{101,}$' -- '*.toml' '*.py' '*.sh' .ci/run Makefile |
+  LC_ALL=C.UTF-8 grep -E '^[^:]*:[0-9]+: *(#|""")')
+
+[ "$(wc -l <ARCHITECTURE.md)" -le 200 ] || complain "ARCHITECTURE.md has more than 200 lines"
 
 python3 scripts/module-cycles.py --self-test || failed=1
 python3 scripts/module-cycles.py || failed=1

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Random calls with 'manylane run' and without, compared: differential.py [SECONDS] [SEED]
 
-Scripts of calls are made from a seed. crates/manylane-cli/tests/differential makes the calls of each, one at a time, and
-prints what they return. A script whose outputs differ is cut down to the fewest calls whose outputs still differ.
-MANYLANE is the program that is tested.
+Scripts of calls are made from a seed. crates/manylane-cli/tests/differential makes the calls of
+each, one at a time, and prints what they return. A script whose outputs differ is cut down to the
+fewest calls whose outputs still differ. MANYLANE is the program that is tested.
 """
 
 import argparse
@@ -31,8 +31,9 @@ SOURCES = ROOT / "crates/manylane-cli/tests/differential"
 # Scripts that differed once: they are compared first.
 REGRESSIONS = sorted((SOURCES / "regressions").glob("*.txt"))
 MANYLANE = os.environ.get("MANYLANE") or str(ROOT / "target/debug/manylane")
-# Options of 'manylane run', with variables before them; scripts take turns. With MANYLANE_TEST_PREFETCH=1, a library that was built
-# with debug assertions prefetches also while all lanes are active (shared/failpoint.rs).
+# Options of 'manylane run', with variables before them; scripts take turns. With
+# MANYLANE_TEST_PREFETCH=1, a library that was built with debug assertions prefetches also while all
+# lanes are active (shared/failpoint.rs).
 OPTIONS = ["", "--lanes 2", "MANYLANE_TEST_PREFETCH=1", "", "--lanes 8 --rx-usecs 0", "--rx-usecs 20000"]
 WAITS = ["poll", "ppoll", "select", "pselect", "epoll_wait"]
 # Scripts that one process runs.
@@ -43,12 +44,13 @@ TRIES = 20
 # Longest that such a process may take, in seconds.
 PATIENCE = 300
 
-# Not in it, for they are known to differ: EPOLLONESHOT while lanes are being emptied; connect(2) with AF_UNSPEC, which gives a
-# port back that lanes keep; tables of descriptors that threads do not share (CLOSE_RANGE_UNSHARE);
-# a socket that is passed on (SCM_RIGHTS) while its lanes hold something.
+# Not in it, for they are known to differ: EPOLLONESHOT while lanes are being emptied; connect(2)
+# with AF_UNSPEC, which gives a port back that lanes keep; tables of descriptors that threads do not
+# share (CLOSE_RANGE_UNSHARE); a socket that is passed on (SCM_RIGHTS) while its lanes hold
+# something.
 #
-# What {NAME} in a call may be: one of these, each as likely. Sockets that are received on are s0 to s2, bound to a0 to a2;
-# s4 and s5 mostly send; s8 and s9 are epoll instances.
+# What {NAME} in a call may be: one of these, each as likely. Sockets that are received on are s0 to
+# s2, bound to a0 to a2; s4 and s5 mostly send; s8 and s9 are epoll instances.
 CHOICES = {
     "rx": ["s0", "s0", "s0", "s1", "s2"],
     "tx": ["s4", "s4", "s5"],
@@ -95,7 +97,8 @@ CHOICES = {
     "how": ["SHUT_RD", "SHUT_WR", "SHUT_RDWR", "7"],
 }
 
-# Calls by what they are about, and how often that comes up in a script that has it. The first two are in each.
+# Calls by what they are about, and how often that comes up in a script that has it. The first two
+# are in each.
 CALLS = {
     "receive": (
         30,
@@ -187,7 +190,8 @@ CALLS = {
 
 
 def script(name):
-    """The lines of a script, or of a file. What it is about is chosen first: one of everything would never have lanes for long."""
+    """The lines of a script, or of a file. What it is about is chosen first: one of everything
+    would never have lanes for long."""
     if os.path.exists(name):
         lines = pathlib.Path(name).read_text().splitlines()
         return [line for line in lines if not line.startswith("#")]
@@ -238,7 +242,8 @@ class Runner:
         leftovers.compile(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))])
 
     def run(self, scripts, *all_options):
-        """The lines that each script prints, for each of the options; None is a run without Manylane. Many wait at a time."""
+        """The lines that each script prints, for each of the options; None is a run without
+        Manylane. Many wait at a time."""
         size = -(-len(scripts) // PROCESSES) or 1
         parts = [scripts[at : at + size] for at in range(0, len(scripts), size)]
         jobs = [[self.pool.submit(self.run_some, part, options) for part in parts] for options in all_options]
@@ -273,9 +278,11 @@ def told(call, answer):
 
 
 def is_same(native, other):
-    """True if two lines are equal, or differ only by what a wait may report. A wait that is ended by another event checks other lanes only
-    once in a slice, but a poll or select with a timeout of zero always does. So a wait may report what the step beside it sends together
-    with earlier datagrams. An epoll instance reports an edge again when one of its sockets has moved to another lane."""
+    """True if two lines are equal, or differ only by what a wait may report. A wait that is ended
+    by another event checks other lanes only once in a slice, but a poll or select with a timeout of
+    zero always does. So a wait may report what the step beside it sends together with earlier
+    datagrams. An epoll instance reports an edge again when one of its sockets has moved to another
+    lane."""
     if native == other:
         return True
     step, _, native = native.partition(" = ")
@@ -302,8 +309,8 @@ def difference(native, other):
 
 
 def that_differ(runner, scripts, options, tries=3):
-    """Those whose outputs without Manylane are the same each time, and differ with it. Lanes are picked by the kernel's choice
-    of ports: not in each run the same."""
+    """Those whose outputs without Manylane are the same each time, and differ with it. Lanes are
+    picked by the kernel's choice of ports: not in each run the same."""
     natives = runner.run(scripts, None, None)
     left = [nth for nth in range(len(scripts)) if natives[0][nth] == natives[1][nth]]
     differ = []
@@ -348,8 +355,9 @@ def report(runner, name, lines, options):
 
 
 def is_known(lines):
-    """True if each of the fewest calls that still differ is needed for what docs/run.md names as a limit: an epoll instance that processes
-    share tells of one lane only, after one of them has closed a socket in it that the other still has."""
+    """True if each of the fewest calls that still differ is needed for what docs/run.md names as a
+    limit: an epoll instance that processes share tells of one lane only, after one of them has
+    closed a socket in it that the other still has."""
     steps = [line.split()[1] for line in lines]
     if not {"fork", "epoll_ctl"} <= set(steps) or steps[-1] not in WAITS:
         return False
@@ -374,7 +382,8 @@ def compare(runner, names, options, counts):
             counts["known" if is_known(fewest) else "differ"] += 1
             report(runner, name, fewest, options)
         else:
-            # Each socket has ports of its own, so what varies by chance varies without Manylane, too. If it does not, it is a failure.
+            # Each socket has ports of its own, so what varies by chance varies without Manylane,
+            # too. If it does not, it is a failure.
             varies = any(again != [native] for again in runner.run([lines], *[None] * TRIES))
             counts["vary" if varies else "differ once"] += 1
             at = difference(native, other)

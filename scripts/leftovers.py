@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Programs and temporary files of a script, which end with it.
 
-A second process, the guard, outlives the script, also when the script is killed (SIGKILL). It then kills the programs
-that are left and removes the folder of temporary files.
+A second process, the guard, outlives the script, also when the script is killed (SIGKILL). It then
+kills the programs that are left and removes the folder of temporary files.
 """
 
 import atexit
@@ -27,7 +27,8 @@ _is_ending = False
 
 
 def start(name):
-    """Starts the guard. From here on temporary files are in a folder that it removes, and signals raise SystemExit."""
+    """Starts the guard. From here on temporary files are in a folder that it removes, and signals
+    raise SystemExit."""
     global _guard
     # Before the first folder, so that no signal comes in between.
     for number in SIGNALS:
@@ -66,7 +67,8 @@ def _finish(pid):
 
 def _watch(reader, folder):
     """The guard."""
-    # Signals to the group of the script, such as Ctrl-C, are not meant for it; nor is it to keep pipes open.
+    # Signals to the group of the script, such as Ctrl-C, are not meant for it; nor is it to keep
+    # pipes open.
     os.setsid()
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

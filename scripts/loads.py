@@ -12,7 +12,7 @@ import leftovers
 
 
 def run(args, *command):
-    """What a command says that runs on the sender's processors."""
+    """What a command says that runs on the sender's CPUs."""
     command = ["taskset", "-c", args.sender_cpus, *command]
     done = leftovers.run(command)
     if done.returncode:
@@ -42,7 +42,8 @@ def by_send(running, args, rate, seconds):
 
 
 def by_numbers(running, args, rate, seconds):
-    """Numbered messages by schedule, from many flows, to a server that answers nothing: lines of its file are counted."""
+    """Numbered messages by schedule, from many flows, to a server that answers nothing: lines of
+    its file are counted."""
     server, total = running.server, int(rate * seconds)
     flows = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(args.flows)]
     for flow in flows:
@@ -89,7 +90,8 @@ def number(text, name):
 
 
 def by_dnsperf(running, args, rate, seconds):
-    """Questions for all names; so many as the server answers, 64 on their way, unless there is a rate."""
+    """Questions for all names; so many as the server answers, 64 on their way, unless there is a
+    rate."""
     server = running.server
     command = ["dnsperf", "-s", server.address, "-p", str(server.port), "-d", server.questions(), "-q", "64", "-c", "16"]
     said = run(args, *command, "-l", str(max(1, round(seconds))), "-t", "5", *(["-Q", str(int(rate))] if rate else []))
@@ -105,10 +107,12 @@ def by_dnsperf(running, args, rate, seconds):
 
 
 def by_kxdpgun(running, args, rate, seconds):
-    """Questions for all names as frames, past the sender's stack: needs root, and a device with one queue (--device)."""
+    """Questions for all names as frames, past the sender's stack: needs root, and a device with one
+    queue (--device)."""
     server = running.server
     command = ["kxdpgun", "-t", str(max(1, round(seconds))), "-Q", str(int(rate)), "-i", server.questions()]
-    # It takes answers from as many queues as it has threads, and these stay on processors of its choice unless it is told.
+    # It takes answers from as many queues as it has threads, and these stay on CPUs of its choice
+    # unless it is told.
     command += ["-F", args.sender_cpus.split(",")[0] + "s0", "-p", str(server.port), "-I", args.device]
     # It ends without a word when the device is not free of its last run yet.
     said = next((said for said in (run(args, *command, server.address) for _ in range(5)) if said), "")

@@ -45,7 +45,8 @@ def item_end(text, at):
 
 
 def code_of(text):
-    """The text without comments, literals and tests. Inline modules count as the file's own code."""
+    """The text without comments, literals and tests. Inline modules count as the file's own
+    code."""
     text = COMMENT_OR_LITERAL.sub(lambda match: "" if match[1] else '""', text)
     while match := TEST_ONLY.search(text):
         text = text[: match.start()] + text[item_end(text, match.end()) :]
@@ -63,7 +64,8 @@ class Module:
         self.imports = collections.defaultdict(set)  # Name to the paths that it stands for.
         self.globs = set()
         for tree in IMPORT.findall(code):
-            # Innermost groups first: a::{b::{c, d}, e} is a::{b::c, b::d, e}, then a::b::c and so on.
+            # Innermost groups first: a::{b::{c, d}, e} is a::{b::c, b::d, e}, then a::b::c and so
+            # on.
             while match := GROUP.search(tree):
                 parts = [match[1] + part.strip() for part in match[2].split(",") if part.strip()]
                 tree = tree[: match.start()] + ", ".join(parts) + tree[match.end() :]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A server that runs, alone or under `manylane run`, for bench-run.py: what it costs while it is under load."""
+"""A server that runs, alone or under `manylane run`, for bench-run.py: what it costs while it is
+under load."""
 
 import json
 import os
@@ -36,7 +37,8 @@ def cpu_ns(group):
     total = 0
     for pid in processes(group):
         try:
-            # The clock of another process (clock_getcpuclockid(3)): ~pid << 3, and 2 for what the scheduler counts.
+            # The clock of another process (clock_getcpuclockid(3)): ~pid << 3, and 2 for what the
+            # scheduler counts.
             total += time.clock_gettime_ns(~pid << 3 | 2)
         except OSError:
             continue
@@ -44,7 +46,8 @@ def cpu_ns(group):
 
 
 def switches(group):
-    """Context switches of all threads of a group: those that wait for something, and those that are made to."""
+    """Context switches of all threads of a group: those that wait for something, and those that are
+    made to."""
     total = [0, 0]
     for pid in processes(group):
         try:
@@ -58,7 +61,8 @@ def switches(group):
 
 
 def idle_ns():
-    """Time in which no processor did anything of this machine's: idle, waiting for disks, or with the hypervisor."""
+    """Time in which no CPU did anything of this machine's: idle, waiting for disks, or with the
+    hypervisor."""
     with open("/proc/stat") as stat:
         fields = [int(value) for value in stat.readline().split()[1:]]
     return (fields[3] + fields[4] + fields[7]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -102,7 +106,8 @@ class Running:
         time.sleep(0.1)
 
     def until(self, done):
-        """The first answer of `done` that is one; it fails, with what the server has said, where that takes too long."""
+        """The first answer of `done` that is one; it fails, with what the server has said, where
+        that takes too long."""
         deadline = time.monotonic() + 20
         while True:
             try:
@@ -145,7 +150,8 @@ class Running:
         leftovers.end(self.child)
 
     def end(self):
-        """Ends it: lanes, why there were not more, and datagrams that came and left as frames of engine `xdp`."""
+        """Ends it: lanes, why there were not more, and datagrams that came and left as frames of
+        engine `xdp`."""
         self.client.close()
         self.child.send_signal(signal.SIGTERM)
         try:

@@ -46,7 +46,8 @@ symbolize() {
   done
 }
 
-# Runs the tests of a tier. The reports go to files: no test sees those of the programs that it starts.
+# Runs the tests of a tier. The reports go to files: no test sees those of the programs that it
+# starts.
 tier() { # NAME ARGUMENTS...: of cargo test
   local name="$MANYLANE_SANITIZER, $1" start=$SECONDS status=0
   shift
@@ -74,7 +75,8 @@ sanitize() { # SANITIZER
   export ASAN_OPTIONS=$common:log_path=$folder/reports/asan
   # Programs in C end without a word to their threads, and children of theirs start some.
   export TSAN_OPTIONS=$common:log_path=$folder/reports/tsan:report_thread_leaks=0:die_after_fork=0
-  # ThreadSanitizer would set its handlers through the preload library before the checks in that can run.
+  # ThreadSanitizer would set its handlers through the preload library before the checks in that can
+  # run.
   for signal in segv sigbus sigfpe sigill sigtrap abort; do
     TSAN_OPTIONS+=:handle_$signal=0
   done
@@ -85,8 +87,8 @@ sanitize() { # SANITIZER
   fi
   tier "library" --package manylane-sys --package manylane-ipc --package manylane --lib
   tier "loopback" --package manylane-tests --test 'loopback*'
-  # ThreadSanitizer's detector of deadlocks hangs when a thread holds more than 128 locks: each life of a
-  # thread (life.rs) is one, and a test has them all.
+  # ThreadSanitizer's detector of deadlocks hangs when a thread holds more than 128 locks: each
+  # liveness slot of a thread (liveness.rs) is one, and a test has them all.
   TSAN_OPTIONS+=:detect_deadlocks=0
   tier "preload library" --package manylane-preload
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The servers that bench-run.py measures: how each is started, what it is asked, and what it is to answer.
+"""The servers that bench-run.py measures: how each is started, what it is asked, and what it is to
+answer.
 
 Configurations and programs are those of the tests (crates/manylane-cli/tests/servers)."""
 
@@ -79,7 +80,8 @@ class Memcached(Server):
 
 
 class Rsyslog(Server):
-    """Each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is looked at."""
+    """Each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is
+    looked at."""
 
     program, package, answers = "rsyslogd", "rsyslog", False
 
@@ -94,7 +96,8 @@ class Rsyslog(Server):
 
 
 class Kamailio(Server):
-    """Its children are forked when the socket is bound, and each of them blocks in a receive on it."""
+    """Its children are forked when the socket is bound, and each of them blocks in a receive on
+    it."""
 
     program = package = "kamailio"
     lowest = 4_000

@@ -3,9 +3,9 @@
 #
 # Random calls on UDP sockets under 'manylane run', against a model: stress.sh SECONDS [SEED]
 #
-# MANYLANE is the program. With MANYLANE_TEST_PREFETCH=1 it prefetches also while all lanes are active, if it was built with debug
-# assertions. A run that fails says its seed; another run with that seed makes the same choices, though not in the same order of
-# threads.
+# MANYLANE is the program. With MANYLANE_TEST_PREFETCH=1 it prefetches also while all lanes are
+# active, if it was built with debug assertions. A run that fails says its seed; another run with
+# that seed makes the same choices, though not in the same order of threads.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"

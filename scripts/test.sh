@@ -36,7 +36,7 @@ bound=()
 if env --default-signal true 2>/dev/null; then
   bound+=(env --default-signal)
 fi
-# Most tests wait most of the time: more of them at once than processors.
+# Most tests wait most of the time: more of them at once than CPUs.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 status=0
 "${with_script[@]}" "${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?

@@ -82,7 +82,8 @@ host() {
   echo "$answer"
 }
 
-# 'manylane send' in the namespace, or on the host: how many were asked, answered, answered wrongly and twice.
+# 'manylane send' in the namespace, or on the host: how many were asked, answered, answered wrongly
+# and twice.
 SCHEDULE="--rate 500 --flows 16 --timeout 5s"
 far() { # ADDRESS COUNT
   ip netns exec far manylane send "$1" --count "$2" $SCHEDULE --expect echo --json |
@@ -129,7 +130,8 @@ refused() { # TEXT OPTION...: by 'manylane echo', with that in its message
   grep -qF "$text" /tmp/refused
 }
 
-# Linux 5.10 does not tell how many queues a veth device has, so that lanes serve only the first one.
+# Linux 5.10 does not tell how many queues a veth device has, so that lanes serve only the first
+# one.
 QUEUES=2
 case $(uname -r) in 5.10.*) QUEUES=1 ;; esac
 pair() { # NAME [FAR]: a veth pair to the namespace, NAME at both ends
@@ -193,7 +195,8 @@ part_of() { # KIND OPTION...
   refused "upper0" 0.0.0.0:7 --engine xdp --interface upper0
 }
 
-# A device that becomes a part of a VRF under a socket of none: the kernel would not take its datagrams either.
+# A device that becomes a part of a VRF under a socket of none: the kernel would not take its
+# datagrams either.
 into_a_vrf() {
   pair p0
   ip address add 10.2.0.1/24 dev p0
@@ -209,7 +212,8 @@ into_a_vrf() {
   counted delivered_by_xdp=100 delivered=100
   no_losses
 }
-# An address of a VRF itself, over a device outside of it, for a socket outside of it: neither takes it.
+# An address of a VRF itself, over a device outside of it, for a socket outside of it: neither takes
+# it.
 to_a_vrf() {
   pair p0
   ip address add 10.2.0.1/24 dev p0
@@ -299,7 +303,8 @@ tags_taken_off() {
   ethtool -K eth2 rxvlan off
 }
 
-# Of queues that the driver keeps to itself, a lane would get datagrams and could not answer: they are left to the kernel.
+# Of queues that the driver keeps to itself, a lane would get datagrams and could not answer: they
+# are left to the kernel.
 virtio() { # QUEUES LEFT
   ethtool -L eth0 combined "$1"
   is "unfinished by the host before" "$(host unfinished tap0)" on
@@ -366,7 +371,7 @@ virtio_without_offloads() {
 }
 
 echo /bin/modprobe >/proc/sys/kernel/modprobe
-# An emulated processor may pause for long: what goes through sockets is not to be lost by that.
+# An emulated CPU may pause for long: what goes through sockets is not to be lost by that.
 echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/rmem_default
 for module in virtio_pci virtio_net vmxnet3 veth "bonding max_bonds=0" 8021q vrf team bridge; do
   modprobe $module || echo "SKIP the kernel has no $module"

@@ -1,4 +1,4 @@
-//! Work on one processor.
+//! Work on one CPU.
 
 use std::thread;
 

@@ -34,7 +34,7 @@ pub struct Load {
 /// A place to measure in: it starts receivers and sends to them.
 pub struct Setup {
     environment: Environment,
-    /// Processor of the sender, if it has one of its own.
+    /// CPU of the sender, if it has one of its own.
     sender_cpu: Option<usize>,
     receiver_cpus: Vec<usize>,
     /// Counts replies, once that was requested.
@@ -168,7 +168,7 @@ impl Setup {
         }
     }
 
-    /// The processor of the sender, if there is more than one, and those of the receivers: by
+    /// The CPU of the sender, if there is more than one, and those of the receivers: by
     /// default all others.
     #[must_use]
     pub fn assign_cpus(receiver_cpus: Option<Vec<usize>>) -> (Option<usize>, Vec<usize>) {
@@ -211,12 +211,12 @@ impl Setup {
         }
     }
 
-    /// Processor of the sender.
+    /// CPU of the sender.
     pub fn sender_cpu(&self) -> Option<usize> {
         self.sender_cpu
     }
 
-    /// Processors that receiving threads are pinned to, in turn.
+    /// CPUs that receiving threads are pinned to, in turn.
     pub fn receiver_cpus(&self) -> &[usize] {
         &self.receiver_cpus
     }
@@ -232,7 +232,7 @@ impl Setup {
         }
     }
 
-    /// Options of receivers here, pinned to the processors of receivers.
+    /// Options of receivers here, pinned to the CPUs of receivers.
     #[must_use]
     pub fn receiver(&self, threads: usize, size: usize) -> ReceiverOptions {
         ReceiverOptions {

@@ -98,7 +98,7 @@ impl Options {
         }
     }
 
-    /// The delay for this number of threads and processors, of receivers of frames and of others;
+    /// The delay for this number of threads and CPUs, of receivers of frames and of others;
     /// none if threads are not pinned.
     fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
@@ -213,9 +213,9 @@ pub(crate) fn safe_rate(
     Ok(lowest * NO_LOSS_FRACTION)
 }
 
-/// A note about a machine with too few processors, if it is one.
+/// A note about a machine with too few CPUs, if it is one.
 pub(crate) fn oversubscribed_note(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
-        "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
+        "one CPU: sender and receivers share it, so rates are far below what a receiver can do".into()
     })
 }

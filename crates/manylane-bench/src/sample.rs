@@ -72,7 +72,7 @@ pub fn measure(
     };
     let running = setup.start(kind, options)?;
     let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: answers.as_ref() };
-    // Page faults, sleeping cores and neighbour tables are not measured.
+    // Page faults, sleeping CPUs and neighbour tables are not measured.
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
     let cold = watched.counts()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
@@ -180,7 +180,7 @@ pub(crate) fn measure_during<T>(
     Ok((sent, Sample { offered_pps: sent.pps(), ..sample }, seen))
 }
 
-/// Total busy time of the machine's processors.
+/// Total busy time of the machine's CPUs.
 pub(crate) struct CpuBusyTimer {
     start: Instant,
     idle_ns: u64,
@@ -193,7 +193,7 @@ impl CpuBusyTimer {
         Self { start: Instant::now(), idle_ns: machine::idle_ns(), cpus }
     }
 
-    /// The elapsed time, and the busy time of all processors in it.
+    /// The elapsed time, and the busy time of all CPUs in it.
     pub(crate) fn stop(&self) -> (Duration, Duration) {
         let idle = machine::idle_ns().saturating_sub(self.idle_ns);
         let elapsed = self.start.elapsed();

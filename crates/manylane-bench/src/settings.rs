@@ -15,9 +15,9 @@ pub struct BenchSettings {
     pub device: String,
     /// The sender of the traffic.
     pub sender: String,
-    /// Processor of the sender.
+    /// CPU of the sender.
     pub sender_cpus: Vec<usize>,
-    /// Processors that the receiving threads are pinned to, in turn.
+    /// CPUs that the receiving threads are pinned to, in turn.
     pub receiver_cpus: Vec<usize>,
     /// Numbers of receiving threads that were compared.
     pub threads: Vec<usize>,
@@ -68,8 +68,8 @@ impl BenchSettings {
         let mut entries = vec![
             ("Command", self.command.clone()),
             ("Traffic", format!("{} over {} ({})", self.sender, self.device, self.setup)),
-            ("Processor of the sender", cpus(&self.sender_cpus)),
-            ("Processors of the receivers", cpus(&self.receiver_cpus)),
+            ("CPU of the sender", cpus(&self.sender_cpus)),
+            ("CPUs of the receivers", cpus(&self.receiver_cpus)),
             ("Batch, receive buffer", format!("{} datagrams, {} bytes", self.batch, self.recv_buffer)),
             ("Delay of lane/mmsg and reuseport/* after a batch that was not full", delays(&self.rx_usecs)),
             ("Delay of lane/xdp and xsk/* after a batch that was not full", delays(&self.xdp_rx_usecs)),

@@ -128,7 +128,7 @@ fn normal_p(n: usize, m: usize, u: f64) -> f64 {
 ///
 /// Each round starts with another item, so that none always runs after the same neighbour.
 pub fn interleaved(rounds: usize, items: usize) -> impl Iterator<Item = Vec<usize>> {
-    (0..rounds).map(move |round| (0..items).map(|turn| (round + turn) % items).collect())
+    (0..rounds).map(move |round| (0..items).map(|at| (round + at) % items).collect())
 }
 
 /// Each value once, in the order of the first occurrences.

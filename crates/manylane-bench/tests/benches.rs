@@ -96,7 +96,7 @@ fn netns_synthetic_work_is_done_for_every_datagram() {
         let what = format!("{kind}, {work:?}: {sample:?}");
         // On a busy machine what is left of the warm-up may come in later.
         assert!(sample.delivered > 20, "{what}");
-        // Less than asked for is what a processor in a hurry makes of it; without, all are far
+        // Less than asked for is what a CPU in a hurry makes of it; without, all are far
         // below.
         assert!(sample.rx_cpu_ns > 0.5 * NANOS as f64, "{what}");
     }
@@ -210,12 +210,12 @@ fn flaps_need_a_testbed() {
     assert!(err.to_string().contains("testbed"), "{err}");
 }
 
-/// Most datagrams of a train, which lanes take as one message: `UDP_MAX_SEGMENTS`.
+/// Max datagrams of a GRO message, which lanes receive as one message: `UDP_MAX_SEGMENTS`.
 const GSO_SEGMENTS_MAX: u64 = 64;
 
 /// Every way takes all that was sent, at every size and number of messages per call. A device that
-/// works in NAPI makes `trains`.
-fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: bool) {
+/// works in NAPI makes GRO messages (`gro`).
+fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], gro: bool) {
     let options = Options { sizes: sizes.to_vec(), ..options(Duration::ZERO) };
     let plan = Plan { methods: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
     let document = batch::run(setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap();
@@ -224,8 +224,8 @@ fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: 
     for row in &document.rows {
         let [seen] = &row.samples[..] else { panic!("{row:?}") };
         assert_eq!((seen.sent, seen.delivered), (2048, 2048), "{row:?}");
-        let in_one = row.messages as u64
-            * if trains && row.receiver.starts_with("lane/") { GSO_SEGMENTS_MAX } else { 1 };
+        let in_one =
+            row.messages as u64 * if gro && row.receiver.starts_with("lane/") { GSO_SEGMENTS_MAX } else { 1 };
         assert!(seen.calls >= 2048 / in_one && seen.rx_cpu_ns > 0.0, "{row:?}");
     }
 }

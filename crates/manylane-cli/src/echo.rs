@@ -232,7 +232,7 @@ struct Settings {
 impl Settings {
     fn new(args: &EchoArgs, socket: &Socket) -> Self {
         let steering = socket.steering();
-        let (can, waiting) = (socket.capabilities(), socket.waiting());
+        let (caps, waiting) = (socket.capabilities(), socket.waiting());
         Self {
             command: output::command_line(),
             addr: socket.local_addr().to_string(),
@@ -246,8 +246,8 @@ impl Settings {
             steering_why: steering.reason,
             placement: args.placement.to_string(),
             batch: args.batch,
-            gro: can.gro,
-            gso: can.gso,
+            gro: caps.gro,
+            gso: caps.gso,
             drop: args.drop.to_string(),
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,

@@ -58,7 +58,7 @@ impl NotLoadable {
                 "is statically linked: no library can be loaded into it (use a dynamically linked build)".into()
             }
             Reason::Go => {
-                "is a Go program: it makes its system calls itself, past every library (let it open a socket per core, with SO_REUSEPORT)".into()
+                "is a Go program: it makes its system calls itself, past every library (let it open a socket per CPU, with SO_REUSEPORT)".into()
             }
             Reason::OtherLibc(loader) => {
                 format!("is linked with another C library, of {loader}: the library is for glibc (use a build for glibc)")

@@ -82,10 +82,10 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or("that is not a size".into())
 }
 
-/// A list of processors: `0-3,6`.
+/// A list of CPUs: `0-3,6`.
 #[cfg(any(test, feature = "bench"))]
 pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
-    manylane_sys::cpu::parse_list(text).ok_or_else(|| "give processors such as 0-3,6".into())
+    manylane_sys::cpu::parse_list(text).ok_or_else(|| "give CPUs such as 0-3,6".into())
 }
 
 /// A list of ports and ranges, `53,8000-8010`, unchanged.

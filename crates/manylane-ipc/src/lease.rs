@@ -85,13 +85,13 @@ impl LeaseToken {
     }
 
     /// Connects `socket` of the caller ([`socket`](unix_socket::socket)) to the lessor. Every
-    /// operation waits for at most `patience`. Does not use the heap.
+    /// operation waits for at most `timeout`. Does not use the heap.
     ///
     /// # Errors
     /// As for [`unix_socket::connect`]; `EPERM` if the listener is neither root nor, for certain,
     /// the user of this process: then the lessor is gone, and another process uses its name.
-    pub fn connect(&self, socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
-        unix_socket::connect_socket(socket, &self.name, patience)?;
+    pub fn connect(&self, socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
+        unix_socket::connect_socket(socket, &self.name, timeout)?;
         let uid = unix_socket::peer_cred(socket)?.uid;
         let is_own = uid == unix_socket::effective_uid() && self.ambiguous_uid != Some(uid);
         if uid == 0 || is_own {

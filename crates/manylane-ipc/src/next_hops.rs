@@ -169,16 +169,16 @@ impl NextHops {
     }
 
     /// Inserts the source address and the next hop of a pair. If all entries of the pair are in
-    /// use, `turn` selects the one to replace; returns the replaced pair, if any. Only the writer
+    /// use, `victim` selects the one to replace; returns the replaced pair, if any. Only the writer
     /// calls this.
-    pub fn insert(&self, key: &RouteKey, source: IpAddr, next: &NextHop, turn: usize) -> Option<RouteKey> {
+    pub fn insert(&self, key: &RouteKey, source: IpAddr, next: &NextHop, victim: usize) -> Option<RouteKey> {
         let bucket = self.bucket(self.hash(key));
         if let Some(entry) = bucket.iter().find(|entry| entry.has(key)) {
             entry.write(key, source, next);
             return None;
         }
         let free = bucket.iter().find(|entry| entry.slot.is_empty());
-        let entry = free.unwrap_or(&bucket[turn % WAYS]);
+        let entry = free.unwrap_or(&bucket[victim % WAYS]);
         let replaced = free.is_none().then(|| entry.slot.key());
         // It tells of the pair that had the entry before.
         entry.used.store(0, Ordering::Relaxed);

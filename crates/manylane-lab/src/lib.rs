@@ -22,7 +22,7 @@
 //! | [`table`] | tables in plain text |
 //! | `setups` | loopback and the testbed, created when a part first needs them |
 //! | `locks` | contention of the kernel's locks, by BPF |
-//! | `cpu_distance` | whether two processors are two cores, by the transfer time of a cache line |
+//! | `cpu_distance` | whether two CPUs are two cores, by the transfer time of a cache line |
 //! | `numa_nodes` | NUMA nodes, and which of them has the device |
 //! | `lockstat` | acquisitions and hold times, on kernels with statistics of locks |
 //! | `rivera`, `sarma`, `orlowsky`, `priambodo` | the papers |

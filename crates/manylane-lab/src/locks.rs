@@ -175,10 +175,10 @@ fn find_caller<'a>(names: &[&'a str]) -> &'a str {
 /// locks. These are the functions of UDP and of pipes with their locks (Linux 5.19 to 6.18).
 fn known_lock(names: &[&str]) -> Option<&'static str> {
     const KNOWN_LOCKS: [(&str, &str); 26] = [
-        ("__schedule", "run queue of a processor"),
-        ("__task_rq_lock", "run queue of a processor"),
-        ("raw_spin_rq_lock_nested", "run queue of a processor"),
-        ("sched_tick", "run queue of a processor"),
+        ("__schedule", "run queue of a CPU"),
+        ("__task_rq_lock", "run queue of a CPU"),
+        ("raw_spin_rq_lock_nested", "run queue of a CPU"),
+        ("sched_tick", "run queue of a CPU"),
         ("try_to_wake_up", "task that is woken"),
         ("vm_mmap_pgoff", "memory map"),
         ("__vm_munmap", "memory map"),

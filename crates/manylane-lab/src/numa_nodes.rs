@@ -8,7 +8,7 @@ use manylane_sys::cpu;
 /// Folder of the nodes.
 pub(super) const SYSFS_DIR: &str = "/sys/devices/system/node";
 
-/// A node and its processors.
+/// A node and its CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NumaNode {
     pub(super) id: usize,
@@ -27,7 +27,7 @@ pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
 /// The nodes that receivers are bound to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NodeChoice {
-    /// The node of the device, with those of its processors that receivers may use.
+    /// The node of the device, with those of its CPUs that receivers may use.
     pub(super) local: Result<NumaNode, String>,
     /// Another one.
     pub(super) remote: Result<NumaNode, String>,
@@ -48,14 +48,14 @@ pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus:
     let is_near = |node: &&NumaNode| node.cpus.contains(&device_cpu);
     let near = match nodes.iter().find(is_near) {
         Some(node) => usable(node).ok_or_else(|| {
-            format!("node {}, where the device's work is done, has no processor left for receivers", node.id)
+            format!("node {}, where the device's work is done, has no CPU left for receivers", node.id)
         }),
         None => Err(format!("CPU {device_cpu}, which does the device's work, is of no node")),
     };
     let far = nodes.iter().filter(|node| !is_near(node)).find_map(usable).ok_or_else(|| match nodes.len() {
         1 => "this machine has one NUMA node: the column NUMA shows only what binding memory and threads to it costs"
             .into(),
-        _ => "no other node has processors that receivers may have".into(),
+        _ => "no other node has CPUs that receivers may have".into(),
     });
     NodeChoice { local: near, remote: far }
 }
@@ -87,20 +87,17 @@ mod tests {
             folder(&[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")]);
         let nodes = read_nodes(two.path());
         assert_eq!(nodes, [node(0, &[0, 1, 2, 3, 8, 9, 10, 11]), node(1, &[4, 5, 6, 7, 12, 13, 14, 15])]);
-        // The generator has the last processor, of node 1. Receivers have some of each node.
+        // The generator has the last CPU, of node 1. Receivers have some of each node.
         let choice = choose_nodes(&nodes, 15, &[0, 1, 4, 5, 14]);
         assert_eq!(choice, NodeChoice { local: Ok(node(1, &[4, 5, 14])), remote: Ok(node(0, &[0, 1])) });
         let choice = choose_nodes(&nodes, 0, &[4, 5]);
         assert!(
-            choice
-                .local
-                .unwrap_err()
-                .contains("node 0, where the device's work is done, has no processor left")
+            choice.local.unwrap_err().contains("node 0, where the device's work is done, has no CPU left")
         );
         assert_eq!(choice.remote, Ok(node(1, &[4, 5])));
         let choice = choose_nodes(&nodes, 15, &[4]);
         assert_eq!(choice.local, Ok(node(1, &[4])));
-        assert!(choice.remote.unwrap_err().contains("no other node has processors"));
+        assert!(choice.remote.unwrap_err().contains("no other node has CPUs"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(super) fn tables() -> Vec<Table> {
     vec![
         table(
             LOCAL_TABLE,
-            "Local experiment: seconds of processor time to receive 100 million messages that are queued",
+            "Local experiment: seconds of CPU time to receive 100 million messages that are queued",
         ),
         table(REAL_WORLD_TABLE, "Real-world experiment: the same between two hosts of the testbed"),
     ]
@@ -114,7 +114,7 @@ pub(super) fn differences() -> Vec<String> {
         "The paper's table has four pairs of numbers (87837 and 787, 78 and 5415, 778 and 7507 twice), the same for every size: placeholders, which are not repeated here. Its real-world section is empty.",
         "Instead of a changed kernel: socket/recvmmsg is what every regular kernel does, with headers built once in user space and copied in by each call; with io_uring (uring/plain, lane/uring) headers, buffers and the socket are registered once and nothing is copied in, which is what the paper's system call was for; uring/single submits each receive anew.",
         "The paper receives 1,000 to 1,000,000 messages by one call. recvmmsg takes no more than 1024 by one call (UIO_MAXIOV), whatever it is asked for, so that all but its 1,000 cannot be had; 1 and 64 stand here besides.",
-        "What is measured is the processor time of the receiving thread while it empties queues that are full, scaled to the paper's 100 million messages; the paper's time includes the sender.",
+        "What is measured is the CPU time of the receiving thread while it empties queues that are full, scaled to the paper's 100 million messages; the paper's time includes the sender.",
         "8192 bytes do not fit a frame of the testbed.",
     ]
     .map(String::from)

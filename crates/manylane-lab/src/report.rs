@@ -15,7 +15,7 @@ pub fn html(run: &LabDocument) -> Result<String> {
     let names: Vec<&str> = settings.papers.iter().map(|paper| paper.name()).collect();
     let names = if names.len() == Paper::ALL.len() { "all".into() } else { names.join(", ") };
     let scale = settings.scale.describe();
-    let lead = format!("{} processors ({}), Linux {}. {scale}", machine.cpus, machine.model, machine.kernel);
+    let lead = format!("{} CPUs ({}), Linux {}. {scale}", machine.cpus, machine.model, machine.kernel);
     let mut page = report::head(&format!("manylane lab {names}"), &lead);
     for &paper in &settings.papers {
         section(&mut page, run, paper)?;

@@ -180,8 +180,8 @@ mod tests {
         with.printed = Some(58.2);
         let rows = [
             with,
-            Row::unavailable("t", "Transfer", "ns", "ns", "one processor"),
-            Row::unavailable("t", "Invalidate", "ns", "ns", "one processor"),
+            Row::unavailable("t", "Transfer", "ns", "ns", "one CPU"),
+            Row::unavailable("t", "Invalidate", "ns", "ns", "one CPU"),
             Row::new("t", "Ours alone", "ns", "ns", vec![7.0]),
         ];
         let lines: Vec<&Row> = rows.iter().collect();
@@ -192,7 +192,7 @@ mod tests {
             "Transfer          – [1]\n",
             "Invalidate        – [1]\n",
             "Ours alone         7.00\n",
-            "  [1] one processor\n"
+            "  [1] one CPU\n"
         );
         assert_eq!(print(&lines, None).text(), expected);
     }

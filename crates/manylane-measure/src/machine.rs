@@ -5,24 +5,24 @@ use std::fs;
 use manylane_sys::cpu;
 use serde::{Deserialize, Serialize};
 
-/// Processors, kernel and memory of the machine that ran a measurement.
+/// CPUs, kernel and memory of the machine that ran a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Number of online processors.
+    /// Number of online CPUs.
     pub cpus: usize,
-    /// Model name of the processor, or `unknown`.
+    /// Model name of the CPU, or `unknown`.
     pub model: String,
     /// Release of the running kernel, with its architecture.
     pub kernel: String,
     /// Memory in bytes; 0 when `/proc/meminfo` cannot be read.
     pub memory_bytes: u64,
-    /// True if the processor reports a hypervisor: timings are noisier there.
+    /// True if the CPU reports a hypervisor: timings are noisier there.
     pub virtual_machine: bool,
-    /// Mitigations of processor flaws that cost time at each system call, as the kernel words them.
+    /// Mitigations of CPU flaws that cost time at each system call, as the kernel words them.
     pub mitigations: Vec<String>,
     /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
     pub rmem_max: u64,
-    /// The cpuidle governor, and in a virtual machine the time that processors poll before they
+    /// The cpuidle governor, and in a virtual machine the time that CPUs poll before they
     /// halt, which determine the latency of wake-ups. Empty if the kernel does not report it.
     #[serde(default)]
     pub idle: String,
@@ -30,7 +30,7 @@ pub struct Machine {
 
 impl Machine {
     /// Reads `/proc` and `/sys`. Values that cannot be read are left at their neutral value,
-    /// because a result without the name of the processor is still a result.
+    /// because a result without the name of the CPU is still a result.
     pub fn read() -> Self {
         let cpuinfo = read_file("/proc/cpuinfo");
         Self {
@@ -53,20 +53,20 @@ impl Machine {
     }
 }
 
-/// The online processors, in rising order; never empty.
+/// The online CPUs, in rising order; never empty.
 pub fn online_cpus() -> Vec<usize> {
     let list = cpu::parse_list(&read_file("/sys/devices/system/cpu/online")).unwrap_or_default();
     if list.is_empty() { vec![0] } else { list }
 }
 
-/// The processors that this process may run on, in rising order; never empty.
+/// The CPUs that this process may run on, in rising order; never empty.
 pub fn allowed_cpus() -> Vec<usize> {
     let status = read_file("/proc/self/status");
     let list = find_field(&status, "Cpus_allowed_list").and_then(|list| cpu::parse_list(&list));
     list.unwrap_or_else(online_cpus)
 }
 
-/// Nanoseconds that the processors together spent idle since boot.
+/// Nanoseconds that the CPUs together spent idle since boot.
 ///
 /// The kernel counts idle time by its clock and not by sampling at the tick, so that the wall
 /// clock minus idle time is the more exact busy time.
@@ -77,7 +77,7 @@ pub fn idle_ns() -> u64 {
     [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
 }
 
-/// Steal time of each processor in nanoseconds, by its number, since boot.
+/// Steal time of each CPU in nanoseconds, by its number, since boot.
 pub fn steal_ns() -> Vec<u64> {
     parse_steal(&read_file("/proc/stat"))
 }
@@ -87,7 +87,7 @@ fn parse_steal(stat: &str) -> Vec<u64> {
     for line in stat.lines() {
         let number =
             line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-        // The first line is the sum of all processors.
+        // The first line is the sum of all CPUs.
         let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
         all.resize(all.len().max(number + 1), 0);
         all[number] = stat_field(line, 7);
@@ -109,7 +109,7 @@ pub fn read_kib(path: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The governor of idle processors, with its one setting that matters.
+/// The governor of idle CPUs, with its one setting that matters.
 fn idle_policy(governor: &str, halt_poll_ns: &str) -> String {
     match (governor, halt_poll_ns) {
         ("haltpoll", nanos) if !nanos.is_empty() => format!("haltpoll, guest_halt_poll_ns {nanos}"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_kernel_and_processors() {
+    fn this_machine_has_a_kernel_and_cpus() {
         let machine = Machine::read();
         assert!(machine.cpus >= 1);
         assert!(machine.kernel.contains('.'));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn stolen_time_is_read_of_each_processor() {
+    fn stolen_time_is_read_of_each_cpu() {
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 80 0 0\ncpu2 1 2 3 4 5 6 7 5 0 0\nintr 5\n";
         assert_eq!(parse_steal(stat), [800_000_000, 0, 50_000_000]);
         assert!(parse_steal("cpu  1 2\n").is_empty());

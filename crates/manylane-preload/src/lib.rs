@@ -21,6 +21,10 @@
 //!                                               │ 4. lanes whose owners do not wait
 //! ```
 //!
+//! A socket is SINGLE at first. Its second receiver makes it OBSERVING, and it becomes MULTI_LANE
+//! once every thread that waits for it has received repeatedly. If a lane cannot mirror what the
+//! program does, the socket becomes PLAIN for good.
+//!
 //! # Who owns what
 //!
 //! - A socket of the program (`Sock`) holds this process's view of it: descriptors. A fork copies

@@ -87,7 +87,7 @@ struct SchedAttr {
 const SLICE_MIN: Duration = Duration::from_micros(100);
 
 /// Sets the calling thread's time slice to the minimum, so that it preempts threads with longer
-/// slices when it wakes up. Its share of the processor does not change. Linux 6.12; no effect
+/// slices when it wakes up. Its share of the CPU does not change. Linux 6.12; no effect
 /// before that. Returns true if it is in effect. Threads of other scheduling classes than the
 /// default are left alone.
 ///

@@ -1,8 +1,8 @@
 //! Coalescing: whether a lane that has emptied its queue delays its next receive.
 //!
-//! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread.
+//! Lanes that share a CPU pay for their number with wake-ups: each datagram wakes another thread.
 //! Like a network card that moderates its interrupts, such a lane may delay after a batch, so that
-//! the next batch is larger. Delays end at common ticks, so that a core wakes once for all lanes
+//! the next batch is larger. Delays end at common ticks, so that a CPU wakes once for all lanes
 //! that share it. The first datagram after silence is handled at once. A datagram right behind it
 //! waits, for the delay at most.
 //!
@@ -38,18 +38,18 @@ const DELAY_MIN: Duration = Duration::from_micros(25);
 /// A delay may let this share of the receive buffer fill; the remainder is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// Default delay if `lanes` share `cores`: each core wakes about every 100 µs, however many lanes
+/// Default delay if `lanes` share `cpus`: each CPU wakes about every 100 µs, however many lanes
 /// share it, but each lane at least every millisecond.
 #[must_use]
-pub fn default_delay(lanes: usize, cores: usize) -> Duration {
-    match lanes.div_ceil(cores.max(1)) {
+pub fn default_delay(lanes: usize, cpus: usize) -> Duration {
+    match lanes.div_ceil(cpus.max(1)) {
         0 | 1 => Duration::ZERO,
         sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
     }
 }
 
 /// The minimum delay of engine `xdp`, in wake-up costs: wake-ups then take at most a twentieth of
-/// a core.
+/// a CPU.
 const WAKEUP_COST_FACTOR: u32 = 20;
 /// Range of that minimum.
 const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
@@ -236,10 +236,10 @@ mod tests {
         // Four messages since the last delay, in batches of one.
         assert_eq!(coalesce.next_delay(1), Some(DELAY));
         assert!(!coalesce.is_pending());
-        assert_eq!(coalesce.next_delay(1), None, "one message is not worth a pause");
+        assert_eq!(coalesce.next_delay(1), None, "one message is not worth a delay");
         let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
         never.accumulate(1);
-        assert!(!never.is_pending(), "who never pauses owes none");
+        assert!(!never.is_pending(), "without delays, none is pending");
     }
 
     #[test]
@@ -266,8 +266,8 @@ mod tests {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
             let may = coalesce.can_delay();
-            let pause = coalesce.next_delay(messages);
-            assert!(may || pause.is_none());
+            let delay = coalesce.next_delay(messages);
+            assert!(may || delay.is_none());
         }
         let mut coalesce = coalescing(ROOM);
         assert!(coalesce.can_delay());
@@ -291,9 +291,9 @@ mod tests {
         let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         let mut after_full = || {
             assert_eq!((coalesce.next_delay(64), coalesce.is_pending()), (None, true));
-            let pause = coalesce.next_delay(0);
+            let delay = coalesce.next_delay(0);
             assert!(!coalesce.is_pending());
-            pause
+            delay
         };
         assert!((1..PROBE_BATCHES).all(|_| after_full().is_none()));
         assert!((0..5).all(|_| after_full() == Some(DELAY)));
@@ -330,8 +330,8 @@ mod tests {
     #[test]
     fn xdp_lanes_delay_by_wakeup_cost() {
         let micros = Duration::from_micros;
-        for (cost, pause) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
-            assert_eq!(delay_for_cost(micros(cost)), micros(pause));
+        for (cost, delay) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
+            assert_eq!(delay_for_cost(micros(cost)), micros(delay));
         }
         let (shortest, longest) = XDP_DELAY_RANGE;
         assert!((shortest..=longest).contains(&xdp_delay()));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wakeup_rate_of_a_core_is_independent_of_its_lanes() {
+    fn the_wakeup_rate_of_a_cpu_is_independent_of_its_lanes() {
         assert_eq!(default_delay(4, 4), Duration::ZERO);
         assert_eq!(default_delay(1, 0), Duration::ZERO);
         assert_eq!(default_delay(5, 4), Duration::from_micros(200));

@@ -87,13 +87,13 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Connects to an abstract `name` in the network namespace of the calling thread. Connecting, and
-/// every operation on the connection, waits for at most `patience`.
+/// every operation on the connection, waits for at most `timeout`.
 ///
 /// # Errors
 /// `ECONNREFUSED` if there is no listener, `WouldBlock` after a timeout.
-pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
+pub fn connect(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    connect_socket(socket.as_fd(), name, patience)?;
+    connect_socket(socket.as_fd(), name, timeout)?;
     Ok(socket)
 }
 
@@ -102,24 +102,24 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn connect_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
-    connect_socket_without_fds(socket()?, name, patience)
+pub fn connect_without_fds(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
+    connect_socket_without_fds(socket()?, name, timeout)
 }
 
 /// As [`connect_without_fds`], but does not wait for a listener whose backlog is full.
 ///
 /// # Errors
 /// As for [`connect`]; `WouldBlock` if the backlog is full.
-pub fn connect_now_without_fds(name: &str, patience: Duration) -> io::Result<OwnedFd> {
-    let socket = connect_socket_without_fds(open(SocketFlags::NONBLOCK)?, name, patience)?;
+pub fn connect_now_without_fds(name: &str, timeout: Duration) -> io::Result<OwnedFd> {
+    let socket = connect_socket_without_fds(open(SocketFlags::NONBLOCK)?, name, timeout)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
     Ok(socket)
 }
 
-fn connect_socket_without_fds(socket: OwnedFd, name: &str, patience: Duration) -> io::Result<OwnedFd> {
+fn connect_socket_without_fds(socket: OwnedFd, name: &str, timeout: Duration) -> io::Result<OwnedFd> {
     _ = accept_fds(socket.as_fd(), false);
     enable_peek(socket.as_fd())?;
-    connect_socket(socket.as_fd(), name, patience)?;
+    connect_socket(socket.as_fd(), name, timeout)?;
     Ok(socket)
 }
 
@@ -127,8 +127,8 @@ fn connect_socket_without_fds(socket: OwnedFd, name: &str, patience: Duration) -
 ///
 /// # Errors
 /// As for [`connect`].
-pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, patience: Duration) -> io::Result<()> {
-    set_timeout(socket, patience)?;
+pub fn connect_socket(socket: BorrowedFd<'_>, name: &str, timeout: Duration) -> io::Result<()> {
+    set_timeout(socket, timeout)?;
     Ok(net::connect(socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?)
 }
 
@@ -142,9 +142,9 @@ pub fn refuse_connections(listener: BorrowedFd<'_>) {
 ///
 /// # Errors
 /// Those of `setsockopt(2)`.
-fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+fn set_timeout(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
     // The kernel takes a signed number of seconds.
-    let limit = Some(patience.min(Duration::from_secs(1 << 30)));
+    let limit = Some(timeout.min(Duration::from_secs(1 << 30)));
     sockopt::set_socket_timeout(fd, Timeout::Recv, limit)?;
     Ok(sockopt::set_socket_timeout(fd, Timeout::Send, limit)?)
 }

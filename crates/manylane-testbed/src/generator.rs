@@ -112,7 +112,7 @@ impl LiveSender {
         let traffic = each.first().context("traffic needs a link")?;
         ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
-        ensure!(!traffic.gso, "live frames are single datagrams: trains (GSO) need the portable sender");
+        ensure!(!traffic.gso, "live frames are single datagrams: GSO messages need the portable sender");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
         let frames =
@@ -137,7 +137,7 @@ impl LiveSender {
             way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
             way[4..6].copy_from_slice(&sum.to_ne_bytes());
             way[HEADER_OFFSET..HEADER_OFFSET + head].copy_from_slice(&frame[..head]);
-            ways.set(index, way, 0).context("giving orders to the generator")?;
+            ways.set(index, way, 0).context("writing the settings of the generator")?;
         }
         let frame = frames.into_iter().next().unwrap_or_default();
         Ok(LiveSender {
@@ -160,7 +160,7 @@ impl LiveSender {
 
     /// Id of the thread that generates the frames, and in whose context the other end receives
     /// them, as long as it runs; otherwise 0. Its CPU time is the testbed's share of the
-    /// processor.
+    /// CPU.
     pub fn sender_tid(&self) -> Arc<AtomicI32> {
         Arc::clone(&self.sender_tid)
     }
@@ -335,7 +335,7 @@ impl LiveSender {
 
     fn set_state(&mut self, state: State) -> Result<()> {
         let map = self.ebpf.map_mut("generator").context("no map generator")?;
-        Array::<_, State>::try_from(map)?.set(0, state, 0).context("giving orders to the generator")
+        Array::<_, State>::try_from(map)?.set(0, state, 0).context("writing the settings of the generator")
     }
 }
 

@@ -193,8 +193,8 @@ fn netns_generator_refuses_oversized_frames() {
     assert!(LiveSender::new(from, to, 0, &Traffic::new(target, 8000)).is_err(), "more than a page");
     let (sent, seen) = live(&jumbo, false, 3272, 1, 1_000.0, 50);
     assert_eq!((sent.datagrams, seen.total(), seen.wrong), (50, 50, 0), "the largest for a page");
-    let trains = Traffic { gso: true, ..Traffic::new(target, 10) };
-    assert!(LiveSender::new(from, to, 0, &trains).is_err());
+    let traffic = Traffic { gso: true, ..Traffic::new(target, 10) };
+    assert!(LiveSender::new(from, to, 0, &traffic).is_err());
 }
 
 #[test]

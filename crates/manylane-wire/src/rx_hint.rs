@@ -84,13 +84,13 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read_hinted(&mut self, frame: &[u8]) -> Result<()> {
-        let noted = parse(frame, true).and_then(|noted| match noted.payload_offset.into() {
+        let hint = parse(frame, true).and_then(|hint| match hint.payload_offset.into() {
             HEADERS_LEN_V4 => frame.first_chunk().and_then(Self::from_hint_v4),
             HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
             _ => None,
         });
-        match noted {
-            Some(noted) => *self = noted,
+        match hint {
+            Some(datagram) => *self = datagram,
             None => return self.read(frame),
         }
         Ok(())
@@ -148,28 +148,28 @@ mod tests {
         let plan = UdpFrame { payload, traffic_class: 0xb9, ..UdpFrame::new(Mac([2; 6]), DEVICE, from, to) };
         let mut frame = vec![0; plan.len()];
         plan.write(&mut frame).unwrap();
-        let mut noted = frame.clone();
-        noted[0] = kind | if v6 { HEADERS_LEN_V6 } else { HEADERS_LEN_V4 } as u8;
-        noted[1] = 0;
-        noted[2..4].copy_from_slice(&(payload.len() as u16).to_ne_bytes());
-        (frame, noted)
+        let mut hinted = frame.clone();
+        hinted[0] = kind | if v6 { HEADERS_LEN_V6 } else { HEADERS_LEN_V4 } as u8;
+        hinted[1] = 0;
+        hinted[2..4].copy_from_slice(&(payload.len() as u16).to_ne_bytes());
+        (frame, hinted)
     }
 
     #[test]
     fn an_rx_hint_matches_full_parsing() {
         for v6 in [false, true] {
             for length in 0..=usize::from(UDP_LEN_MAX) - udp::HEADER_LEN {
-                let (frame, mut noted) = pair(&vec![0xa5; length], v6, HINT);
+                let (frame, mut hinted) = pair(&vec![0xa5; length], v6, HINT);
                 // Old content must not show through.
                 let mut found = Datagram::parse(&pair(b"something else", !v6, 0).0).unwrap();
                 for padding in [0, 18] {
-                    noted.resize(frame.len() + padding, 0xee);
-                    found.read_hinted(&noted).unwrap();
+                    hinted.resize(frame.len() + padding, 0xee);
+                    found.read_hinted(&hinted).unwrap();
                     assert_eq!(Ok(found), Datagram::parse(&frame), "{length}, v6 {v6}");
                 }
-                noted.truncate(frame.len());
-                restore(&mut noted, DEVICE);
-                assert_eq!(noted, frame);
+                hinted.truncate(frame.len());
+                restore(&mut hinted, DEVICE);
+                assert_eq!(hinted, frame);
             }
         }
     }
@@ -178,10 +178,10 @@ mod tests {
     fn an_rx_hint_is_used_whatever_the_checksum() {
         for v6 in [false, true] {
             for (kind, says) in [(HINT, Checksum::Valid), (HINT | PARTIAL, Checksum::Partial)] {
-                let (_, mut noted) = pair(b"payload", v6, kind);
-                *noted.last_mut().unwrap() ^= 1;
+                let (_, mut hinted) = pair(b"payload", v6, kind);
+                *hinted.last_mut().unwrap() ^= 1;
                 let mut found = Datagram::default();
-                found.read_hinted(&noted).unwrap();
+                found.read_hinted(&hinted).unwrap();
                 assert_eq!(found.checksum, says);
             }
         }
@@ -207,27 +207,27 @@ mod tests {
     #[test]
     fn an_invalid_rx_hint_is_ignored() {
         for v6 in [false, true] {
-            let (frame, noted) = pair(b"payload", v6, HINT);
+            let (frame, hinted) = pair(b"payload", v6, HINT);
             let as_if_none = |change: &dyn Fn(&mut [u8])| {
-                let mut noted = noted.clone();
-                change(&mut noted);
+                let mut hinted = hinted.clone();
+                change(&mut hinted);
                 let mut found = Datagram::default();
-                found.read_hinted(&noted).unwrap();
+                found.read_hinted(&hinted).unwrap();
                 assert_eq!(Ok(found), Datagram::parse(&frame), "v6 {v6}");
             };
             for length in [8_u16, 16, u16::MAX] {
-                as_if_none(&|noted| noted[2..4].copy_from_slice(&length.to_ne_bytes()));
+                as_if_none(&|hinted| hinted[2..4].copy_from_slice(&length.to_ne_bytes()));
             }
             let right = [HEADERS_LEN_V4 as u8, HEADERS_LEN_V6 as u8];
             for head in (0..=HEADERS_LEN_MASK).step_by(2).filter(|&head| head != right[0] && head != right[1])
             {
-                as_if_none(&|noted| noted[0] = HINT | head);
+                as_if_none(&|hinted| hinted[0] = HINT | head);
             }
             // A bit without a meaning.
-            as_if_none(&|noted| noted[0] |= 0x80);
-            for cut in 0..noted.len() {
-                assert_eq!(parse(&noted[..cut], true), None);
-                assert!(Datagram::default().read_hinted(&noted[..cut]).is_err(), "{cut}, v6 {v6}");
+            as_if_none(&|hinted| hinted[0] |= 0x80);
+            for cut in 0..hinted.len() {
+                assert_eq!(parse(&hinted[..cut], true), None);
+                assert!(Datagram::default().read_hinted(&hinted[..cut]).is_err(), "{cut}, v6 {v6}");
             }
         }
     }
@@ -239,9 +239,9 @@ mod tests {
             for (kind, refused) in
                 [(HINT, Some(RxHint { payload_offset: at, len: 7 })), (HINT | PARTIAL, None)]
             {
-                let (frame, noted) = pair(b"payload", v6, kind);
-                assert_eq!(parse(&noted, true), Some(RxHint { payload_offset: at, len: 7 }));
-                assert_eq!(parse(&noted, false), refused);
+                let (frame, hinted) = pair(b"payload", v6, kind);
+                assert_eq!(parse(&hinted, true), Some(RxHint { payload_offset: at, len: 7 }));
+                assert_eq!(parse(&hinted, false), refused);
                 assert_eq!((parse(&frame, true), parse(&frame, false)), (None, None));
             }
         }
@@ -250,10 +250,10 @@ mod tests {
     #[test]
     fn headers_follow_the_ip_version_of_the_rx_hint() {
         for v6 in [false, true] {
-            let (frame, noted) = pair(b"payload", v6, HINT);
+            let (frame, hinted) = pair(b"payload", v6, HINT);
             let read = Datagram::parse(&frame).unwrap();
-            let four = Datagram::from_hint_v4(noted.first_chunk().unwrap());
-            let six = noted.first_chunk().and_then(Datagram::from_hint_v6);
+            let four = Datagram::from_hint_v4(hinted.first_chunk().unwrap());
+            let six = hinted.first_chunk().and_then(Datagram::from_hint_v6);
             assert_eq!((four, six), if v6 { (None, Some(read)) } else { (Some(read), None) });
             let four = Datagram::from_hint_v4(frame.first_chunk().unwrap());
             assert_eq!((four, frame.first_chunk().and_then(Datagram::from_hint_v6)), (None, None), "no note");

@@ -1,4 +1,4 @@
-//! Answers each datagram with its own payload: one lane per core, until Enter is pressed.
+//! Answers each datagram with its own payload: one lane per CPU, until Enter is pressed.
 
 use manylane::Builder;
 

@@ -87,7 +87,7 @@ impl Builder {
         Ok(Self { config: Config::new(addr), lanes: None, gro: None, limits: Vec::new(), rules: Vec::new() })
     }
 
-    /// Number of lanes, 1 to 256. Default: one for each core that the process may use (its CPU
+    /// Number of lanes, 1 to 256. Default: one for each CPU that the process may use (its CPU
     /// affinity and its cgroup's CPU quota, as [`std::thread::available_parallelism`] counts).
     pub fn lanes(&mut self, lanes: usize) -> &mut Self {
         self.lanes = Some(lanes);
@@ -113,7 +113,7 @@ impl Builder {
         self
     }
 
-    /// Which core each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default:
+    /// Which CPU each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default:
     /// [`Placement::Spread`].
     pub fn placement(&mut self, placement: Placement) -> &mut Self {
         self.config.placement = placement;
@@ -197,12 +197,12 @@ impl Builder {
 
     /// Delay after a small batch in [`Socket::serve`](crate::Socket::serve). Applies only while
     /// the batches after a delay show that it saves wake-ups. A datagram right behind another one
-    /// may be delayed by this time. Zero turns it off. Default: zero if no lanes share a core;
-    /// else 100 µs times the lanes per core, at most 1 ms. Engine `xdp` with
+    /// may be delayed by this time. Zero turns it off. Default: zero if no lanes share a CPU;
+    /// else 100 µs times the lanes per CPU, at most 1 ms. Engine `xdp` with
     /// [`WaitPolicy::Sleep`](Self::wait) uses at least twenty times the cost of a wake-up, which
     /// is measured on the machine, 50 to 500 µs.
-    pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {
-        self.config.rx_coalesce = Some(pause);
+    pub fn rx_coalesce(&mut self, delay: Duration) -> &mut Self {
+        self.config.rx_coalesce = Some(delay);
         self
     }
 
@@ -318,16 +318,16 @@ impl Builder {
         self
     }
 
-    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cores` cores.
+    /// The default of [`rx_coalesce`](Self::rx_coalesce) for `lanes` lanes on `cpus` CPUs.
     #[must_use]
-    pub fn default_rx_coalesce(lanes: usize, cores: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cores)
+    pub fn default_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
+        rx_coalesce::default_delay(lanes, cpus)
     }
 
     /// The same with engine `xdp`. The first call measures the cost of a wake-up, in about 1 ms.
     #[must_use]
-    pub fn default_xdp_rx_coalesce(lanes: usize, cores: usize) -> Duration {
-        rx_coalesce::default_delay(lanes, cores).max(rx_coalesce::xdp_delay())
+    pub fn default_xdp_rx_coalesce(lanes: usize, cpus: usize) -> Duration {
+        rx_coalesce::default_delay(lanes, cpus).max(rx_coalesce::xdp_delay())
     }
 }
 

@@ -1,6 +1,6 @@
 //! One UDP socket, many lanes.
 //!
-//! A [`Socket`] binds one address and has one receive queue and one send path per core: its lanes,
+//! A [`Socket`] binds one address and has one receive queue and one send path per CPU: its lanes,
 //! which share nothing with each other. [`Socket::serve`] runs a closure on each batch of
 //! datagrams, one pinned thread per lane:
 //!
@@ -17,7 +17,7 @@
 //! ```
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once),
-//! `probe` (what the machine can do), `placement` (which core), `steer` (which lane), `lane`,
+//! `probe` (what the machine can do), `placement` (which CPU), `steer` (which lane), `lane`,
 //! `wait` (what it does while its queue is empty), `io` (the engine, and the batch that it
 //! received), the application, `outbox` (what is sent), `counters`. `group` is the state that the
 //! lanes of a socket share; `socket` and `serve` connect these modules. Beside the path are

@@ -204,25 +204,25 @@ mod tests {
 
     #[test]
     fn a_control_socket_must_belong_to_its_named_process() {
-        let me = std::process::id();
+        let own_pid = std::process::id();
         let peer = |pid: u32, uid| PeerCred { pid, uid };
         for (pid, uid, own, wrong) in [
-            (me, 1000, 1000, None),
-            (me, 0, 1000, None),
-            (me, 1000, 0, None),
-            (me, 1001, 1000, Some("only root and the user 1001")),
+            (own_pid, 1000, 1000, None),
+            (own_pid, 0, 1000, None),
+            (own_pid, 1000, 0, None),
+            (own_pid, 1001, 1000, Some("only root and the user 1001")),
             (1, 0, 0, Some("is one of process 1 of the user 0, which is not that process")),
             (1, 1001, 0, Some("is one of process 1 of the user 1001")),
             (0, 0, 0, Some("cannot be seen from here")),
         ] {
-            let judged = verify_peer(peer(pid, uid), me, own);
+            let judged = verify_peer(peer(pid, uid), own_pid, own);
             let is_right = match wrong {
                 None => judged.is_ok(),
                 Some(why) => judged.as_ref().is_err_and(|said| said.contains(why)),
             };
             assert!(is_right, "{pid} of {uid}, asked by {own}: {judged:?}");
         }
-        assert_eq!(inner_pid(me), Some(me));
+        assert_eq!(inner_pid(own_pid), Some(own_pid));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Placement: which core a lane's thread runs on.
+//! Placement: which CPU a lane's thread runs on.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use manylane_sys::cpu;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Selects the core of each lane's thread. With more lanes than cores it starts over.
+/// Selects the CPU of each lane's thread. With more lanes than CPUs it starts over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {

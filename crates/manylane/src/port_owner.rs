@@ -12,7 +12,7 @@ use manylane_sys::udp_table::Entry;
 const UDP_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
 /// Maximum wait for the kernel to close a socket. Takes up to 100 ms, and many seconds if other
-/// threads keep all processors busy: RCU callbacks are then late, too.
+/// threads keep all CPUs busy: RCU callbacks are then late, too.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum time for the kernel to release what a dead process held: its port, queue or XDP
@@ -96,7 +96,7 @@ fn describe(entry: &Entry, owner: &Owner) -> String {
     match owner {
         Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
         Owner::NoProcess => {
-            format!("a socket of user {} that no process has which can be seen here", entry.uid)
+            format!("a socket of user {} that no visible process has open", entry.uid)
         }
         Owner::Unknown => format!("a process of user {} that this one may not see", entry.uid),
     }

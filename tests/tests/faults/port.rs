@@ -136,7 +136,7 @@ fn child_binds_a_port_of_no_process() {
     drop(socket);
     // The port is not released during the wait: the kernel has it, or an invisible process.
     let text = open_error(addr);
-    assert!(text.ends_with("by a socket of user 0 that no process has which can be seen here"), "{text}");
+    assert!(text.ends_with("by a socket of user 0 that no visible process has open"), "{text}");
     let (told, tid) = std::sync::mpsc::channel();
     let next = thread::spawn(move || {
         told.send(gettid()).unwrap();

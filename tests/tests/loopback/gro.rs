@@ -60,8 +60,8 @@ on_every_variant! {
             }
             let total = driver.handle.counters().total();
             assert_eq!((total.delivered, total.delivered_bytes), (delivered + 2, bytes + 3));
-            let trains = GSO_MESSAGES.len() as u64;
-            let expected = if variant.gro { (trains, trains + 2) } else { (0, delivered + 2) };
+            let gro_messages = GSO_MESSAGES.len() as u64;
+            let expected = if variant.gro { (gro_messages, gro_messages + 2) } else { (0, delivered + 2) };
             // With XDP they arrive segmented.
             if !variant.is_xdp() {
                 assert_eq!((total.gro_messages, total.messages), expected);

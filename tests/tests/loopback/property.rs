@@ -18,10 +18,10 @@ struct Sending {
 fn sending() -> impl Strategy<Value = Sending> {
     let size = prop_oneof![0_usize..20, 0_usize..2000, Just(1472), Just(1473), Just(9000)];
     let one = (0..PEERS, size).prop_map(|(peer, len)| Sending { peer, segment: len, len });
-    let train = (0..PEERS, prop_oneof![1_usize..40, 1_usize..1400], 1_usize..20, 0_usize..1400).prop_map(
+    let gso = (0..PEERS, prop_oneof![1_usize..40, 1_usize..1400], 1_usize..20, 0_usize..1400).prop_map(
         |(peer, segment, count, last)| Sending { peer, segment, len: segment * count + last % segment },
     );
-    prop_oneof![one, train]
+    prop_oneof![one, gso]
 }
 
 /// The datagrams of a send.

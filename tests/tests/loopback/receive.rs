@@ -93,7 +93,7 @@ on_every_variant! {
             let mut driver = LaneDriver::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
             let clients: Vec<_> = (0..5).map(|_| Client::to(driver.addr())).collect();
             let of = |number: usize| (&clients[number % 5], pattern(number, number * 7 % 300));
-            // From one processor, because the kernel may deliver datagrams from two of them in
+            // From one CPU, because the kernel may deliver datagrams from two of them in
             // another order.
             send_and_wait(|| {
                 for (client, payload) in (0..150).map(of) {

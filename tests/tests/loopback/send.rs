@@ -41,10 +41,10 @@ fn send_reply<'a>(
 }
 
 /// Sends the replies of `script` in one batch of a lane with a ring of `ring` messages, in each
-/// way. Each client must get its own, in order. `trains` is the number of messages with more than
-/// one datagram that a lane with GSO sends.
-fn check_replies(variant: &Variant, ring: usize, request: usize, script: &[Reply], trains: u64) {
-    check_replies_with(variant, ring, request, script, |_| trains);
+/// way. Each client must get its own, in order. `gso_messages` is the number of messages with more
+/// than one datagram that a lane with GSO sends.
+fn check_replies(variant: &Variant, ring: usize, request: usize, script: &[Reply], gso_messages: u64) {
+    check_replies_with(variant, ring, request, script, |_| gso_messages);
 }
 
 fn check_replies_with(
@@ -52,9 +52,9 @@ fn check_replies_with(
     ring: usize,
     request: usize,
     script: &[Reply],
-    trains: impl Fn(ReplyMode) -> u64,
+    gso_messages: impl Fn(ReplyMode) -> u64,
 ) {
-    let mut sent_trains = 0;
+    let mut sent_gso_messages = 0;
     let clients = script.iter().map(|(client, _)| client + 1).max().unwrap();
     let builder = &mut variant.builder("127.0.0.1:0");
     let mut driver = LaneDriver::new(builder.lanes(1).batch(ring).open().unwrap());
@@ -81,11 +81,11 @@ fn check_replies_with(
         let replies = rounds * script.len() as u64;
         assert_eq!((total.offered, total.sent, total.lost()), (replies, replies, 0), "{how:?}");
         assert_eq!(total.sent_bytes, rounds * bytes as u64, "{how:?}");
-        sent_trains += if variant.gso { trains(how) } else { 0 };
+        sent_gso_messages += if variant.gso { gso_messages(how) } else { 0 };
         // With XDP each is a frame of its own. Which of the first ones leave through the companion
         // is not determined.
         if !variant.is_xdp() {
-            assert_eq!(total.gso_messages, sent_trains, "{how:?}");
+            assert_eq!(total.gso_messages, sent_gso_messages, "{how:?}");
         }
         assert_eq!(total.gso_fallbacks, 0, "{how:?}");
     }
@@ -94,9 +94,9 @@ fn check_replies_with(
 on_every_variant! {
     fn equal_sizes_to_one_peer_are_sent_by_gso(variant) {
         // One datagram is not joined; a GSO message has at most 64.
-        for (replies, trains) in [(1, 0), (2, 1), (63, 1), (64, 1), (65, 1), (66, 2), (128, 2), (130, 3)] {
+        for (replies, gso_messages) in [(1, 0), (2, 1), (63, 1), (64, 1), (65, 1), (66, 2), (128, 2), (130, 3)] {
             let script: Vec<Reply> = (0..replies).map(|at| (0, at * 10..at * 10 + 10)).collect();
-            check_replies(variant, 256, 1400, &script, trains);
+            check_replies(variant, 256, 1400, &script, gso_messages);
         }
     }
 
@@ -125,7 +125,7 @@ on_every_variant! {
     }
 
     fn more_replies_than_the_ring_holds(variant, 1 queue) {
-        // 1 message or 4 are soon full: with one size, with many, and with peers in turn.
+        // 1 message or 4 are soon full: with one size, with many, and with alternating peers.
         let one: Vec<Reply> = (0..150).map(|at| (0, at..at + 8)).collect();
         check_replies(variant, 1, 300, &one, 3);
         check_replies(variant, 4, 300, &one, 3);

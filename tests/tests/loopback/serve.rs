@@ -75,7 +75,7 @@ on_every_variant! {
         serving.handle.stop();
         drop((release, enter));
         let total = serving.outcome().unwrap().total();
-        // In any order, because a client that moves to another processor meanwhile sends through
+        // In any order, because a client that moves to another CPU meanwhile sends through
         // another queue.
         let mut due: Vec<_> = (0..101).map(|number| pattern(number, 60)).collect();
         let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();

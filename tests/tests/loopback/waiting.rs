@@ -132,17 +132,17 @@ on_every_engine! {
 
 #[test]
 fn loopback_lanes_sharing_cores_sleep_by_default() {
-    let cores = cpu::affinity().unwrap().len();
+    let cpus = cpu::affinity().unwrap().len();
     let open = |lanes: usize, policy| {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
         builder.lanes(lanes).wait(policy).open().unwrap().waiting()
     };
-    assert_eq!(open(cores, WaitPolicy::Adaptive).policy, WaitPolicy::Adaptive);
-    let crowded = open(cores + 1, WaitPolicy::Adaptive);
+    assert_eq!(open(cpus, WaitPolicy::Adaptive).policy, WaitPolicy::Adaptive);
+    let crowded = open(cpus + 1, WaitPolicy::Adaptive);
     assert_eq!(crowded.policy, WaitPolicy::Sleep);
     assert!(crowded.reason.unwrap().contains("share"));
     let spin = WaitPolicy::Spin(MILLISECOND);
-    assert_eq!(open(cores + 1, spin).policy, spin);
+    assert_eq!(open(cpus + 1, spin).policy, spin);
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn netns_route_and_policy_refusals_are_counted_by_reason() {
             let peer = SocketAddr::new(peer.parse().unwrap(), 7);
             let mut done = send(&mut driver, peer, COUNT);
             let mut out = driver.lanes[0].sender();
-            (0..COUNT).for_each(|_| out.send_to(peer, b"one of a train"));
+            (0..COUNT).for_each(|_| out.send_to(peer, b"one of several"));
             done.lost += out.flush().lost;
             drop(out);
             assert_eq!((done.sent, done.lost), (0, 2 * COUNT), "{refusal}");
@@ -320,8 +320,8 @@ fn netns_replies_pass_a_device_without_csum_offload() {
         assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
         // Since Linux 6.11 the kernel computes the checksums of a GSO message for such a device.
         // Older kernels refuse, and after the first refusal the lane uses no GSO at all.
-        let (trains, refused) = (counted.gso_messages, counted.gso_fallbacks);
-        assert!((trains, refused) == (round, 0) || (trains, refused) == (0, 1), "{counted:?}");
+        let (gso_messages, refused) = (counted.gso_messages, counted.gso_fallbacks);
+        assert!((gso_messages, refused) == (round, 0) || (gso_messages, refused) == (0, 1), "{counted:?}");
     }
 }
 

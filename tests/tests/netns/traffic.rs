@@ -63,7 +63,7 @@ fn netns_policy_cpu_follows_the_receiving_cpu() {
         });
         let mut driver = lane_driver(b, socket);
         for cpu in &cpus[..2] {
-            // The generator's core is also the one on which the other end receives. There are many
+            // The generator's CPU is also the one on which the other end receives. There are many
             // flows, so that nothing else could have put them all into one queue.
             let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(driver.addr(), 20) };
             let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
@@ -111,7 +111,7 @@ fn netns_gso_messages_arrive_as_datagrams() {
     for (ipv6, gro) in [(false, true), (true, true), (false, false), (true, false)] {
         let mut driver = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
         let client = client(a, a.ip(0, ipv6), driver.addr());
-        let (mut datagrams, mut trains) = (0, 0);
+        let (mut datagrams, mut gso_messages) = (0, 0);
         // The last datagram of a GSO message: full, with one byte, nearly full; messages of two
         // and of sixty-four.
         for (segment, len) in
@@ -125,12 +125,12 @@ fn netns_gso_messages_arrive_as_datagrams() {
             assert!(parts == bytes.chunks(segment).collect::<Vec<_>>(), "{len} bytes by {segment}");
             assert!(got.iter().all(|got| got.peer == client.addr() && !got.truncated));
             datagrams += count as u64;
-            trains += 1;
+            gso_messages += 1;
         }
         let total = driver.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
         // A GSO message passes through a veth link unsegmented.
-        let expected = if gro { (trains, trains) } else { (datagrams, 0) };
+        let expected = if gro { (gso_messages, gso_messages) } else { (datagrams, 0) };
         assert_eq!((total.messages, total.gro_messages), expected, "GRO {gro}, IPv6 {ipv6}");
     }
 }
@@ -291,8 +291,8 @@ fn send_over(socket: &UdpSocket, host: &Host, target: SocketAddr) -> bool {
 }
 
 #[test]
-fn netns_eight_lanes_share_the_cores() {
-    if !skip::need_root("netns_eight_lanes_share_the_cores") {
+fn netns_eight_lanes_share_the_cpus() {
+    if !skip::need_root("netns_eight_lanes_share_the_cpus") {
         return;
     }
     const COUNT: u64 = 20_000;

@@ -135,7 +135,7 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     let client = client(a, a.ip4(0).into(), serving.addr);
     client.ping();
     let thread = told.recv_timeout(TEST_TIMEOUT).unwrap();
-    // A spinning thread never yields its core voluntarily. This one checks for a removal, and
+    // A spinning thread never yields its CPU voluntarily. This one checks for a removal, and
     // sleeps again.
     for _ in 0..3 {
         let before = sleeps(&thread);

@@ -7,7 +7,7 @@
 //!
 //! 1. The receiver is created, with its buffers and registrations, and receives some datagrams, so
 //!    that all pages are mapped.
-//! 2. Repeated: a queue is filled, from another core if there is one; the CPU clock is read; calls
+//! 2. Repeated: a queue is filled, from another CPU if there is one; the CPU clock is read; calls
 //!    drain the queue; the clock is read again. Datagrams that do not arrive are counted as lost.
 
 use std::any::Any;

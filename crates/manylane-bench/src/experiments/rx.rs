@@ -66,7 +66,7 @@ pub fn run(
             .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
     }
     if options.gso {
-        settings.sender += " in trains (UDP GSO)";
+        settings.sender += " in GSO messages";
     }
     let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
     let mut bench = Bench { setup, options, limits, controller: director, start, spent, planned };

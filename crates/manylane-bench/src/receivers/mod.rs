@@ -119,7 +119,7 @@ pub struct ReceiverOptions {
     pub recv_buffer: usize,
     /// Largest payload that will arrive.
     pub size: usize,
-    /// Processors that threads are pinned to, in turn; empty for no pinning.
+    /// CPUs that threads are pinned to, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
     /// Delay of lanes and `reuseport/*` after a batch that was not full; zero for none.
     pub rx_coalesce: Duration,
@@ -160,7 +160,7 @@ impl ReceiverOptions {
 pub(crate) const BUF_SIZE_MIN: usize = 2048;
 
 /// Entries of the rings of each queue, of all receivers with rings: the maximum of lanes. A
-/// hypervisor may take a core away for longer than a quarter of them lasts, and kernel sockets
+/// hypervisor may take a CPU away for longer than a quarter of them lasts, and kernel sockets
 /// have large queues, too.
 pub const RING_SIZE: u32 = 16_384;
 

@@ -22,25 +22,25 @@ const GRO_SIZE_MAX: usize = 65_535;
 /// Starts threads that share one socket, or have one each.
 pub(crate) fn start(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
     // If threads that share one socket delayed, one of them would receive everything.
-    let pause = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
+    let delay = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
     let control = needs_local_address(options);
     let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
     let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
     let (work, app_work) = (options.work, options.synthetic_work);
     let handle = move |message: &Message<'_>| process_datagram(message, app_work);
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
-        recv_loop(worker, socket, ring, pause, work, handle)
+        recv_loop(worker, socket, ring, delay, work, handle)
     })
 }
 
 pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let flags = [&[Flag::Gro], pktinfo_flags(options)].concat();
     let sockets = workers::bind(options, options.threads, &flags)?;
-    let (pause, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let (delay, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
     let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
     let handle = move |message: &Message<'_>| process_gro_message(message, app_work);
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
-        recv_loop(worker, socket, ring, pause, work, handle)
+        recv_loop(worker, socket, ring, delay, work, handle)
     })
 }
 
@@ -66,13 +66,13 @@ fn process_gro_message(message: &Message<'_>, app_work: SyntheticWork) -> u64 {
     datagrams.count() as u64
 }
 
-/// The common loop. `look` reads a message and returns its number of datagrams.
+/// The common loop. `handle` reads a message and returns its number of datagrams.
 #[inline]
 fn recv_loop(
     worker: &WorkerCtx<'_>,
     socket: &UdpSocket,
     ring: RecvOptions,
-    pause: Duration,
+    delay: Duration,
     work: Work,
     handle: impl Fn(&Message<'_>) -> u64,
 ) -> Result<()> {
@@ -93,11 +93,11 @@ fn recv_loop(
         worker.stats.set_delivered(delivered);
         // Delays for a larger batch, unless more is probably queued, as after a full batch.
         wait = Wait::First;
-        if !pause.is_zero() {
+        if !delay.is_zero() {
             if messages == ring.capacity() {
                 wait = Wait::Never;
             } else {
-                tick::sleep(pause);
+                tick::sleep(delay);
             }
         }
     }

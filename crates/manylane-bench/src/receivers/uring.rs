@@ -27,9 +27,9 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
     let control = needs_local_address(options);
     let sockets = workers::bind(options, options.threads, pktinfo_flags(options))?;
     let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
-    let (pause, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let (delay, work, app_work) = (options.rx_coalesce, options.work, options.synthetic_work);
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
-        recv_loop(worker, socket, ring, pause, (work, app_work))
+        recv_loop(worker, socket, ring, delay, (work, app_work))
     })
 }
 
@@ -37,7 +37,7 @@ fn recv_loop(
     worker: &WorkerCtx<'_>,
     socket: &UdpSocket,
     options: BareOptions,
-    pause: Duration,
+    delay: Duration,
     (work, app_work): (Work, SyntheticWork),
 ) -> Result<()> {
     let mut ring =
@@ -61,11 +61,11 @@ fn recv_loop(
         }
         worker.stats.set_delivered(delivered);
         sleep = Some(RECV_TIMEOUT);
-        if !pause.is_zero() {
+        if !delay.is_zero() {
             if messages == options.batch {
                 sleep = None;
             } else {
-                tick::sleep(pause);
+                tick::sleep(delay);
             }
         }
     }

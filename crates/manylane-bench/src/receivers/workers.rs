@@ -15,7 +15,7 @@ use manylane_sys::{cpu, measure, xsk};
 
 use crate::receivers::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 
-/// State that one thread publishes, on two cache lines of its own, because processors fetch lines
+/// State that one thread publishes, on two cache lines of its own, because CPUs fetch lines
 /// in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

@@ -102,18 +102,18 @@ pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn
         // threads.
         shares[(number + queue as usize) % options.threads].push(socket);
     }
-    let (batch, pause, app_work) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
+    let (batch, delay, app_work) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
     // Without simulated work, the check is not in the loop.
     let is_idle = app_work.is_zero();
     Workers::start(options, (options.addr, sources), shares, programs, move |worker, share| {
         match (answers, is_idle) {
             (false, true) => {
-                recv_loop(worker, share, (batch, pause), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
+                recv_loop(worker, share, (batch, delay), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
             }
-            (false, false) => recv_loop(worker, share, (batch, pause), |socket| {
+            (false, false) => recv_loop(worker, share, (batch, delay), |socket| {
                 Ok(poll_queue::<R>(socket, batch, || app_work.run()))
             }),
-            (true, _) => recv_loop(worker, share, (batch, pause), |socket| {
+            (true, _) => recv_loop(worker, share, (batch, delay), |socket| {
                 poll_and_reply::<R>(socket, batch, app_work)
             }),
         }
@@ -135,7 +135,7 @@ pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
 #[inline]
 pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> PollResult {
     let mut refused = 0;
-    let taken = socket.receive(batch, |packet| {
+    let frames = socket.receive(batch, |packet| {
         let payload = R::payload(packet);
         if R::REJECTS_INVALID && payload.is_none() {
             refused += 1;
@@ -144,7 +144,7 @@ pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: 
         black_box(payload.and_then(<[u8]>::first).copied());
         work();
     });
-    PollResult { frames: taken, datagrams: taken - refused }
+    PollResult { frames, datagrams: frames - refused }
 }
 
 /// Receives a batch of one queue, and sends it back.
@@ -154,7 +154,7 @@ fn poll_and_reply<R: FrameParser>(
     app_work: SyntheticWork,
 ) -> Result<PollResult> {
     let mut refused = 0;
-    let taken = socket.reply(batch, |packet| {
+    let frames = socket.reply(batch, |packet| {
         let payload = R::payload(packet);
         if R::REJECTS_INVALID && payload.is_none() {
             refused += 1;
@@ -164,16 +164,16 @@ fn poll_and_reply<R: FrameParser>(
         app_work.run();
         R::reply_in_place(packet)
     });
-    let taken = taken.context("answering from a queue")?;
-    Ok(PollResult { frames: taken, datagrams: taken - refused })
+    let frames = frames.context("answering from a queue")?;
+    Ok(PollResult { frames, datagrams: frames - refused })
 }
 
 #[inline]
 fn recv_loop(
     worker: &WorkerCtx<'_>,
     mut share: Vec<RawXsk>,
-    (batch, pause): (u32, Duration),
-    take: impl Fn(&mut RawXsk) -> Result<PollResult>,
+    (batch, delay): (u32, Duration),
+    receive: impl Fn(&mut RawXsk) -> Result<PollResult>,
 ) -> Result<()> {
     let mut watch = Epoll::new(share.len())?;
     for (token, socket) in share.iter().enumerate() {
@@ -185,13 +185,13 @@ fn recv_loop(
     while !worker.should_stop() {
         let mut most = 0;
         for socket in &mut share {
-            let looked = take(socket)?;
-            delivered += u64::from(looked.datagrams);
-            most = most.max(looked.frames);
+            let result = receive(socket)?;
+            delivered += u64::from(result.datagrams);
+            most = most.max(result.frames);
         }
         if most == 0 && is_owed {
             is_owed = false;
-            tick::sleep(pause);
+            tick::sleep(delay);
             continue;
         }
         if most == 0 {
@@ -201,9 +201,9 @@ fn recv_loop(
             continue;
         }
         worker.stats.set_delivered(delivered);
-        is_owed = !pause.is_zero() && most == batch;
-        if !pause.is_zero() && most < batch {
-            tick::sleep(pause);
+        is_owed = !delay.is_zero() && most == batch;
+        if !delay.is_zero() && most < batch {
+            tick::sleep(delay);
         }
     }
     Ok(())

@@ -60,7 +60,7 @@ pub fn head(title: &str, lead: &str) -> String {
 fn subtitle<R>(document: &Document<BenchSettings, R>) -> String {
     let (machine, settings) = (&document.machine, &document.settings);
     format!(
-        "{} processors ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, receivers taking turns.",
+        "{} CPUs ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, receivers taking turns.",
         machine.cpus,
         machine.model,
         machine.kernel,
@@ -98,7 +98,7 @@ pub fn about(page: &mut String, machine: &Machine, settings: &[(&str, String)]) 
     let machine = [
         ("Machine", size),
         ("Kernel", machine.kernel.clone()),
-        ("Idle processors", machine.idle.clone()),
+        ("Idle CPUs", machine.idle.clone()),
         ("Mitigations", machine.mitigations.join("; ")),
     ];
     page.push_str("<section><h2>How it was measured</h2>\n<dl>\n");

@@ -75,12 +75,12 @@ pub const PAUSE_BINS: usize = 24;
 /// Pauses of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct FloodPauses {
-    /// `program` (a thread that only looks at the clock, on the lane's processor),
+    /// `program` (a thread that only reads the clock, on the lane's CPU),
     /// `program beside the sender` (on that one's), `lane` (between two calls of its closure),
     /// `observer` (a thread that sleeps 100 µs again and again; how late it wakes), `sender`
-    /// (between two looks at its schedule).
+    /// (between two reads of its schedule).
     pub who: String,
-    /// Its processor.
+    /// Its CPU.
     pub cpu: usize,
     /// Length of the observation in seconds.
     pub seconds: f64,
@@ -100,7 +100,7 @@ pub struct FloodPauses {
     /// Share of the time that the thread ran; of `program` only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// Stolen time of this processor in milliseconds (`steal` in `/proc/stat`, in steps of 10 ms).
+    /// Stolen time of this CPU in milliseconds (`steal` in `/proc/stat`, in steps of 10 ms).
     pub steal_ms: f64,
     /// Histogram of the pauses: below 1 µs, then up to 2, 4, 8 µs and so on; the last bin has all
     /// longer ones.
@@ -124,14 +124,14 @@ impl FloodPauses {
 pub struct FloodGap {
     /// Total length.
     pub ms: f64,
-    /// Other threads ran on the processor (`run_delay`), including stolen time meanwhile.
+    /// Other threads ran on the CPU (`run_delay`), including stolen time meanwhile.
     pub waited_ms: f64,
-    /// The hypervisor had taken the processor.
+    /// The hypervisor had taken the CPU.
     pub stolen_ms: f64,
     /// Part of `waited_ms`: the flood generator ran, including the receive work for its frames in
     /// its context.
     pub sender_ms: f64,
-    /// Part of `waited_ms`, on the lane's processor: the lane's own thread ran.
+    /// Part of `waited_ms`, on the lane's CPU: the lane's own thread ran.
     pub lane_ms: f64,
 }
 
@@ -148,7 +148,7 @@ pub struct FloodRow {
     pub figures: Metrics,
     /// Share of the requests of regular clients that were answered.
     pub answered: Option<f64>,
-    /// The longest pause in milliseconds: of `program` on the lane's processor, in part `sources`
+    /// The longest pause in milliseconds: of `program` on the lane's CPU, in part `sources`
     /// of the lane.
     pub longest_ms: Option<f64>,
     /// See [`FloodPauses`].
@@ -221,7 +221,7 @@ fn watched(part: &str) -> &'static str {
     if part == "sources" { "lane" } else { "program" }
 }
 
-/// A program that shares its processor with the flood generator.
+/// A program that shares its CPU with the flood generator.
 pub const SENDER_CPU_PROGRAM: &str = "program beside the sender";
 
 impl Figures for FloodRow {

@@ -22,9 +22,9 @@ pub struct RttMetrics {
     pub max_ns: f64,
     /// 99th percentile of the generator's delay behind its own schedule, in nanoseconds.
     pub behind_p99_ns: f64,
-    /// Processors that the answering thread kept busy, at most 1.
+    /// CPUs that the answering thread kept busy, at most 1.
     pub server_cores: f64,
-    /// Busy processors of the machine, including the generator, which sleeps only in `idle`.
+    /// Busy CPUs of the machine, including the generator, which sleeps only in `idle`.
     pub machine_cores: f64,
 }
 
@@ -125,8 +125,8 @@ impl Figures for RttRow {
         "p99.9",
         "max",
         "behind p99",
-        "server cores",
-        "machine cores",
+        "server CPUs",
+        "machine CPUs",
     ];
 
     fn cells(&self, all: &[Self]) -> Vec<String> {
@@ -178,9 +178,9 @@ impl Figures for RttRow {
                     row.samples_of(|sample| sample.rtt.p99_ns / 1e3)
                 }),
                 Grid::new(&shown, "requests", key).lines(
-                    &title("processors that the answering thread keeps busy"),
+                    &title("CPUs that the answering thread keeps busy"),
                     "Lower is better.",
-                    "processors",
+                    "CPUs",
                     |row| row.samples_of(|sample| sample.rtt.server_cores),
                 ),
             ]);

@@ -57,7 +57,7 @@ pub(crate) enum BenchCommand {
     /// clients: how many requests of regular clients are answered beside a flood. sources: growth
     /// of memory, and pauses of the server, with 100,000 new sources per second compared with one.
     /// program: how long a busy program is kept from running. The server has one lane. The flood
-    /// is generated on another processor, with limits and without.
+    /// is generated on another CPU, with limits and without.
     #[command(after_long_help = "Example:\n  sudo manylane bench flood --quick --parts clients")]
     Flood(FloodArgs),
 }
@@ -316,13 +316,13 @@ pub(crate) struct BenchArgs {
     pub(crate) recv_buffer: Option<usize>,
     /// Delay before a receive (lanes, reuseport/*); 0: none [default: 0 to 1000]
     ///
-    /// Default: 100 microseconds for each thread that shares a processor, if any do.
+    /// Default: 100 microseconds for each thread that shares a CPU, if any do.
     #[arg(long, value_name = "USECS")]
     pub(crate) rx_usecs: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
-    /// Processors of receiving threads, such as 0-3,6 [default: all but the sender's]
+    /// CPUs of receiving threads, such as 0-3,6 [default: all but the sender's]
     #[arg(long, value_name = "CPUS", value_parser = parse::cpus)]
     pub(crate) receiver_cpus: Option<CpuList>,
     /// Folder for the JSON with all samples and the HTML report

@@ -26,7 +26,7 @@ pub(crate) use self::machine::{DoctorArgs, TuneArgs};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;
 
-/// One UDP socket, a lane per core: serve, send and measure.
+/// One UDP socket, a lane per CPU: serve, send and measure.
 #[derive(Debug, Parser)]
 #[command(name = "manylane", version, arg_required_else_help = true, infer_subcommands = false)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 bad usage.")]
@@ -74,7 +74,7 @@ pub(crate) enum Command {
         after_long_help = "Examples:\n  manylane capture -w frames.pcapng\n  manylane capture 192.0.2.1:53 | tcpdump -n -r -"
     )]
     Capture(CaptureArgs),
-    /// Show lanes of running processes: rates, queues, losses by reason, processors
+    /// Show lanes of running processes: rates, queues, losses by reason, CPUs
     ///
     /// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that
     /// open a control socket with the library (manylane::control), in the current network

@@ -23,7 +23,7 @@ pub(crate) struct EchoArgs {
     /// Address and port to serve, such as 0.0.0.0:7, [::]:7 or 127.0.0.1:0
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
-    /// Number of lanes [default: one for each processor]
+    /// Number of lanes [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
     /// How lanes talk to the kernel: auto, mmsg, uring or xdp
@@ -56,7 +56,7 @@ pub(crate) struct EchoArgs {
     /// Backend that does the steering: auto, ebpf, classic-bpf or kernel
     #[arg(long, default_value_t = SteeringBackend::Auto, value_name = "BACKEND")]
     pub(crate) steering_backend: SteeringBackend,
-    /// Processors of the lanes: spread, pack, none, or a list such as 0,2,4-7
+    /// CPUs of the lanes: spread, pack, none, or a list such as 0,2,4-7
     #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
     pub(crate) placement: Placement,
     /// Maximum number of messages that one call receives or sends
@@ -72,7 +72,7 @@ pub(crate) struct EchoArgs {
     pub(crate) gso: Switch,
     /// Delay before a receive if that saves wake-ups; 0: none [default: 0 to 1000]
     ///
-    /// As rx-usecs of ethtool. Default: 100 microseconds for each lane that shares a processor, if
+    /// As rx-usecs of ethtool. Default: 100 microseconds for each lane that shares a CPU, if
     /// any do.
     #[arg(long, value_name = "USECS")]
     pub(crate) rx_usecs: Option<u64>,

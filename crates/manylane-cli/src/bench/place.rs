@@ -61,8 +61,9 @@ impl Place {
 
     /// Checks that each of the receivers can run here.
     pub(super) fn check_receivers<R: Receiver>(self, receivers: &[R]) -> Result<()> {
-        let can = manylane::probe();
-        match receivers.iter().find_map(|receiver| receiver.obstacle(self, &can).map(|why| (receiver, why))) {
+        let probe = manylane::probe();
+        match receivers.iter().find_map(|receiver| receiver.obstacle(self, &probe).map(|why| (receiver, why)))
+        {
             Some((receiver, why)) => bail!("{receiver} {why}"),
             None => Ok(()),
         }
@@ -70,8 +71,8 @@ impl Place {
 
     /// Those of `all` that can run here.
     pub(super) fn available<R: Receiver + Copy>(self, all: &[R]) -> Vec<R> {
-        let can = manylane::probe();
-        all.iter().copied().filter(|receiver| receiver.obstacle(self, &can).is_none()).collect()
+        let probe = manylane::probe();
+        all.iter().copied().filter(|receiver| receiver.obstacle(self, &probe).is_none()).collect()
     }
 
     /// Checks that the payloads fit the frames of a testbed.
@@ -107,18 +108,18 @@ pub(super) fn check(common: &BenchArgs, compares_batches: bool) -> Result<()> {
     if let Some(cpu) = denied {
         let all = allowed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         bail!(UsageError(format!(
-            "--receiver-cpus: this process may not run on processor {cpu}; give some of {all}"
+            "--receiver-cpus: this process may not run on CPU {cpu}; give some of {all}"
         )));
     }
     Ok(())
 }
 
-/// Checks that `what` gets two processors: the sender's and the first one of the receivers.
+/// Checks that `what` gets two CPUs: the sender's and the first one of the receivers.
 pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<()> {
     let (sender, receivers) = Setup::assign_cpus(common.receiver_cpus.clone());
     ensure!(
         sender.is_some() && sender != receivers.first().copied(),
-        "{what} needs two processors: one for the sender, another one for the receiver (--receiver-cpus)"
+        "{what} needs two CPUs: one for the sender, another one for the receiver (--receiver-cpus)"
     );
     Ok(())
 }
@@ -126,38 +127,38 @@ pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<(
 /// A receiver that may lack something on this machine.
 pub(super) trait Receiver: Display {
     /// What keeps it from running at `place`.
-    fn obstacle(&self, place: Place, can: &Probe) -> Option<String>;
+    fn obstacle(&self, place: Place, probe: &Probe) -> Option<String>;
 }
 
-fn obstacle(place: Place, can: &Probe, needs_device: bool, needs_uring: bool) -> Option<String> {
+fn obstacle(place: Place, probe: &Probe, needs_device: bool, needs_uring: bool) -> Option<String> {
     if needs_device && !place.has_device() {
         return Some("takes frames from a device: it needs a testbed (root, without --loopback)".into());
     }
-    let missing = can.uring.as_ref().err().filter(|_| needs_uring)?;
+    let missing = probe.uring.as_ref().err().filter(|_| needs_uring)?;
     Some(format!("needs io_uring: {missing}"))
 }
 
 impl Receiver for Kind {
-    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
-        obstacle(place, can, self.needs_device(), self.needs_uring())
+    fn obstacle(&self, place: Place, probe: &Probe) -> Option<String> {
+        obstacle(place, probe, self.needs_device(), self.needs_uring())
     }
 }
 
 impl Receiver for RecvMethod {
-    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
-        obstacle(place, can, self.needs_device(), self.needs_uring())
+    fn obstacle(&self, place: Place, probe: &Probe) -> Option<String> {
+        obstacle(place, probe, self.needs_device(), self.needs_uring())
     }
 }
 
 impl Receiver for Contender {
-    fn obstacle(&self, place: Place, can: &Probe) -> Option<String> {
+    fn obstacle(&self, place: Place, probe: &Probe) -> Option<String> {
         let polled: &[_] = match self.kind {
             _ if !matches!(self.wait, WaitPolicy::BusyPoll(_)) => &[],
-            Kind::LaneUring => &[&can.uring_napi],
-            Kind::LaneXdp => &[&can.busy_poll, &can.epoll_busy_poll],
-            _ => &[&can.busy_poll],
+            Kind::LaneUring => &[&probe.uring_napi],
+            Kind::LaneXdp => &[&probe.busy_poll, &probe.epoll_busy_poll],
+            _ => &[&probe.busy_poll],
         };
         let missing = polled.iter().find_map(|tried| tried.as_ref().err());
-        self.kind.obstacle(place, can).or_else(|| missing.map(|why| format!("needs busy polling: {why}")))
+        self.kind.obstacle(place, probe).or_else(|| missing.map(|why| format!("needs busy polling: {why}")))
     }
 }

@@ -20,7 +20,7 @@ pub(crate) enum Target {
     Sysctl { name: String },
     /// A file of a device below `/sys/class/net/DEVICE`.
     DeviceFile { device: String, file: String },
-    /// A file of a processor below `/sys/devices/system/cpu/cpuN`.
+    /// A file of a CPU below `/sys/devices/system/cpu/cpuN`.
     CpuFile { cpu: usize, file: String },
     /// A parameter of a module, which may be built in: a file below
     /// `/sys/module/MODULE/parameters`.
@@ -209,9 +209,9 @@ impl Target {
         Ok(())
     }
 
-    /// True if two values mean the same. Masks and lists of processors have several text forms.
+    /// True if two values mean the same. Masks and lists of CPUs have several text forms.
     pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
-        use super::gather::files::parse_cpu_mask;
+        use super::collect::files::parse_cpu_mask;
         use manylane_sys::cpu::parse_list;
         match self {
             Self::DeviceFile { file, .. } if file.ends_with("_cpus") => {
@@ -228,9 +228,9 @@ impl std::fmt::Display for Target {
         match self {
             Self::Sysctl { name } => f.write_str(name),
             Self::DeviceFile { device, file } => write!(f, "{file} of {device}"),
-            Self::CpuFile { cpu, file } => write!(f, "{file} of processor {cpu}"),
+            Self::CpuFile { cpu, file } => write!(f, "{file} of CPU {cpu}"),
             Self::ModuleParameter { module, name } => write!(f, "{name} of the module {module}"),
-            Self::Interrupt { number } => write!(f, "the processors of interrupt {number}"),
+            Self::Interrupt { number } => write!(f, "the CPUs of interrupt {number}"),
             Self::CombinedQueues { device } => write!(f, "the queues of {device}"),
             Self::ReceiveQueues { device } => write!(f, "the receive queues of {device}"),
             Self::ReceiveRing { device } => write!(f, "the receive rings of {device}"),

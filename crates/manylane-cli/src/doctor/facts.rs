@@ -23,7 +23,7 @@ pub(crate) struct Facts {
     pub(crate) privileges: Privileges,
     /// Settings by name, as far as they can be read.
     pub(crate) sysctls: BTreeMap<String, u64>,
-    /// Processors.
+    /// CPUs.
     pub(crate) cpu: Cpu,
     /// Process id of `irqbalance`, if it runs and processes can be seen.
     pub(crate) irqbalance: Option<u32>,
@@ -76,20 +76,20 @@ impl Privileges {
     }
 }
 
-/// Processors.
+/// CPUs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Cpu {
     /// Those that are online.
     pub(crate) online: Vec<usize>,
     /// Those that are isolated from the scheduler (`isolcpus`).
     pub(crate) isolated: Vec<usize>,
-    /// Groups of processors that share a core (SMT).
+    /// Groups of CPUs that share a core (SMT).
     pub(crate) siblings: Vec<Vec<usize>>,
     /// Frequency governor of each, if any.
     pub(crate) governors: BTreeMap<usize, String>,
     /// The cpuidle governor, such as `menu`, or `haltpoll` in virtual machines.
     pub(crate) idle_governor: Option<String>,
-    /// Maximum time in nanoseconds that an idle processor of a virtual machine polls before it
+    /// Maximum time in nanoseconds that an idle CPU of a virtual machine polls before it
     /// halts, if the kernel has `haltpoll` (Linux 5.4).
     pub(crate) halt_poll_ns: Option<u64>,
     /// Idle states of each, if the kernel has several and supports a limit of their exit latency.
@@ -98,7 +98,7 @@ pub(crate) struct Cpu {
     pub(crate) nodes: BTreeMap<usize, u32>,
 }
 
-/// The idle states of a processor.
+/// The idle states of a CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Idle {
     /// Exit latency of each state in microseconds, by the kernel's table, without disabled states.
@@ -118,7 +118,7 @@ impl Idle {
         self.latencies.iter().copied().filter(|latency| *latency <= limit).max().unwrap_or(0)
     }
 
-    /// True if the processor polls instead of idling.
+    /// True if the CPU polls instead of idling.
     pub(crate) fn is_polling(&self) -> bool {
         self.limit == "n/a"
     }
@@ -134,7 +134,7 @@ pub(crate) struct Lane {
     /// Its wait policy (`manylane::WaitPolicy`); none for programs under `manylane run`, which
     /// have their own way to wait.
     pub(crate) wait: Option<String>,
-    /// Processors that the thread may run on.
+    /// CPUs that the thread may run on.
     pub(crate) cpus: Vec<usize>,
 }
 
@@ -169,11 +169,11 @@ pub(crate) struct Device {
     pub(crate) hash_udp4: Option<u64>,
     /// The same for IPv6.
     pub(crate) hash_udp6: Option<u64>,
-    /// Processors that each receive queue spreads to (RPS).
+    /// CPUs that each receive queue spreads to (RPS).
     pub(crate) rps: Option<Vec<Vec<usize>>>,
     /// Entries of the flow table of each receive queue (RFS).
     pub(crate) rfs: Option<Vec<u64>>,
-    /// Processors of each send queue (XPS).
+    /// CPUs of each send queue (XPS).
     pub(crate) xps: Option<Vec<Vec<usize>>>,
     /// True with threaded NAPI (Linux 5.12).
     pub(crate) threaded: Option<bool>,
@@ -221,9 +221,9 @@ pub(crate) struct Coalescing {
 pub(crate) struct Irq {
     pub(crate) number: u32,
     pub(crate) name: String,
-    /// Affinity: processors that may get it.
+    /// Affinity: CPUs that may get it.
     pub(crate) allowed: Vec<usize>,
-    /// Effective affinity: processors that get it.
+    /// Effective affinity: CPUs that get it.
     pub(crate) effective: Vec<usize>,
 }
 
@@ -253,7 +253,7 @@ pub(crate) struct Losses {
     pub(crate) udp4: Option<Udp>,
     /// `Udp6…` in `/proc/net/snmp6`.
     pub(crate) udp6: Option<Udp>,
-    /// `/proc/net/softnet_stat`, a row for each processor; machine-wide.
+    /// `/proc/net/softnet_stat`, a row for each CPU; machine-wide.
     pub(crate) softnet: Vec<Softnet>,
 }
 
@@ -267,7 +267,7 @@ pub(crate) struct Udp {
     pub(crate) memory: u64,
 }
 
-/// Counters of a processor's receive work.
+/// Counters of a CPU's receive work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Softnet {
     pub(crate) cpu: usize,

@@ -1,12 +1,12 @@
 //! `manylane doctor`: checks what limits UDP on this machine. `tune` makes the changes.
 //!
 //! ```text
-//! gather/ ─► facts.rs ─► rules/ ─► finding.rs ─► text.rs, JSON, exit code
+//! collect/ ─► facts.rs ─► rules/ ─► finding.rs ─► text.rs, JSON, exit code
 //!  /proc, /sys, netlink,   plain     facts in,         └─► change.rs ─► manylane tune
 //!  the library's probe     values    findings out
 //! ```
 //!
-//! - Only [`gather`] reads the machine, and it never fails. A value that cannot be read becomes a
+//! - Only [`collect`] reads the machine, and it never fails. A value that cannot be read becomes a
 //!   gap with its reason.
 //! - A rule sees facts and nothing else, and keeps no state. It reports a finding, no finding, or
 //!   that it cannot judge. A rule is data: its id, meaning, remedy and cost are a row of
@@ -15,10 +15,10 @@
 //!   changed here.
 
 pub(crate) mod change;
+pub(crate) mod collect;
 pub(crate) mod ethtool;
 pub(crate) mod facts;
 pub(crate) mod finding;
-pub(crate) mod gather;
 pub(crate) mod link;
 pub(crate) mod netlink;
 pub(crate) mod rules;
@@ -31,9 +31,9 @@ use manylane_measure::Machine;
 use manylane_sys::process;
 use serde_json::json;
 
+use self::collect::Scope;
 use self::facts::Facts;
 use self::finding::Verdict;
-use self::gather::Scope;
 use crate::args::DoctorArgs;
 use crate::output::{self, AlreadyReported};
 
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if let Some(pid) = asked.pid {
         ensure!(process::exists(pid), "there is no process {pid}");
     }
-    let facts = gather_facts(asked, args.duration)?;
+    let facts = collect_facts(asked, args.duration)?;
     let verdict = rules::evaluate(&facts);
     if args.json {
         output::print_json(&document(args, &facts, &verdict))?;
@@ -57,8 +57,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 /// The facts, with losses since boot or during `duration`.
-fn gather_facts(asked: Scope, duration: Option<Duration>) -> Result<Facts> {
-    let before = gather::gather_all(asked);
+fn collect_facts(asked: Scope, duration: Option<Duration>) -> Result<Facts> {
+    let before = collect::collect_all(asked);
     if before.asked && before.sockets.is_empty() {
         bail!("{}", no_socket_message(asked, &before));
     }
@@ -67,7 +67,7 @@ fn gather_facts(asked: Scope, duration: Option<Duration>) -> Result<Facts> {
         Some(duration) => {
             let start = Instant::now();
             std::thread::sleep(duration);
-            gather::gather_all(asked).delta_since(&before, start.elapsed().as_secs_f64())
+            collect::collect_all(asked).delta_since(&before, start.elapsed().as_secs_f64())
         }
     };
     if !facts.asked {

@@ -50,17 +50,13 @@ pub(super) fn list(rules: &[&Rule]) -> String {
 /// All facts, including healthy ones, so that the reader knows what was checked.
 fn heading(facts: &Facts, out: &mut String) {
     let cpus = facts.cpu.online.len();
-    let _ = writeln!(
-        out,
-        "Linux {}, {cpus} processors; losses are those {}.",
-        facts.kernel,
-        facts.describe_period()
-    );
+    let _ =
+        writeln!(out, "Linux {}, {cpus} CPUs; losses are those {}.", facts.kernel, facts.describe_period());
     let works: Vec<&str> =
         facts.features.iter().filter(|feature| feature.missing.is_none()).map(|f| f.name.as_str()).collect();
     wrap(out, "works here: ", &works.join(", "));
     wrap(out, "privileges: ", &privileges(facts));
-    wrap(out, "processors: ", &processors(facts));
+    wrap(out, "CPUs: ", &describe_cpus(facts));
     let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));
     let settings: Vec<String> =
         settings.map(|(name, value)| format!("{} {value}", name.trim_start_matches("net."))).collect();
@@ -97,7 +93,7 @@ fn privileges(facts: &Facts) -> String {
     join_or(&parts, "not told")
 }
 
-fn processors(facts: &Facts) -> String {
+fn describe_cpus(facts: &Facts) -> String {
     let cpu = &facts.cpu;
     let groups: Vec<String> = cpu.siblings.iter().map(|group| rules::format_cpus(group)).collect();
     let share = if groups.is_empty() { "no two".into() } else { groups.join("; ") };
@@ -169,7 +165,7 @@ fn describe_device(device: &Device) -> String {
     if !device.irqs.is_empty() {
         let cpus: BTreeSet<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
         let cpus: Vec<usize> = cpus.into_iter().collect();
-        parts.push(format!("interrupts to processors {}", rules::format_cpus(&cpus)));
+        parts.push(format!("interrupts to CPUs {}", rules::format_cpus(&cpus)));
     }
     parts.extend(device.coalescing.map(|c| {
         let after =
@@ -379,10 +375,10 @@ mod tests {
         let said = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for hint in [
             "privileges: user 7, with CAP_BPF, without CAP_NET_ADMIN and CAP_NET_RAW and CAP_SYS_ADMIN, may lock 8192 KiB",
-            "processors: 0,2; 1,3 share a core (SMT), 3 isolated, frequency governor performance, NUMA nodes 2, irqbalance runs",
+            "CPUs: 0,2; 1,3 share a core (SMT), 3 isolated, frequency governor performance, NUMA nodes 2, irqbalance runs",
             "net.*: core.rmem_max 212992 counted:",
             "UDP over IPv4 10 received and 6 errors (3 no room, 2 checksum, 1 memory); open sockets 0 dropped; softnet 70 frames, 8 dropped, 9 times cut short; devices 4 no room and 5 dropped",
-            "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), interrupts to processors 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
+            "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), interrupts to CPUs 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
         ] {
             assert!(said.contains(hint), "{hint} is not in\n{text}");
         }

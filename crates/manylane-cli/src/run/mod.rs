@@ -156,7 +156,7 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_STEERING", args.steering.map(|steering| steering.to_string()));
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
-    add("MANYLANE_RX_USECS", args.rx_usecs.map(|pause| pause.to_string()));
+    add("MANYLANE_RX_USECS", args.rx_usecs.map(|delay| delay.to_string()));
     all
 }
 

@@ -1,4 +1,4 @@
-//! The terminal: the table, details of the selected lane, and the cores. It fits into 80 columns
+//! The terminal: the table, details of the selected lane, and the CPUs. It fits into 80 columns
 //! and 24 lines.
 
 use ratatui::Frame;
@@ -22,7 +22,7 @@ const KEYS: [&str; 4] =
     ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, ↑↓ pick", "q ends, ↑↓ pick", "q ends"];
 /// Column widths of the table: 72 in total, and a space between each two.
 const COLUMN_WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
-/// Lines below the table: a title and four of text; a title and two for the cores.
+/// Lines below the table: a title and four of text; a title and two for the CPUs.
 const DETAILS_HEIGHT: u16 = 5;
 const CORES_HEIGHT: u16 = 3;
 
@@ -186,7 +186,7 @@ mod tests {
             (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),
             (19, "filter of 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
             (21, "softirq"),
-            (22, "core 0 50%, core 1 0%"),
+            (22, "CPU 0 50%, CPU 1 0%"),
         ];
         for (at, text) in expected {
             assert!(
@@ -244,9 +244,9 @@ mod tests {
             "{lines:#?}"
         );
         assert_eq!(lines[20], "and 5 more lines (--once shows all)");
-        // The busiest cores, if there is no room for all.
-        assert!(lines[22].starts_with("core 0 50%, core 39 39%, core 38 38%"), "{lines:#?}");
-        assert!(lines[23].ends_with("and 32 more, 32% at most"), "{lines:#?}");
+        // The busiest CPUs, if there is no room for all.
+        assert!(lines[22].starts_with("CPU 0 50%, CPU 39 39%, CPU 38 38%"), "{lines:#?}");
+        assert!(lines[23].ends_with("and 31 more, 31% at most"), "{lines:#?}");
     }
 
     #[test]

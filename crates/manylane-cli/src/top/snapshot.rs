@@ -1,5 +1,5 @@
 //! One sample: the metrics of processes with a control socket, the CPU time of their threads, and
-//! the state of the cores.
+//! the state of the CPUs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -80,7 +80,7 @@ pub(super) struct Ring {
     pub(super) dropped: u64,
 }
 
-/// Clock ticks of a core.
+/// Clock ticks of a CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Core {
     pub(super) softirq: u64,
@@ -228,7 +228,7 @@ fn cores(stat: &str) -> BTreeMap<u32, Core> {
         let idle = ticks.get(3)? + ticks.get(4)?;
         Some((number, Core { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
     };
-    // The first line is the sum of all cores, and has no number.
+    // The first line is the sum of all CPUs, and has no number.
     stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
 }
 

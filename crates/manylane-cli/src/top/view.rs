@@ -34,7 +34,7 @@ pub(super) struct Row {
     /// rings.
     pub(super) ring_frames: Option<u64>,
     pub(super) ring_entries: Option<u64>,
-    /// Share of a core that its thread used.
+    /// Share of a CPU that its thread used.
     pub(super) cpu: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct RingRow {
     pub(super) dropped_pps: f64,
 }
 
-/// Use of a core, as shares of the time.
+/// Use of a CPU, as shares of the time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CoreRow {
     pub(super) core: u32,
@@ -260,17 +260,17 @@ impl View {
         sockets.into_iter().filter_map(line).collect()
     }
 
-    /// Share of softirqs by core.
+    /// Share of softirqs by CPU.
     pub(super) fn cores_line(&self) -> String {
         self.cores.iter().map(CoreRow::text).collect::<Vec<_>>().join(", ")
     }
 
-    /// The same in a limited number of lines and columns: if there is no room for all cores, those
+    /// The same in a limited number of lines and columns: if there is no room for all CPUs, those
     /// with the largest shares.
     pub(super) fn fit_cores(&self, width: usize, lines: usize) -> String {
         let all = self.cores_line();
-        // A core's text is not split, so that columns stay empty at the end of a line.
-        let room = width.saturating_sub("core 123 100%, ".len()) * lines;
+        // A CPU's text is not split, so that columns stay empty at the end of a line.
+        let room = width.saturating_sub("CPU 123 100%, ".len()) * lines;
         if all.chars().count() <= room {
             return all;
         }
@@ -298,7 +298,7 @@ pub(super) const TABLE_HEADER: [&str; 8] =
 
 impl CoreRow {
     fn text(&self) -> String {
-        format!("core {} {}", self.core, percent(self.softirq))
+        format!("CPU {} {}", self.core, percent(self.softirq))
     }
 }
 
@@ -406,7 +406,7 @@ pub(super) mod tests {
             "and 1 more",
             "kernel_dropped 40",
             "over a limit 2500 (1000/s)",
-            "core 0 50%",
+            "CPU 0 50%",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }

@@ -25,8 +25,8 @@ use self::protected_links::ProtectedLinks;
 use self::settings::LocalMachine;
 use crate::args::TuneArgs;
 use crate::doctor::change::Change;
+use crate::doctor::collect::{self, Scope};
 use crate::doctor::finding::Finding;
-use crate::doctor::gather::{self, Scope};
 use crate::doctor::rules;
 use crate::output::{self, AlreadyReported, UsageError};
 
@@ -86,7 +86,7 @@ fn print_line(args: &TuneArgs, line: &str) -> Result<()> {
 }
 
 fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
-    let facts = gather::gather_all(Scope::default());
+    let facts = collect::collect_all(Scope::default());
     let findings = rules::evaluate(&facts).findings;
     // Without names: all except those that have to be named.
     let is_wanted = |finding: &&Finding| match &args.findings[..] {

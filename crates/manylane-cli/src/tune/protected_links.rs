@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 
 use crate::doctor::change::Target;
+use crate::doctor::collect::with_lower_devices;
 use crate::doctor::facts::Device;
-use crate::doctor::gather::with_lower_devices;
 use crate::doctor::link;
 use manylane_sys::udp_table::parse_addr;
 

@@ -183,7 +183,7 @@ fn changes_are_reverted_once() {
 }
 
 #[test]
-fn a_latency_limit_is_restored_for_each_processor() {
+fn a_latency_limit_is_restored_for_each_cpu() {
     // No limit, and a limit: the value that is read is the value to write.
     let place = Place::new();
     let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };

@@ -548,7 +548,7 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
     };
     let lane = &document["facts"]["lanes"][0];
     assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));
-    // Whether its processor is woken late is the machine's affair; if so, it is wrong, about that
+    // Whether its CPU is woken late is the machine's affair; if so, it is wrong, about that
     // one alone, and only by name.
     let limit = || document["facts"]["cpu"]["idle"][cpu.to_string()]["limit"].as_str();
     let late = rows(&document, "idle-leaves-late");
@@ -556,7 +556,7 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
         "netns_doctor_sees_where_lanes_run_and_how_they_wait",
         !late.is_empty(),
         Forced::Kernel,
-        "idle processors of this machine are woken soon enough",
+        "idle CPUs of this machine are woken soon enough",
     ) {
         let row = late[0];
         assert_eq!((&row["severity"], &row["only_named"]), (&"wrong".into(), &true.into()), "{row}");

@@ -240,7 +240,7 @@ fn usage_errors_suggest_the_right_option() {
         (&["bench", "rx", "--links", "2", "--loopback"], "--loopback"),
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
-        (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on processor 4095"),
+        (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on CPU 4095"),
         (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "leave out --gso"),
         (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "give --rate a number"),
@@ -269,7 +269,7 @@ fn benchmarks_check_their_options_before_they_make_a_testbed() {
         (&["flap", "--batch", "16,64"], "bench replies"),
         (&["flood", "--batch", "16,64"], "bench replies"),
         (&["flood", "--size", "64"], "32 bytes"),
-        (&["flap", "--receiver-cpus", "4095"], "processor 4095"),
+        (&["flap", "--receiver-cpus", "4095"], "CPU 4095"),
     ] {
         let out = folder("bench-unchecked");
         let mut command = manylane(&[&["bench"], words, &["--out", out.to_str().unwrap()]].concat());
@@ -565,7 +565,7 @@ fn loopback_echo_uses_and_reports_the_wait_policy() {
 }
 
 /// In a container, lanes are as many as the quota of its cgroup lets run. A tree of cgroups of
-/// version 2 as a container sees it, made of files: machines whose processor controller is in the
+/// version 2 as a container sees it, made of files: machines whose CPU controller is in the
 /// hierarchies of version 1 have no other.
 #[test]
 fn netns_default_lanes_follow_a_cgroup_v2_cpu_quota() {

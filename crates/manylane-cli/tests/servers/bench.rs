@@ -66,7 +66,7 @@ fn measure(sandbox: &Sandbox, servers: &[&str]) -> Value {
     let mut bench =
         python(sandbox, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
-    // However long somebody else has the processors.
+    // However long somebody else has the CPUs.
     bench.args(["--rate", &rate, "--timeout", "10s"]);
     bench.args(servers.iter().flat_map(|server| ["--server", server]));
     let Output { status, stdout, stderr } = bench.output().unwrap();

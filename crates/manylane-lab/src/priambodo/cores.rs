@@ -54,7 +54,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(crate::merge(crate::Paper::Priambodo, rows, &[], false))
 }
 
-/// A processor on a second core and one on the same core, or the reason why there is none. The
+/// A CPU on a second core and one on the same core, or the reason why there is none. The
 /// kernel names a sibling and another one. If the other one transfers lines as fast as a thread of
 /// the same core, it is one, whatever the hypervisor reports.
 fn pick_cpus(
@@ -74,7 +74,7 @@ fn pick_cpus(
     let far = other_core.1.map_or_else(String::new, |ns| {
         format!("; a cache line takes {} ns from one to the other, as between two cores", format_number(ns))
     });
-    let not_shared = format!("no two processors of this machine share a core{far}");
+    let not_shared = format!("no two CPUs of this machine share a core{far}");
     ([apart, shared], [not_apart, not_shared])
 }
 

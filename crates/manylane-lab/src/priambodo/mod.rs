@@ -37,7 +37,7 @@ pub(super) fn tables() -> Vec<Table> {
         ),
         Table::new(
             CORES,
-            "Shared against dedicated cores: ms for a fixed loop, and the transfer time of a cache line between the processors",
+            "Shared against dedicated cores: ms for a fixed loop, and the transfer time of a cache line between the CPUs",
             None,
         )
         .compared_with(Baseline::Line(cores::ONE_THREAD)),
@@ -163,13 +163,13 @@ fn relative_changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
 
 pub(super) fn differences() -> Vec<String> {
     [
-        "Between two hosts of the testbed on one machine; the paper had two machines and network cards. The generator has a processor of its own and does, as veth devices are, also what the kernel does before the socket; the receiving threads share what is left.",
-        "As on the paper's receiver, two threads receive where several do. With two processors in all they share one here, so that several threads and bound sockets cannot gain what a second core gave the paper.",
-        "NUMA: the receiver's memory (set_mempolicy, MPOL_BIND) and its thread are bound to the node where the device's work is done, which for devices of the testbed is that of the generator's processor, but not to a single processor of it as in the other columns; on a machine with several nodes a second column binds to another one. The paper does not say how it did it. Memory of the datagrams in the kernel is taken by whoever makes them, and is bound to nothing.",
+        "Between two hosts of the testbed on one machine; the paper had two machines and network cards. The generator has a CPU of its own and does, as veth devices are, also what the kernel does before the socket; the receiving threads share what is left.",
+        "As on the paper's receiver, two threads receive where several do. With two CPUs in all they share one here, so that several threads and bound sockets cannot gain what a second core gave the paper.",
+        "NUMA: the receiver's memory (set_mempolicy, MPOL_BIND) and its thread are bound to the node where the device's work is done, which for devices of the testbed is that of the generator's CPU, but not to a single CPU of it as in the other columns; on a machine with several nodes a second column binds to another one. The paper does not say how it did it. Memory of the datagrams in the kernel is taken by whoever makes them, and is bound to nothing.",
         "The paper's column NUMA of Table 2 is, by its text, the run with pinned threads; it stands here as such.",
         "The paper's round trips are 37 to 62 ms, a thousand times those of a local network: whatever was measured there, only ratios can be compared.",
         "The paper's columns Gap have no signs: its NUMA is a loss, all of its Table 2 are savings. Two of its gains are shares, not gains: 1114k of 451.3k are 246.84 % of it, an increase by 146.84 % (on average 250.44 %, an increase by 150.7 %); 37.426 ms of 57.224 ms are 65.40 % of it, a decrease by 34.60 % (on average 65.83 %, a decrease by 34.7 %). Ours are differences with their signs in all columns.",
-        "Shared and dedicated cores: which processors are threads of one core is known by how long a cache line takes between them (below 25 ns), since in a virtual machine the kernel repeats what the hypervisor made up.",
+        "Shared and dedicated cores: which CPUs are threads of one core is known by how long a cache line takes between them (below 25 ns), since in a virtual machine the kernel repeats what the hypervisor made up.",
         "A request has 10 bytes, a ping-pong of one client; each figure is the median of a stretch.",
     ]
     .map(String::from)

@@ -98,7 +98,7 @@ fn node_choice(setup: &Setup) -> NodeChoice {
 }
 
 /// Starts a receiver, bound to a node as by `numactl --membind --cpunodebind`: memory that its
-/// threads touch first is of the node, and they run on any of its processors.
+/// threads touch first is of the node, and they run on any of its CPUs.
 fn start_on_node(
     setup: &Setup,
     kind: Kind,
@@ -109,7 +109,7 @@ fn start_on_node(
     thread::scope(|scope| {
         let starter = scope.spawn(|| {
             cpu::set_affinity(&node.cpus)
-                .with_context(|| format!("cannot run on the processors of node {}", node.id))?;
+                .with_context(|| format!("cannot run on the CPUs of node {}", node.id))?;
             numa::bind_memory(&[node.id])
                 .with_context(|| format!("cannot bind memory to node {} (set_mempolicy)", node.id))?;
             let inherited = setup.run_at_receiver(|| (numa::bound_nodes(), cpu::affinity()));
@@ -216,7 +216,7 @@ mod tests {
     fn loopback_a_numa_bound_receiver_receives_all() {
         let mut setup = Setup::loopback(None);
         let Ok(node) = node_choice(&setup).local else {
-            eprintln!("skipped: no NUMA node here has a processor for receivers");
+            eprintln!("skipped: no NUMA node here has a CPU for receivers");
             return;
         };
         if let Err(err) = thread::spawn(|| numa::bind_memory(&[0])).join().unwrap() {

@@ -84,7 +84,7 @@ pub(super) fn tables(scale: &Scale) -> Vec<Table> {
             .compared_with(shared),
         Table::new(
             FIGURE_2_CPU,
-            "Beside figure 2: nanoseconds of processor time of the reading threads, per unit",
+            "Beside figure 2: nanoseconds of CPU time of the reading threads, per unit",
             lines,
         )
         .compared_with(shared),
@@ -183,9 +183,9 @@ pub(super) fn differences(scale: &Scale) -> Vec<String> {
         ),
         "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
         "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
-        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by processor time. Lost units are noted below the table.".into(),
-        "Frames enter the testbed's device on the queue of the sender's processor, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
-        "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
+        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. Nothing tells that sender to wait, so it keeps a pace of 500,000 frames per second, and the seconds of lane/xdp are that pace, whoever reads: compare it by CPU time. Lost units are noted below the table.".into(),
+        "Frames enter the testbed's device on the queue of the sender's CPU, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
+        "Threads are not pinned, as in the paper; sender and readers share this machine's CPUs.".into(),
     ];
     all.push("The paper heads the times of Tables I to III with ms. They are microseconds, as /proc/lock_stat prints them: 14,511,742 ms would be four hours that a lock was held in a run of seconds. Ours are microseconds, too.".into());
     if lockstat::is_supported() {

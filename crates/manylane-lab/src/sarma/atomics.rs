@@ -1,4 +1,4 @@
-//! Table 1: cost of single operations on this processor.
+//! Table 1: cost of single operations on this CPU.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ pub(super) const MEMORY: &str = "Main Memory";
 pub(super) const LOCK: &str = "CPU-Local Lock";
 pub(super) const CMPXCHG_BLIND: &str = "cmpxchg Blind Cache Transfer";
 pub(super) const CMPXCHG_INVALIDATE: &str = "cmpxchg Cache Transfer and Invalidate";
-/// Not in the paper: shows whether two processors are two cores.
+/// Not in the paper: shows whether two CPUs are two cores.
 pub(super) const LINE_HANDOVER: &str = "Cache Line Handed Over";
 
 /// Words between two steps through memory: a cache line.
@@ -57,7 +57,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let row = |name: &str, ns: Result<f64>| Row::measured(TABLE_1, name, COST, "ns", ns);
     let mut rows: Vec<Row> = alone.into_iter().map(|(name, ns)| row(name, Ok(ns))).collect();
     let rounds = if scale.quick { 40 } else { 400 };
-    let second = || second.context("there is one processor");
+    let second = || second.context("there is one CPU");
     for (name, how) in [
         (INCREMENT_TRANSFER, TransferOp::Increment),
         (CMPXCHG_BLIND, TransferOp::Blind),
@@ -182,7 +182,7 @@ fn lock_unlock(steps: u64) -> f64 {
     ns
 }
 
-/// Operation that moves a line from the other processor.
+/// Operation that moves a line from the other CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TransferOp {
     /// Atomic increment.
@@ -193,12 +193,12 @@ enum TransferOp {
     ReadFirst,
 }
 
-/// Lines that one processor writes and the other one reads.
+/// Lines that one CPU writes and the other one reads.
 const LINE_COUNT: usize = 512;
 /// Step from a line to the next one: odd, so that all lines are visited.
 const LINE_STRIDE: usize = 167;
 
-/// Nanoseconds of one operation on a line that the other processor has just written.
+/// Nanoseconds of one operation on a line that the other CPU has just written.
 fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> Result<f64> {
     let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(0))).collect();
     // Even: the other one writes; odd: this one reads.
@@ -232,7 +232,7 @@ fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> R
 /// Waits with pause instructions, because the other thread may be on the same core.
 fn spin_until(round_word: &AtomicU64, until: u64) {
     let mut polls = 0_u32;
-    // Exceeded only if a processor was taken away. Then the other thread may need this one.
+    // Exceeded only if a CPU was taken away. Then the other thread may need this one.
     while round_word.load(Ordering::Acquire) < until {
         polls += 1;
         if polls.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
@@ -240,7 +240,7 @@ fn spin_until(round_word: &AtomicU64, until: u64) {
 }
 
 /// Reads each line once. The next line is known only when the last one has arrived. Otherwise
-/// processors would fetch many in parallel, and a transfer would seem faster than it is.
+/// CPUs would fetch many in parallel, and a transfer would seem faster than it is.
 fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
     let mut index = 0;
     for _ in 0..LINE_COUNT {
@@ -256,7 +256,7 @@ fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
                     .unwrap_or_else(|other| other)
             }
         };
-        // The value is always `known`, but the compiler and the processor do not know that. The
+        // The value is always `known`, but the compiler and the CPU do not know that. The
         // lines are not visited in order, so that the next one is not prefetched.
         index = (index + LINE_STRIDE + was.wrapping_sub(known) as usize) % LINE_COUNT;
     }

@@ -61,7 +61,7 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Processor time in nanoseconds of a number of one-byte writes, each a call.
+/// CPU time in nanoseconds of a number of one-byte writes, each a call.
 fn measure_writes(count: u32) -> Result<f64> {
     let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
     let before = cpu::thread_cpu_time();
@@ -83,7 +83,7 @@ enum Sharing {
 /// All lines, in a copy of the process's descriptor table.
 fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
     if sharing == Sharing::Busy && machine::allowed_cpus().len() < 2 {
-        let why = || Err("there is one processor".to_owned());
+        let why = || Err("there is one CPU".to_owned());
         return Ok([RECV_CALL, NO_FILE, BY_DESCRIPTOR, REGISTERED].map(|line| (line, why())).to_vec());
     }
     run_in_fd_table(sharing, |socket| measure_lines(socket, calls))

@@ -57,13 +57,13 @@ const JIFFIES_SECS: f64 = 0.004;
 pub(super) enum RxPath {
     /// No flood at all.
     Idle,
-    /// The kernel's own, in softirqs on the server's processor.
+    /// The kernel's own, in softirqs on the server's CPU.
     Softirqs,
-    /// The kernel's own, in a thread on the server's processor.
+    /// The kernel's own, in a thread on the server's CPU.
     Threaded,
     /// Frames received by XDP, in softirqs where they arrive.
     XdpSoftirqs,
-    /// Frames received by XDP, in a thread on the server's processor.
+    /// Frames received by XDP, in a thread on the server's CPU.
     XdpThreaded,
 }
 
@@ -123,8 +123,7 @@ pub(super) fn run_under_flood<T>(
     watch: impl FnOnce(&Setup, SocketAddr) -> Result<T>,
 ) -> Result<FloodResult<T>> {
     let setup = places.testbed()?;
-    let sender_cpu =
-        setup.sender_cpu().context("generator and server need a processor each: there is one")?;
+    let sender_cpu = setup.sender_cpu().context("generator and server need a CPU each: there is one")?;
     let _held = path.placement().apply(setup)?;
     let (from, to) = setup.hosts().context("a testbed has hosts")?;
     let (from, to) = (from.clone(), to.clone());
@@ -245,7 +244,7 @@ fn sample_kernel(start: Instant, goes_on: &dyn Fn() -> bool) -> Vec<KernelSample
     }
 }
 
-/// Network softirqs of all processors since boot.
+/// Network softirqs of all CPUs since boot.
 fn parse_softirqs(text: &str) -> u64 {
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("NET_RX:"));
     line.map_or(0, |counts| counts.split_whitespace().filter_map(|count| count.parse::<u64>().ok()).sum())

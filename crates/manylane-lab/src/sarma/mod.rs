@@ -62,7 +62,7 @@ pub(super) fn tables() -> Vec<Table> {
         .compared_with(Baseline::Column(descriptor::OWN_TABLE)),
         Table::new(
             TABLE_3_WRITES,
-            "Table 3: seconds of processor time for a million writes of one byte. Of the paper: with fget_light() and without it, SMP",
+            "Table 3: seconds of CPU time for a million writes of one byte. Of the paper: with fget_light() and without it, SMP",
             None,
         )
         .compared_with(Baseline::Column(descriptor::FGET_LIGHT)),
@@ -137,13 +137,13 @@ pub(super) fn paper_values() -> Vec<PaperValue> {
 
 pub(super) fn differences() -> Vec<String> {
     [
-        "Table 1: the paper's processor is a Pentium III of 700 MHz. Cycles are those of a chain of simple instructions that depend on each other, instructions of four such chains side by side; main memory includes misses of the TLB. Two virtual processors may be on one core or far apart, and what the kernel says of that is what the hypervisor made up: how long a cache line takes from one to the other tells (below 25 ns, two threads of one core). Each line that is moved is known only when the one before it is there; a processor fetches several at one time otherwise.",
+        "Table 1: the paper's CPU is a Pentium III of 700 MHz. Cycles are those of a chain of simple instructions that depend on each other, instructions of four such chains side by side; main memory includes misses of the TLB. Two virtual CPUs may be on one core or far apart, and what the kernel says of that is what the hypervisor made up: how long a cache line takes from one to the other tells (below 25 ns, two threads of one core). Each line that is moved is known only when the one before it is there; a CPU fetches several at one time otherwise.",
         "Table 2: the paper counted locks taken, by a kernel that was changed for it. A stock kernel does not count locks that are free when they are wanted; it tells of those that somebody has to wait for (lock:contention_begin), and that is what stands here, for UDP instead of ext3. With CONFIG_LOCK_STAT the locks that the whole machine takes meanwhile stand beside, for each datagram and each write.",
-        "Table 3: the paper compared kernels (2.5.66: 2.976 s of system time for a million writes of one byte with SMP, 2.719 with fget_light, which takes no reference where nobody shares the table; without SMP 2.104 and 1.867, which needs a kernel for one processor). Here one kernel is asked in a table of descriptors that belongs to one thread, in one that two threads share, and by io_uring with the file registered. The bytes go to a file of this machine's folder for temporary files, and user time, little of it, is in the seconds.",
+        "Table 3: the paper compared kernels (2.5.66: 2.976 s of system time for a million writes of one byte with SMP, 2.719 with fget_light, which takes no reference where nobody shares the table; without SMP 2.104 and 1.867, which needs a kernel for one CPU). Here one kernel is asked in a table of descriptors that belongs to one thread, in one that two threads share, and by io_uring with the file registered. The bytes go to a file of this machine's folder for temporary files, and user time, little of it, is in the seconds.",
         "Figures 7 and 8: the paper's router freed route cache entries, which kernels have not had since Linux 3.6. What a flood from random sources still makes the kernel allocate and free by RCU are neighbours, where they are on the link: the server here answers, and 5.0.0.0/8 is on its link. 100,000 datagrams per second, as in the paper.",
         "Grace periods are measured from outside, by membarrier(2), which returns after one; the paper instrumented RCU. The paper's text says 300 ms for figure 7 and more than 5 s for figure 9; it prints no other numbers.",
         "Figure 8 counts softirqs, which a thread of NAPI does without: with it the work is there, and not in the figure. Latency is that of requests that were answered; those that were not are a column of their own.",
-        "Both hosts are on one machine: the generator has one processor, server, user program and the work of the device share another. `softirqs` passes what comes in on to that processor (RPS), `threaded NAPI` has a thread of the kernel do it there.",
+        "Both hosts are on one machine: the generator has one CPU, server, user program and the work of the device share another. `softirqs` passes what comes in on to that CPU (RPS), `threaded NAPI` has a thread of the kernel do it there.",
         "Figure 9: the flood is as fast as the generator makes it.",
     ]
     .map(String::from)

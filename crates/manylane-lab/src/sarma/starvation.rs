@@ -1,4 +1,4 @@
-//! Figure 9: a user program that reads the clock in a loop, on the processor of a server under a
+//! Figure 9: a user program that reads the clock in a loop, on the CPU of a server under a
 //! flood. Gaps between two readings are times in which it did not run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ impl GapStats {
 pub(super) fn rows(places: &mut Setups, path: RxPath, stop: &AtomicBool) -> Vec<Row> {
     let length = (Duration::from_millis(places.scale.flood_ms) / 2).min(DURATION_MAX);
     let got = run_under_flood(places, path, None, |setup, _| {
-        let cpu = setup.receiver_cpus().first().copied().context("no processor")?;
+        let cpu = setup.receiver_cpus().first().copied().context("no CPU")?;
         measure_gaps(cpu, length, stop)
     });
     let FloodResult { observed: missed, sent } = match got {

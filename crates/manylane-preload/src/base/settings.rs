@@ -34,7 +34,7 @@ const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) steering: Policy,
-    /// Processors of the process when it started, by affinity and quota.
+    /// CPUs of the process when it started, by affinity and quota.
     pub(crate) cpus: usize,
     /// Max lanes of a socket, including lane 0.
     pub(crate) lanes: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     /// The delay before a sleep; none: by its measured cost.
     pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
-    /// CPU quota of the control group, in processors, rounded up; none: no less than the affinity
+    /// CPU quota of the control group, in CPUs, rounded up; none: no less than the affinity
     /// mask has.
     pub(crate) quota: Option<u32>,
     /// The lessor of queues; only with engine `xdp`.
@@ -67,15 +67,15 @@ impl Settings {
             quota: None,
             lessor: None,
         };
-        let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
+        let mut take = |name: &str, expected: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
                 && set(&value).is_none()
             {
-                complain(name, &value, known);
+                complain(name, &value, expected);
             }
         };
         let mut lessor = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
-        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+        take("MANYLANE_ENGINE", "auto or mmsg (xdp needs 'manylane run')", &mut |text| match text {
             "auto" | "mmsg" => Some(()),
             "xdp" => {
                 settings.lessor = Some(lessor.take()?);
@@ -88,7 +88,7 @@ impl Settings {
             settings.steering = Policy::parse(text)?;
             Some(())
         });
-        take("MANYLANE_LANES", "a number from 1 to 64", &mut |text| {
+        take("MANYLANE_LANES", "1 to 64", &mut |text| {
             settings.lanes = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes))?;
             Some(())
         });

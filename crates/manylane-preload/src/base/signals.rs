@@ -97,7 +97,7 @@ impl DeferredSignals {
         });
     }
 
-    /// Called before the first wait of a call. Calls `look` first: each time while it finds
+    /// Called before the first wait of a call. Calls `poll` first: each time while it finds
     /// something, else now and then. Returns what it found; none: signals are blocked, and the
     /// wait can begin.
     pub(crate) fn poll_before_wait<T>(&self, poll: impl FnOnce() -> Option<T>) -> Option<T> {

@@ -17,7 +17,7 @@ pub(crate) enum Policy {
     /// A hash of both addresses and ports: the datagrams of one flow stay in one lane, and in
     /// order.
     Flow,
-    /// The lane of the core that took the interrupt.
+    /// The lane of the CPU that took the interrupt.
     Cpu,
     /// A random lane.
     Random,

@@ -157,7 +157,7 @@ impl Outbox {
         if mine == 0 {
             return None;
         }
-        for turn in 0..SPIN_LIMIT {
+        for attempt in 0..SPIN_LIMIT {
             let holder = self.holder.load(Ordering::Relaxed);
             if holder == mine {
                 return None;
@@ -171,7 +171,7 @@ impl Outbox {
                 }
                 return Some(OutboxGuard(self));
             }
-            if turn > 0 {
+            if attempt > 0 {
                 std::thread::yield_now();
             }
         }

@@ -22,7 +22,7 @@
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
 //! | filled | the lane's owner | a claim is still out, or another thread is filling: one datagram, from the kernel |
-//! | published | the filler; if its thread died, the next thread of its process that looks; a signal handler that interrupted it | only messages that the kernel has marked are there (`msg_len`) |
+//! | published | the filler; if its thread died, the next thread of its process that checks; a signal handler that interrupted it | only messages that the kernel has marked are there (`msg_len`) |
 //! | taken | any thread that may take from the lane | - |
 //! | drained after a fallback | the next receive, before all lanes and the kernel's socket | a prefetch that is being filled keeps the socket managed |
 //!

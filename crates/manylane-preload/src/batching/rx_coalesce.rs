@@ -13,7 +13,7 @@
 //! 1. Only while a socket has lanes and more than one owner, or has queues ([`can_coalesce`]).
 //!    Only in a wait that may last longer than the delay.
 //! 2. Only if there is nothing to return at once: the caller polls first.
-//! 3. The delay ends at a common beat, so that lanes that share a core wake it once. A signal ends
+//! 3. The delay ends at a common beat, so that lanes that share a CPU wake it once. A signal ends
 //!    it as it would have ended the wait. Then the caller waits as before, for the rest of its
 //!    time.
 //!
@@ -33,7 +33,7 @@ use crate::shared::sock::{MULTI_LANE, Shared};
 use crate::xdp::queues;
 
 /// Length of a delay as a multiple of what it costs its thread: delays use at most half a percent
-/// of a core. The interrupt and the scheduler are not counted, and cost several times as much. So
+/// of a CPU. The interrupt and the scheduler are not counted, and cost several times as much. So
 /// do the system calls of a program that receives one datagram at a time: a delay that brings it
 /// two or three datagrams saves nothing.
 const DELAY_COST_FACTOR: u32 = 200;
@@ -112,9 +112,9 @@ pub(crate) fn can_coalesce(shared: &Shared) -> bool {
 /// Counts datagrams that the calling thread received from lanes.
 #[inline]
 pub(crate) fn add_received(datagrams: u64) {
-    THREAD_COALESCE.with(|pace| {
-        pace.received.set(pace.received.get().saturating_add(datagrams as usize));
-        if let Some(since) = pace.sleep_start.take() {
+    THREAD_COALESCE.with(|thread| {
+        thread.received.set(thread.received.get().saturating_add(datagrams as usize));
+        if let Some(since) = thread.sleep_start.take() {
             SLEEP_COST.add(cpu::thread_cpu_time().saturating_sub(since));
         }
     });
@@ -159,10 +159,10 @@ fn max_delay() -> Duration {
 }
 
 /// The calling thread is about to sleep in a wait of at most `left`. Returns the result of the
-/// wait if `look` found one or something ended the delay. None: the wait goes on as if there had
+/// wait if `poll` found one or something ended the delay. None: the wait goes on as if there had
 /// been no delay.
 ///
-/// `lane` is the descriptor whose receive buffer limits what may queue up during a delay. `rest`
+/// `lane` is the descriptor whose receive buffer limits what may queue up during a delay. `sleep`
 /// sleeps for the given time.
 pub(crate) fn before_sleep<T>(
     lane: c_int,
@@ -170,8 +170,8 @@ pub(crate) fn before_sleep<T>(
     poll: impl FnOnce() -> Option<T>,
     sleep: impl FnOnce(timespec) -> Option<T>,
 ) -> Option<T> {
-    THREAD_COALESCE.with(|pace| {
-        let mut coalesce = pace.coalesce.get().unwrap_or_else(|| {
+    THREAD_COALESCE.with(|thread| {
+        let mut coalesce = thread.coalesce.get().unwrap_or_else(|| {
             RxCoalesce::new(max_delay(), usize::MAX, rcvbuf_messages(lane)).with_average()
         });
         // Do not poll if no delay can follow.
@@ -179,19 +179,19 @@ pub(crate) fn before_sleep<T>(
         if may && let Some(found) = poll() {
             return Some(found);
         }
-        let taken = pace.received.take();
-        pace.add_sample(taken);
-        let delay = coalesce.next_delay(taken);
+        let datagrams = thread.received.take();
+        thread.add_sample(datagrams);
+        let delay = coalesce.next_delay(datagrams);
         if delay.is_some() && coalesce.max_delay() != max_delay() {
             coalesce.set_max_delay(max_delay());
         }
-        pace.coalesce.set(Some(coalesce));
+        thread.coalesce.set(Some(coalesce));
         let is_asked_for = state::settings().is_some_and(|settings| settings.rx_coalesce.is_some());
-        let delay = delay.filter(|_| may && (is_asked_for || pace.is_worthwhile()));
-        pace.was_delayed.set(delay.is_some());
+        let delay = delay.filter(|_| may && (is_asked_for || thread.is_worthwhile()));
+        thread.was_delayed.set(delay.is_some());
         let Some(delay) = delay else {
             let to_be_measured = SLEEP_COST.samples.load(Ordering::Relaxed) < COST_SAMPLES;
-            pace.sleep_start.set(to_be_measured.then(cpu::thread_cpu_time));
+            thread.sleep_start.set(to_be_measured.then(cpu::thread_cpu_time));
             return None;
         };
         let delay = delay.min(coalesce.max_delay());

@@ -32,18 +32,18 @@ extern "C" fn end() {
 extern "C" fn start() {
     real::find_all();
     if !Sock::start() || !Epoll::start() {
-        real::log("no memory for the library's tables: everything goes its usual way");
+        real::log("no memory for the library's tables: the program runs without lanes");
         return;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut settings = Settings::read(
         |name| std::env::var(name).ok(),
         cpus,
-        |name, value, known| real::log(&format!("{name}={value}: {known} would be understood; ignored")),
+        |name, value, expected| real::log(&format!("ignoring {name}={value}: expected {expected}")),
     );
-    let processors = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
+    let allowed = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
     // The standard library rounds a quota down.
-    settings.quota = (cpus < processors).then_some(cpus as u32 + 1);
+    settings.quota = (cpus < allowed).then_some(cpus as u32 + 1);
     state::set_settings(settings);
     if let Some(fd) = report::start() {
         // Hidden from the program, but inherited by programs that it starts.
@@ -60,7 +60,7 @@ extern "C" fn start() {
     // SAFETY: the handlers are our functions and take no arguments.
     let handlers = unsafe { libc::pthread_atfork(Some(process::before_fork), None, Some(process::in_child)) };
     if handlers != 0 {
-        real::log("no fork handlers: everything goes its usual way");
+        real::log("pthread_atfork failed: the program runs without lanes");
         return;
     }
     inherited::find();

@@ -1,17 +1,17 @@
-//! The active set: where threads share processors, a socket steers to no more lanes than there are
-//! processors.
+//! The active set: where threads share CPUs, a socket steers to no more lanes than there are
+//! CPUs.
 //!
-//! Lanes multiply wake-ups: four threads on one processor are woken four times for datagrams that
+//! Lanes multiply wake-ups: four threads on one CPU are woken four times for datagrams that
 //! one awake thread would receive in one go. So a socket steers to no more lanes than there are
-//! processors for their owners to run on. The other owners keep their lanes, get no datagrams in
+//! CPUs for their owners to run on. The other owners keep their lanes, get no datagrams in
 //! them, and wait in slices as before (`wait.rs`). They receive from lanes whose owners are away,
 //! by the usual rule (`coverage.rs`), after a slice at most, and go on while there is more.
 //!
-//! A thread that sleeps in its work (for a disk, another server, a lock) leaves its processor to
-//! other threads. That is why programs have more threads than processors, and there all lanes must
+//! A thread that sleeps in its work (for a disk, another server, a lock) leaves its CPU to
+//! other threads. That is why programs have more threads than CPUs, and there all lanes must
 //! stay active. So lanes are limited only when the work was seen not to sleep (`sampling.rs`).
 //!
-//! The processors are those of the threads' affinity masks, which are read whenever lanes change
+//! The CPUs are those of the threads' affinity masks, which are read whenever lanes change
 //! owners and at each rotation, limited by the CPU quota of the control group at the start. With
 //! queues of devices (engine `xdp`) all lanes are active.
 //!
@@ -30,7 +30,7 @@ use crate::shared::processes;
 use crate::shared::sock::Shared;
 use crate::xdp::queues;
 
-/// All lanes are steered to: there are enough processors, or their number is not known.
+/// All lanes are steered to: there are enough CPUs, or their number is not known.
 pub(crate) const ALL_ACTIVE: u32 = 0;
 /// Samples decide whether the set may be limited.
 pub(crate) const SAMPLING: u32 = 1;
@@ -59,7 +59,7 @@ pub(crate) fn is_limited(shared: &Shared) -> bool {
     shared.active_state.load(Ordering::Relaxed) == LIMITED
 }
 
-/// Limits `owned` to the lanes for which there are processors.
+/// Limits `owned` to the lanes for which there are CPUs.
 fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     let quota = state::settings().and_then(|settings| settings.quota).unwrap_or(MAX_LANES as u32);
     let mask = |lane: usize| {
@@ -72,7 +72,7 @@ fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     one_lane_per_cpu(owned, shared.first_active.load(Ordering::Relaxed), quota, mask).unwrap_or(owned)
 }
 
-/// Adds a lane if its owner and those of the lanes so far have more processors than lanes. None
+/// Adds a lane if its owner and those of the lanes so far have more CPUs than lanes. None
 /// if an owner's `mask` is not known. `first` is the owner to start with.
 fn one_lane_per_cpu(
     owned: u64,
@@ -87,8 +87,8 @@ fn one_lane_per_cpu(
     for lane in lanes.cycle().skip((first % count) as usize).take(owned.count_ones() as usize) {
         let mut union = mask(lane)?;
         union.iter_mut().zip(all).for_each(|(union, all)| *union |= all);
-        let processors: u32 = union.iter().map(|word| word.count_ones()).sum();
-        if processors.min(quota) > some.count_ones() {
+        let cpus: u32 = union.iter().map(|word| word.count_ones()).sum();
+        if cpus.min(quota) > some.count_ones() {
             some |= 1 << lane;
             all = union;
         }
@@ -100,7 +100,7 @@ fn one_lane_per_cpu(
 mod tests {
     use super::*;
 
-    /// The first processor.
+    /// The first CPU.
     const CPU0: CpuMask = {
         let mut words = [0; cpu::MASK_WORDS];
         words[0] = 1;
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(steered(&[0b1; 4], 64), 0b1);
         assert_eq!(steered(&[0b11; 4], 64), 0b11);
         assert_eq!(steered(&[0b1111; 4], 64), 0b1111);
-        // Two owners on each of two processors: one lane each.
+        // Two owners on each of two CPUs: one lane each.
         assert_eq!(steered(&[0b01, 0b01, 0b10, 0b10], 64), 0b101);
         assert_eq!(steered(&[0b1111; 4], 2), 0b11);
         assert_eq!(one_lane_per_cpu(0b11, 0, 64, |lane| (lane == 0).then_some(CPU0)), None);

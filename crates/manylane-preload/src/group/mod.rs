@@ -6,7 +6,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `change.rs` | the record of a change |
-//! | `active_set.rs`, `sampling.rs` | steering to no more lanes than there are processors; the samples that decide it |
+//! | `active_set.rs`, `sampling.rs` | steering to no more lanes than there are CPUs; the samples that decide it |
 //! | `owners.rs` | which thread owns which lane, and which lanes are steered to |
 //! | `leasing.rs` | queues on lease: requested, opened, closed, given back |
 //! | `plain.rs` | the steps by which a socket becomes plain |

@@ -58,8 +58,8 @@ static SLOTS: AtomicPtr<Liveness> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the slots; once, at start. Without them no thread has a token.
 pub(crate) fn start() {
-    if let Some(lives) = memory::map::<Liveness>(SLOTS_MAX, true) {
-        SLOTS.store(lives.as_ptr().cast_mut(), Ordering::Release);
+    if let Some(slots) = memory::map::<Liveness>(SLOTS_MAX, true) {
+        SLOTS.store(slots.as_ptr().cast_mut(), Ordering::Release);
     }
 }
 
@@ -76,32 +76,32 @@ fn slots() -> &'static [Liveness] {
 /// True if the thread of `token` is known to have died.
 #[inline]
 pub(crate) fn has_exited(token: Token) -> bool {
-    let Some(life) = slots().get((token as u32).wrapping_sub(1) as usize) else { return false };
-    life.generation.load(Ordering::Acquire) != (token >> 32) as u32
-        || life.mutex[0].load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
+    let Some(slot) = slots().get((token as u32).wrapping_sub(1) as usize) else { return false };
+    slot.generation.load(Ordering::Acquire) != (token >> 32) as u32
+        || slot.mutex[0].load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
 }
 
 /// Acquires a token for the calling thread `tid` until it ends; 0 if none is free. The caller
 /// blocks signals, because the C library's list of the thread's robust mutexes changes.
 #[cold]
 pub(crate) fn acquire(tid: u32) -> Token {
-    let lives = slots();
+    let slots = slots();
     let start = tid as usize % SLOTS_MAX;
-    let in_turn = (start..SLOTS_MAX).chain(0..start);
-    for (at, life) in in_turn.filter_map(|at| Some((at, lives.get(at)?))) {
-        match life.try_lock() {
+    let candidates = (start..SLOTS_MAX).chain(0..start);
+    for (at, slot) in candidates.filter_map(|at| Some((at, slots.get(at)?))) {
+        match slot.try_lock() {
             TryLock::Busy => {}
             TryLock::Unsupported => return 0,
             TryLock::Acquired => {
                 // The word belongs to the kernel and the C library. Only if it has the format that
                 // the kernel documents (and the C library made the thread) will it show that the
                 // thread died.
-                if life.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
+                if slot.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
                     // SAFETY: the calling thread has just locked it.
-                    unsafe { libc::pthread_mutex_unlock(life.mutex()) };
+                    unsafe { libc::pthread_mutex_unlock(slot.mutex()) };
                     return 0;
                 }
-                let used = life.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+                let used = slot.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
                 return u64::from(used) << 32 | (at as u64 + 1);
             }
         }

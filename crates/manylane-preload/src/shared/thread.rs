@@ -89,13 +89,13 @@ pub(crate) fn id() -> u64 {
 
 /// Liveness token of the calling thread; 0 if it has none. Signals are blocked.
 pub(crate) fn liveness() -> liveness::Token {
-    THREAD.with(|me| {
-        let id = me.id();
-        if me.liveness.get() == 0 {
+    THREAD.with(|thread| {
+        let id = thread.id();
+        if thread.liveness.get() == 0 {
             let token = liveness::acquire(id as u32);
-            me.liveness.set(if token == 0 { NO_LIVENESS } else { token });
+            thread.liveness.set(if token == 0 { NO_LIVENESS } else { token });
         }
-        if me.liveness.get() == NO_LIVENESS { 0 } else { me.liveness.get() }
+        if thread.liveness.get() == NO_LIVENESS { 0 } else { thread.liveness.get() }
     })
 }
 
@@ -103,9 +103,9 @@ pub(crate) fn liveness() -> liveness::Token {
 /// Without a liveness token it gets a value that matches no slot: it is never taken for dead.
 #[inline]
 pub(crate) fn holder_token() -> liveness::Token {
-    THREAD.with(|me| {
-        let id = me.id();
-        match me.liveness.get() {
+    THREAD.with(|thread| {
+        let id = thread.id();
+        match thread.liveness.get() {
             0 | NO_LIVENESS => acquire_holder_token(id),
             token => token,
         }
@@ -122,9 +122,9 @@ fn acquire_holder_token(id: u64) -> liveness::Token {
 
 /// The liveness token (`liveness.rs`) if the thread has acquired it; else 0.
 pub(crate) fn acquired_liveness() -> liveness::Token {
-    THREAD.with(|me| {
-        me.id();
-        if me.liveness.get() == NO_LIVENESS { 0 } else { me.liveness.get() }
+    THREAD.with(|thread| {
+        thread.id();
+        if thread.liveness.get() == NO_LIVENESS { 0 } else { thread.liveness.get() }
     })
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
     let index = sock.index();
     // One access to the thread-local state: in a shared library each costs a call.
     let (id, (at, generation, member)) =
-        THREAD.with(|me| (me.id(), me.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
+        THREAD.with(|thread| (thread.id(), thread.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
     if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
         return None;
     }
@@ -144,23 +144,23 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
 /// Remembers the calling thread's member in `sock`.
 pub(crate) fn cache_member(sock: &Sock, member: usize) {
     let (index, generation) = (sock.index(), sock.generation.load(Ordering::Relaxed));
-    THREAD.with(|me| {
-        me.member_cache[index as usize % MEMBER_CACHE_SIZE].set((index + 1, generation, member as u32))
+    THREAD.with(|thread| {
+        thread.member_cache[index as usize % MEMBER_CACHE_SIZE].set((index + 1, generation, member as u32))
     });
 }
 
 /// Records that the calling thread peeked at a datagram in `lane`.
 pub(crate) fn set_peeked(sock: &Sock, lane: usize) {
-    THREAD.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
+    THREAD.with(|thread| thread.peeked.set((sock.index() + 1, lane as u32)));
 }
 
 /// Takes the lane that the calling thread peeked at last.
 #[inline]
 pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
-    THREAD.with(|me| {
-        let (at, lane) = me.peeked.get();
+    THREAD.with(|thread| {
+        let (at, lane) = thread.peeked.get();
         (at == sock.index() + 1).then(|| {
-            me.peeked.set((0, 0));
+            thread.peeked.set((0, 0));
             lane as usize
         })
     })

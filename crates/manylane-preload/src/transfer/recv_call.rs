@@ -203,8 +203,8 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
             return Some(answer);
         }
         // A receive is one heartbeat or two: every second one begins with another queue.
-        let turn = heartbeat / 2;
-        if let Some(answer) = queues::receive(self.sock, self.shared, lane, turn, self.flags, &self.bufs) {
+        let start = heartbeat / 2;
+        if let Some(answer) = queues::receive(self.sock, self.shared, lane, start, self.flags, &self.bufs) {
             return Some(answer);
         }
         queues::flush();

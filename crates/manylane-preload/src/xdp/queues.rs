@@ -152,19 +152,19 @@ fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
 }
 
 /// Receives from the queues of a lane for a call of the program. Returns the call's result; none
-/// if the queues are empty. `turn` selects the first queue: if it were constant, a busy queue could
-/// starve the others.
+/// if the queues are empty. `start` selects the first queue: if it were constant, a busy queue
+/// could starve the others.
 #[inline]
 pub(crate) fn receive(
     sock: &'static Sock,
     shared: &Shared,
     lane: usize,
-    turn: u32,
+    start: u32,
     flags: c_int,
     into: &RecvBufs<'_>,
 ) -> Option<isize> {
     let lease = sock.lease()?;
-    let first = (turn % shared.queue_count.load(Ordering::Relaxed).max(1)) as usize;
+    let first = (start % shared.queue_count.load(Ordering::Relaxed).max(1)) as usize;
     let all = || lane_queues(sock, shared, 1 << lane);
     let (from, before) =
         (all().filter(|(number, _)| *number >= first), all().filter(|(number, _)| *number < first));

@@ -2,8 +2,8 @@
 
 use crate::support::{build, run_native, run_preloaded};
 
-/// Turns of a program that is to pause: as many as it takes. Of one that is not to: enough for
-/// lanes and some pauses.
+/// Rounds of a program that is expected to delay: it stops when it has. Of one that is not: enough
+/// for lanes, and for delays if there were any.
 const ROUNDS_MAX: &str = "1000000";
 const ROUNDS_FEW: &str = "500";
 

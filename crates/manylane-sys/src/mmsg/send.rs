@@ -129,13 +129,13 @@ impl SendRing {
     /// Merges the datagram into the last message if possible; true if it was.
     fn join(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         let Some(last) = self.queued.checked_sub(1) else { return false };
-        let train = &mut self.gso_messages[last];
-        let fits = train.open
+        let message = &mut self.gso_messages[last];
+        let fits = message.open
             && len > 0
-            && len <= usize::from(train.segment_size)
-            && train.count < MAX_SEGMENTS
-            && train.bytes as usize + len <= MAX_PAYLOAD
-            && train.source == source;
+            && len <= usize::from(message.segment_size)
+            && message.count < MAX_SEGMENTS
+            && message.bytes as usize + len <= MAX_PAYLOAD
+            && message.source == source;
         // SAFETY: an element of the ring's own allocation.
         if !fits || unsafe { &*self.names.ptr_at(last) } != peer {
             return false;
@@ -148,10 +148,10 @@ impl SendRing {
             self.push_vector(data, len);
             self.gso_messages[last].vectors += 1;
         }
-        let train = &mut self.gso_messages[last];
-        train.count += 1;
-        train.bytes += len as u32;
-        train.open = len == usize::from(train.segment_size);
+        let message = &mut self.gso_messages[last];
+        message.count += 1;
+        message.bytes += len as u32;
+        message.open = len == usize::from(message.segment_size);
         true
     }
 
@@ -199,18 +199,18 @@ impl SendRing {
             return;
         }
         for index in 0..self.queued {
-            let train = self.gso_messages[index];
-            let segment = (train.count > 1).then_some(train.segment_size);
+            let message = self.gso_messages[index];
+            let segment = (message.count > 1).then_some(message.segment_size);
             // SAFETY: elements of allocations of the ring, which is borrowed mutably.
             let (header, control) =
                 unsafe { (&mut (*self.headers.ptr_at(index)).msg_hdr, &mut *self.controls.ptr_at(index)) };
-            let (at, len) = control.fill(train.source.as_ref(), segment);
+            let (at, len) = control.fill(message.source.as_ref(), segment);
             header.msg_control = ptr::from_mut(control).cast::<u8>().wrapping_add(at).cast();
             header.msg_controllen = len as _;
             // SAFETY: an element of the ring's own allocation.
             header.msg_namelen = unsafe { (*self.names.ptr_at(index)).as_bytes().len() } as u32;
-            header.msg_iov = self.vectors.ptr_at(train.first_vector as usize);
-            header.msg_iovlen = train.vectors as _;
+            header.msg_iov = self.vectors.ptr_at(message.first_vector as usize);
+            header.msg_iovlen = message.vectors as _;
         }
     }
 }
@@ -274,8 +274,8 @@ impl<'a> SendBatch<'a> {
     /// Number of datagrams in message `index`, and their bytes.
     #[must_use]
     pub fn message_counts(&self, index: usize) -> (u64, u64) {
-        let train = &self.ring.gso_messages[index];
-        (u64::from(train.count), u64::from(train.bytes))
+        let message = &self.ring.gso_messages[index];
+        (u64::from(message.count), u64::from(message.bytes))
     }
 
     /// Sends the queued messages from `from` on, without waiting; returns how many the kernel
@@ -315,11 +315,11 @@ impl<'a> SendBatch<'a> {
             return (0, 0, None);
         }
         self.ring.write_headers();
-        let train = self.ring.gso_messages[index];
+        let message = self.ring.gso_messages[index];
         let (at, len) = {
             // SAFETY: an element of an allocation of the ring, which is borrowed mutably.
             let control = unsafe { &mut *self.ring.controls.ptr_at(index) };
-            control.fill(train.source.as_ref(), None)
+            control.fill(message.source.as_ref(), None)
         };
         // SAFETY: `write_headers` has filled in the header, which points at memory of this ring;
         // this is a copy of it.
@@ -332,12 +332,12 @@ impl<'a> SendBatch<'a> {
         self.ring.headers_valid = false;
         let mut seen = 0;
         let (mut sent, mut bytes) = (0, 0);
-        for vector in 0..train.vectors {
+        for vector in 0..message.vectors {
             // SAFETY: a vector of this message; see `send` for what it points at.
-            let whole = unsafe { *self.ring.vectors.ptr_at((train.first_vector + vector) as usize) };
+            let whole = unsafe { *self.ring.vectors.ptr_at((message.first_vector + vector) as usize) };
             let mut offset = 0;
             while offset < whole.iov_len {
-                let len = usize::from(train.segment_size).min(whole.iov_len - offset);
+                let len = usize::from(message.segment_size).min(whole.iov_len - offset);
                 let base = whole.iov_base.cast::<u8>().wrapping_add(offset).cast();
                 let mut one = libc::iovec { iov_base: base, iov_len: len };
                 offset += len;
@@ -378,20 +378,20 @@ impl<'a> SendBatch<'a> {
     /// Peer, source and bytes of message `index`, as a copy: for senders other than a socket.
     #[must_use]
     pub fn copy_message(&self, index: usize) -> (SockAddr, Option<Source>, Vec<u8>) {
-        let train = &self.ring.gso_messages[index];
+        let message = &self.ring.gso_messages[index];
         // SAFETY: an element of the ring's own allocation.
         let peer = unsafe { *self.ring.names.ptr_at(index) };
-        let mut bytes = Vec::with_capacity(train.bytes as usize);
-        let queued = if index < self.ring.queued { train.vectors } else { 0 };
+        let mut bytes = Vec::with_capacity(message.bytes as usize);
+        let queued = if index < self.ring.queued { message.vectors } else { 0 };
         for vector in 0..queued {
             // SAFETY: a vector of a queued message; see `send` for what it points at.
             let payload = unsafe {
-                let vector = *self.ring.vectors.ptr_at((train.first_vector + vector) as usize);
+                let vector = *self.ring.vectors.ptr_at((message.first_vector + vector) as usize);
                 std::slice::from_raw_parts(vector.iov_base.cast_const().cast::<u8>(), vector.iov_len)
             };
             bytes.extend_from_slice(payload);
         }
-        (peer, train.source, bytes)
+        (peer, message.source, bytes)
     }
 
     /// Size of each datagram in message `index` (except the last, which may be shorter).

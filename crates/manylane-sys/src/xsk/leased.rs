@@ -42,7 +42,7 @@ pub(super) const FRAMES_MAX: usize = 1 << 14;
 
 /// Attempts to get the lock, with a yield each, between two checks that its holder lives.
 const LOCK_YIELDS_MAX: u32 = 200;
-/// Checks before giving up: the holder is stopped, or waits for a processor on a busy machine.
+/// Checks before giving up: the holder is stopped, or waits for a CPU on a busy machine.
 const HOLDER_CHECKS_MAX: u32 = 20;
 
 /// Bytes of a frame before a packet to be sent, which the kernel reads as TX metadata

@@ -163,9 +163,9 @@ impl<W: RingWakeup> Queue<W> {
     #[inline]
     #[must_use]
     pub fn is_idle(&mut self) -> bool {
-        let rests = self.idle_skips > 0 && self.rx.is_empty();
-        self.idle_skips -= u32::from(rests);
-        rests
+        let is_idle = self.idle_skips > 0 && self.rx.is_empty();
+        self.idle_skips -= u32::from(is_idle);
+        is_idle
     }
 
     /// The kernel's mode has changed: the next receive makes a full pass.

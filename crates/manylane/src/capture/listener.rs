@@ -214,13 +214,13 @@ impl Server<'_> {
     fn handle_request(&mut self, token: u64) {
         let Some(client) = self.client(token) else { return };
         let mut buffer = [0; REQUEST_LEN_MAX];
-        let said = unix_socket::recv_without_fds(client.connection.as_fd(), &mut buffer);
-        let asked = match said {
+        let received = unix_socket::recv_without_fds(client.connection.as_fd(), &mut buffer);
+        let request = match received {
             Ok(len @ 1..) => Request::parse(&buffer[..len]),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
             _ => return self.remove_client(token),
         };
-        let answer = match asked {
+        let answer = match request {
             Ok(Request::Describe) => Reply::Description(self.describe()),
             Ok(Request::Start { snaplen, buffer }) => return self.start(token, snaplen, buffer),
             Err(why) => Reply::Refused(why),

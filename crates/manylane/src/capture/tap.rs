@@ -76,15 +76,15 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
-    pub(super) fn new(post: Arc<Mailbox>) -> Self {
-        Self { mailbox: Some(post), ..Self::default() }
+    pub(super) fn new(mailbox: Arc<Mailbox>) -> Self {
+        Self { mailbox: Some(mailbox), ..Self::default() }
     }
 
     /// Checks for a posted ring. To be called once a batch.
     #[inline]
     pub(crate) fn refresh(&mut self) {
-        if let Some(post) = &self.mailbox
-            && post.version.load(Ordering::Relaxed) != self.seen_version
+        if let Some(mailbox) = &self.mailbox
+            && mailbox.version.load(Ordering::Relaxed) != self.seen_version
         {
             self.swap_ring();
         }
@@ -93,8 +93,8 @@ impl Tap {
     /// Takes the posted ring and leaves the old one.
     #[cold]
     fn swap_ring(&mut self) {
-        let Some(post) = &self.mailbox else { return };
-        let mut slot = match post.slot.try_lock() {
+        let Some(mailbox) = &self.mailbox else { return };
+        let mut slot = match mailbox.slot.try_lock() {
             Ok(slot) => slot,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // A post is in progress: retry at the next batch.
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn a_lane_attaches_uses_and_detaches_a_ring() {
-        let post = Arc::new(Mailbox::default());
-        let mut tap = Tap::new(Arc::clone(&post));
+        let mailbox = Arc::new(Mailbox::default());
+        let mut tap = Tap::new(Arc::clone(&mailbox));
         let frame = |tap: &mut Tap| {
             tap.refresh();
             tap.record_rx(3, 1, [&b"received"[..]].into_iter());
@@ -192,8 +192,8 @@ mod tests {
         };
         frame(&mut tap);
         let (ours, mut theirs) = ring();
-        post.set_ring(Some(ours));
-        assert!(!post.reclaim(), "the lane has not been there");
+        mailbox.set_ring(Some(ours));
+        assert!(!mailbox.reclaim(), "the lane has not been there");
         frame(&mut tap);
         let mut bytes = Vec::new();
         let head = theirs.pop(&mut bytes).unwrap().unwrap();
@@ -201,32 +201,32 @@ mod tests {
         let head = theirs.pop(&mut bytes).unwrap().unwrap();
         assert_eq!((head.direction, head.len, bytes.as_slice()), (Direction::Out, 4, &b"sent"[..]));
         assert_eq!(theirs.pop(&mut bytes), Ok(None));
-        assert!(post.reclaim());
-        post.set_ring(None);
-        assert!(!post.reclaim());
+        assert!(mailbox.reclaim());
+        mailbox.set_ring(None);
+        assert!(!mailbox.reclaim());
         assert_eq!(theirs.is_finished(), Ok(false), "the lane still has it");
         frame(&mut tap);
         assert_eq!(theirs.pop(&mut bytes), Ok(None));
         assert_eq!(theirs.is_finished(), Ok(false), "left, not unmapped yet");
-        assert!(post.reclaim());
+        assert!(mailbox.reclaim());
         assert_eq!(theirs.is_finished(), Ok(true));
     }
 
     /// Captures that end before a lane polls its mailbox, and a lane that closes with its ring.
     #[test]
     fn a_late_or_removed_lane_keeps_no_ring() {
-        let post = Arc::new(Mailbox::default());
-        let mut tap = Tap::new(Arc::clone(&post));
+        let mailbox = Arc::new(Mailbox::default());
+        let mut tap = Tap::new(Arc::clone(&mailbox));
         let ((first, mut of_first), (second, mut of_second)) = (ring(), ring());
-        post.set_ring(Some(first));
-        post.set_ring(None);
+        mailbox.set_ring(Some(first));
+        mailbox.set_ring(None);
         assert_eq!(of_first.is_finished(), Ok(true), "nobody took it");
-        post.set_ring(Some(second));
+        mailbox.set_ring(Some(second));
         tap.refresh();
         let (third, mut of_third) = ring();
-        post.set_ring(Some(third));
+        mailbox.set_ring(Some(third));
         tap.refresh();
-        assert!(post.reclaim());
+        assert!(mailbox.reclaim());
         assert_eq!((of_second.is_finished(), of_third.is_finished()), (Ok(true), Ok(false)));
         drop(tap);
         assert_eq!(of_third.is_finished(), Ok(true));

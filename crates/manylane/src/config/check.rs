@@ -20,7 +20,7 @@ impl Builder {
             None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
         };
         self.config.steering.check()?;
-        if self.config.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
+        if self.config.rx_coalesce.is_some_and(|delay| delay > RX_COALESCE_MAX) {
             return Err(Error::new(
                 ErrorKind::Config,
                 format!("rx_coalesce is more than {RX_COALESCE_MAX:?}"),
@@ -29,14 +29,14 @@ impl Builder {
         if self.config.only_v6 && self.config.addr.is_ipv4() {
             return Err(Error::new(
                 ErrorKind::Config,
-                format!("only_v6 does not go with the IPv4 address {}", self.config.addr),
+                format!("only_v6 needs an IPv6 address, not {}", self.config.addr),
             ));
         }
         if self.config.reuse_port
             && !matches!(self.config.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
         {
             let message = format!(
-                "steering_backend {} does not go with reuse_port: the group is not ours alone",
+                "reuse_port does not support steering_backend {}: the group is not ours alone (auto, kernel)",
                 self.config.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));
@@ -77,9 +77,9 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_a_lane_per_available_core() {
-        let cores = std::thread::available_parallelism().unwrap().get();
-        assert_eq!(builder().check().unwrap().lanes, cores);
+    fn the_default_is_a_lane_per_available_cpu() {
+        let cpus = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(builder().check().unwrap().lanes, cpus);
     }
 
     #[test]

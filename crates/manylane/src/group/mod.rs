@@ -133,11 +133,11 @@ impl Shared {
 
     /// Delay of a lane in `serve`: see [`Builder::rx_coalesce`](crate::Builder::rx_coalesce).
     pub(crate) fn rx_coalesce(&self) -> Duration {
-        let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
+        let cpus = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
         self.config.rx_coalesce.unwrap_or_else(|| {
-            let pause = rx_coalesce::default_delay(self.config.lanes, cores);
+            let delay = rx_coalesce::default_delay(self.config.lanes, cpus);
             // A policy that polls asks for low latency, so no delay is added for it.
-            if self.config.wait == WaitPolicy::Sleep { pause.max(self.engine.delay_min()) } else { pause }
+            if self.config.wait == WaitPolicy::Sleep { delay.max(self.engine.delay_min()) } else { delay }
         })
     }
 
@@ -219,8 +219,8 @@ impl Shared {
             fd,
         });
         let load = control.steer.load_words();
-        let (config, addr, can) = (&self.config, &self.addr, Capabilities::of(&self.config));
-        let new = NewLane { config, addr, can, lane: &lane_shared, load };
+        let (config, addr, caps) = (&self.config, &self.addr, Capabilities::of(&self.config));
+        let new = NewLane { config, addr, caps, lane: &lane_shared, load };
         let io = Arc::clone(&self.engine).new_lane(new)?;
         control.next_id += 1;
         control.lanes.push(Arc::clone(&lane_shared));

@@ -79,8 +79,8 @@ struct GroMessage<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(origin: Origin<'a>, bound_addr: &'a SocketAddr, taken: RecvSummary) -> Self {
-        let RecvSummary { messages, datagrams, .. } = taken;
+    pub(crate) fn new(origin: Origin<'a>, bound_addr: &'a SocketAddr, summary: RecvSummary) -> Self {
+        let RecvSummary { messages, datagrams, .. } = summary;
         Self { origin, bound_addr, messages, datagrams, next: 0, gro_message: None }
     }
 
@@ -104,16 +104,16 @@ impl<'a> Batch<'a> {
 
     /// The next datagram of a GRO message.
     fn next_segment(&mut self) -> Option<Datagram<'a>> {
-        let train = self.gro_message.as_mut()?;
+        let message = self.gro_message.as_mut()?;
         self.datagrams -= 1;
-        let (peer, said) = (train.peer, train.ancillary);
-        let (payload, full_len) = match train.remaining.split_at_checked(train.segment_size) {
+        let (peer, ancillary) = (message.peer, message.ancillary);
+        let (payload, full_len) = match message.remaining.split_at_checked(message.segment_size) {
             Some((payload, rest)) if !rest.is_empty() => {
-                train.remaining = rest;
+                message.remaining = rest;
                 (payload, payload.len())
             }
             _ => {
-                let (payload, cut) = (train.remaining, train.truncated);
+                let (payload, cut) = (message.remaining, message.truncated);
                 self.gro_message = None;
                 (payload, payload.len() + cut)
             }
@@ -121,7 +121,7 @@ impl<'a> Batch<'a> {
         Some(Datagram {
             payload,
             full_len,
-            meta: DatagramMeta::Message { peer, said },
+            meta: DatagramMeta::Message { peer, ancillary },
             bound_addr: self.bound_addr,
         })
     }
@@ -129,7 +129,7 @@ impl<'a> Batch<'a> {
     /// The next datagram of a batch of messages. A message without control messages is one
     /// datagram.
     #[inline]
-    fn next_message(&mut self, ring: Messages<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
+    fn next_message(&mut self, ring: Messages<'a>, ancillary: &'a [Ancillary]) -> Option<Datagram<'a>> {
         if self.gro_message.is_some() {
             return self.next_segment();
         }
@@ -138,32 +138,36 @@ impl<'a> Batch<'a> {
         }
         let message = ring.message(self.next);
         if message.has_ancillary() {
-            return self.next_with_ancillary(message, said);
+            return self.next_with_ancillary(message, ancillary);
         }
         let Message { data, full_len, peer, .. } = message;
         self.next += 1;
         self.datagrams -= 1;
-        let about = DatagramMeta::Message { peer, said: &NO_ANCILLARY };
-        Some(Datagram { payload: data, full_len, meta: about, bound_addr: self.bound_addr })
+        let meta = DatagramMeta::Message { peer, ancillary: &NO_ANCILLARY };
+        Some(Datagram { payload: data, full_len, meta, bound_addr: self.bound_addr })
     }
 
     /// The datagram of a message with ancillary data, or the first one of a GRO message.
-    fn next_with_ancillary(&mut self, message: Message<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
+    fn next_with_ancillary(
+        &mut self,
+        message: Message<'a>,
+        ancillary: &'a [Ancillary],
+    ) -> Option<Datagram<'a>> {
         let Message { data, full_len, peer, .. } = message;
-        let said = said.get(self.next).unwrap_or(&NO_ANCILLARY);
+        let ancillary = ancillary.get(self.next).unwrap_or(&NO_ANCILLARY);
         self.next += 1;
-        let segment = usize::from(said.segment_size);
+        let segment = usize::from(ancillary.segment_size);
         if segment == 0 || data.len() <= segment {
             self.datagrams -= 1;
-            let about = DatagramMeta::Message { peer, said };
-            return Some(Datagram { payload: data, full_len, meta: about, bound_addr: self.bound_addr });
+            let meta = DatagramMeta::Message { peer, ancillary };
+            return Some(Datagram { payload: data, full_len, meta, bound_addr: self.bound_addr });
         }
         self.gro_message = Some(GroMessage {
             remaining: data,
             segment_size: segment,
             truncated: full_len - data.len(),
             peer,
-            ancillary: said,
+            ancillary,
         });
         self.next_segment()
     }
@@ -188,10 +192,10 @@ impl<'a> Batch<'a> {
         if self.datagrams == 0 {
             return None;
         }
-        let DatagramCopy { payload, full_len, peer, said } = &copies[self.next];
+        let DatagramCopy { payload, full_len, peer, ancillary } = &copies[self.next];
         self.next += 1;
         self.datagrams -= 1;
-        let meta = DatagramMeta::Message { peer, said };
+        let meta = DatagramMeta::Message { peer, ancillary };
         Some(Datagram { payload, full_len: *full_len, meta, bound_addr: self.bound_addr })
     }
 }
@@ -202,7 +206,7 @@ impl<'a> Iterator for Batch<'a> {
     #[inline(always)]
     fn next(&mut self) -> Option<Datagram<'a>> {
         match self.origin {
-            Origin::Messages(ring, said) => self.next_message(ring, said),
+            Origin::Messages(ring, ancillary) => self.next_message(ring, ancillary),
             Origin::Frames(frames) => self.next_frame(frames),
             #[cfg(test)]
             Origin::Copies(copies) => self.next_copy(copies),
@@ -233,7 +237,7 @@ pub(crate) enum DatagramMeta<'a> {
         /// Source address.
         peer: &'a SockAddr,
         /// Ancillary data.
-        said: &'a Ancillary,
+        ancillary: &'a Ancillary,
     },
     /// The parsed headers, and whether the application wants ECN. By value, because a reply may
     /// overwrite the frame's headers.
@@ -279,7 +283,7 @@ impl<'a> Datagram<'a> {
     pub fn local(&self) -> SocketAddr {
         let port = self.bound_addr.port();
         match self.meta {
-            DatagramMeta::Message { said, .. } => match said.local {
+            DatagramMeta::Message { ancillary, .. } => match ancillary.local {
                 Some(Source { ip: IpAddr::V6(ip), interface }) => {
                     SocketAddrV6::new(ip, port, 0, interface).into()
                 }
@@ -297,7 +301,7 @@ impl<'a> Datagram<'a> {
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
         let tos = match self.meta {
-            DatagramMeta::Message { said, .. } => said.tos,
+            DatagramMeta::Message { ancillary, .. } => ancillary.tos,
             DatagramMeta::Frame(meta, ecn) => ecn.then_some(meta.datagram.traffic_class),
         };
         tos.map(Ecn::from_tos)
@@ -308,7 +312,7 @@ impl<'a> Datagram<'a> {
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         match self.meta {
-            DatagramMeta::Message { said, .. } => said.timestamp,
+            DatagramMeta::Message { ancillary, .. } => ancillary.timestamp,
             DatagramMeta::Frame(..) => None,
         }
     }
@@ -332,7 +336,7 @@ impl<'a> Datagram<'a> {
     #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
         let source = match self.meta {
-            DatagramMeta::Message { said, .. } => said.local,
+            DatagramMeta::Message { ancillary, .. } => ancillary.local,
             DatagramMeta::Frame(meta, _) => {
                 Some(Source { ip: self.in_socket_family(meta.datagram.destination()).ip(), interface: 0 })
             }

@@ -65,7 +65,7 @@ impl FaultInjector {
 impl SocketEngine for FaultInjector {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
         let (lane, bound_addr) = (Arc::clone(new.lane), *new.addr);
-        let options = SendOptions { batch: 1, gso: new.can.gso };
+        let options = SendOptions { batch: 1, gso: new.caps.gso };
         let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
         let engine = Arc::clone(&self.engine).new_lane(new)?;
         let copies = Vec::new();
@@ -131,13 +131,13 @@ pub(crate) struct DatagramCopy {
     pub(super) payload: Vec<u8>,
     pub(super) full_len: usize,
     pub(super) peer: SockAddr,
-    pub(super) said: Ancillary,
+    pub(super) ancillary: Ancillary,
 }
 
 impl DatagramCopy {
     fn of(datagram: &Datagram<'_>) -> Self {
-        let said = match *datagram.meta() {
-            DatagramMeta::Message { said, .. } => Ancillary { segment_size: 0, ..*said },
+        let ancillary = match *datagram.meta() {
+            DatagramMeta::Message { ancillary, .. } => Ancillary { segment_size: 0, ..*ancillary },
             DatagramMeta::Frame(meta, ecn) => Ancillary {
                 local: datagram.source(),
                 tos: ecn.then_some(meta.datagram.traffic_class),
@@ -145,7 +145,7 @@ impl DatagramCopy {
             },
         };
         let (payload, full_len) = (datagram.payload().to_vec(), datagram.full_len());
-        Self { payload, full_len, peer: datagram.raw_peer(), said }
+        Self { payload, full_len, peer: datagram.raw_peer(), ancillary }
     }
 }
 

@@ -33,11 +33,11 @@ impl<'a> Frames<'a> {
     /// that if the caller ignores the result.
     #[inline]
     pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
-        let noted = match packet.header() {
+        let hinted = match packet.header() {
             Some(head) => Datagram::from_hint_v4(&head),
             None => packet.header().and_then(|head| Datagram::from_hint_v6(&head)),
         };
-        let datagram = noted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default();
+        let datagram = hinted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default();
         Meta { index: packet.index as u32, datagram }
     }
 }

@@ -31,10 +31,10 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Counts the `messages` received, and writes the ancillary data of each to `said`, which has
-    /// an element for each message if control messages are enabled.
+    /// Counts the `messages` received, and writes the ancillary data of each to `ancillary`. That
+    /// has an element for each message if control messages are enabled.
     #[inline]
-    pub(crate) fn parse_ancillary(self, messages: usize, said: &mut [Ancillary]) -> RecvSummary {
+    pub(crate) fn parse_ancillary(self, messages: usize, ancillary: &mut [Ancillary]) -> RecvSummary {
         let Totals { bytes, truncated, with_control } = match self {
             Self::Mmsg(ring) => ring.totals(),
             Self::Uring(ring) => ring.totals(),
@@ -50,13 +50,13 @@ impl<'a> Messages<'a> {
             if !message.has_ancillary() {
                 continue;
             }
-            let ancillary = message.ancillary();
-            let datagrams = segment_count(message.data.len(), ancillary.segment_size);
+            let parsed = message.ancillary();
+            let datagrams = segment_count(message.data.len(), parsed.segment_size);
             // The message already counts as one datagram.
             summary.datagrams += datagrams - 1;
             summary.gro_messages += usize::from(datagrams > 1);
-            if let Some(place) = said.get_mut(index) {
-                *place = ancillary;
+            if let Some(place) = ancillary.get_mut(index) {
+                *place = parsed;
             }
         }
         summary

@@ -100,16 +100,16 @@ impl TakeMessages for MmsgRecv {
 
 impl MmsgIo {
     pub(super) fn new(new: NewLane<'_>) -> Result<Self> {
-        let NewLane { config, addr, can, lane, load } = new;
+        let NewLane { config, addr, caps, lane, load } = new;
         let load = load.map(|words| LoadWords::new(words, lane));
-        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, load);
+        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, load);
         let control = needs_ancillary(config, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
-        let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
+        let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
-        let ancillary = vec![Ancillary::default(); if control { can.batch } else { 0 }].into();
-        let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
+        let ancillary = vec![Ancillary::default(); if control { caps.batch } else { 0 }].into();
+        let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
         Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send })
     }
 

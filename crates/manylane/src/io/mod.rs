@@ -273,21 +273,21 @@ impl Io {
         }
     }
 
-    /// The last batch, with the counts `taken`, and the send paths for replies. The socket is
+    /// The last batch, with the counts of `summary`, and the send paths for replies. The socket is
     /// bound to `bound`.
     #[inline]
-    pub(crate) fn split<'a>(&'a mut self, taken: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+    pub(crate) fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         match self {
-            Self::Mmsg(mmsg) => mmsg.split(taken, bound).into(),
-            Self::Uring(uring) => uring.split(taken, bound).into(),
+            Self::Mmsg(mmsg) => mmsg.split(summary, bound).into(),
+            Self::Uring(uring) => uring.split(summary, bound).into(),
             Self::Xdp(xdp) => {
-                let (batch, replies, bypass) = xdp.split(taken, bound);
+                let (batch, replies, bypass) = xdp.split(summary, bound);
                 Parts { batch, replies, bypass }
             }
             #[cfg(test)]
-            Self::Sim(sim) => sim.split(taken, bound).into(),
+            Self::Sim(sim) => sim.split(summary, bound).into(),
             #[cfg(test)]
-            Self::Faulty(faulty) => faulty.split(taken, bound).into(),
+            Self::Faulty(faulty) => faulty.split(summary, bound).into(),
         }
     }
 

@@ -60,17 +60,17 @@ impl Sim {
 
 impl SocketEngine for Sim {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        let NewLane { config, can, lane, .. } = new;
-        let options = SendOptions { batch: can.batch, gso: can.gso };
+        let NewLane { config, caps, lane, .. } = new;
+        let options = SendOptions { batch: caps.batch, gso: caps.gso };
         let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
         let recv = SimRecv {
             network: Arc::clone(&self.0[lane.id.0 as usize]),
-            batch: can.batch,
-            datagram_size: can.datagram_size,
+            batch: caps.batch,
+            datagram_size: caps.datagram_size,
             buffers: SimBuffers::default(),
-            ancillary: vec![Ancillary::default(); can.batch].into(),
+            ancillary: vec![Ancillary::default(); caps.batch].into(),
         };
-        let queue = SocketQueue::new(Arc::clone(lane), can.batch, config.drop_policy, None);
+        let queue = SocketQueue::new(Arc::clone(lane), caps.batch, config.drop_policy, None);
         Ok(Io::Sim(SimIo { queue, recv, send }))
     }
 
@@ -134,15 +134,15 @@ impl TakeMessages for SimRecv {
         if let Some(timeout) = wait {
             network.wait_readable(timeout);
         }
-        let taken = self.batch.min(network.queue.len());
+        let count = self.batch.min(network.queue.len());
         let buffer = |packet: Packet| {
             let (control, mut bytes) = (packet.control(), packet.payload);
             let full_len = bytes.len();
             bytes.truncate(self.datagram_size);
             Buffer { bytes, full_len, peer: packet.peer.into(), control }
         };
-        self.buffers.0 = network.queue.drain(..taken).map(buffer).collect();
-        Ok(Messages::Sim(&self.buffers).parse_ancillary(taken, &mut self.ancillary))
+        self.buffers.0 = network.queue.drain(..count).map(buffer).collect();
+        Ok(Messages::Sim(&self.buffers).parse_ancillary(count, &mut self.ancillary))
     }
 
     fn held(&self) -> usize {
@@ -194,13 +194,13 @@ impl SimIo {
 
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>) {
         let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
         let transport = Transport::Sim(&self.recv.network);
         let replies = Replies { queue: self.send.batch(), transport };
-        (Batch::new(origin, bound, taken), replies)
+        (Batch::new(origin, bound, summary), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {

@@ -107,7 +107,7 @@ pub(crate) struct NewLane<'a> {
     pub(crate) config: &'a Config,
     /// The bound address.
     pub(crate) addr: &'a SocketAddr,
-    pub(crate) can: Capabilities,
+    pub(crate) caps: Capabilities,
     pub(crate) lane: &'a Arc<LaneShared>,
     /// Where it publishes its load, if steering reads it.
     pub(crate) load: Option<Arc<SharedWords>>,

@@ -191,7 +191,7 @@ fn forbidden_by(set: &str) -> String {
 
 impl UringIo {
     fn new(new: NewLane<'_>) -> Result<Self> {
-        let ring = Some(UringRing::new(new.config, new.can)?);
+        let ring = Some(UringRing::new(new.config, new.caps)?);
         Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, has_left_ring: false })
     }
 
@@ -249,12 +249,12 @@ impl UringIo {
     #[inline]
     pub(super) fn split<'a>(
         &'a mut self,
-        taken: RecvSummary,
+        summary: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, Replies<'a>) {
-        let (batch, replies) = self.socket.split(taken, bound);
+        let (batch, replies) = self.socket.split(summary, bound);
         let origin = self.ring.as_ref().and_then(UringRing::origin);
-        (origin.map_or(batch, |origin| Batch::new(origin, bound, taken)), replies)
+        (origin.map_or(batch, |origin| Batch::new(origin, bound, summary)), replies)
     }
 
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
@@ -285,10 +285,10 @@ impl UringIo {
             let lane = &self.socket.queue.lane;
             ring.recv.stop();
             // Ends when the ring is empty; an error means that it was.
-            while let Ok(taken) = ring.take(lane, None)
-                && taken.messages > 0
+            while let Ok(summary) = ring.take(lane, None)
+                && summary.messages > 0
             {
-                lane.cells.add(Count::Discarded, taken.datagrams as u64);
+                lane.cells.add(Count::Discarded, summary.datagrams as u64);
             }
             self.has_left_ring |= ring.recv.is_socket_pinned();
         }
@@ -317,9 +317,9 @@ impl TakeMessages for UringRing {
 }
 
 impl UringRing {
-    fn new(config: &Config, can: Capabilities) -> Result<Self> {
+    fn new(config: &Config, caps: Capabilities) -> Result<Self> {
         let control = needs_ancillary(config, &config.addr);
-        let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
+        let options = UringOptions { buffer: caps.datagram_size, ..options(config, control) };
         let mut recv = UringRecv::new(options).map_err(failed)?;
         if let Some(time) = config.wait.busy_poll_time() {
             let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
@@ -327,12 +327,12 @@ impl UringRing {
         }
         let watch =
             Epoll::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
-        let said = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
+        let ancillary = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
         let is_watched = AtomicBool::new(false);
         Ok(Self {
             recv,
             options,
-            ancillary: said,
+            ancillary,
             is_current: false,
             epoll: watch,
             is_registered: is_watched,
@@ -404,8 +404,8 @@ mod tests {
             assert!(forbidden_by(set).contains("seccomp"), "{set:?}");
         }
         for set in ["1\n", "2\n"] {
-            let said = forbidden_by(set);
-            assert!(said.contains("kernel.io_uring_disabled") && said.ends_with(set.trim()), "{said}");
+            let text = forbidden_by(set);
+            assert!(text.contains("kernel.io_uring_disabled") && text.ends_with(set.trim()), "{text}");
         }
     }
 }

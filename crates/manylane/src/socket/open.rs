@@ -53,15 +53,15 @@ fn open(mut config: Config) -> Result<Socket> {
     let allowed = cpu::affinity().map_err(|err| Error::system("reading the CPU affinity", err))?;
     let cpus =
         config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
-    let cores = if cpus.is_empty() { allowed.len() } else { cpus.len() };
-    let waiting = resolve_policy(config.wait, config.engine, config.lanes, cores);
+    let cpu_count = if cpus.is_empty() { allowed.len() } else { cpus.len() };
+    let waiting = resolve_policy(config.wait, config.engine, config.lanes, cpu_count);
     (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
     let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
     let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
-    let (first, can) = kernel_socket::open(&config, &config.addr, join)?;
+    let (first, caps) = kernel_socket::open(&config, &config.addr, join)?;
     let addr =
         sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
-    (config.gro, config.gso) = (can.gro, can.gso);
+    (config.gro, config.gso) = (caps.gro, caps.gso);
     let lanes = config.lanes;
     let engine = io::open(&config, addr)?;
     let shared = Arc::new(Shared::new(config, addr, cpus, steer, engine));
@@ -95,12 +95,12 @@ fn make_lane(shared: &Arc<Shared>, (parts, admitted): (LaneParts, Result<()>)) -
     admitted.map(|()| lane)
 }
 
-/// The policy available for `wanted` with this engine, `lanes` and `cores`.
-fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize) -> EffectiveWait {
+/// The policy available for `wanted` with this engine, `lanes` and `cpu_count`.
+fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cpu_count: usize) -> EffectiveWait {
     let (policy, why) = match wanted {
-        WaitPolicy::Adaptive if lanes > cores => (
+        WaitPolicy::Adaptive if lanes > cpu_count => (
             WaitPolicy::Sleep,
-            Some(format!("{lanes} lanes share {cores} cores: one that spins keeps another waiting")),
+            Some(format!("{lanes} lanes share {cpu_count} CPUs: one that spins keeps another waiting")),
         ),
         WaitPolicy::BusyPoll(time) => match probe::try_busy_poll(engine) {
             Ok(()) => (wanted, None),
@@ -126,7 +126,7 @@ mod tests {
         );
         let crowded = settled(WaitPolicy::Adaptive, 3);
         assert_eq!(crowded.policy, WaitPolicy::Sleep);
-        assert!(crowded.reason.unwrap().starts_with("3 lanes share 2 cores"));
+        assert!(crowded.reason.unwrap().starts_with("3 lanes share 2 CPUs"));
         // An explicit policy stays in force.
         let spin = WaitPolicy::Spin(Duration::from_micros(5));
         assert_eq!(settled(spin, 3).policy, spin);

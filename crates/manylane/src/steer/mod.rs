@@ -48,7 +48,7 @@ pub enum Steering {
     Flow,
     /// Strictly round-robin for each datagram.
     RoundRobin,
-    /// The lane on the core that handled the interrupt.
+    /// The lane on the CPU that handled the interrupt.
     Cpu,
     /// A random lane.
     Random,

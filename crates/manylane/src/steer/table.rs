@@ -90,13 +90,15 @@ impl Layout {
 
     /// The slot at entry `at`, for any `at` below [`TABLE_SIZE`]. There is at least one lane.
     pub(super) fn entry(&self, at: usize) -> Slot {
-        let in_turn = || self.lanes[at % self.lanes.len()].0;
+        let round_robin = || self.lanes[at % self.lanes.len()].0;
         match self.policy {
             Steering::Flow | Steering::Key { .. } => self.buckets[at],
-            Steering::Cpu => {
-                self.lanes.iter().find(|(_, cpu)| *cpu == Some(at)).map_or_else(in_turn, |(slot, _)| *slot)
-            }
-            _ => in_turn(),
+            Steering::Cpu => self
+                .lanes
+                .iter()
+                .find(|(_, cpu)| *cpu == Some(at))
+                .map_or_else(round_robin, |(slot, _)| *slot),
+            _ => round_robin(),
         }
     }
 

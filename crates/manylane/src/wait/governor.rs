@@ -12,7 +12,7 @@
 //!    wake-up ([`WAKEUP_COST_NANOS`]). So a few long gaps among short ones do not stop it from
 //!    polling for the others.
 //! 3. If sleeping at once would have cost less, the lane sleeps. A precise sleep has to pay, too:
-//!    with the batch before it, the timer and the polling after it, it may use the processor for
+//!    with the batch before it, the timer and the polling after it, it may use the CPU for
 //!    at most five twelfths of the gap ([`SLEEP_COST_SHARE_MAX`]).
 //! 4. If the batch is overdue, the lane polls for some time longer. This overtime is limited to a
 //!    sixteenth of the time.
@@ -58,7 +58,7 @@ const OVERTIME_NANOS_MAX: u64 = 2 * WAKEUP_COST_NANOS;
 /// Overtime budget: one part in this many of the time, saved up to a maximum.
 const OVERTIME_DIVISOR: u64 = 16;
 const OVERTIME_BUDGET_NANOS_MAX: u64 = 8 * WAKEUP_COST_NANOS;
-/// Maximum share of a gap for which a precise sleep, with its overhead, may use the processor:
+/// Maximum share of a gap for which a precise sleep, with its overhead, may use the CPU:
 /// safely below half.
 const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
 /// Gaps between two sorts of the history.
@@ -254,8 +254,8 @@ impl Adaptive {
     /// Estimates when the batch arrived that the lane received at `now`, after a wake-up.
     fn estimate_arrival(&mut self, now: u64) -> u64 {
         // Not before the last poll that found nothing.
-        let looked = if now > self.spin_end { self.spin_end } else { self.wait_start };
-        let earliest = now.saturating_sub(self.wake_latency).max(looked).min(now);
+        let polled_until = if now > self.spin_end { self.spin_end } else { self.wait_start };
+        let earliest = now.saturating_sub(self.wake_latency).max(polled_until).min(now);
         let Some(awake) = self.sleep_end.take() else { return earliest };
         if now > awake.saturating_add(self.wake_latency / 2) {
             // The sleep was over, or nearly so. The best estimate is that the batch arrived when
@@ -337,24 +337,25 @@ impl Adaptive {
         let sleeps = first.saturating_sub(now);
         // Wake up a little early.
         let early = self.wake_latency + SLACK_NANOS;
-        let may_rest = sleeps >= SLEEP_NANOS_MIN && sleeps > early;
-        let rested = self.best_spin(first).filter(|spin| {
-            may_rest && self.should_sleep(work + SLACK_NANOS + spin.spin_time / GAP_HISTORY_LEN as u64, first)
+        let can_sleep = sleeps >= SLEEP_NANOS_MIN && sleeps > early;
+        let after_sleep = self.best_spin(first).filter(|spin| {
+            can_sleep
+                && self.should_sleep(work + SLACK_NANOS + spin.spin_time / GAP_HISTORY_LEN as u64, first)
         });
-        let spin = rested.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
+        let spin = after_sleep.or_else(|| self.best_spin(now)).or_else(|| self.overdue_spin(now));
         let Some(SpinWindow { end, .. }) = spin else {
             // The estimate decays; otherwise a machine that was slow once would never sleep
             // precisely again.
             self.wake_latency -= self.wake_latency / 256;
             return Plan::default();
         };
-        let rest = if rested.is_some() { sleeps - early } else { 0 };
+        let sleep = if after_sleep.is_some() { sleeps - early } else { 0 };
         let overtime = self.overtime_budget.min(OVERTIME_NANOS_MAX);
-        self.sleep_end = rested.map(|_| began.saturating_add(rest));
+        self.sleep_end = after_sleep.map(|_| began.saturating_add(sleep));
         self.due = began.saturating_add(end - now);
         self.spin_end = self.due.saturating_add(overtime);
         Plan {
-            sleep_until: Duration::from_nanos(rest),
+            sleep_until: Duration::from_nanos(sleep),
             spin_until: Duration::from_nanos(end - now + overtime),
         }
     }

@@ -1,7 +1,7 @@
 //! Waiting: what a lane does while its queue is empty.
 //!
 //! A lane that sleeps costs nothing and wakes late: after an interrupt, the scheduler, and often a
-//! processor that has to leave an idle state. A lane that polls receives at once and costs a core.
+//! CPU that has to leave an idle state. A lane that polls receives at once and costs a CPU.
 //! The policies:
 //!
 //! | policy | in the program | in the kernel |
@@ -64,13 +64,13 @@ pub enum WaitPolicy {
     /// `uring`), and a device with NAPI, which loopback has not. Where it is not available, the
     /// lane spins for the same time.
     BusyPoll(Duration),
-    /// Polls for this time without a delay, then sleeps. Costs up to a core per lane.
+    /// Polls for this time without a delay, then sleeps. Costs up to a CPU per lane.
     Spin(Duration),
     /// Spins only while the last gaps between batches show that it pays: the next batch is due
     /// sooner than a sleep would cost, or its time can be predicted that well. Otherwise sleeps.
-    /// An idle lane never spins. Lanes that share a core sleep. Sets the timer slack of the
+    /// An idle lane never spins. Lanes that share a CPU sleep. Sets the timer slack of the
     /// waiting thread to 1 µs, and its time slice to the minimum (Linux 6.12), so that it preempts
-    /// other threads on its processor when it wakes up.
+    /// other threads on its CPU when it wakes up.
     Adaptive,
 }
 

@@ -6,7 +6,7 @@
 //! | `sources` | growth of memory, and pauses, with 100,000 new sources per second compared with one source |
 //! | `program` | how long a program that is always runnable is kept from running |
 //!
-//! The flood is generated on the sender's processor, where the other end of the link also receives
+//! The flood is generated on the sender's CPU, where the other end of the link also receives
 //! it. The lane is on another one.
 
 mod clients;
@@ -69,7 +69,7 @@ struct Variant {
     sender_load: SenderLoad,
 }
 
-/// The load on the sender's processor.
+/// The load on the sender's CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SenderLoad {
     /// Nothing.
@@ -117,7 +117,7 @@ struct FloodTestbed {
 /// Runs the benchmark. The setup must be a testbed with [`LINKS`] links.
 ///
 /// # Errors
-/// Without a second processor; when a server or a sender fails, or when it is stopped.
+/// Without a second CPU; when a server or a sender fails, or when it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,
@@ -126,8 +126,7 @@ pub fn run(
 ) -> Result<Document<BenchSettings, FloodRow>> {
     let (from, to) = setup.hosts().context("bench flood needs a testbed (root)")?;
     let cpus = setup.sender_cpu().zip(setup.receiver_cpus().first().copied());
-    let (sender_cpu, lane_cpu) =
-        cpus.context("the flood and the lane need a processor each: there is one")?;
+    let (sender_cpu, lane_cpu) = cpus.context("the flood and the lane need a CPU each: there is one")?;
     ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
     let bed = FloodTestbed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
     let mut settings = options.settings(setup, &Limits::default());

@@ -73,7 +73,7 @@ fn bin_index(micros: u64) -> usize {
     ((u64::BITS - micros.leading_zeros()) as usize).min(PAUSE_BINS - 1)
 }
 
-/// Stolen time of each processor, since this was created.
+/// Stolen time of each CPU, since this was created.
 pub(super) struct StealTime(Vec<u64>);
 
 impl StealTime {
@@ -87,9 +87,9 @@ impl StealTime {
     }
 }
 
-/// A program that is always runnable, on one processor: it reads the clock in a loop. The time
+/// A program that is always runnable, on one CPU: it reads the clock in a loop. The time
 /// between two readings is a gap, and the kernel's clocks of the thread show what used it. `maker`
-/// is the id of another thread on the same processor, the flood generator or the lane; its CPU
+/// is the id of another thread on the same CPU, the flood generator or the lane; its CPU
 /// time is its part of the gap.
 pub(super) fn run_program(
     cpu: usize,

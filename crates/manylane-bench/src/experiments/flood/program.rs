@@ -1,6 +1,6 @@
 //! Part `program`: how long a program that is always runnable is kept from running in a flood, on
-//! the lane's processor and on the one where the flood is generated and received from the link.
-//! There the flood generator, a thread that needs the whole processor, alternates with the
+//! the lane's CPU and on the one where the flood is generated and received from the link.
+//! There the flood generator, a thread that needs the whole CPU, alternates with the
 //! program. Its time is reported separately, and a thread that only spins in its place shows the
 //! effect of the alternation itself.
 

@@ -142,7 +142,7 @@ impl ServerStats {
     }
 }
 
-/// A thread on the sender's processor that runs until it is stopped.
+/// A thread on the sender's CPU that runs until it is stopped.
 pub(super) struct SenderThread {
     pub(super) tid: Arc<AtomicI32>,
     stop: Arc<AtomicBool>,

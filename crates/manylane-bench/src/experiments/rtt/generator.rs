@@ -98,7 +98,7 @@ pub struct Generator {
     next_seq: u64,
     /// Due time of each pending request, by its number.
     due: Vec<Duration>,
-    /// The server is on the same processor, so that polling yields to it.
+    /// The server is on the same CPU, so that polling yields to it.
     should_yield: bool,
     /// Timeout of a reply.
     reply_timeout: Duration,
@@ -137,7 +137,7 @@ impl Generator {
         })
     }
 
-    /// Runs `work` on a thread that is pinned to the generator's processor.
+    /// Runs `work` on a thread that is pinned to the generator's CPU.
     pub fn run_pinned<T: Send>(
         &mut self,
         cpus: Cpus,

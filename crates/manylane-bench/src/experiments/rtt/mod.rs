@@ -216,8 +216,8 @@ impl Bench<'_> {
         let kind = contender.kind;
         let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
         // Only lanes that sleep delay between batches.
-        let pauses = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
-        let rx_coalesce = if pauses { usual.rx_coalesce } else { Duration::ZERO };
+        let delays = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
+        let rx_coalesce = if delays { usual.rx_coalesce } else { Duration::ZERO };
         let options =
             ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), rx_coalesce, ..usual };
         self.setup.start(kind, &options).with_context(|| contender.to_string())

@@ -1,7 +1,7 @@
 //! Placement of the server, the generator and the device's work.
 //!
-//! A virtual device has no interrupt: packets are received in a softirq on the sending processor.
-//! Receive packet steering (RPS) passes them on to a chosen processor, by an interrupt to that
+//! A virtual device has no interrupt: packets are received in a softirq on the sending CPU.
+//! Receive packet steering (RPS) passes them on to a chosen CPU, by an interrupt to that
 //! one. A kernel thread (threaded NAPI) can do the device's work instead of softirqs.
 
 use std::fs;
@@ -22,17 +22,17 @@ const LINK: usize = 0;
 named_enum! {
     /// A placement by name.
     pub enum Placement {
-        /// Server and generator have a processor each. The device's work is done on the
+        /// Server and generator have a CPU each. The device's work is done on the
         /// generator's.
         SeparateCpus = "apart",
-        /// Server and generator share a processor.
+        /// Server and generator share a CPU.
         SharedCpu = "together",
-        /// As apart, and packets from the server's device are passed on to the server's processor
+        /// As apart, and packets from the server's device are passed on to the server's CPU
         /// (RPS).
         RpsServer = "rps-server",
-        /// As apart, and a kernel thread on the server's processor does the work of its device.
+        /// As apart, and a kernel thread on the server's CPU does the work of its device.
         NapiServer = "napi-server",
-        /// The same on the generator's processor.
+        /// The same on the generator's CPU.
         NapiGenerator = "napi-generator",
     }
 }
@@ -44,7 +44,7 @@ impl Placement {
         matches!(self, Self::RpsServer | Self::NapiServer | Self::NapiGenerator)
     }
 
-    /// The processors of server and generator.
+    /// The CPUs of server and generator.
     #[must_use]
     pub fn cpus(self, setup: &Setup) -> Cpus {
         let server = setup.receiver_cpus().first().copied();
@@ -55,15 +55,15 @@ impl Placement {
     /// Moves the work of the server's device to its place, until the returned value is dropped.
     ///
     /// # Errors
-    /// Without a device, with one processor, or if the kernel refuses.
+    /// Without a device, with one CPU, or if the kernel refuses.
     pub fn apply(self, setup: &Setup) -> Result<Option<PlacementGuard>> {
         if !self.needs_device() {
             return Ok(None);
         }
         let (_, host) = setup.hosts().with_context(|| format!("{self} needs a device: a testbed (root)"))?;
         let Cpus { server, generator } = self.cpus(setup);
-        let (server, generator) = (server.context("no processor")?, generator.context("no processor")?);
-        ensure!(server != generator, "{self} needs two processors");
+        let (server, generator) = (server.context("no CPU")?, generator.context("no CPU")?);
+        ensure!(server != generator, "{self} needs two CPUs");
         let held = PlacementGuard { host: host.clone(), placement: self };
         match self {
             Self::RpsServer => set_rps(host, 1 << server)?,
@@ -74,7 +74,7 @@ impl Placement {
     }
 }
 
-/// Processors of the two sides; none if they are not pinned.
+/// CPUs of the two sides; none if they are not pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpus {
     /// The server's thread.
@@ -101,7 +101,7 @@ impl Drop for PlacementGuard {
     }
 }
 
-/// Passes on packets of all queues to the processors of `mask`.
+/// Passes on packets of all queues to the CPUs of `mask`.
 fn set_rps(host: &Host, mask: u64) -> Result<()> {
     write_sysfs(host, "queues/rx-*/rps_cpus", &format!("{mask:x}"))
 }

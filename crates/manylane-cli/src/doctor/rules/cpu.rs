@@ -1,4 +1,4 @@
-//! Processors.
+//! CPUs.
 
 use std::collections::BTreeSet;
 
@@ -11,42 +11,42 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "governor-slow",
         cost: 28,
-        meaning: "Processors run slower than they could until they have been busy for a while: bursts of datagrams meet a slow core.",
+        meaning: "CPUs run slower than they could until they have been busy for a while: bursts of datagrams meet a slow CPU.",
         remedy: "`cpupower frequency-set -g performance`.",
         check: governor_slow,
     },
     Rule {
         id: "autogroup-shares",
         cost: 27,
-        meaning: "Threads of one session share the weight of one thread (autogroup), over all processors, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its processor, such a lane is owed little, and waits for a tick once that is used up.",
+        meaning: "Threads of one session share the weight of one thread (autogroup), over all CPUs, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its CPU, such a lane is owed little, and waits for a tick once that is used up.",
         remedy: "`sysctl -w kernel.sched_autogroup_enabled=0`, before the program is started; or more weight for its session: `echo -10 > /proc/PID/autogroup`. Programs that a desktop's user starts then weigh by their threads again.",
         check: autogroup_shares,
     },
     Rule {
         id: "halts-at-once",
         cost: 26,
-        meaning: "Idle processors of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
-        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the processors of lanes alone, see `idle-leaves-late`.",
+        meaning: "Idle CPUs of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has CPUs to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the CPUs of lanes alone, see `idle-leaves-late`.",
         check: halts_at_once,
     },
     Rule {
         id: "idle-leaves-late",
         cost: 25,
-        meaning: "Processors of lanes (all, where no program with lanes is seen) may idle in a state that they leave late: each lane that sleeps pays for that. Wrong only where lanes wait by `adaptive`, which then cannot answer as early as one that spins; else a note.",
-        remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0 for no limit) for the processors of lanes, where latency counts more than power: what idles less deeply draws more, and leaves less for the cores beside it. `n/a` in a virtual machine that halts at once: such a processor never halts, which the host sees as work.",
+        meaning: "CPUs of lanes (all, where no program with lanes is seen) may idle in a state that they leave late: each lane that sleeps pays for that. Wrong only where lanes wait by `adaptive`, which then cannot answer as early as one that spins; else a note.",
+        remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0 for no limit) for the CPUs of lanes, where latency counts more than power: what idles less deeply draws more, and leaves less for the cores beside it. `n/a` in a virtual machine that halts at once: such a CPU never halts, which the host sees as work.",
         check: idle_leaves_late,
     },
     Rule {
         id: "smt-shared",
         cost: 6,
-        meaning: "Two processors each are threads of one core: two lanes there share what one would have.",
+        meaning: "Two CPUs each are threads of one core: two lanes there share what one would have.",
         remedy: "One lane for each core: `--placement` with a list.",
         check: smt_shared,
     },
     Rule {
         id: "isolated-idle",
         cost: 4,
-        meaning: "Processors are isolated: the scheduler puts nothing there, and neither does Manylane unless they are named.",
+        meaning: "CPUs are isolated: the scheduler puts nothing there, and neither does Manylane unless they are named.",
         remedy: "`--placement` with their list, for lanes that shall have them alone.",
         check: isolated_idle,
     },
@@ -69,7 +69,7 @@ fn governor_slow(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus: Vec<usize> = slow.iter().map(|(cpu, _)| *cpu).collect();
     let finding = found.add(
         Severity::Note,
-        format!("processors {} have the frequency governor {governor}", format_cpus(&cpus)),
+        format!("CPUs {} have the frequency governor {governor}", format_cpus(&cpus)),
         "They become fast only after they were busy: latency grows, and short bursts overrun queues.",
     );
     for cpu in cpus {
@@ -91,7 +91,7 @@ fn autogroup_shares(facts: &Facts, found: &mut FindingSink<'_>) {
         .add(
             Severity::Note,
             format!("{} that waits by adaptive, in a session whose threads share the weight of one", pluralize(lanes, "lane")),
-            "It gives its processor away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
+            "It gives its CPU away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
         )
         // Desktops need it.
         .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
@@ -104,9 +104,8 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
         Some("haltpoll") => {}
         Some(_) => return,
         None => {
-            return found.unknown(
-                "the kernel does not tell how its processors idle (no /sys/devices/system/cpu/cpuidle)",
-            );
+            return found
+                .unknown("the kernel does not tell how its CPUs idle (no /sys/devices/system/cpu/cpuidle)");
         }
     }
     match facts.cpu.halt_poll_ns {
@@ -120,8 +119,8 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
             found
                 .add(
                     Severity::Note,
-                    "an idle processor halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
-                    "A lane that sleeps is woken by way of the hypervisor; one whose processor still looks has it in a few microseconds.",
+                    "an idle CPU halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
+                    "A lane that sleeps is woken by way of the hypervisor; one whose CPU still looks has it in a few microseconds.",
                 )
                 // It costs the host, and it is not the kernel's default, so it was set on purpose.
                 .set_if_named(Change::new(target, HALT_POLL_DEFAULT_NS));
@@ -133,12 +132,12 @@ fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
 
 fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
     /// Microseconds: about what an interrupt and the scheduler take anyway. The first idle states
-    /// of most processors have a shorter exit latency.
+    /// of most CPUs have a shorter exit latency.
     const EXIT_LATENCY_MAX_US: u64 = 10;
     let cpu = &facts.cpu;
     if cpu.idle.is_empty() {
         return found.unknown(
-            "the kernel does not tell how late its processors leave idle states, or takes no limit (no cpuidle, no pm_qos_resume_latency_us)",
+            "the kernel does not tell how late its CPUs leave idle states, or takes no limit (no cpuidle, no pm_qos_resume_latency_us)",
         );
     }
     // A virtual machine's table of states does not include the cost of halting.
@@ -168,21 +167,19 @@ fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
     };
     let longest = late.iter().filter_map(|number| cpu.idle.get(number)).map(Idle::exit_latency_max).max();
     let Some(longest) = longest else { return };
-    let processors = format_cpus(&late);
+    let late_cpus = format_cpus(&late);
     let (seen, value) = if halts {
-        let seen = format!(
-            "idle processors {processors}{whose} halt at once, and the hypervisor has to start them again"
-        );
+        let seen =
+            format!("idle CPUs {late_cpus}{whose} halt at once, and the hypervisor has to start them again");
         (seen, "n/a".to_owned())
     } else {
-        let seen =
-            format!("idle processors {processors}{whose} may go into states that take {longest} µs to leave");
+        let seen = format!("idle CPUs {late_cpus}{whose} may go into states that take {longest} µs to leave");
         (seen, EXIT_LATENCY_MAX_US.to_string())
     };
     let finding = found.add(
         severity,
         seen,
-        "A lane that sleeps there is woken so much later. To leave sooner costs power, and what shares it, all the time: it is for processors whose lanes have to answer early.",
+        "A lane that sleeps there is woken so much later. To leave sooner costs power, and what shares it, all the time: it is for CPUs whose lanes have to answer early.",
     );
     for &cpu in &late {
         let target = Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
@@ -210,7 +207,7 @@ fn smt_shared(facts: &Facts, found: &mut FindingSink<'_>) {
     found
         .add(
             Severity::Note,
-            format!("processors share cores: {}", groups.join("; ")),
+            format!("CPUs share cores: {}", groups.join("; ")),
             "Two lanes on one core get together little more than one would alone.",
         )
         .run(format!(
@@ -226,7 +223,7 @@ fn isolated_idle(facts: &Facts, found: &mut FindingSink<'_>) {
         found
             .add(
                 Severity::Note,
-                format!("processors {} are isolated", format_cpus(isolated)),
+                format!("CPUs {} are isolated", format_cpus(isolated)),
                 "Nothing runs there unless it is pinned there; advice on spreading interrupts leaves them out.",
             )
             .run(format!("for lanes that shall have them alone: --placement {}", format_cpus(isolated)));

@@ -3,38 +3,38 @@
 use manylane_sys::device::{HASH_ADDRESSES, HASH_PORTS};
 
 use super::super::change::{Change, Target};
+use super::super::collect::files::format_cpu_mask;
 use super::super::ethtool::{XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
 use super::super::facts::{Device, Facts};
 use super::super::finding::Severity;
-use super::super::gather::files::format_cpu_mask;
 use super::{FindingSink, Rule, format_cpus, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "udp-ports-not-hashed",
         cost: 85,
-        meaning: "The device spreads UDP by addresses alone: all datagrams between two hosts come to one queue, and to one core.",
+        meaning: "The device spreads UDP by addresses alone: all datagrams between two hosts come to one queue, and to one CPU.",
         remedy: "`ethtool -N DEVICE rx-flow-hash udp4 sdfn`, and `udp6`. (Fragments then come to another queue than the rest of their flow.)",
         check: udp_ports_not_hashed,
     },
     Rule {
         id: "queues-unused",
         cost: 80,
-        meaning: "The device uses fewer receive queues than it has, and than there are processors.",
+        meaning: "The device uses fewer receive queues than it has, and than there are CPUs.",
         remedy: "`ethtool -L DEVICE combined N` (or `rx N`). The link is down for a moment.",
         check: queues_unused,
     },
     Rule {
         id: "interrupts-on-one-core",
         cost: 75,
-        meaning: "All receive queues of the device interrupt the same processor, which does all receive work alone.",
+        meaning: "All receive queues of the device interrupt the same CPU, which does all receive work alone.",
         remedy: "Spread them: `/proc/irq/N/smp_affinity_list`, or irqbalance.",
         check: interrupts_on_one_core,
     },
     Rule {
         id: "gro-off",
         cost: 65,
-        meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO gets no trains. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
+        meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO merges nothing. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
         remedy: "`ethtool -K DEVICE gro on`.",
         check: gro_off,
     },
@@ -48,15 +48,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "one-queue",
         cost: 45,
-        meaning: "The device has one receive queue, and nothing spreads its frames: one core does all receive work.",
+        meaning: "The device has one receive queue, and nothing spreads its frames: one CPU does all receive work.",
         remedy: "RPS: `/sys/class/net/DEVICE/queues/rx-0/rps_cpus`. For a virtual machine: more queues from the host.",
         check: one_queue,
     },
     Rule {
         id: "interrupts-far",
         cost: 35,
-        meaning: "Queues of the device interrupt processors of another NUMA node than the device is at: each frame crosses between nodes.",
-        remedy: "`/proc/irq/N/smp_affinity_list` with processors of the device's node.",
+        meaning: "Queues of the device interrupt CPUs of another NUMA node than the device is at: each frame crosses between nodes.",
+        remedy: "`/proc/irq/N/smp_affinity_list` with CPUs of the device's node.",
         check: interrupts_far,
     },
     Rule {
@@ -69,7 +69,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "irqbalance-moves",
         cost: 24,
-        meaning: "irqbalance moves the interrupts of a device with several queues between processors, away from lanes that were placed beside them.",
+        meaning: "irqbalance moves the interrupts of a device with several queues between CPUs, away from lanes that were placed beside them.",
         remedy: "Stop irqbalance where lanes are pinned, or ban these interrupts (`--banirq`).",
         check: irqbalance_moves,
     },
@@ -141,7 +141,7 @@ fn udp_ports_not_hashed(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             Severity::Wrong,
             format!("{} picks the queue of UDP over {} without looking at ports", device.name, families.join(" and ")),
-            "All datagrams between two hosts come to the same queue, and so to the same core, however many there are.",
+            "All datagrams between two hosts come to the same queue, and so to the same CPU, however many there are.",
         );
         finding.subject(&device.name);
         for (fields, _, target) in lacking {
@@ -162,16 +162,13 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
         };
         let want = most.min(cpus);
         if now < want {
-            // Between veth devices, the sender's processor does the work unless they run NAPI.
+            // Between veth devices, the sender's CPU does the work unless they run NAPI.
             let is_veth = device.kind.as_deref() == Some("veth");
             found
                 .add(
                     if is_veth { Severity::Note } else { Severity::Wrong },
-                    format!(
-                        "{} uses {now} of {most} receive queues; {cpus} processors could work",
-                        device.name
-                    ),
-                    "Each queue has its own interrupt and core: fewer queues, fewer cores that receive.",
+                    format!("{} uses {now} of {most} receive queues; {cpus} CPUs could work", device.name),
+                    "Each queue has its own interrupt and CPU: fewer queues, fewer CPUs that receive.",
                 )
                 .subject(&device.name)
                 .set(Change::new(target, want));
@@ -179,7 +176,7 @@ fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
     }
 }
 
-/// The processors that get interrupts of a device's queues, if all are known.
+/// The CPUs that get interrupts of a device's queues, if all are known.
 fn irq_cpus(device: &Device) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for irq in &device.irqs {
@@ -203,12 +200,12 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             Severity::Wrong,
             format!(
-                "all {} receive queues of {} interrupt processor {}",
+                "all {} receive queues of {} interrupt CPU {}",
                 device.irqs.len(),
                 device.name,
                 interrupted[0]
             ),
-            "One core does all receive work of the device while the others wait for it.",
+            "One CPU does all receive work of the device while the others wait for it.",
         );
         finding.subject(&device.name);
         for (irq, cpu) in device.irqs.iter().zip(near.iter().cycle()) {
@@ -220,7 +217,7 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut FindingSink<'_>) {
     }
 }
 
-/// The processors of a device's NUMA node, or all.
+/// The CPUs of a device's NUMA node, or all.
 fn local_cpus(facts: &Facts, device: &Device, cpus: &[usize]) -> Vec<usize> {
     let is_near = |cpu: &&usize| device.numa.is_some() && facts.cpu.nodes.get(cpu) == device.numa.as_ref();
     let near: Vec<usize> = cpus.iter().filter(is_near).copied().collect();
@@ -234,14 +231,14 @@ fn interrupts_far(facts: &Facts, found: &mut FindingSink<'_>) {
         let far: Vec<_> =
             device.irqs.iter().filter(|irq| irq.effective.first().is_some_and(is_far)).collect();
         let near = local_cpus(facts, device, &usable_cpus(facts));
-        // The node has no usable processor.
+        // The node has no usable CPU.
         if far.is_empty() || near.iter().any(is_far) {
             continue;
         }
         let finding = found.add(
             Severity::Wrong,
             format!(
-                "{} of {} receive queues of {} interrupt processors of another NUMA node than its own",
+                "{} of {} receive queues of {} interrupt CPUs of another NUMA node than its own",
                 far.len(),
                 device.irqs.len(),
                 device.name
@@ -259,9 +256,9 @@ fn gro_off(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in rx_devices(facts).filter(|device| device.gro == Some(false)) {
         let is_veth = device.kind.as_deref() == Some("veth");
         let why = if is_veth {
-            "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not joined to trains."
+            "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not merged by GRO."
         } else {
-            "Each frame goes through the stack alone, and sockets with UDP GRO get no trains."
+            "Each frame goes through the stack alone, and sockets with UDP GRO get one datagram per message."
         };
         let severity = if is_veth { Severity::Note } else { Severity::Wrong };
         let target = Target::Feature { device: device.name.clone(), name: "rx-gro".into() };
@@ -311,7 +308,7 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
             continue;
         };
         if rps.iter().all(Vec::is_empty) {
-            // Spreading has a cost. Its absence is wrong only if one core was not enough.
+            // Spreading has a cost. Its absence is wrong only if one CPU was not enough.
             let severity = if dropped { Severity::Wrong } else { Severity::Note };
             let file = "queues/rx-0/rps_cpus".into();
             let target = Target::DeviceFile { device: device.name.clone(), file };
@@ -319,7 +316,7 @@ fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
                 .add(
                     severity,
                     format!("{} has one receive queue, and RPS is off", device.name),
-                    format!("One core does all receive work up to the sockets; {} more could share it, at the price of an interrupt between cores.", cpus.len() - 1),
+                    format!("One CPU does all receive work up to the sockets; {} more could share it, at the price of an interrupt between CPUs.", cpus.len() - 1),
                 )
                 .subject(&device.name)
                 .set(Change::new(target, format_cpu_mask(&cpus)));
@@ -372,7 +369,7 @@ fn irqbalance_moves(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("irqbalance (process {pid}) moves the interrupts of {}", device.name),
-                "Lanes that are pinned beside their queue lose their place when the interrupt goes to another processor.",
+                "Lanes that are pinned beside their queue lose their place when the interrupt goes to another CPU.",
             )
             .subject(&device.name)
             .run(format!("where lanes are pinned: systemctl stop irqbalance, or --banirq for each of {}", format_cpus(&irqs)));
@@ -391,7 +388,7 @@ fn no_native_xdp(facts: &Facts, found: &mut FindingSink<'_>) {
                         "Engine xdp needs them; behind the driver (--xdp-generic) it gains less.",
                     )
                     .subject(&device.name)
-                    .run("nothing on this device: engine mmsg is the fastest here. (Virtio devices run them if the host gives them enough queues: two for each processor, and no LRO.)");
+                    .run("nothing on this device: engine mmsg is the fastest here. (Virtio devices run them if the host gives them enough queues: two for each CPU, and no LRO.)");
             }
             None => found
                 .unknown(format!("what the driver of {} does with XDP is not told (Linux 6.3)", device.name)),

@@ -32,15 +32,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "device-ring-full",
         cost: 92,
-        meaning: "The device lost frames: no descriptor was free in a receive ring, because the processor was late.",
-        remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), their interrupts on different processors.",
+        meaning: "The device lost frames: no descriptor was free in a receive ring, because the CPU was late.",
+        remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), their interrupts on different CPUs.",
         check: device_ring_full,
     },
     Rule {
         id: "backlog-full",
         cost: 90,
-        meaning: "A processor's backlog was full. What comes by RPS, over loopback, or from a device without NAPI waits there.",
-        remedy: "`net.core.netdev_max_backlog`; RPS to more processors.",
+        meaning: "A CPU's backlog was full. What comes by RPS, over loopback, or from a device without NAPI waits there.",
+        remedy: "`net.core.netdev_max_backlog`; RPS to more CPUs.",
         check: backlog_full,
     },
     Rule {
@@ -60,8 +60,8 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "softirq-squeezed",
         cost: 50,
-        meaning: "A processor's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
-        remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more processors.",
+        meaning: "A CPU's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
+        remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more CPUs.",
         check: softirq_squeezed,
     },
     Rule {
@@ -182,7 +182,7 @@ fn device_ring_full(facts: &Facts, found: &mut FindingSink<'_>) {
         let finding = found.add(
             Severity::Loss,
             format!("{} lost {} {}: no room in a receive ring", device.name, pluralize(lost, "frame"), facts.describe_period()),
-            "The processor of a queue did not take frames in time; what comes then is lost before the kernel sees it.",
+            "The CPU of a queue did not take frames in time; what comes then is lost before the kernel sees it.",
         );
         finding.subject(&device.name).lost(lost);
         match device.ring {
@@ -191,7 +191,7 @@ fn device_ring_full(facts: &Facts, found: &mut FindingSink<'_>) {
                 finding.set(Change::new(target, ring.rx_max));
             }
             _ => {
-                finding.run("its rings are as long as they can be, or it does not tell: spread its queues over more processors");
+                finding.run("its rings are as long as they can be, or it does not tell: spread its queues over more CPUs");
             }
         }
     }
@@ -209,12 +209,12 @@ fn backlog_full(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Loss,
                 format!(
-                    "{} lost {} because a processor's backlog was full (processors {}; the whole machine)",
+                    "{} lost {} because a CPU's backlog was full (CPUs {}; the whole machine)",
                     pluralize(dropped, "frame"),
                     facts.describe_period(),
                     super::format_cpus(&cpus)
                 ),
-                "What RPS hands to another processor, and what comes over loopback, waits in a backlog of limited length.",
+                "What RPS hands to another CPU, and what comes over loopback, waits in a backlog of limited length.",
             )
             .lost(dropped)
             .raise(facts, "net.core.netdev_max_backlog", 16384);
@@ -279,7 +279,7 @@ fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
                 pluralize(processed, "frame"),
                 facts.describe_period()
             ),
-            "A processor may take so many frames at a time (net.core.netdev_budget), for so long (netdev_budget_usecs); then frames wait, and rings and latency grow.",
+            "A CPU may take so many frames at a time (net.core.netdev_budget), for so long (netdev_budget_usecs); then frames wait, and rings and latency grow.",
         )
         .raise(facts, "net.core.netdev_budget", 1200)
         .raise(facts, "net.core.netdev_budget_usecs", 8000);

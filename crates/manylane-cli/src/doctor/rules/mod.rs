@@ -132,13 +132,13 @@ fn rx_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
     facts.devices.iter().filter(is_port)
 }
 
-/// Processors for network work: those that are online and not isolated.
+/// CPUs for network work: those that are online and not isolated.
 fn usable_cpus(facts: &Facts) -> Vec<usize> {
     let cpu = &facts.cpu;
     cpu.online.iter().copied().filter(|number| !cpu.isolated.contains(number)).collect()
 }
 
-/// Processors in words.
+/// CPUs in words.
 pub(crate) fn format_cpus(cpus: &[usize]) -> String {
     cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }

@@ -1,16 +1,16 @@
 //! Costs of sending.
 
 use super::super::change::{Change, Target};
+use super::super::collect::files::format_cpu_mask;
 use super::super::facts::Facts;
 use super::super::finding::Severity;
-use super::super::gather::files::format_cpu_mask;
 use super::{FindingSink, Rule, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[Rule {
     id: "xps-off",
     cost: 14,
-    meaning: "The device has several send queues, and no processor has one of its own (XPS): which queue a datagram leaves by is picked by a hash of its flow, and processors meet at the lock of one queue.",
-    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: each queue for processors of its own.",
+    meaning: "The device has several send queues, and no CPU has one of its own (XPS): which queue a datagram leaves by is picked by a hash of its flow, and CPUs meet at the lock of one queue.",
+    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: each queue for CPUs of its own.",
     check: xps_off,
 }];
 
@@ -25,7 +25,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
             // Without several send queues, the kernel has no such file.
             if let Some(why) = facts.gaps.get("sysfs") {
                 found.unknown(format!(
-                    "which processors send by which queue of {} cannot be seen: {why}",
+                    "which CPUs send by which queue of {} cannot be seen: {why}",
                     device.name
                 ));
             }
@@ -42,8 +42,8 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
             )
             .subject(&device.name);
         for queue in 0..xps.len() {
-            // Queues are assigned to processors in turn, also if there are more queues than
-            // processors.
+            // Queues are assigned to CPUs in turn, also if there are more queues than
+            // CPUs.
             let own = |at: &usize| at % xps.len() == queue || queue % cpus.len() == *at;
             let of_queue: Vec<usize> = (0..cpus.len()).filter(own).map(|at| cpus[at]).collect();
             let file = format!("queues/tx-{queue}/xps_cpus");

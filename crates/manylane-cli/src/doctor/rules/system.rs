@@ -137,7 +137,7 @@ fn busy_poll_for_all(facts: &Facts, found: &mut FindingSink<'_>) {
                     .add(
                         Severity::Note,
                         format!("everybody {who} looks for frames without pause for {usecs} µs first ({name})"),
-                        "It saves latency where a core is to spare, and takes the core from others where none is.",
+                        "It saves latency where a CPU is to spare, and takes the CPU from others where none is.",
                     )
                     .subject(name)
                     // It was set on purpose.

@@ -230,8 +230,8 @@ impl Epoll {
 
     /// The same, starting at another one each time, so that all get reported in turn when a result
     /// has no room for all.
-    pub(crate) fn items_round_robin(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
-        let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
+    pub(crate) fn items_round_robin(&self, start: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        let first = start.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
         self.items().skip(first).chain(self.items().take(first))
     }
 

@@ -44,8 +44,9 @@ impl RecvRing {
         let (first, end) = (self.skipped, self.written);
         for index in first..end {
             let message = self.message(index - first);
-            let (len, said) = (message.data.len(), message.ancillary());
-            let segment = (1..len).contains(&usize::from(said.segment_size)).then_some(said.segment_size);
+            let (len, ancillary) = (message.data.len(), message.ancillary());
+            let segment =
+                (1..len).contains(&usize::from(ancillary.segment_size)).then_some(ancillary.segment_size);
             // SAFETY: elements of allocations of the two values, both borrowed mutably; `fill`
             // returns a part of the control message, which lives across the call, and the header
             // is restored before it ends.
@@ -53,7 +54,7 @@ impl RecvRing {
                 let header = &mut (*self.headers.ptr_at(index)).msg_hdr;
                 (*header.msg_iov).iov_len = len;
                 let control = &mut *controls.0.ptr_at(index);
-                let (at, len) = control.fill(said.local.as_ref(), segment);
+                let (at, len) = control.fill(ancillary.local.as_ref(), segment);
                 header.msg_control = ptr::from_mut(control).cast::<u8>().wrapping_add(at).cast();
                 header.msg_controllen = len as _;
             }

@@ -264,7 +264,7 @@ mod tests {
     fn queues_need_rx_and_tx_to_be_usable() {
         let usable = |receive, send, reserved| usable_queues(sys::Queues { receive, send }, reserved);
         assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
-        // virtio_net with two processors: two of its four queues are in use before the program is
+        // virtio_net with two CPUs: two of its four queues are in use before the program is
         // attached.
         assert_eq!(usable(4, 4, 2), 2);
         assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);

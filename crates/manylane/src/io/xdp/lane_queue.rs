@@ -87,7 +87,7 @@ impl LaneQueue {
         let packets = places.len();
         self.xsk.find_payloads(|index, packet| {
             let RxHint { payload_offset: at, len } = match rx_hint::parse(packet, from_veth) {
-                Some(noted) => noted,
+                Some(hinted) => hinted,
                 None => match parse_packet(places.get_mut(index)?, packet, from_veth) {
                     Ok(found) => found,
                     Err(PacketError::Malformed) => {

@@ -3,7 +3,7 @@
 //!
 //! # What a batch touches
 //!
-//! Another core writes the frames. After a sleep, most of the lane's own data has left the cache,
+//! Another CPU writes the frames. After a sleep, most of the lane's own data has left the cache,
 //! too. A cache miss costs more than the instructions that work on the line. So the receive path
 //! is built to touch few lines:
 //!
@@ -20,7 +20,7 @@
 //!   (`PacketRef::header`). This code is inlined into the caller's loop, so that an application
 //!   that reads only payloads does not read them. Headers of frames without a hint are parsed out
 //!   of line, into an array of the lane.
-//! - **The frames of a batch** are prefetched as their descriptors are taken, before the first
+//! - **The frames of a batch** are prefetched as their descriptors are read, before the first
 //!   frame is read.
 //! - **The companion** is polled every 32 batches while queues have frames
 //!   ([`KERNEL_POLL_BATCHES`]): a poll that finds nothing is a system call, through code and data
@@ -120,11 +120,11 @@ impl LaneQueues {
     #[cold]
     pub(super) fn process_mailbox(&mut self) {
         self.current = None;
-        let Content { queues, commands: orders } = self.mailbox.drain();
+        let Content { queues, commands } = self.mailbox.drain();
         self.queues.extend(queues);
-        for (id, order) in orders {
+        for (id, command) in commands {
             let Some(at) = self.queues.iter().position(|queue| queue.id == id) else { continue };
-            match order {
+            match command {
                 QueueCommand::Close => {
                     self.queues[at].is_closing = true;
                     self.is_closing = true;
@@ -162,12 +162,12 @@ impl LaneQueues {
         self.batches_since_kernel >= KERNEL_POLL_BATCHES
     }
 
-    /// True if the companion is due; its turn is then taken.
+    /// Returns true if the companion is due, and then no longer.
     #[inline]
-    pub(super) fn take_kernel_turn(&mut self) -> bool {
+    pub(super) fn take_kernel_due(&mut self) -> bool {
         let is_due = self.is_kernel_due();
         if is_due {
-            self.ack_kernel_turn();
+            self.reset_kernel_due();
             self.current = None;
         }
         is_due
@@ -200,7 +200,7 @@ impl LaneQueues {
                 let mut receive = |queue: &mut LaneQueue| {
                     queue.receive(most, datagram_size, &mut self.parsed, &mut self.tap, cells)
                 };
-                let (mut frames, mut taken) = receive(queue);
+                let (mut frames, mut summary) = receive(queue);
                 if frames == 0 {
                     self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                     break;
@@ -211,16 +211,16 @@ impl LaneQueues {
                         if frames < most || !queue.xsk.has_received() {
                             break;
                         }
-                        cells.add(Count::DroppedStale, taken.datagrams as u64);
-                        (frames, taken) = receive(queue);
+                        cells.add(Count::DroppedStale, summary.datagrams as u64);
+                        (frames, summary) = receive(queue);
                     }
                 }
                 self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
-                if taken.messages > 0 {
+                if summary.messages > 0 {
                     self.batches_since_kernel += 1;
                     self.current = Some(at);
                     self.round_robin.record_batch(at, frames == most);
-                    return taken;
+                    return summary;
                 }
             }
             if queue.is_closing {
@@ -265,7 +265,7 @@ impl LaneQueues {
 
     /// The companion is being polled.
     #[inline]
-    pub(super) fn ack_kernel_turn(&mut self) {
+    pub(super) fn reset_kernel_due(&mut self) {
         self.batches_since_kernel = 0;
     }
 
@@ -301,11 +301,11 @@ impl LaneQueues {
         let mut left = 0;
         // No more frames are redirected here, so this ends with the rings' content.
         for _ in 0..DISCARD_BUDGET {
-            let taken = self.receive(usize::MAX, usize::MAX, DropPolicy::Tail, cells);
-            if taken.messages == 0 && !self.has_received() {
+            let summary = self.receive(usize::MAX, usize::MAX, DropPolicy::Tail, cells);
+            if summary.messages == 0 && !self.has_received() {
                 break;
             }
-            left += taken.datagrams as u64;
+            left += summary.datagrams as u64;
         }
         left
     }

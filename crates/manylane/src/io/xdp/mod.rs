@@ -67,15 +67,15 @@ pub(super) fn check(config: &Config) -> Result<()> {
     let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
     if !matches!(config.steering, Steering::Flow | Steering::Cpu) {
         return refuse(format!(
-            "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
+            "engine xdp does not support steering {}: the device picks the queue, and with it the lane (flow, cpu)",
             config.steering
         ));
     }
     if config.timestamps {
-        return refuse("timestamps do not go with engine xdp: its frames carry none".into());
+        return refuse("engine xdp does not support timestamps: its frames carry none".into());
     }
     if config.reuse_port {
-        return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
+        return refuse("engine xdp does not support reuse_port: frames go to this process alone".into());
     }
     let XdpOptions { ring, sockets, sources, .. } = config.xdp;
     if !ring.is_power_of_two() || !(64..=16_384).contains(&ring) {
@@ -103,7 +103,7 @@ pub(crate) struct XdpIo {
 
 impl XdpIo {
     fn new(control: Arc<XdpControl>, new: NewLane<'_>) -> Result<Self> {
-        let (lane, caps, drop_policy) = (Arc::clone(new.lane), new.can, new.config.drop_policy);
+        let (lane, caps, drop_policy) = (Arc::clone(new.lane), new.caps, new.config.drop_policy);
         let companion = MmsgIo::new(new)?;
         let queues = LaneQueues::new(control, lane.id, lane.fd.as_fd())?;
         Ok(Self { queues, companion, lane, caps, drop_policy })
@@ -112,7 +112,7 @@ impl XdpIo {
     /// Receives a batch from a queue that has frames, else from the companion.
     #[inline]
     pub(super) fn recv(&mut self) -> Result<RecvSummary> {
-        let kernel_first = self.queues.take_kernel_turn();
+        let kernel_first = self.queues.take_kernel_due();
         if kernel_first {
             let summary = self.companion.recv()?;
             if summary.messages > 0 {
@@ -123,7 +123,7 @@ impl XdpIo {
         if summary.messages > 0 || kernel_first {
             return Ok(summary);
         }
-        self.queues.ack_kernel_turn();
+        self.queues.reset_kernel_due();
         self.companion.recv()
     }
 

@@ -6,16 +6,16 @@ const FULL_BATCHES_MAX: u32 = 4;
 /// The order. Queues are served one after the other. A queue with full batches is served a few
 /// times in a row.
 ///
-/// Service goes in rounds of one turn per queue. A lane that delays may do so at the end of a
-/// round: all frames that arrived during the last delay are then received. It does not wait for
-/// all queues to be empty at once, which might never happen.
+/// Service goes in rounds: each queue is served once in a round. A lane that delays may do so at
+/// the end of a round: all frames that arrived during the last delay are then received. It does not
+/// wait for all queues to be empty at once, which might never happen.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
     /// The next queue, and the number of full batches in a row that it returned.
     next: usize,
     full_batches: u32,
-    /// Completed turns of this round.
-    turns_taken: usize,
+    /// Queues served in this round.
+    served: usize,
 }
 
 impl RoundRobin {
@@ -24,7 +24,7 @@ impl RoundRobin {
     pub(super) fn advance(&mut self, queues: usize) -> usize {
         let at = self.next;
         self.next = if at + 1 < queues { at + 1 } else { 0 };
-        self.turns_taken += 1;
+        self.served += 1;
         at
     }
 
@@ -36,7 +36,7 @@ impl RoundRobin {
             if is_full && self.full_batches < FULL_BATCHES_MAX { self.full_batches + 1 } else { 0 };
         if self.full_batches > 0 {
             self.next = at;
-            self.turns_taken -= 1;
+            self.served -= 1;
         }
     }
 
@@ -44,8 +44,7 @@ impl RoundRobin {
     /// one. Empty before a round has begun.
     #[inline]
     pub(super) fn remaining(&self, queues: usize) -> impl Iterator<Item = usize> + use<> {
-        let (next, count) =
-            (self.next, if self.turns_taken > 0 { queues.saturating_sub(self.turns_taken) } else { 0 });
+        let (next, count) = (self.next, if self.served > 0 { queues.saturating_sub(self.served) } else { 0 });
         (0..count)
             .map(move |behind| if next + behind < queues { next + behind } else { next + behind - queues })
     }
@@ -53,12 +52,12 @@ impl RoundRobin {
     /// Ends the round.
     #[inline]
     pub(super) fn end_round(&mut self) {
-        self.turns_taken = 0;
+        self.served = 0;
     }
 
     /// The set of queues has changed.
     pub(super) fn restart(&mut self) {
-        (self.next, self.turns_taken) = (0, 0);
+        (self.next, self.served) = (0, 0);
     }
 }
 
@@ -71,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn each_queue_has_one_turn_in_a_round() {
+    fn each_queue_is_served_once_in_a_round() {
         let mut round_robin = RoundRobin::default();
-        assert_eq!(remaining(&round_robin, 3), [], "a round begins with a turn");
+        assert_eq!(remaining(&round_robin, 3), [], "a round begins with the first queue");
         for round in 0..3 {
             assert_eq!(round_robin.advance(3), 0, "round {round}");
             round_robin.record_batch(0, false);
@@ -96,18 +95,18 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_with_full_batches_keeps_its_turn() {
+    fn a_queue_with_full_batches_is_served_again() {
         let mut round_robin = RoundRobin::default();
         assert_eq!(round_robin.advance(2), 0);
         round_robin.record_batch(0, false);
         for _ in 0..FULL_BATCHES_MAX {
             assert_eq!(round_robin.advance(2), 1);
             round_robin.record_batch(1, true);
-            assert_eq!(remaining(&round_robin, 2), [1], "its turn goes on");
+            assert_eq!(remaining(&round_robin, 2), [1], "it is served again");
         }
         assert_eq!(round_robin.advance(2), 1);
         round_robin.record_batch(1, true);
-        assert_eq!(remaining(&round_robin, 2), [], "the last one of its turn");
+        assert_eq!(remaining(&round_robin, 2), [], "the last batch in a row");
         assert_eq!(round_robin.advance(2), 0);
     }
 

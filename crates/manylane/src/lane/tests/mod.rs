@@ -88,8 +88,8 @@ pub(crate) fn loopback_lane(engine: Engine, seed: u64) -> (Lane, Arc<FaultInject
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
     builder.engine(engine).lanes(1).batch(BATCH).rx_coalesce(Duration::ZERO);
     let mut config = builder.check().unwrap();
-    let (fd, can) = kernel_socket::open(&config, &config.addr, PortSharing::Exclusive).unwrap();
-    (config.gro, config.gso) = (can.gro, can.gso);
+    let (fd, caps) = kernel_socket::open(&config, &config.addr, PortSharing::Exclusive).unwrap();
+    (config.gro, config.gso) = (caps.gro, caps.gso);
     let addr = sock::local_addr(fd.as_fd()).unwrap();
     let injector = FaultInjector::new(io::open(&config, addr).unwrap(), seed, 1);
     let shared = Arc::new(Shared::new(config, addr, Vec::new(), steer(), injector.clone()));

@@ -89,20 +89,20 @@ impl Lane {
     fn wait(&mut self, next: u64, did: &mut Outcome) -> Option<Arrival> {
         let begin = self.now;
         let plan = self.pacer.plan(Duration::from_nanos(begin));
-        let (rest, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
-        assert!(rest <= until && until - rest <= SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX, "{plan:?}");
-        if rest > 0 {
-            if self.sleep(next, rest, did) {
+        let (sleep, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
+        assert!(sleep <= until && until - sleep <= SPIN_NANOS_MAX + WAKE_LATENCY_NANOS_MAX, "{plan:?}");
+        if sleep > 0 {
+            if self.sleep(next, sleep, did) {
                 return Some(Arrival::Woken);
             }
-            self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - rest));
+            self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - sleep));
         }
-        if rest > 0 && next <= self.now {
+        if sleep > 0 && next <= self.now {
             // The request arrived before the end of the precise sleep.
             return Some(Arrival::Woken);
         }
         let found = next <= (begin + until).max(self.now);
-        if until > rest {
+        if until > sleep {
             let to = if found { next } else { begin + until }.max(self.now);
             did.spin_time += to - self.now;
             did.polled += usize::from(found);
@@ -148,7 +148,7 @@ fn an_idle_lane_does_not_poll() {
             did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE_NANOS / IDLE_SLEEP_NANOS_MAX + 2,
             "{did:?}"
         );
-        // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a core
+        // Polls and wake-ups, at a generous 20 µs, take far less than a hundredth of a CPU
         // together.
         assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
     }
@@ -177,8 +177,8 @@ fn regular_requests_are_slept_for() {
                 "{told}"
             );
             // Where precise sleeps cost as much as they save, it sleeps.
-            let rests = late + WORK_NANOS < gap / 2;
-            if rests { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
+            let sleeps = late + WORK_NANOS < gap / 2;
+            if sleeps { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
         }
     }
 }
@@ -189,7 +189,7 @@ fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<I
 }
 
 // 20,000 requests per second in several patterns: a lane that always polled would use a whole
-// processor.
+// CPU.
 #[test]
 fn adaptive_waiting_uses_less_than_half_a_core() {
     const LENGTH_NANOS: u64 = 500_000_000;

@@ -84,7 +84,7 @@ fn costly_settings_need_to_be_named() {
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
     assert!(target.is_machine_wide() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
-    // A machine whose processors never halt, one that polls already, and one with another
+    // A machine whose CPUs never halt, one that polls already, and one with another
     // governor, for which the number means nothing.
     let mut awake = healthy_facts();
     (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
@@ -122,7 +122,7 @@ fn lane_cpus_get_a_latency_limit() {
         all.2,
         "for n in 0 1; do echo 10 > /sys/devices/system/cpu/cpu$n/power/pm_qos_resume_latency_us; done"
     );
-    // If there are lanes, the finding is about their processors, the ones that wait least first.
+    // If there are lanes, the finding is about their CPUs, the ones that wait least first.
     let one = judged(&|f| f.lanes = vec![lane("sleep", &[1])]).unwrap();
     assert_eq!((one.0, one.1), (Severity::Note, set("10", &[1])));
     assert_eq!(one.2, "echo 10 > /sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us");
@@ -214,7 +214,7 @@ fn interrupts_are_spread_over_allowed_cpus() {
         let changes = find(&verdict.findings, "interrupts-on-one-core").changes.clone();
         changes.into_iter().map(|change| change.value).collect::<Vec<_>>()
     };
-    // The device's node has only one processor that is not isolated.
+    // The device's node has only one CPU that is not isolated.
     assert_eq!(set(&facts), ["0", "0", "0"]);
     facts.cpu.isolated.clear();
     assert_eq!(set(&facts), ["0", "1", "0"]);
@@ -223,7 +223,7 @@ fn interrupts_are_spread_over_allowed_cpus() {
 }
 
 #[test]
-fn each_send_queue_gets_processors_of_its_own() {
+fn each_send_queue_gets_cpus_of_its_own() {
     for (cpus, queues, expected) in [
         (vec![0, 1], 2, &["1", "2"][..]),
         (vec![0, 1, 2, 3], 2, &["5", "a"]),
@@ -246,7 +246,7 @@ fn each_send_queue_gets_processors_of_its_own() {
 }
 
 #[test]
-fn queues_are_as_many_as_processors_at_most() {
+fn queues_are_as_many_as_cpus_at_most() {
     let mut facts = healthy_facts();
     facts.devices[1].channels = Some(Channels { rx: 1, rx_max: 4, ..Channels::default() });
     let verdict = evaluate(&facts);

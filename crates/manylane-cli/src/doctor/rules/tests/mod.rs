@@ -16,7 +16,7 @@ fn irq(number: u32, cpu: usize) -> Irq {
     Irq { number, name: format!("eth0-TxRx-{number}"), allowed: vec![cpu], effective: vec![cpu] }
 }
 
-/// A healthy server: two processors, a NIC with two queues.
+/// A healthy server: two CPUs, a NIC with two queues.
 fn healthy_facts() -> Facts {
     let device = Device {
         name: "eth0".into(),
@@ -192,7 +192,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         }),
         ("halts-at-once", Note, |f| {
             (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
-            // Except the processors of lanes.
+            // Except the CPUs of lanes.
             (f.lanes, f.cpu.idle.get_mut(&1).unwrap().limit) = (vec![lane("sleep", &[1])], "n/a".into());
         }),
         ("idle-leaves-late", Note, |f| f.cpu.idle.get_mut(&1).unwrap().latencies.push(133)),
@@ -231,7 +231,7 @@ fn each_rule_fires_alone_on_its_symptom() {
         cause(&mut facts);
         let verdict = evaluate(&facts);
         let ids: Vec<_> = verdict.findings.iter().map(|finding| finding.id).collect();
-        // An isolated or distant processor gets no interrupts, which another rule may report, too.
+        // An isolated or distant CPU gets no interrupts, which another rule may report, too.
         assert_eq!(ids, [id]);
         let finding = &verdict.findings[0];
         assert_eq!(finding.severity, severity, "{id}");

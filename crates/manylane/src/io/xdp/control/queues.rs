@@ -90,11 +90,11 @@ impl State {
         self.assigned.iter().filter(|served| served.lane == lane).count()
     }
 
-    /// The lane with the fewest queues; if there are several, the first one from `turn` on.
-    fn least_assigned(&self, turn: usize) -> Option<&LaneEntry> {
+    /// The lane with the fewest queues; if there are several, the first one from `start` on.
+    fn least_assigned(&self, start: usize) -> Option<&LaneEntry> {
         let lanes = self.lanes.len().max(1);
-        let in_turn = self.lanes.iter().cycle().skip(turn % lanes).take(self.lanes.len());
-        in_turn.min_by_key(|entry| self.assigned_count(entry.lane))
+        let in_order = self.lanes.iter().cycle().skip(start % lanes).take(self.lanes.len());
+        in_order.min_by_key(|entry| self.assigned_count(entry.lane))
     }
 
     fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
@@ -230,7 +230,7 @@ impl XdpControl {
         queue: u32,
         strict: bool,
     ) -> Result<()> {
-        // Queues with one number often interrupt one core, so those of several devices go to
+        // Queues with one number often interrupt one CPU, so those of several devices go to
         // different lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
         let successor = state.least_assigned(at + queue as usize);

@@ -89,13 +89,13 @@ impl Lessor {
     /// valid.
     pub(super) fn handle_pending(&mut self, at: usize) {
         let visitor = &self.pending[at];
-        let said = match Message::peek(visitor.client.connection.as_fd()) {
+        let request = match Message::peek(visitor.client.connection.as_fd()) {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
-            said => said.ok().flatten(),
+            request => request.ok().flatten(),
         };
         let has_requested = visitor.socket.is_some();
         let PendingClient { client, since, .. } = self.pending.remove(at);
-        match said {
+        match request {
             Some((Message::Request(secret), _)) if secret == self.lease_token.secret && !has_requested => {
                 match self.authorize(&client) {
                     Ok(user) => self.closers.receive(client, user, since),

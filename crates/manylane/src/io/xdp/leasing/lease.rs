@@ -189,11 +189,11 @@ impl Lessor {
     /// lease's stage ends the lease.
     pub(super) fn handle_request(&mut self, at: usize) {
         let lease = &self.leases[at];
-        let said = match Message::receive_without_fds(lease.client.connection.as_fd()) {
+        let request = match Message::receive_without_fds(lease.client.connection.as_fd()) {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
-            said => said.ok().flatten(),
+            request => request.ok().flatten(),
         };
-        let answer = match (lease.stage, said) {
+        let answer = match (lease.stage, request) {
             (Stage::Leased, Some(Message::Open)) if self.is_awaiting_reply(at) => self.open_lease(at),
             (Stage::Open, Some(Message::Close)) => {
                 self.close_lease(at);

@@ -7,7 +7,7 @@ use manylane_ipc::next_hops::RouteKey;
 /// Length of a lane's query queue.
 pub(super) const QUEUE_LEN: usize = 64;
 
-/// On a cache line of its own (two, because processors fetch them in pairs).
+/// On a cache line of its own (two, because CPUs fetch them in pairs).
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded(AtomicUsize);

@@ -202,11 +202,11 @@ impl Writer {
         let set = set_of(hash) * WAYS..(set_of(hash) + 1) * WAYS;
         let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].key() == *pair;
         // An empty slot sorts before all others.
-        let oldest = |slot: &usize| self.slot_meta[*slot].map(|note| note.order);
+        let oldest = |slot: &usize| self.slot_meta[*slot].map(|meta| meta.order);
         let Some(slot) = set.clone().find(same).or_else(|| set.min_by_key(oldest)) else { return };
         self.order += 1;
-        let note = SlotMeta { neighbour: hop, epoch: found.epoch, order: self.order };
-        let before = self.slot_meta[slot].replace(note);
+        let meta = SlotMeta { neighbour: hop, epoch: found.epoch, order: self.order };
+        let before = self.slot_meta[slot].replace(meta);
         found.write(&self.table.slots[slot], pair);
         self.table.set_tag(slot, tag_of(hash));
         match before {
@@ -227,7 +227,7 @@ impl Writer {
     /// Changes the MAC of all entries that use a neighbour, or removes them if it has none.
     pub(super) fn set_mac(&mut self, hop: &NeighbourKey, mac: Option<[u8; 6]>) {
         for slot in 0..ENTRIES_MAX {
-            if self.slot_meta[slot].is_none_or(|note| note.neighbour != *hop) {
+            if self.slot_meta[slot].is_none_or(|meta| meta.neighbour != *hop) {
                 continue;
             }
             let entry = &self.table.slots[slot];
@@ -265,7 +265,7 @@ impl Writer {
             return;
         }
         for slot in 0..ENTRIES_MAX {
-            if self.slot_meta[slot].is_some_and(|note| goes(&note.neighbour, &self.table.slots[slot].key())) {
+            if self.slot_meta[slot].is_some_and(|meta| goes(&meta.neighbour, &self.table.slots[slot].key())) {
                 self.remove(slot);
             }
         }
@@ -274,7 +274,7 @@ impl Writer {
     /// Removes the entries that no lane has queried for some epochs.
     pub(super) fn expire(&mut self, epoch: u16) {
         for slot in 0..ENTRIES_MAX {
-            if self.slot_meta[slot].is_some_and(|note| epoch.wrapping_sub(note.epoch) > ENTRY_EPOCHS_MAX) {
+            if self.slot_meta[slot].is_some_and(|meta| epoch.wrapping_sub(meta.epoch) > ENTRY_EPOCHS_MAX) {
                 self.remove(slot);
             }
         }

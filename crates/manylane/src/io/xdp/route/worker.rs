@@ -231,8 +231,8 @@ impl Worker {
         // One from each queue in turn, so that a flood in one lane does not delay the others.
         self.first_queue = self.first_queue.wrapping_add(1);
         let (mut taken, mut empty) = (0, 0);
-        let in_turn = queues.iter().cycle().skip(self.first_queue % queues.len().max(1));
-        for queue in in_turn {
+        let in_order = queues.iter().cycle().skip(self.first_queue % queues.len().max(1));
+        for queue in in_order {
             let Some(pair) = queue.pop() else {
                 empty += 1;
                 if empty == queues.len() {
@@ -293,9 +293,9 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
-        let turn = (self.is_busy || self.table.len() > 0).then_some(self.next_epoch);
+        let epoch = (self.is_busy || self.table.len() > 0).then_some(self.next_epoch);
         let round = (now < self.next_round).then_some(self.next_round);
-        let next = [turn, round, self.reload_at, Some(self.next_refresh)].into_iter().flatten().min()?;
+        let next = [epoch, round, self.reload_at, Some(self.next_refresh)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 

@@ -128,7 +128,7 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
     let world = Testbed::new();
     world.ip(PERMANENT_NEIGHBOURS);
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud stale\n");
-    // Long enough that no entry expires while another test has the processor.
+    // Long enough that no entry expires while another test has the CPU.
     let (_routes, mut reader) = world.start(4 * TEST_REFRESH_INTERVAL);
     let ask = |reader: &mut Reader| reader.query_now("10.9.0.1", "10.9.0.2");
     // Once per epoch a datagram takes the socket; then the entry is used again.

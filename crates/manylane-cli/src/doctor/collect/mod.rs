@@ -1,10 +1,10 @@
 //! Gathers the [`Facts`] about this machine: from `/proc` and `/sys`, by netlink, and by probing.
 //!
-//! | module | gathers |
+//! | module | collects |
 //! |---|---|
 //! | [`files`] | (reads files below a root, which in tests is a folder) |
 //! | [`counters`] | losses in the kernel |
-//! | [`system`] | settings, processors, privileges |
+//! | [`system`] | settings, CPUs, privileges |
 //! | [`devices`] | facts about devices from files; netlink is read before |
 //! | [`sockets`] | UDP sockets, the processes that have them and the threads that wait on them |
 //! | [`lanes`] | lanes of running programs, and their wait policies |
@@ -32,23 +32,23 @@ pub(crate) struct Scope {
 }
 
 /// All facts about this machine and the network namespace of this process.
-pub(crate) fn gather_all(asked: Scope) -> Facts {
+pub(crate) fn collect_all(asked: Scope) -> Facts {
     let files = FileTree::live();
     let mut facts = Facts { features: features(), ..Facts::default() };
     let links = links(&mut facts);
-    gather_files(&files, links, &mut facts);
-    sockets::gather(&files, asked, &mut facts);
-    lanes::gather(&files, &mut facts);
-    gather_buffers(&mut facts);
+    collect_files(&files, links, &mut facts);
+    sockets::collect(&files, asked, &mut facts);
+    lanes::collect(&files, &mut facts);
+    collect_buffers(&mut facts);
     facts
 }
 
 /// The facts from files, for known devices.
-pub(crate) fn gather_files(files: &FileTree, links: Vec<Device>, facts: &mut Facts) {
-    system::gather(files, facts);
-    counters::gather(files, facts);
+pub(crate) fn collect_files(files: &FileTree, links: Vec<Device>, facts: &mut Facts) {
+    system::collect(files, facts);
+    counters::collect(files, facts);
     facts.devices = links;
-    devices::gather(files, facts);
+    devices::collect(files, facts);
 }
 
 /// The devices, by netlink.
@@ -108,7 +108,7 @@ pub(crate) fn with_lower_devices(indices: &[u32], devices: &[Device]) -> Vec<u32
     all
 }
 
-fn gather_buffers(facts: &mut Facts) {
+fn collect_buffers(facts: &mut Facts) {
     match link::receive_buffers() {
         Ok(found) => {
             for socket in &mut facts.sockets {
@@ -161,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_gathered_here() {
-        let facts = gather_all(Scope::default());
+    fn everything_is_collected_here() {
+        let facts = collect_all(Scope::default());
         assert!(facts.features.len() >= 8 && facts.devices.iter().any(|device| device.name == "lo"));
         assert!(!facts.cpu.online.is_empty() && !facts.losses.softnet.is_empty());
         assert!(facts.losses.udp4.is_some() && !facts.sysctls.is_empty());

@@ -19,7 +19,7 @@ use crate::loadable;
 use crate::output;
 
 /// Adds the requested sockets, or all with losses, and the processes that have them.
-pub(crate) fn gather(files: &FileTree, asked: Scope, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, asked: Scope, facts: &mut Facts) {
     facts.asked = asked != Scope::default();
     let mut all = Vec::new();
     for table in ["proc/net/udp", "proc/net/udp6"] {

@@ -1,9 +1,9 @@
-//! Settings of the kernel, processors, and privileges of this process.
+//! Settings of the kernel, CPUs, and privileges of this process.
 
 use super::super::facts::{Facts, Idle};
 use super::files::FileTree;
 
-/// Settings that rules look at.
+/// Settings that rules check.
 const SYSCTLS: [&str; 15] = [
     "net.core.rmem_max",
     "net.core.rmem_default",
@@ -22,7 +22,7 @@ const SYSCTLS: [&str; 15] = [
     "kernel.sched_autogroup_enabled",
 ];
 
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     facts.kernel = files.text("proc/sys/kernel/osrelease").unwrap_or_default();
     facts.uptime = files.text("proc/uptime").and_then(|text| text.split_whitespace().next()?.parse().ok());
     for name in SYSCTLS {
@@ -74,7 +74,7 @@ fn cpu(files: &FileTree, facts: &mut Facts) {
     }
 }
 
-/// The idle states of the processor with this folder.
+/// The idle states of the CPU with this folder.
 fn idle(files: &FileTree, folder: &str) -> Option<Idle> {
     let limit = files.text(&format!("{folder}/power/pm_qos_resume_latency_us"))?;
     let states = files.names(&format!("{folder}/cpuidle"));

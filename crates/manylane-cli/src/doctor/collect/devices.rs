@@ -11,7 +11,7 @@ use super::files::FileTree;
 
 const SYSFS_NET: &str = "sys/class/net";
 
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     let interrupts = files.text("proc/interrupts");
     if interrupts.is_none() {
         facts.note_gap("interrupts", "/proc/interrupts cannot be read");

@@ -43,7 +43,7 @@ impl FileTree {
         manylane_sys::cpu::parse_list(&self.text(path)?)
     }
 
-    /// The processors that a thread may run on, by its `status`.
+    /// The CPUs that a thread may run on, by its `status`.
     pub(crate) fn allowed_cpus(&self, status: &str) -> Option<Vec<usize>> {
         let text = self.text(status)?;
         let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -75,7 +75,7 @@ impl FileTree {
     }
 }
 
-/// The processors of a mask.
+/// The CPUs of a mask.
 pub(crate) fn parse_cpu_mask(mask: &str) -> Vec<usize> {
     let digits = mask.chars().rev().filter(|&c| c != ',').enumerate();
     let mut cpus: Vec<usize> = digits
@@ -88,7 +88,7 @@ pub(crate) fn parse_cpu_mask(mask: &str) -> Vec<usize> {
     cpus
 }
 
-/// The mask of processors, as the kernel takes it: words of 32 bits, the highest first.
+/// The mask of CPUs, as the kernel takes it: words of 32 bits, the highest first.
 pub(crate) fn format_cpu_mask(cpus: &[usize]) -> String {
     let words = cpus.iter().max().map_or(1, |most| most / 32 + 1);
     let word = |at: usize| {

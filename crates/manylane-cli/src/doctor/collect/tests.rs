@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::FileTree;
-use super::{Scope, gather_files, lanes, sockets};
+use super::{Scope, collect_files, lanes, sockets};
 
 /// A root, deleted with this value.
 struct Root(TempDir);
@@ -41,7 +41,7 @@ fn link0(name: &str, index: u32, mac: &str) -> Device {
 }
 
 #[test]
-fn settings_processors_and_privileges() {
+fn settings_cpus_and_privileges() {
     let root = Root::new();
     root.write(&[
         ("proc/sys/kernel/osrelease", "6.12.1-server\n"),
@@ -76,7 +76,7 @@ fn settings_processors_and_privileges() {
         ("proc/345/comm", "irqbalance\n"),
     ]);
     let mut facts = Facts::default();
-    gather_files(&root.files(), Vec::new(), &mut facts);
+    collect_files(&root.files(), Vec::new(), &mut facts);
     assert_eq!((facts.kernel.as_str(), facts.uptime), ("6.12.1-server", Some(7300.25)));
     assert_eq!(facts.sysctl("net.core.rmem_max"), Some(212_992));
     assert_eq!(
@@ -145,7 +145,7 @@ fn queues_and_interrupts_of_devices() {
     let root = devices();
     let mut facts = Facts::default();
     let links = vec![link0("eth0", 2, "02:00:00:00:00:01"), link0("eth1", 3, "02:00:00:00:00:02")];
-    gather_files(&root.files(), links, &mut facts);
+    collect_files(&root.files(), links, &mut facts);
     assert!(!facts.gaps.contains_key("sysfs"));
     let [eth0, eth1] = &facts.devices[..] else { panic!("two devices") };
     assert_eq!((&eth0.rps, &eth0.rfs), (&Some(vec![vec![0, 1], vec![]]), &Some(vec![0, 4096])));
@@ -172,7 +172,7 @@ fn devices_of_another_namespace_are_ignored() {
         vec![link0("eth0", 2, "02:00:00:00:00:01")],
     ] {
         let mut facts = Facts::default();
-        gather_files(&root.files(), links, &mut facts);
+        collect_files(&root.files(), links, &mut facts);
         assert!(facts.gaps.contains_key("sysfs"));
         assert!(facts.devices.iter().all(|device| device.rps.is_none() && device.irqs.is_empty()));
     }
@@ -225,7 +225,7 @@ fn sockets_and_their_owners_are_found() {
     let root = sockets_of();
     let look = |asked| {
         let mut facts = Facts::default();
-        sockets::gather(&root.files(), asked, &mut facts);
+        sockets::collect(&root.files(), asked, &mut facts);
         facts
     };
     let facts = look(Scope::default());
@@ -262,7 +262,7 @@ fn sockets_and_their_owners_are_found() {
     ] {
         let mut facts = Facts::default();
         facts.privileges.uid = Some(uid);
-        sockets::gather(&root.files(), Scope::default(), &mut facts);
+        sockets::collect(&root.files(), Scope::default(), &mut facts);
         assert_eq!(facts.gaps["processes"], why);
     }
 }
@@ -281,7 +281,7 @@ fn an_epoll_waiter_waits_for_the_sockets_of_its_instance() {
         ),
     ]);
     let mut facts = Facts::default();
-    sockets::gather(&root.files(), Scope { pid: Some(20), port: None }, &mut facts);
+    sockets::collect(&root.files(), Scope { pid: Some(20), port: None }, &mut facts);
     assert_eq!(facts.programs[0].waiting, [(501, 3)].into());
 }
 

@@ -1,4 +1,4 @@
-//! Lanes of running programs, their wait policy, and the processors that their threads may run on:
+//! Lanes of running programs, their wait policy, and the CPUs that their threads may run on:
 //! from the programs' control sockets ([`manylane::control`]), and from the kernel.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use super::files::FileTree;
 use crate::top::prometheus::parse_samples;
 
 /// Queries all programs whose control socket this user may use.
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     let clients = match control::find_control_sockets(None) {
         Ok(clients) => clients,
         Err(err) => return facts.note_gap("lanes", err.to_string()),

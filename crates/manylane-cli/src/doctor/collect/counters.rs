@@ -1,11 +1,11 @@
-//! Losses in the kernel: its counters of UDP and of each processor's receive work.
+//! Losses in the kernel: its counters of UDP and of each CPU's receive work.
 
 use std::collections::BTreeMap;
 
 use super::super::facts::{Facts, Softnet, Udp};
 use super::files::FileTree;
 
-pub(crate) fn gather(files: &FileTree, facts: &mut Facts) {
+pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     facts.losses.udp4 = files.text("proc/net/snmp").as_deref().and_then(udp4);
     facts.losses.udp6 = files.text("proc/net/snmp6").as_deref().and_then(udp6);
     if facts.losses.udp4.is_none() {
@@ -49,8 +49,8 @@ fn udp(field: impl Fn(&str) -> Option<u64>) -> Udp {
     }
 }
 
-/// A row for each online processor, in hexadecimal: processed, dropped, out of budget or time, ….
-/// The 13th value is the processor (Linux 5.10; on older kernels, rows are counted).
+/// A row for each online CPU, in hexadecimal: processed, dropped, out of budget or time, ….
+/// The 13th value is the CPU (Linux 5.10; on older kernels, rows are counted).
 fn softnet(text: &str) -> Vec<Softnet> {
     let row = |(at, line): (usize, &str)| {
         let fields: Vec<u64> =
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_processors() {
+    fn rows_of_cpus() {
         let text = "00000010 00000002 00000003 0 0 0 0 0 0 0 0 00000000 00000000 0 0\n\
                     000013cd 00000000 00000000 0 0 0 0 0 0 0 0 00000000 00000003 0 0\n";
         let rows = softnet(text);
