@@ -31,10 +31,12 @@ static _Atomic int started;
 static void *closer(void *arg)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
+	void *volatile first;
 
 	any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	/* The C library maps memory for what a thread frees first. */
-	free(malloc(1));
+	first = malloc(1);
+	free(first);
 	started = 1;
 	for (int i = 0; !strcmp(test_case, "fclose") && i < FILES; i++)
 		if (files[i])
