@@ -35,7 +35,7 @@ def start(name):
         # nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit)
-    folder = tempfile.mkdtemp(prefix=f"{name}-")
+    folder = tempfile.mkdtemp(prefix=f"{name}.manylane-")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

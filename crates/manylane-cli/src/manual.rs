@@ -1,6 +1,7 @@
 //! Man pages and completions, from the definition of the command line.
 
 use std::fs;
+use std::io::Write as _;
 
 use anyhow::{Context, Result};
 use clap::CommandFactory;
@@ -18,7 +19,8 @@ pub(crate) fn man(args: &ManArgs) -> Result<()> {
     render(&command, "manylane", &mut pages)?;
     for (name, page) in pages {
         let path = args.out.join(format!("{name}.1"));
-        fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut file = output::create(&path)?;
+        file.write_all(&page).with_context(|| format!("cannot write {}", path.display()))?;
         output::print(&format!("{}\n", path.display()))?;
     }
     Ok(())

@@ -165,6 +165,8 @@ pub(crate) mod tests {
     pub(crate) fn queue_lingering(connection: BorrowedFd<'_>) -> TcpStream {
         let (stream, other) = lingering();
         unix_socket::send(connection, b"take this", &[stream.as_fd()]).unwrap();
+        // If the receiver has already closed its descriptor, this one is the last.
+        thread::spawn(move || drop(stream));
         other
     }
 

@@ -180,7 +180,7 @@ fn netns_xdp_hostile_endless_requests() {
 }
 
 #[test]
-fn netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors() {
+fn netns_xdp_hostile_a_port_while_strangers_fill_the_launcher() {
     let lines = [
         "before: leased 2",
         "open: done",
@@ -190,7 +190,7 @@ fn netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors() {
         "the next socket: yes",
         "the lease: closed",
     ];
-    expect("netns_xdp_hostile_a_port_while_the_launcher_has_no_descriptors", "full", &lines);
+    expect("netns_xdp_hostile_a_port_while_strangers_fill_the_launcher", "full", &lines);
 }
 
 /// Two programs have a device each, and one of them asks for the way to ever more peers, all of

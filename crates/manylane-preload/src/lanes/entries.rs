@@ -113,7 +113,7 @@ pub(crate) fn release(entry: Entry) {
             let sock = Sock::at(index);
             if sock.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
                 epoll_set::remove_sock(sock);
-                // It stays in an instance that another process shares, until the next wait.
+                // An instance that another process shares keeps the placeholder until a wait.
                 socket_end::close(sock, epoll_set::has_placeholder());
             }
         }

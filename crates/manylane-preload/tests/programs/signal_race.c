@@ -103,7 +103,7 @@ static void *worker(void *arg)
 	int epoll = epoll_create1(0), flags = MSG_DONTWAIT;
 	sigset_t set;
 
-	/* Found only if gap.c is loaded. */
+	/* Found only if inject_signal.c is loaded. */
 	after = dlsym(RTLD_DEFAULT, "signal_after_waits");
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	if (!strcmp(pattern, "recv") || !strcmp(pattern, "option") ||

@@ -43,13 +43,15 @@ impl Lessor {
     pub(super) fn accept_clients(&mut self) {
         let count_max = process::descriptors_max() / 2 / DESCRIPTORS_PART;
         for _ in 0..ACCEPT_BATCH_MAX {
-            // One that is dropped stays in the count while a thread cannot close it.
-            while self.closers.open_count() - self.leases.len() >= count_max {
-                let Some(at) = self.pending.iter().position(|visitor| visitor.socket.is_none()) else {
+            let is_full = |lessor: &Self| lessor.closers.open_count() - lessor.leases.len() >= count_max;
+            if is_full(self) {
+                let oldest = self.pending.iter().position(|visitor| visitor.socket.is_none());
+                oldest.map(|at| self.pending.remove(at));
+                // It counts until a thread has closed it.
+                if is_full(self) {
                     std::thread::sleep(super::BUSY_INTERVAL);
                     return;
-                };
-                self.pending.remove(at);
+                }
             }
             let end = match unix_socket::accept(self.listener.as_fd()) {
                 Ok(end) => end,
