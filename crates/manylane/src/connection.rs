@@ -161,12 +161,11 @@ pub(crate) mod tests {
         (connection, other)
     }
 
-    /// Sends the last descriptor of a socket whose close blocks until the result is dropped.
+    /// Sends the last descriptor of a socket whose close blocks until the result is dropped. No
+    /// thread may receive from the connection yet: the caller's own close would be the last.
     pub(crate) fn queue_lingering(connection: BorrowedFd<'_>) -> TcpStream {
         let (stream, other) = lingering();
         unix_socket::send(connection, b"take this", &[stream.as_fd()]).unwrap();
-        // If the receiver has already closed its descriptor, this one is the last.
-        thread::spawn(move || drop(stream));
         other
     }
 

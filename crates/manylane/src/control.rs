@@ -538,9 +538,10 @@ mod tests {
         let pid = std::process::id();
         let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
         let page = Box::new(|| "here".to_owned());
-        let control = ControlSocket::serve(listen_with_fds(&client.name), page, None).unwrap();
-        let start = Instant::now();
+        let listener = listen_with_fds(&client.name);
         let sent = send_lingering(&client.name);
+        let control = ControlSocket::serve(listener, page, None).unwrap();
+        let start = Instant::now();
         assert_eq!(client.metrics().unwrap(), "here");
         drop(control);
         assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
