@@ -214,16 +214,6 @@ impl Builder {
         self
     }
 
-    /// Engine `uring`: initial buffers per lane, each for one [datagram](Self::datagram_size), or
-    /// for one GRO message. The number doubles, up to the default, whenever there are too few
-    /// ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)). Default and
-    /// maximum: 64 more than a [batch](Self::batch). The ring has the next power of two: 128 with
-    /// the defaults. Only pages that were written to take memory: with GRO, at most 64 KiB each.
-    pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
-        self.config.uring_buffers = Some(buffers);
-        self
-    }
-
     /// Engine `xdp`: also takes frames with this VLAN tag, or with these two tags, outer first
     /// (`802.1ad`). Can be called once for each VLAN. Without it, tagged frames go to the kernel.
     /// XDP sees no tags if the driver strips them from received frames
@@ -405,7 +395,6 @@ pub(crate) struct Config {
     pub(crate) wait: WaitPolicy,
     /// Why `wait` is not the requested policy.
     pub(crate) wait_fallback: Option<String>,
-    pub(crate) uring_buffers: Option<usize>,
     /// Why `engine` is not the requested one.
     pub(crate) fallback: Option<String>,
     pub(crate) xdp: XdpOptions,
@@ -434,7 +423,6 @@ impl Config {
             rx_coalesce: None,
             wait: WaitPolicy::Sleep,
             wait_fallback: None,
-            uring_buffers: None,
             fallback: None,
             xdp: XdpOptions::default(),
         }

@@ -1,5 +1,4 @@
-//! Cases of engine `uring` only: a system that forbids io_uring, too few buffers, lanes that move
-//! between threads.
+//! Cases of engine `uring` only: a system that forbids io_uring, lanes that move between threads.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +8,7 @@ use std::thread;
 use manylane::{Builder, Engine, Lane, Socket};
 use manylane_sys::measure::Epoll;
 use manylane_sys::test_support::seccomp::{self, Syscall};
-use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT, need_uring};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring};
 
 fn builder() -> Builder {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -96,30 +95,6 @@ fn loopback_uring_forbidden_later_falls_back_without_loss() {
     let total = handle.counters().total();
     assert_eq!((total.uring_fallbacks, total.recv_errors, total.delivered), (1, 0, 62));
     assert_eq!((total.kernel_dropped, total.discarded), (0, 0));
-}
-
-#[test]
-fn loopback_uring_buffers_grow_without_loss() {
-    if !need_uring("loopback_uring_buffers_grow_without_loss") {
-        return;
-    }
-    for (batch, buffers) in [(1, 1), (16, 1), (64, 3)] {
-        let socket = builder().batch(batch).uring_buffers(buffers).open().unwrap();
-        let mut driver = LaneDriver::new(socket);
-        let client = Client::to(driver.addr());
-        let mut all = Vec::new();
-        for round in 0..10 {
-            send(&client, round * 60..(round + 1) * 60);
-            // Readiness follows the buffers.
-            let got = driver.recv_all(60);
-            all.extend(got.iter().map(|got| u32::from_ne_bytes(got.payload[..].try_into().unwrap())));
-        }
-        assert_eq!(all, (0..600).collect::<Vec<_>>(), "batches of {batch}, {buffers} buffers");
-        assert!(driver.is_idle());
-        let total = driver.handle.counters().total();
-        assert!(total.uring_no_buffers >= 1, "{total:?}");
-        assert_eq!((total.delivered, total.uring_fallbacks, total.recv_errors), (600, 0, 0));
-    }
 }
 
 #[test]

@@ -14,7 +14,7 @@
 //!
 //! The first thread that receives becomes the ring's owner; the kernel refuses any other. Another
 //! thread gets a new ring, after the messages in the old one were returned
-//! (`UringRecv::replace_ring`). Larger or more buffers need a new ring, too.
+//! (`UringRecv::replace_ring`).
 //!
 //! Of a completion the batch keeps the buffer and two lengths, 8 bytes. The sender and the control
 //! messages are read in place, when the caller asks for them.
@@ -104,7 +104,7 @@ pub struct UringRecv {
     /// The sizes of the parts before the payload, which the kernel reads when the receive is
     /// armed.
     header: PinnedSlice<libc::msghdr>,
-    /// A new ring, with the current options, is to replace this one.
+    /// A new ring is to replace this one.
     is_outdated: bool,
     /// No more messages are to be taken out of the socket.
     is_stopping: bool,
@@ -227,24 +227,6 @@ impl UringRecv {
         })
     }
 
-    /// Sets the number of messages per batch, the number of buffers and their size. Messages in
-    /// the current buffers are returned first, in batches of the new size.
-    ///
-    /// # Errors
-    /// `EINVAL` for an invalid number.
-    pub fn resize(&mut self, batch: usize, buffers: usize, buffer: usize) -> io::Result<()> {
-        let options = UringOptions { batch, buffers, buffer, ..self.options };
-        options.validate()?;
-        if batch > self.batch.len() {
-            let mut places = std::mem::take(&mut self.batch).into_vec();
-            places.resize(batch, Completion::default());
-            self.batch = places.into_boxed_slice();
-        }
-        self.options = options;
-        self.is_outdated = true;
-        Ok(())
-    }
-
     /// Makes waits poll the device of the socket for `micros` microseconds before they sleep
     /// (`IORING_REGISTER_NAPI`).
     ///
@@ -270,7 +252,7 @@ impl UringRecv {
         self.buffer_shortages
     }
 
-    /// Times that another ring took over: for another thread, or for other sizes.
+    /// Times that another ring took over, for another thread.
     #[must_use]
     pub fn ring_replacements(&self) -> u64 {
         self.ring_replacements

@@ -59,7 +59,6 @@ impl Builder {
         config.gro =
             self.gro.unwrap_or(!matches!(config.steering, Steering::RoundRobin | Steering::Key { .. }));
         config.wait = config.wait.check()?;
-        config.uring_buffers.map(|count| range("uring_buffers", count, 1 << 15)).transpose()?;
         config.xdp.filter.set_limits(&self.limits)?;
         for (prefix, rule) in &self.rules {
             config.xdp.filter.set_rule(*prefix, Some(*rule))?;

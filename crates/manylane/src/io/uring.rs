@@ -13,7 +13,7 @@
 //! | stage | owner of the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
-//! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `uring_no_buffers`; the number of buffers doubles, up to [`MULTISHOT_BATCH_MAX`] more than a batch |
+//! | a call of the lane's thread | the kernel, which picks a buffer for each message | no buffer: the rest stays in the queue; `uring_no_buffers` |
 //! | [`UringIo::recv`] | the lane's batch | takes at most a batch; the next receive takes the rest |
 //! | the application | borrows the buffers through the batch | - |
 //! | the next receive | the kernel again, all at once | - |
@@ -112,7 +112,6 @@ pub(crate) struct UringIo {
 /// The ring of one lane.
 struct UringRing {
     recv: UringRecv,
-    options: UringOptions,
     /// Ancillary data of each message of the last batch; stale for messages without control
     /// messages.
     ancillary: Box<[Ancillary]>,
@@ -160,11 +159,10 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
-    let capacity = config.batch + MULTISHOT_BATCH_MAX;
     UringOptions {
         batch: config.batch,
         buffer: config.datagram_size,
-        buffers: config.uring_buffers.unwrap_or(capacity).min(capacity),
+        buffers: config.batch + MULTISHOT_BATCH_MAX,
         control,
         sqarray: false,
     }
@@ -331,7 +329,6 @@ impl UringRing {
         let is_watched = AtomicBool::new(false);
         Ok(Self {
             recv,
-            options,
             ancillary,
             is_current: false,
             epoll: watch,
@@ -341,19 +338,12 @@ impl UringRing {
         })
     }
 
-    /// Adds buffers if there were too few, and watches a ring that replaced another.
+    /// Counts shortages of buffers, and watches a ring that replaced another.
     #[cold]
     fn adapt(&mut self, cells: &Cells) {
         let short = self.recv.buffer_shortages() - self.buffer_shortages;
         self.buffer_shortages += short;
         cells.add(Count::UringNoBuffers, short);
-        let more = (self.options.buffers * 2).min(self.options.batch + MULTISHOT_BATCH_MAX);
-        if short > 0
-            && more > self.options.buffers
-            && self.recv.resize(self.options.batch, more, self.options.buffer).is_ok()
-        {
-            self.options.buffers = more;
-        }
         if self.recv.ring_replacements() != self.ring_replacements {
             self.ring_replacements = self.recv.ring_replacements();
             if *self.is_registered.get_mut() {
