@@ -239,12 +239,6 @@ impl Builder {
         self
     }
 
-    /// Engine `xdp`: forces copy mode, even if the device supports zero copy. Default: off.
-    pub fn xdp_copy(&mut self, on: bool) -> &mut Self {
-        self.config.xdp.copy = on;
-        self
-    }
-
     /// Engine `xdp`: entries of each ring of a queue, a power of two from 64 to 16,384. A queue
     /// has twice as many frames of 2 KiB. Default: 2048.
     pub fn xdp_ring(&mut self, entries: u32) -> &mut Self {
@@ -339,7 +333,6 @@ pub(crate) const FILTER_REFUSED: &str =
 pub(crate) struct XdpOptions {
     pub(crate) devices: Option<Vec<String>>,
     pub(crate) generic: bool,
-    pub(crate) copy: bool,
     pub(crate) ring: u32,
     pub(crate) surplus_lanes: bool,
     pub(crate) capture: bool,
@@ -359,7 +352,6 @@ impl Default for XdpOptions {
         Self {
             devices: None,
             generic: false,
-            copy: false,
             ring: 2048,
             surplus_lanes: true,
             capture: true,

@@ -281,7 +281,7 @@ impl XdpControl {
             ring,
             tx_ring: ring,
             batch: self.batch,
-            mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
+            mode: Mode::Auto,
             multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM_BYTES),
         };
         let start = Instant::now();
