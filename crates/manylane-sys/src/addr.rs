@@ -23,15 +23,6 @@ impl SockAddr {
     /// Space that the kernel may fill, in bytes.
     pub const CAPACITY: usize = LEN_V6;
 
-    /// The address that the kernel wrote to the start of `bytes`, by reference; none if `bytes` is
-    /// too short or not aligned.
-    pub(crate) fn from_prefix(bytes: &[u8]) -> Option<&Self> {
-        let is_fit = bytes.len() >= size_of::<Self>() && bytes.as_ptr().cast::<Self>().is_aligned();
-        // SAFETY: that many initialised bytes, aligned, are borrowed as long as the result; any
-        // bytes are a valid address.
-        is_fit.then(|| unsafe { &*bytes.as_ptr().cast() })
-    }
-
     /// Address family (`AF_INET`, `AF_INET6`), 0 while empty.
     pub(crate) fn family(&self) -> i32 {
         i32::from(u16::from_ne_bytes([self.0[0], self.0[1]]))

@@ -6,22 +6,18 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::abi::{self, BufReg, Sqe};
+use super::abi::{self, Sqe};
+use super::buffers::{BufferLayout, Buffers};
 use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::control;
 use crate::map::{Mapping, PinnedSlice};
 use crate::mmsg::Message;
 
-/// Room for the address before the payload.
-const NAME_LEN: usize = size_of::<SockAddr>();
-const OUT_LEN: usize = size_of::<abi::RecvmsgOut>();
 /// Index of the socket among the registered files.
 const SOCKET_INDEX: i32 = 0;
 /// `user_data` of the poll for a shutdown.
 const SHUTDOWN_USER_DATA: u64 = 1;
-/// Offset of a buffer in its first cache line, so that its payload starts at a line.
-const LEADING_PAD: usize = 16;
 /// Minimum number of receives per call.
 const SUBMISSIONS_MIN: usize = 4;
 
@@ -39,17 +35,11 @@ pub struct BareOptions {
 /// A multishot receive into a buffer ring, for the thread that makes it.
 pub struct BareMultishot {
     ring: Ring,
-    buffers: Mapping,
-    entries: Mapping,
+    buffers: Buffers,
     header: PinnedSlice<libc::msghdr>,
-    stride: usize,
-    buffer_len: usize,
-    control_len: usize,
-    mask: u16,
-    tail: u16,
     is_armed: bool,
     batch: usize,
-    /// Buffers of the batch, and the bytes that the kernel wrote into each.
+    /// Buffers of the batch, and the length of the payload in each.
     completed: Vec<(u16, u32)>,
 }
 
@@ -86,34 +76,18 @@ impl BareMultishot {
         let count = (options.batch + 64).next_power_of_two();
         let ring = open_ring(4, 2 * count as u32, socket)?;
         let control = if options.control { control::RECV_CAPACITY } else { 0 };
-        let room = OUT_LEN + NAME_LEN + control + options.buffer;
-        let stride = (room + LEADING_PAD).next_multiple_of(64) + if options.buffer >= 4096 { 192 } else { 0 };
-        let entries = Mapping::new(count * size_of::<abi::Buf>())?;
-        ring.register_buffers(&BufReg {
-            ring_addr: entries.as_ptr().expose_provenance() as u64,
-            ring_entries: count as u32,
-            ..BufReg::default()
-        })?;
         // SAFETY: msghdr is a C struct of integers and pointers, for which all zeros are valid.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_namelen = NAME_LEN as u32;
+        header.msg_namelen = size_of::<SockAddr>() as u32;
         header.msg_controllen = control as _;
         let mut bare = Self {
+            buffers: Buffers::new(&ring, count, BufferLayout { control, payload: options.buffer })?,
             ring,
-            buffers: Mapping::new(stride * count)?,
-            entries,
             header: PinnedSlice::new(header, 1),
-            stride,
-            buffer_len: room,
-            control_len: control,
-            mask: (count - 1) as u16,
-            tail: 0,
             is_armed: false,
             batch: options.batch,
             completed: Vec::with_capacity(options.batch),
         };
-        (0..count).for_each(|id| bare.add_buffer(id as u16));
-        bare.publish();
         // A receive that does not sleep itself does not notice a shutdown, by which other threads
         // signal the end.
         bare.ring.push(Sqe {
@@ -126,28 +100,6 @@ impl BareMultishot {
         Ok(bare)
     }
 
-    fn add_buffer(&mut self, id: u16) {
-        let addr = self
-            .buffers
-            .as_ptr()
-            .wrapping_add(usize::from(id) * self.stride + LEADING_PAD)
-            .expose_provenance();
-        // SAFETY: the masked index is below the number of entries of the mapping. The kernel reads
-        // an entry only once the tail has passed it, and there is one for each buffer. The tail,
-        // which is part of the first entry, is not written.
-        unsafe {
-            let entry = self.entries.as_ptr().cast::<abi::Buf>().add(usize::from(self.tail & self.mask));
-            (&raw mut (*entry).addr).write(addr as u64);
-            (&raw mut (*entry).len).write(self.buffer_len as u32);
-            (&raw mut (*entry).bid).write(id);
-        }
-        self.tail = self.tail.wrapping_add(1);
-    }
-
-    fn publish(&self) {
-        super::buffers::store_tail(&self.entries, self.tail);
-    }
-
     /// Receives up to a batch; 0 if no datagram arrived within `wait` ([`Duration::MAX`]: no
     /// limit), or after a shutdown of the socket. The messages are valid until the next call.
     ///
@@ -157,8 +109,8 @@ impl BareMultishot {
     pub fn recv(&mut self, mut wait: Option<Duration>) -> io::Result<usize> {
         let mut taken = std::mem::take(&mut self.completed);
         if !taken.is_empty() {
-            taken.drain(..).for_each(|(id, _)| self.add_buffer(id));
-            self.publish();
+            taken.clear();
+            self.buffers.release();
         }
         let done = self.reap_completions(&mut taken, &mut wait);
         self.completed = taken;
@@ -182,7 +134,12 @@ impl BareMultishot {
                 }
                 self.is_armed &= completion.flags & abi::CQE_MORE != 0;
                 if completion.flags & abi::CQE_BUFFER != 0 {
-                    taken.push(((completion.flags >> abi::CQE_BUFFER_SHIFT) as u16, completion.res as u32));
+                    let id = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
+                    if !self.buffers.consume(id) {
+                        return Err(io::Error::from_raw_os_error(libc::EPROTO));
+                    }
+                    let len = (completion.res as usize).wrapping_sub(self.buffers.layout().payload_offset());
+                    taken.push((id, len as u32));
                 } else if completion.res < 0 && completion.res != -libc::ENOBUFS {
                     return Err(io::Error::from_raw_os_error(-completion.res));
                 }
@@ -222,21 +179,11 @@ impl BareMultishot {
     #[inline]
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
-        let (id, written) = self.completed[index];
-        let len = (written as usize).min(self.buffer_len);
-        // SAFETY: the buffer is inside the mapping, whose memory started zeroed. A completion has
-        // given it to the batch, and the kernel gets it back only by `recv`, which needs
-        // `&mut self`.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(
-                self.buffers.as_ptr().add(usize::from(id) * self.stride + LEADING_PAD),
-                len,
-            )
-        };
-        let word = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_ne_bytes) as usize;
-        let peer = SockAddr::from_prefix(&bytes[OUT_LEN..]).unwrap_or(&SockAddr::EMPTY);
-        let control = &bytes[OUT_LEN + NAME_LEN..][..word(4).min(self.control_len)];
-        Message::new(&bytes[OUT_LEN + NAME_LEN + self.control_len..], word(8), peer, control)
+        let (id, len) = self.completed[index];
+        let head = self.buffers.header(id);
+        let control = self.buffers.control(id, head.out.controllen as usize);
+        let data = self.buffers.payload(id, len as usize);
+        Message::new(data, head.out.payloadlen as usize, &head.peer, control)
     }
 }
 

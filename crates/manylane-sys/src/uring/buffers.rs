@@ -195,7 +195,7 @@ impl Buffers {
 
 /// Publishes the number of entries given to the kernel.
 #[inline]
-pub(super) fn store_tail(ring: &Mapping, given: u16) {
+fn store_tail(ring: &Mapping, given: u16) {
     // SAFETY: the word is inside the first entry of the mapping and aligned; the kernel only loads
     // it.
     let tail = unsafe { AtomicU16::from_ptr(ring.as_ptr().add(offset_of!(Buf, tail)).cast()) };
