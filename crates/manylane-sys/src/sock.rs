@@ -80,11 +80,18 @@ pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) 
 pub(crate) trait Plain: Default {}
 
 impl Plain for i32 {}
+impl Plain for u32 {}
 impl Plain for u64 {}
-impl<const N: usize> Plain for [u32; N] where Self: Default {}
+impl<T: Plain, const N: usize> Plain for [T; N] where Self: Default {}
 
 /// Reads an option by the system call: the preload library overrides the C library's function.
 pub(crate) fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<T> {
+    get_prefix(fd, level, name).map(|(value, _)| value)
+}
+
+/// The same for an option that older kernels have shorter: also returns the number of bytes that
+/// the kernel wrote. The rest are zeros.
+pub(crate) fn get_prefix<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<(T, usize)> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
     let to = &raw mut value;
@@ -92,7 +99,7 @@ pub(crate) fn get<T: Plain>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Re
     // for which any bytes are valid.
     let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, to, &raw mut len) };
     check(done as libc::c_int)?;
-    Ok(value)
+    Ok((value, len as usize))
 }
 
 /// Defined in linux/in6.h; missing in the libc crate.

@@ -167,8 +167,8 @@ impl Socket {
     /// Offsets of the parts of the rings in their mappings, and whether there are flags (Linux
     /// 5.4).
     fn offsets(&self) -> io::Result<(xdp_mmap_offsets, bool)> {
-        let words: [u64; 16] = [0; 16];
-        let (words, len) = get(self.fd.as_fd(), libc::XDP_MMAP_OFFSETS, words)?;
+        let (words, len) =
+            sock::get_prefix::<[u64; 16]>(self.fd.as_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
         let flags = len >= size_of::<xdp_mmap_offsets>();
         // Four rings of four words, or three words without flags.
         let each = if flags { 4 } else { 3 };
@@ -194,8 +194,8 @@ impl Socket {
 
     /// True if the kernel reports zero copy.
     pub(super) fn query_zero_copy(&self) -> bool {
-        get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
-            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+        sock::get::<u32>(self.fd.as_fd(), libc::SOL_XDP, libc::XDP_OPTIONS)
+            .is_ok_and(|flags| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
     /// Lets one call send all that the ring has room for, if the kernel supports it. Neither
@@ -271,7 +271,6 @@ fn bind_with_flags(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, share
 /// Those of `getsockopt(2)`.
 pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
     // Before Linux 5.9 only the first three exist.
-    let (words, _) = get(fd, libc::XDP_STATISTICS, [0_u64; 6])?;
     let [
         rx_dropped,
         rx_invalid_descs,
@@ -279,7 +278,7 @@ pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
         rx_ring_full,
         rx_fill_ring_empty_descs,
         tx_ring_empty_descs,
-    ] = words;
+    ] = sock::get(fd, libc::SOL_XDP, libc::XDP_STATISTICS)?;
     Ok(Statistics {
         rx_dropped,
         rx_invalid_descs,
@@ -289,23 +288,6 @@ pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
         tx_ring_empty_descs,
     })
 }
-
-/// An option of AF_XDP: `value` as far as the kernel has overwritten it, and the number of bytes.
-fn get<T: Pod>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and
-    // for which any bytes are valid (`Pod`).
-    check(unsafe {
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len)
-    })?;
-    Ok((value, len as usize))
-}
-
-/// Types for which any bytes are valid.
-trait Pod: Copy {}
-impl Pod for u32 {}
-impl Pod for [u64; 6] {}
-impl Pod for [u64; 16] {}
 
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> Self {
