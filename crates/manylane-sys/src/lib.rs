@@ -25,7 +25,6 @@
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
 //! | [`packet`] | sending whole frames, for tests and benches |
 //! | [`process`] | running in place of a child: its signals, its end |
-//! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, as a baseline |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
 //! | [`barrier`] | waiting for packets that are being steered |
@@ -56,7 +55,6 @@ pub mod netns;
 pub mod numa;
 pub mod packet;
 pub mod process;
-pub mod raw_xsk;
 pub mod rx_coalesce;
 pub mod send_burst;
 pub mod shared;

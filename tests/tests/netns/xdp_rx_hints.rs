@@ -15,7 +15,7 @@ use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::packet::PacketSocket;
-use manylane_sys::raw_xsk::RawXsk;
+use manylane_sys::xsk::RawXsk;
 use manylane_testbed::{Host, Layout};
 use manylane_tests::{TEST_TIMEOUT, pattern};
 use manylane_wire::checksum::{Sum, checksum};

@@ -23,9 +23,9 @@ use manylane_measure::Until;
 use manylane_measure::named_enum;
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
-use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::sock::{self, Buffer};
 use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
+use manylane_sys::xsk::RawXsk;
 
 use crate::receivers::BUF_SIZE_MIN;
 use crate::receivers::xsk::{self, Checked, FrameParser, OpenQueues, Unchecked};

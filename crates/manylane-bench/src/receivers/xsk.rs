@@ -17,7 +17,7 @@ use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane_sys::measure::Epoll;
-use manylane_sys::raw_xsk::RawXsk;
+use manylane_sys::xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 
 pub(crate) use self::frame::{Checked, FrameParser, Unchecked};

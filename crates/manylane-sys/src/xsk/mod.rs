@@ -46,6 +46,7 @@
 //! | `tx_queue.rs`, `send.rs` | the TX ring of a member; the two views of a batch |
 //! | `socket.rs` | the system calls |
 //! | `owners.rs` | the processes that have a queue open |
+//! | `raw.rs` | a minimal receiver on raw rings, as a baseline |
 //! | `lessor.rs`, `leased.rs` | a queue that one process opens and others use: all its state is in shared memory |
 
 // Under the model checker only the rings are built: the checker's atomics cannot be in memory
@@ -72,6 +73,8 @@ mod open;
 mod owners;
 #[cfg(not(loom))]
 mod queue;
+#[cfg(not(loom))]
+mod raw;
 #[cfg(test)]
 #[cfg(not(any(loom, miri)))]
 mod real_support;
@@ -110,6 +113,8 @@ pub use open::{OpenError, Step, WeakQueue};
 pub use owners::owners;
 #[cfg(not(loom))]
 pub use queue::Queue;
+#[cfg(not(loom))]
+pub use raw::RawXsk;
 #[cfg(not(loom))]
 pub use send::{PacketRef, Payloads, Sender, TxFrame};
 #[cfg(not(loom))]

@@ -31,7 +31,7 @@ pub(super) struct MemberRings {
 
 /// Missing in the libc crate. Defined in linux/if_xdp.h (Linux 6.17): maximum number of packets
 /// that one call sends in copy mode, 32 by default.
-const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+pub(super) const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
 /// All rings of a bound socket.
 pub(super) struct AllRings {
@@ -166,7 +166,7 @@ impl Socket {
 
     /// Offsets of the parts of the rings in their mappings, and whether there are flags (Linux
     /// 5.4).
-    fn offsets(&self) -> io::Result<(xdp_mmap_offsets, bool)> {
+    pub(super) fn offsets(&self) -> io::Result<(xdp_mmap_offsets, bool)> {
         let (words, len) =
             sock::get_prefix::<[u64; 16]>(self.fd.as_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
         let flags = len >= size_of::<xdp_mmap_offsets>();
@@ -185,7 +185,8 @@ impl Socket {
     /// too. The kernel refuses any other flag, and a fill and completion ring of its own
     /// (`xsk_bind` in net/xdp/xsk.c).
     pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
-        bind_with_flags(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
+        let queue = (options.ifindex, options.queue);
+        bind_with_flags(self.as_fd(), queue, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
         // Before Linux 5.3 the query is not supported; a wrong "no" only means more calls than
         // needed.
         self.zero_copy = self.query_zero_copy();
@@ -214,7 +215,7 @@ impl Socket {
         Ok(())
     }
 
-    fn set<T: Copy>(&self, name: c_int, value: T) -> io::Result<()> {
+    pub(super) fn set<T: Copy>(&self, name: c_int, value: T) -> io::Result<()> {
         sock::set(self.fd.as_fd(), libc::SOL_XDP, name, value)
     }
 }
@@ -228,32 +229,39 @@ pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<boo
         Mode::Copy => libc::XDP_COPY,
         Mode::ZeroCopy => libc::XDP_ZEROCOPY,
     };
+    let queue = (options.ifindex, options.queue);
     let refused = |result: &io::Result<()>, with: &[c_int]| {
         result.as_ref().is_err_and(|err| err.raw_os_error().is_some_and(|code| with.contains(&code)))
     };
     if options.multi_buffer {
-        let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
+        let bound = bind_with_flags(fd, queue, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
         // `EINVAL`: the flag is unknown before Linux 6.6. `EOPNOTSUPP`: the driver supports zero
         // copy only for packets of one frame.
         if !refused(&bound, &[libc::EINVAL, libc::EOPNOTSUPP]) {
             return bound.map(|()| true);
         }
     }
-    let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
+    let bound = bind_with_flags(fd, queue, mode | libc::XDP_USE_NEED_WAKEUP, 0);
     // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, each
     // time.)
     if refused(&bound, &[libc::EINVAL]) {
-        return bind_with_flags(fd, options, mode, 0).map(|()| false);
+        return bind_with_flags(fd, queue, mode, 0).map(|()| false);
     }
     bound.map(|()| false)
 }
 
-fn bind_with_flags(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, shared: u32) -> io::Result<()> {
+/// Binds to a queue: the index of its device, and its number there.
+pub(super) fn bind_with_flags(
+    fd: BorrowedFd<'_>,
+    (ifindex, queue): (u32, u32),
+    flags: u16,
+    shared: u32,
+) -> io::Result<()> {
     let addr = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: flags,
-        sxdp_ifindex: options.ifindex,
-        sxdp_queue_id: options.queue,
+        sxdp_ifindex: ifindex,
+        sxdp_queue_id: queue,
         sxdp_shared_umem_fd: shared,
     };
     let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
@@ -359,10 +367,16 @@ impl RingWakeup for Socket {
 /// The mappings of two rings. Each ring has one producer or consumer on our side, made of it.
 pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] pub(super) [Mapping; 2]);
 
-const DESC_SIZE: usize = size_of::<xdp_desc>();
+pub(super) const DESC_SIZE: usize = size_of::<xdp_desc>();
 
 impl Socket {
-    fn map_ring(&self, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Mapping> {
+    pub(super) fn map_ring(
+        &self,
+        page: u64,
+        at: &xdp_ring_offset,
+        entries: u32,
+        each: usize,
+    ) -> io::Result<Mapping> {
         let overflow = |_| io::Error::from_raw_os_error(libc::EOVERFLOW);
         let len = usize::try_from(at.desc).map_err(overflow)? + entries as usize * each;
         let page = off_t::try_from(page).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;

@@ -2,19 +2,19 @@
 //!
 //! One socket on one queue, in copy mode or in the driver's mode, with frames of 2 KiB. Each batch
 //! is read and returned at once, or sent back in its own frames. It keeps no frames and checks
-//! nothing. It shares no code with [`xsk`](crate::xsk).
+//! nothing. It shares only the system calls with the other files.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::map::{Mapping, READ_WRITE};
+use libc::{xdp_desc, xdp_ring_offset};
+
+use super::socket::{DESC_SIZE, Socket, XDP_MAX_TX_SKB_BUDGET, bind_with_flags};
+use super::wakeup::{KickOutcome, RingWakeup as _};
+use crate::map::Mapping;
 
 const FRAME_SIZE: u64 = 2048;
-/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before.
-/// Missing in the libc crate.
-const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// Calls without progress after which sending is deferred.
 const IDLE_KICKS_MAX: u32 = 2;
 
@@ -24,8 +24,9 @@ pub struct RawXsk {
     fill: Ring,
     /// The send side, for a receiver that replies.
     tx_rings: Option<TxRings>,
+    /// Before the frames, which have to be mapped until it is closed.
+    socket: Socket,
     umem: Mapping,
-    fd: OwnedFd,
     entries: u32,
 }
 
@@ -50,6 +51,19 @@ struct Ring {
 }
 
 impl Ring {
+    fn map(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {
+        let map = socket.map_ring(page, at, entries, each)?;
+        let part = |offset: u64| map.as_ptr().wrapping_add(offset as usize);
+        Ok(Self {
+            producer: part(at.producer).cast(),
+            consumer: part(at.consumer).cast(),
+            flags: part(at.flags).cast(),
+            descs: part(at.desc),
+            index: 0,
+            _map: map,
+        })
+    }
+
     /// The kernel's index, in a ring that it produces into.
     fn produced(&self) -> u32 {
         // SAFETY: the word lies in the mapping, which lives as long as the value.
@@ -83,46 +97,23 @@ impl RawXsk {
     /// # Errors
     /// Those of the kernel.
     pub fn open(ifindex: u32, queue: u32, entries: u32, answers: bool) -> io::Result<Self> {
-        // SAFETY: takes no pointer.
-        let raw =
-            crate::check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor is new, and this value is its only owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let umem = Mapping::new(entries as usize * FRAME_SIZE as usize)?;
-        let register = libc::xdp_umem_reg {
-            addr: umem.as_ptr() as u64,
-            len: umem.len() as u64,
-            chunk_size: FRAME_SIZE as u32,
-            headroom: 0,
-            flags: 0,
-            tx_metadata_len: 0,
-        };
-        set(&fd, libc::XDP_UMEM_REG, register)?;
-        set(&fd, libc::XDP_UMEM_FILL_RING, entries)?;
-        set(&fd, libc::XDP_UMEM_COMPLETION_RING, if answers { entries } else { 64 })?;
-        set(&fd, libc::XDP_RX_RING, entries)?;
+        let socket = Socket::open()?;
+        // SAFETY: page aligned and zeroed; here and in the value, the socket is closed first.
+        unsafe { socket.register(umem.as_ptr(), umem.len() as u64, FRAME_SIZE as u32)? };
+        socket.set(libc::XDP_UMEM_FILL_RING, entries)?;
+        socket.set(libc::XDP_UMEM_COMPLETION_RING, if answers { entries } else { 64 })?;
+        socket.set(libc::XDP_RX_RING, entries)?;
         if answers {
-            set(&fd, libc::XDP_TX_RING, entries)?;
+            socket.set(libc::XDP_TX_RING, entries)?;
             // An older kernel sends in smaller portions, and is called more often.
-            let _ = set(&fd, MAX_TX_SKB_BUDGET, entries);
+            let _ = socket.set(XDP_MAX_TX_SKB_BUDGET, entries);
         }
-        // SAFETY: a C struct of integers, for which all zeros are valid.
-        let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-        let mut len = size_of_val(&offsets) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes into `offsets`, which lives across the
-        // call.
-        crate::check(unsafe {
-            let to = (&raw mut offsets).cast();
-            libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len)
-        })?;
-        let rx = map_ring(
-            &fd,
-            libc::XDP_PGOFF_RX_RING,
-            &offsets.rx,
-            entries as usize * size_of::<libc::xdp_desc>(),
-        )?;
-        let fill_page = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
-        let mut fill = map_ring(&fd, fill_page, &offsets.fr, entries as usize * 8)?;
+        let (at, _) = socket.offsets()?;
+        let descs = |page, at| Ring::map(&socket, page as u64, at, entries, DESC_SIZE);
+        let addrs = |page, at| Ring::map(&socket, page, at, entries, size_of::<u64>());
+        let rx = descs(libc::XDP_PGOFF_RX_RING, &at.rx)?;
+        let mut fill = addrs(libc::XDP_UMEM_PGOFF_FILL_RING, &at.fr)?;
         for index in 0..entries {
             // SAFETY: `index` is below the entries that the mapping was made for, and only this
             // thread writes them.
@@ -130,18 +121,14 @@ impl RawXsk {
         }
         fill.index = entries;
         fill.produce();
-        let out = if answers { Some(TxRings::map(&fd, &offsets, entries)?) } else { None };
-        let addr = libc::sockaddr_xdp {
-            sxdp_family: libc::AF_XDP as u16,
-            sxdp_flags: libc::XDP_USE_NEED_WAKEUP,
-            sxdp_ifindex: ifindex,
-            sxdp_queue_id: queue,
-            sxdp_shared_umem_fd: 0,
+        let tx_rings = if answers {
+            let completion = addrs(libc::XDP_UMEM_PGOFF_COMPLETION_RING, &at.cr)?;
+            Some(TxRings { tx: descs(libc::XDP_PGOFF_TX_RING, &at.tx)?, completion })
+        } else {
+            None
         };
-        let len = size_of_val(&addr) as libc::socklen_t;
-        // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
-        crate::check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
-        Ok(Self { rx, fill, tx_rings: out, umem, fd, entries })
+        bind_with_flags(socket.as_fd(), (ifindex, queue), libc::XDP_USE_NEED_WAKEUP, 0)?;
+        Ok(Self { rx, fill, tx_rings, socket, umem, entries })
     }
 
     /// Calls `each` with up to `count_max` received frames, returns the frames to the kernel, and
@@ -161,7 +148,7 @@ impl RawXsk {
             // There is always room there, because there are no more frames than entries. The
             // kernel's addresses and lengths are within the UMEM.
             unsafe {
-                let desc = &*self.rx.descs.cast::<libc::xdp_desc>().add(from);
+                let desc = &*self.rx.descs.cast::<xdp_desc>().add(from);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
                 each(std::slice::from_raw_parts(packet, desc.len as usize));
                 self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME_SIZE - 1));
@@ -193,15 +180,11 @@ impl RawXsk {
             // frames than a ring has entries, so the TX ring has room, too. The frame is in no
             // ring now, so the slice may be mutable.
             unsafe {
-                let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.index & mask) as usize);
+                let desc = *self.rx.descs.cast::<xdp_desc>().add((self.rx.index & mask) as usize);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
                 if each(std::slice::from_raw_parts_mut(packet, desc.len as usize)) {
                     let to = (out.tx.index & mask) as usize;
-                    out.tx
-                        .descs
-                        .cast::<libc::xdp_desc>()
-                        .add(to)
-                        .write(libc::xdp_desc { options: 0, ..desc });
+                    out.tx.descs.cast::<xdp_desc>().add(to).write(xdp_desc { options: 0, ..desc });
                     out.tx.index = out.tx.index.wrapping_add(1);
                 } else {
                     let to = (self.fill.index & mask) as usize;
@@ -265,17 +248,8 @@ impl RawXsk {
             if before == out.tx.index || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
                 return Ok(());
             }
-            // SAFETY: no data and no address: sendto(2) reads no memory of ours.
-            let done = unsafe {
-                libc::sendto(self.fd.as_raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0)
-            };
-            if done < 0 {
-                let err = io::Error::last_os_error();
-                match err.raw_os_error() {
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
-                    Some(libc::ENETDOWN) => return Ok(()),
-                    _ => return Err(err),
-                }
+            if self.socket.send()? == KickOutcome::Down {
+                return Ok(());
             }
             if out.tx.consumed() == before {
                 // A full completion ring stops the kernel from sending.
@@ -287,36 +261,8 @@ impl RawXsk {
     }
 }
 
-impl TxRings {
-    fn map(fd: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> io::Result<Self> {
-        let descs = entries as usize * size_of::<libc::xdp_desc>();
-        let page = libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t;
-        Ok(Self {
-            tx: map_ring(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, descs)?,
-            completion: map_ring(fd, page, &offsets.cr, entries as usize * 8)?,
-        })
-    }
-}
-
 impl AsFd for RawXsk {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.socket.as_fd()
     }
-}
-
-fn set<T: Copy>(fd: &OwnedFd, name: libc::c_int, value: T) -> io::Result<()> {
-    crate::sock::set(fd.as_fd(), libc::SOL_XDP, name, value)
-}
-
-fn map_ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usize) -> io::Result<Ring> {
-    let map = Mapping::populated(fd.as_fd(), page, at.desc as usize + bytes, READ_WRITE)?;
-    let part = |offset: u64| map.as_ptr().wrapping_add(offset as usize);
-    Ok(Ring {
-        producer: part(at.producer).cast(),
-        consumer: part(at.consumer).cast(),
-        flags: part(at.flags).cast(),
-        descs: part(at.desc),
-        index: 0,
-        _map: map,
-    })
 }
