@@ -22,7 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use manylane_sys::addr::SockAddr;
 use manylane_sys::control::Ancillary;
@@ -32,7 +32,9 @@ use self::state::Fate;
 pub(crate) use self::state::{Direction, Faults};
 pub(super) use self::transport::FaultTransport;
 use super::batch::{Batch, Datagram, DatagramMeta, Origin};
-use super::{FilterHandle, Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, XdpQueue, lock};
+use super::{
+    FilterHandle, Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, XdpQueue, lock,
+};
 use crate::config::Config;
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
@@ -151,7 +153,7 @@ impl DatagramCopy {
 
 /// One lane of an engine with faults. All other operations go to the engine unchanged.
 pub(crate) struct FaultIo {
-    pub(super) engine: Io,
+    engine: Io,
     injector: Arc<FaultInjector>,
     lane: Arc<LaneShared>,
     bound_addr: SocketAddr,
@@ -161,17 +163,9 @@ pub(crate) struct FaultIo {
 }
 
 impl FaultIo {
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
-        self.recv_by(Io::recv)
-    }
-
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
-        self.sleep_by(Io::sleep, timeout)
-    }
-
     /// Sleeps by an operation of the engine. A batch that is lost as a whole does not end the
     /// sleep.
-    pub(super) fn sleep_by(
+    fn sleep_by(
         &mut self,
         sleep: fn(&mut Io, Duration) -> Result<RecvSummary>,
         timeout: Duration,
@@ -185,10 +179,7 @@ impl FaultIo {
 
     /// Receives by an operation of the engine. An empty batch means, as without faults, that
     /// nothing was queued.
-    pub(super) fn recv_by(
-        &mut self,
-        mut recv: impl FnMut(&mut Io) -> Result<RecvSummary>,
-    ) -> Result<RecvSummary> {
+    fn recv_by(&mut self, mut recv: impl FnMut(&mut Io) -> Result<RecvSummary>) -> Result<RecvSummary> {
         let failure = self.faults().recv_errors.pop_front();
         if let Some(code) = failure {
             self.lane.cells.add(Count::RecvErrors, 1);
@@ -237,32 +228,78 @@ impl FaultIo {
     fn faults(&self) -> MutexGuard<'_, Faults> {
         lock(faults_of(&self.injector, &self.lane))
     }
+}
 
-    pub(super) fn split<'a>(
-        &'a mut self,
-        summary: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, Replies<'a>) {
+impl LaneIo for FaultIo {
+    fn recv(&mut self) -> Result<RecvSummary> {
+        self.recv_by(Io::recv)
+    }
+
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        self.sleep_by(Io::sleep, timeout)
+    }
+
+    fn recv_more(&mut self) -> Result<RecvSummary> {
+        self.recv_by(Io::recv_more)
+    }
+
+    fn poll(&mut self, number: u32) -> Result<RecvSummary> {
+        self.recv_by(|engine| engine.poll(number))
+    }
+
+    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        self.sleep_by(Io::sleep_precise, time)
+    }
+
+    fn delay(&mut self, period: Duration) {
+        self.engine.delay(period);
+    }
+
+    fn now(&self) -> Instant {
+        self.engine.now()
+    }
+
+    fn is_within_round(&mut self) -> bool {
+        self.engine.is_within_round()
+    }
+
+    fn end_batch(&mut self) {
+        self.engine.end_batch();
+    }
+
+    fn leave(&mut self) {
+        self.engine.leave();
+    }
+
+    fn close(&mut self) {
+        self.engine.close();
+    }
+
+    fn is_socket_held(&self) -> bool {
+        self.engine.is_socket_held()
+    }
+
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let faults = faults_of(&self.injector, &self.lane);
         let Replies { queue, transport } = self.engine.split(RecvSummary::default(), bound).replies;
         let transport = FaultTransport { transport, faults, send: &mut self.send };
         let replies = Replies { queue, transport: Transport::Faulty(Box::new(transport)) };
-        (Batch::new(Origin::Copies(&self.copies), bound, summary), replies)
+        Parts { batch: Batch::new(Origin::Copies(&self.copies), bound, summary), replies, bypass: None }
     }
 
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+    fn readiness(&self) -> BorrowedFd<'_> {
         self.engine.readiness()
     }
 
-    pub(super) fn recv_capacity(&self) -> usize {
+    fn recv_capacity(&self) -> usize {
         self.engine.recv_capacity()
     }
 
-    pub(super) fn queued_max(&self) -> usize {
+    fn queued_max(&self) -> usize {
         self.engine.queued_max()
     }
 
-    pub(super) fn discard(&mut self) {
+    fn discard(&mut self) {
         self.engine.discard();
     }
 }

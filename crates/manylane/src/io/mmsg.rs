@@ -23,7 +23,7 @@ use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::socket_queue::{LoadWords, SocketQueue, TakeMessages};
-use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport};
+use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport};
 use crate::config::Config;
 use crate::counters::Count;
 use crate::error::{Error, Result};
@@ -112,55 +112,47 @@ impl MmsgIo {
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;
         Ok(Self { queue, recv: MmsgRecv { ring, ancillary, timeout: None }, send })
     }
+}
 
-    /// Receives a batch of queued datagrams.
+impl LaneIo for MmsgIo {
     #[inline]
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+    fn recv(&mut self) -> Result<RecvSummary> {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
     }
 
-    /// Blocks in the receive for at most `timeout`. May return up to a quarter early.
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
     }
 
-    /// Sleeps for a short time with microsecond precision.
-    pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         sock::wait_readable(self.readiness(), time);
         self.recv()
     }
 
-    /// The last batch, and the ring to send replies with.
     #[inline]
-    pub(super) fn split<'a>(
-        &'a mut self,
-        summary: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, Replies<'a>) {
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let origin = Origin::Messages(Messages::Mmsg(&self.recv.ring), &self.recv.ancillary);
         let transport = Transport::Socket(self.queue.lane.fd.as_fd());
         let replies = Replies { queue: self.send.batch(), transport };
-        (Batch::new(origin, bound, summary), replies)
+        Parts { batch: Batch::new(origin, bound, summary), replies, bypass: None }
     }
 
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+    fn readiness(&self) -> BorrowedFd<'_> {
         self.queue.lane.fd.as_fd()
     }
 
     /// Datagrams that the socket's buffer can take during a delay.
-    pub(super) fn recv_capacity(&self) -> usize {
+    fn recv_capacity(&self) -> usize {
         self.queue.capacity()
     }
 
-    /// Upper bound of the messages in the socket's queue.
-    pub(super) fn queued_max(&self) -> usize {
+    fn queued_max(&self) -> usize {
         self.queue.queued_max()
     }
 
-    /// Discards and counts what is still queued.
-    pub(super) fn discard(&mut self) {
+    fn discard(&mut self) {
         for _ in 0..DISCARD_BUDGET {
             match self.recv.take(&self.queue.lane, None) {
                 Ok(summary) if summary.messages > 0 => {

@@ -141,13 +141,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) bypass: Option<Bypass<'a>>,
 }
 
-impl<'a> From<(Batch<'a>, Replies<'a>)> for Parts<'a> {
-    fn from((batch, replies): (Batch<'a>, Replies<'a>)) -> Self {
-        Self { batch, replies, bypass: None }
-    }
-}
-
-/// The engine of one lane. Each operation is one call per batch, or rarer.
+/// The engine of one lane. Each operation ([`LaneIo`]) is one call per batch, or rarer.
 pub(crate) enum Io {
     Mmsg(MmsgIo),
     Uring(UringIo),
@@ -158,191 +152,118 @@ pub(crate) enum Io {
     Faulty(Box<faults::FaultIo>),
 }
 
-/// Calls a method that all engines have.
-macro_rules! each {
-    ($io:expr, $engine:ident => $call:expr) => {
-        match $io {
-            Self::Mmsg($engine) => $call,
-            Self::Uring($engine) => $call,
-            Self::Xdp($engine) => $call,
-            #[cfg(test)]
-            Self::Sim($engine) => $call,
-            #[cfg(test)]
-            Self::Faulty($engine) => $call,
-        }
-    };
-}
-
-impl Io {
+/// What a lane of an engine can do. The defaults are for engines with nothing special there.
+trait LaneIo {
     /// Receives a batch of queued datagrams; it may be empty.
-    #[inline]
-    pub(crate) fn recv(&mut self) -> Result<RecvSummary> {
-        each!(self, engine => engine.recv())
-    }
+    fn recv(&mut self) -> Result<RecvSummary>;
 
     /// Receives what may have arrived behind a full batch.
-    #[inline]
-    pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
-        match self {
-            Self::Xdp(xdp) => xdp.recv_more(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.recv_by(Io::recv_more),
-            _ => self.recv(),
-        }
+    fn recv_more(&mut self) -> Result<RecvSummary> {
+        self.recv()
     }
 
     /// Poll `number` since the lane began to spin: as [`recv`](Self::recv), but most polls skip
     /// checks that need a system call.
-    #[inline]
-    pub(crate) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
-        match self {
-            Self::Xdp(xdp) => xdp.poll(number),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.poll(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.recv_by(|engine| engine.poll(number)),
-            _ => self.recv(),
-        }
+    fn poll(&mut self, _number: u32) -> Result<RecvSummary> {
+        self.recv()
     }
 
     /// Blocks until a datagram arrives or `timeout` expires, and receives. May return up to a
     /// quarter early with `mmsg`.
-    pub(crate) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
-        each!(self, engine => engine.sleep(timeout))
-    }
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary>;
 
     /// As [`sleep`](Self::sleep), for a short time with microsecond precision.
-    pub(crate) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
-        match self {
-            Self::Mmsg(mmsg) => mmsg.sleep_precise(time),
-            Self::Uring(uring) => uring.sleep_precise(time),
-            Self::Xdp(xdp) => xdp.sleep(time),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.sleep(time),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.sleep_by(Io::sleep_precise, time),
-        }
+    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        self.sleep(time)
     }
 
     /// Sleeps until the clock is next at a multiple of `period`, whatever arrives.
-    pub(crate) fn delay(&mut self, period: Duration) {
-        match self {
-            Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => tick::sleep(period),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.delay(period),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.delay(period),
-        }
+    fn delay(&mut self, period: Duration) {
+        tick::sleep(period);
     }
 
     /// The time, by the clock of the engine.
-    #[inline]
-    pub(crate) fn now(&self) -> Instant {
-        match self {
-            Self::Mmsg(_) | Self::Uring(_) | Self::Xdp(_) => Instant::now(),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.now(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.now(),
-        }
+    fn now(&self) -> Instant {
+        Instant::now()
     }
 
     /// True if a queue that was not served since the last delay has frames. Each queue is served
     /// once per round, because a lane that served them as long as any has frames might never
     /// delay.
-    #[inline]
-    pub(crate) fn is_within_round(&mut self) -> bool {
-        match self {
-            Self::Xdp(xdp) => xdp.is_within_round(),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.is_within_round(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.is_within_round(),
-            _ => false,
-        }
+    fn is_within_round(&mut self) -> bool {
+        false
     }
 
     /// Ends the last batch: what is sent next is no reply.
-    pub(crate) fn end_batch(&mut self) {
-        match self {
-            Self::Uring(uring) => uring.end_batch(),
-            Self::Xdp(xdp) => xdp.end_batch(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.end_batch(),
-            _ => {}
-        }
-    }
+    fn end_batch(&mut self) {}
 
     /// The last batch, with the counts of `summary`, and the send paths for replies. The socket is
     /// bound to `bound`.
-    #[inline]
-    pub(crate) fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
-        match self {
-            Self::Mmsg(mmsg) => mmsg.split(summary, bound).into(),
-            Self::Uring(uring) => uring.split(summary, bound).into(),
-            Self::Xdp(xdp) => {
-                let (batch, replies, bypass) = xdp.split(summary, bound);
-                Parts { batch, replies, bypass }
-            }
-            #[cfg(test)]
-            Self::Sim(sim) => sim.split(summary, bound).into(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.split(summary, bound).into(),
-        }
-    }
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a>;
 
     /// A descriptor that is readable while [`recv`](Self::recv) has work; the same one for the
     /// lane's life.
-    pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
-        each!(self, engine => engine.readiness())
-    }
+    fn readiness(&self) -> BorrowedFd<'_>;
 
     /// Datagrams that the receive buffers can take during a delay.
-    pub(crate) fn recv_capacity(&self) -> usize {
-        each!(self, engine => engine.recv_capacity())
-    }
+    fn recv_capacity(&self) -> usize;
 
     /// Upper bound of the messages in the kernel socket's queue.
-    pub(crate) fn queued_max(&self) -> usize {
-        each!(self, engine => engine.queued_max())
-    }
+    fn queued_max(&self) -> usize;
 
     /// The lane is out of steering: hands the queues of devices over to other lanes, if any.
-    pub(crate) fn leave(&mut self) {
-        match self {
-            Self::Xdp(xdp) => xdp.leave(),
-            #[cfg(test)]
-            Self::Sim(sim) => sim.leave(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.leave(),
-            _ => {}
-        }
-    }
+    fn leave(&mut self) {}
 
     /// Discards and counts what is still queued, before the lane closes.
-    pub(crate) fn discard(&mut self) {
-        each!(self, engine => engine.discard());
-    }
+    fn discard(&mut self);
 
     /// Closes the remaining queues of devices.
-    pub(crate) fn close(&mut self) {
-        match self {
-            Self::Xdp(xdp) => xdp.close(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.close(),
-            _ => {}
-        }
-    }
+    fn close(&mut self) {}
 
     /// True if the kernel may hold the socket for a moment after all is closed.
-    pub(crate) fn is_socket_held(&self) -> bool {
-        match self {
-            Self::Uring(uring) => uring.is_socket_held(),
-            #[cfg(test)]
-            Self::Faulty(faulty) => faulty.engine.is_socket_held(),
-            _ => false,
-        }
+    fn is_socket_held(&self) -> bool {
+        false
     }
+}
+
+/// Makes each of these operations of [`Io`] the one of its engine.
+macro_rules! dispatch {
+    ($(fn $name:ident$(<$life:lifetime>)?($this:ident: $of:ty $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
+        impl Io {
+            $(#[inline]
+            pub(crate) fn $name$(<$life>)?($this: $of $(, $arg: $type)*) $(-> $out)? {
+                match $this {
+                    Self::Mmsg(engine) => engine.$name($($arg),*),
+                    Self::Uring(engine) => engine.$name($($arg),*),
+                    Self::Xdp(engine) => engine.$name($($arg),*),
+                    #[cfg(test)]
+                    Self::Sim(engine) => engine.$name($($arg),*),
+                    #[cfg(test)]
+                    Self::Faulty(engine) => engine.$name($($arg),*),
+                }
+            })*
+        }
+    };
+}
+
+dispatch! {
+    fn recv(self: &mut Self) -> Result<RecvSummary>;
+    fn recv_more(self: &mut Self) -> Result<RecvSummary>;
+    fn poll(self: &mut Self, number: u32) -> Result<RecvSummary>;
+    fn sleep(self: &mut Self, timeout: Duration) -> Result<RecvSummary>;
+    fn sleep_precise(self: &mut Self, time: Duration) -> Result<RecvSummary>;
+    fn delay(self: &mut Self, period: Duration);
+    fn now(self: &Self) -> Instant;
+    fn is_within_round(self: &mut Self) -> bool;
+    fn end_batch(self: &mut Self);
+    fn split<'a>(self: &'a mut Self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a>;
+    fn readiness(self: &Self) -> BorrowedFd<'_>;
+    fn recv_capacity(self: &Self) -> usize;
+    fn queued_max(self: &Self) -> usize;
+    fn leave(self: &mut Self);
+    fn discard(self: &mut Self);
+    fn close(self: &mut Self);
+    fn is_socket_held(self: &Self) -> bool;
 }
 
 /// Locks the state of an engine for tests. Only the lane's own thread locks it: if the lock is

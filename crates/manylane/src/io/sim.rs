@@ -30,7 +30,7 @@ pub(crate) use self::network::{Network, Packet, Sent};
 use super::batch::{Batch, Origin};
 use super::messages::Messages;
 use super::socket_queue::{SKB_TRUESIZE_MIN, SocketQueue, TakeMessages};
-use super::{Io, NewLane, RecvSummary, Replies, SocketEngine, Transport, lock};
+use super::{Io, LaneIo, NewLane, Parts, RecvSummary, Replies, SocketEngine, Transport, lock};
 use crate::counters::{Count, LaneId};
 use crate::error::{Error, Result};
 use crate::lane_shared::LaneShared;
@@ -157,69 +157,67 @@ impl TakeMessages for SimRecv {
 }
 
 impl SimIo {
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+    fn network(&self) -> MutexGuard<'_, Network> {
+        lock(&self.recv.network)
+    }
+}
+
+impl LaneIo for SimIo {
+    fn recv(&mut self) -> Result<RecvSummary> {
         self.queue.recv(&mut self.recv, None).map_err(|err| self.queue.recv_error(err))
     }
 
-    pub(super) fn poll(&mut self) -> Result<RecvSummary> {
+    fn poll(&mut self, _number: u32) -> Result<RecvSummary> {
         self.network().advance(POLL_TIME);
         self.recv()
     }
 
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.queue.lane.cells.add(Count::Sleeps, 1);
         self.queue.recv(&mut self.recv, Some(timeout)).map_err(|err| self.queue.recv_error(err))
     }
 
-    pub(super) fn delay(&mut self, period: Duration) {
+    fn delay(&mut self, period: Duration) {
         let mut network = self.network();
         let into = network.now.as_nanos() % period.as_nanos().max(1);
         network.advance(period - Duration::from_nanos(into as u64));
     }
 
-    pub(super) fn is_within_round(&mut self) -> bool {
+    fn is_within_round(&mut self) -> bool {
         let mut network = self.network();
         let is_within = network.round > 0;
         network.round = network.round.saturating_sub(1);
         is_within
     }
 
-    pub(super) fn now(&self) -> Instant {
+    fn now(&self) -> Instant {
         self.network().clock()
     }
 
-    fn network(&self) -> MutexGuard<'_, Network> {
-        lock(&self.recv.network)
-    }
-
-    pub(super) fn split<'a>(
-        &'a mut self,
-        summary: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, Replies<'a>) {
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
         let origin = Origin::Messages(Messages::Sim(&self.recv.buffers), &self.recv.ancillary);
         let transport = Transport::Sim(&self.recv.network);
         let replies = Replies { queue: self.send.batch(), transport };
-        (Batch::new(origin, bound, summary), replies)
+        Parts { batch: Batch::new(origin, bound, summary), replies, bypass: None }
     }
 
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+    fn readiness(&self) -> BorrowedFd<'_> {
         self.queue.lane.fd.as_fd()
     }
 
-    pub(super) fn recv_capacity(&self) -> usize {
+    fn recv_capacity(&self) -> usize {
         self.network().queue_max
     }
 
-    pub(super) fn queued_max(&self) -> usize {
+    fn queued_max(&self) -> usize {
         self.network().queue.len()
     }
 
-    pub(super) fn leave(&mut self) {
+    fn leave(&mut self) {
         self.network().leave();
     }
 
-    pub(super) fn discard(&mut self) {
+    fn discard(&mut self) {
         let left = self.network().queue.drain(..).map(|packet| packet.datagrams()).sum();
         self.queue.lane.cells.add(Count::Discarded, left);
     }

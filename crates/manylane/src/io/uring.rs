@@ -67,7 +67,7 @@ use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
 use super::socket_queue::TakeMessages;
-use super::{Capabilities, Io, NewLane, RecvSummary, Replies, SocketEngine};
+use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
 use crate::error::{Error, Result};
@@ -193,25 +193,6 @@ impl UringIo {
         Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, has_left_ring: false })
     }
 
-    /// Receives a batch of queued datagrams.
-    #[inline]
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
-        self.recv_within(None)
-    }
-
-    /// Blocks in the receive for at most `timeout`.
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
-        if self.ring.is_none() {
-            return self.socket.sleep(timeout);
-        }
-        self.socket.queue.lane.cells.add(Count::Sleeps, 1);
-        self.recv_within(Some(timeout))
-    }
-
-    pub(super) fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
-        if self.ring.is_none() { self.socket.sleep_precise(time) } else { self.sleep(time) }
-    }
-
     #[inline]
     fn recv_within(&mut self, wait: Option<Duration>) -> Result<RecvSummary> {
         let Some(ring) = &mut self.ring else { return self.socket.recv() };
@@ -237,25 +218,42 @@ impl UringIo {
             self.readiness = ring.into_readiness();
         }
     }
+}
 
-    pub(super) fn end_batch(&mut self) {
+impl LaneIo for UringIo {
+    #[inline]
+    fn recv(&mut self) -> Result<RecvSummary> {
+        self.recv_within(None)
+    }
+
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        if self.ring.is_none() {
+            return self.socket.sleep(timeout);
+        }
+        self.socket.queue.lane.cells.add(Count::Sleeps, 1);
+        self.recv_within(Some(timeout))
+    }
+
+    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
+        if self.ring.is_none() { self.socket.sleep_precise(time) } else { self.sleep(time) }
+    }
+
+    fn end_batch(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.is_current = false;
         }
     }
 
     #[inline]
-    pub(super) fn split<'a>(
-        &'a mut self,
-        summary: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, Replies<'a>) {
-        let (batch, replies) = self.socket.split(summary, bound);
-        let origin = self.ring.as_ref().and_then(UringRing::origin);
-        (origin.map_or(batch, |origin| Batch::new(origin, bound, summary)), replies)
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        let parts = self.socket.split(summary, bound);
+        match self.ring.as_ref().and_then(UringRing::origin) {
+            Some(origin) => Parts { batch: Batch::new(origin, bound, summary), ..parts },
+            None => parts,
+        }
     }
 
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+    fn readiness(&self) -> BorrowedFd<'_> {
         match (&self.ring, &self.readiness) {
             (Some(ring), _) => ring.readiness(self.socket.readiness()),
             (None, Some(readiness)) => readiness.as_fd(),
@@ -263,22 +261,20 @@ impl UringIo {
         }
     }
 
-    pub(super) fn recv_capacity(&self) -> usize {
+    fn recv_capacity(&self) -> usize {
         self.socket.recv_capacity()
     }
 
-    /// Upper bound of the messages in the socket's queue.
-    pub(super) fn queued_max(&self) -> usize {
+    fn queued_max(&self) -> usize {
         self.socket.queued_max()
     }
 
-    /// True if the kernel may hold the socket for a moment after all is closed.
-    pub(super) fn is_socket_held(&self) -> bool {
+    fn is_socket_held(&self) -> bool {
         self.has_left_ring
     }
 
     /// Discards and counts what is still queued, starting with the messages in the ring.
-    pub(super) fn discard(&mut self) {
+    fn discard(&mut self) {
         if let Some(mut ring) = self.ring.take() {
             let lane = &self.socket.queue.lane;
             ring.recv.stop();

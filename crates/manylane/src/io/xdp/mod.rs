@@ -37,10 +37,9 @@ use manylane_wire::rx_hint;
 pub(crate) use control::XdpControl;
 
 use self::lane_queues::LaneQueues;
-use self::send::XdpSender;
 use super::batch::{Batch, Origin};
 use super::mmsg::MmsgIo;
-use super::{Capabilities, NewLane, RecvSummary, Replies};
+use super::{Capabilities, LaneIo, NewLane, Parts, RecvSummary};
 use crate::config::{Config, XdpOptions};
 use crate::counters::Count;
 use crate::drop_policy::DropPolicy;
@@ -109,9 +108,23 @@ impl XdpIo {
         Ok(Self { queues, companion, lane, caps, drop_policy })
     }
 
+    #[inline]
+    fn recv_from_queues(&mut self) -> RecvSummary {
+        let Capabilities { batch, datagram_size, .. } = self.caps;
+        let cells = &self.lane.cells;
+        let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
+        self.queues.publish_backlog(cells);
+        if summary.messages > 0 {
+            cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
+        }
+        summary
+    }
+}
+
+impl LaneIo for XdpIo {
     /// Receives a batch from a queue that has frames, else from the companion.
     #[inline]
-    pub(super) fn recv(&mut self) -> Result<RecvSummary> {
+    fn recv(&mut self) -> Result<RecvSummary> {
         let kernel_first = self.queues.take_kernel_due();
         if kernel_first {
             let summary = self.companion.recv()?;
@@ -131,13 +144,12 @@ impl XdpIo {
     /// does not poll the companion, which is a system call: it is polled after a number of batches
     /// anyway.
     #[inline]
-    pub(super) fn recv_more(&mut self) -> Result<RecvSummary> {
+    fn recv_more(&mut self) -> Result<RecvSummary> {
         if self.queues.has_batch() { Ok(self.recv_from_queues()) } else { self.recv() }
     }
 
-    /// Poll `number` of a lane that spins.
     #[inline]
-    pub(super) fn poll(&mut self, number: u32) -> Result<RecvSummary> {
+    fn poll(&mut self, number: u32) -> Result<RecvSummary> {
         if self.queues.can_receive() || number.is_multiple_of(POLLS_PER_KERNEL_POLL) {
             self.recv()
         } else {
@@ -145,7 +157,7 @@ impl XdpIo {
         }
     }
 
-    pub(super) fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
         self.lane.cells.add(Count::Sleeps, 1);
         // No extra poll of the companion: `recv` polls it if it is due or the queues are empty.
         self.queues.wait(timeout)?;
@@ -153,62 +165,43 @@ impl XdpIo {
     }
 
     #[inline]
-    fn recv_from_queues(&mut self) -> RecvSummary {
-        let Capabilities { batch, datagram_size, .. } = self.caps;
-        let cells = &self.lane.cells;
-        let summary = self.queues.receive(batch, datagram_size, self.drop_policy, cells);
-        self.queues.publish_backlog(cells);
-        if summary.messages > 0 {
-            cells.add(Count::DeliveredByXdp, summary.datagrams as u64);
-        }
-        summary
-    }
-
-    /// True if a queue that was not served in this round has frames.
-    #[inline]
-    pub(super) fn is_within_round(&mut self) -> bool {
+    fn is_within_round(&mut self) -> bool {
         self.queues.is_within_round()
     }
 
-    pub(super) fn end_batch(&mut self) {
+    fn end_batch(&mut self) {
         self.queues.end_batch();
     }
 
     #[inline]
-    pub(super) fn split<'a>(
-        &'a mut self,
-        summary: RecvSummary,
-        bound: &'a SocketAddr,
-    ) -> (Batch<'a>, Replies<'a>, Option<XdpSender<'a>>) {
-        let (batch, replies) = self.companion.split(summary, bound);
-        let (frames, sender) = self.queues.split();
+    fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {
+        let Parts { batch, replies, .. } = self.companion.split(summary, bound);
+        let (frames, bypass) = self.queues.split();
         let batch = frames.map_or(batch, |frames| Batch::new(Origin::Frames(frames), bound, summary));
-        (batch, replies, sender)
+        Parts { batch, replies, bypass }
     }
 
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
+    fn readiness(&self) -> BorrowedFd<'_> {
         self.queues.as_fd()
     }
 
-    /// Datagrams that the receive buffers can take during a delay.
-    pub(super) fn recv_capacity(&self) -> usize {
+    fn recv_capacity(&self) -> usize {
         self.queues.ring_capacity().min(self.companion.recv_capacity())
     }
 
-    /// Upper bound of the messages in the companion's queue.
-    pub(super) fn queued_max(&self) -> usize {
+    fn queued_max(&self) -> usize {
         self.companion.queued_max()
     }
 
-    pub(super) fn leave(&mut self) {
+    fn leave(&mut self) {
         self.queues.release();
     }
 
-    pub(super) fn close(&mut self) {
+    fn close(&mut self) {
         self.queues.close();
     }
 
-    pub(super) fn discard(&mut self) {
+    fn discard(&mut self) {
         let left = self.queues.discard(&self.lane.cells);
         self.lane.cells.add(Count::Discarded, left);
         self.companion.discard();
