@@ -106,9 +106,10 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
 fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
     let name = format!("manylane.test.capture.{}", std::process::id());
     let address = description(3).address;
-    let captures = CaptureListener::serve(listen_with_fds(&name), address, Vec::new()).unwrap();
-    let start = Instant::now();
+    let listener = listen_with_fds(&name);
     let sent = send_lingering(&name);
+    let captures = CaptureListener::serve(listener, address, Vec::new()).unwrap();
+    let start = Instant::now();
     let connection = Connection::connect(&name, TIMEOUT).unwrap();
     send_describe(&connection).unwrap();
     let (reply, _) = recv_reply(&connection, false).unwrap();
