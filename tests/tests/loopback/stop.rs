@@ -186,7 +186,8 @@ on_every_engine! {
             thread::scope(|scope| {
                 let _ends = StopOnDrop(&end);
                 scope.spawn(|| {
-                    let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
+                    // So many that each lane has flows.
+                    let clients: Vec<_> = (0..64).map(|_| Client::to(addr)).collect();
                     while !end.load(Ordering::Relaxed) {
                         clients.iter().for_each(|client| _ = client.socket.send(&[1; 40]));
                         thread::sleep(Duration::from_micros(50));
