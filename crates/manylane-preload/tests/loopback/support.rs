@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,9 +37,9 @@ pub(crate) fn build_library(name: &str) -> PathBuf {
 }
 
 fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
-    static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static BUILD: Mutex<()> = Mutex::new(());
     // A program that does not compile fails its own test only.
-    let _one = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Path::new(TARGET_TMPDIR).join(to);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     if !is_newer(&program, &sources) {
@@ -230,6 +231,10 @@ pub(crate) fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
 }
 
 fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: bool) -> Outcome {
+    /// Held for writing while this process has a descriptor that programs inherit, and for reading
+    /// while a program is started that must not.
+    static INHERITANCE: RwLock<()> = RwLock::new(());
+    let exclusive = inherits.then(|| INHERITANCE.write().unwrap_or_else(PoisonError::into_inner));
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let report = vars.map(|vars| {
@@ -239,7 +244,9 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
         command.envs(vars.iter().copied());
         (report, fd)
     });
+    let shared = (!inherits).then(|| INHERITANCE.read().unwrap_or_else(PoisonError::into_inner));
     let mut running = Running(Some(command.spawn().unwrap()));
+    drop(shared);
     let until = Instant::now() + TEST_TIMEOUT;
     let status = loop {
         let child = running.0.as_mut().unwrap();
@@ -251,6 +258,8 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
     };
     let child = running.0.take().unwrap();
     let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let report = report.map(|(report, _)| report);
+    drop(exclusive);
     assert!(status.success(), "{} {args:?}: {status}\n{output}", program.display());
-    Outcome { output, report: report.map(|(report, _)| report) }
+    Outcome { output, report }
 }
