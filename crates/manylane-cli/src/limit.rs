@@ -225,6 +225,12 @@ mod tests {
         assert!(text.starts_with(&format!("read {}; failed at {silent}", changed.name())), "{text}");
 
         drop((control, queued, listener));
+        // A child that another test has just forked may still have copies of them.
+        let start = std::time::Instant::now();
+        while !control::find_control_sockets(Some(pid)).unwrap().is_empty() {
+            assert!(start.elapsed() < Duration::from_secs(30), "a control socket is left");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let ours = FilterHandle::default();
         let control = ControlSocket::with_page(String::new, Some(ours)).unwrap();
         run(&args).unwrap();
