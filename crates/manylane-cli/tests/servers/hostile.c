@@ -482,8 +482,8 @@ static void test_slow_closes(void)
 }
 
 /*
- * Connects and sends a descriptor each time, until nobody has accepted for a
- * second.
+ * Connects and sends a descriptor each time, until the launcher has accepted no
+ * connection for a second.
  */
 static int connect_until_full(void)
 {
