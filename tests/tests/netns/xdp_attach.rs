@@ -112,7 +112,10 @@ fn detach_program(host: &Host) {
 /// A sender sends all the time. The socket opens, and then either its program is detached by
 /// another program, so that it serves through its companions, or it closes, which detaches the
 /// program.
-fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
+///
+/// True if datagrams also came while the socket was there without its program: the sender may have
+/// had no CPU in that short time.
+fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) -> bool {
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
     sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER_BYTES).unwrap();
@@ -142,7 +145,6 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         };
         take_until("the program takes them", &|_| total().delivered_by_xdp >= DATAGRAMS);
         let before = by_companion();
-        assert!(before > 0, "the socket is there before its program: {:#?}", total());
         if by_force {
             detach_program(b);
             take_until("they come through companions", &|_| by_companion() >= before + DATAGRAMS);
@@ -167,7 +169,8 @@ fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
         sender.send_more(DATAGRAMS);
         drop(ending);
         others.join().unwrap();
-    });
+        before > 0
+    })
 }
 
 /// From the socket's first datagram on, each arrives once, through the companion or by XDP.
@@ -181,7 +184,8 @@ fn netns_xdp_attach_and_detach_lose_nothing() {
         // Behind the driver, possible GSO messages are left to the kernel.
         a.set_checksums(0, !generic).unwrap();
         for by_force in [false, true] {
-            check_open_close(a, b, generic, by_force);
+            let seen = (0..10).any(|_| check_open_close(a, b, generic, by_force));
+            assert!(seen, "no datagram came before the program, generic {generic}, by force {by_force}");
         }
     }
 }
