@@ -74,16 +74,21 @@ pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     Some(describe(&found, &socket_owner(found.inode)))
 }
 
-/// Waits until none of these sockets (inodes) is listed as bound; false after [`UNBIND_TIMEOUT`].
+/// Waits until none of these sockets (inodes) is bound; false after [`UNBIND_TIMEOUT`].
 pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
     let start = Instant::now();
-    while entries().any(|entry| sockets.contains(&entry.inode)) {
+    while is_listed(sockets, || entries().map(|entry| entry.inode)) {
         if start.elapsed() > UNBIND_TIMEOUT {
             return false;
         }
         thread::sleep(Duration::from_millis(1));
     }
     true
+}
+
+/// True if one of these sockets is among those that `read` lists, which is read again if none is.
+fn is_listed<I: Iterator<Item = u64>>(sockets: &[u64], read: impl Fn() -> I) -> bool {
+    (0..SCAN_ATTEMPTS_MAX).any(|_| read().any(|inode| sockets.contains(&inode)))
 }
 
 fn entries() -> impl Iterator<Item = Entry> {
@@ -157,6 +162,7 @@ fn socket_owner(inode: u64) -> Owner {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::Ipv4Addr;
 
     use super::*;
@@ -178,6 +184,18 @@ mod tests {
         let PortOwner { description: first_owner, is_exiting: is_leaving } = find_owner(&addr, false);
         assert!(first_owner.is_none() && is_leaving, "it is gone already");
         assert_eq!(find_foreign(&addr, &[]), None);
+    }
+
+    #[test]
+    fn a_bound_socket_that_the_kernel_omits_from_its_table_is_not_taken_for_closed() {
+        let reads = Cell::new(0);
+        let omitted_at_first = || {
+            reads.set(reads.get() + 1);
+            (reads.get() >= SCAN_ATTEMPTS_MAX).then_some(7).into_iter()
+        };
+        assert!(is_listed(&[6, 7], omitted_at_first));
+        assert_eq!(reads.get(), SCAN_ATTEMPTS_MAX);
+        assert!(!is_listed(&[8], omitted_at_first));
     }
 
     #[test]
