@@ -66,11 +66,11 @@ pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
 /// A socket that is bound to exactly this address and is none of `ours` (inodes), if one is
 /// visible.
 pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
-    let table = fs::read_to_string(UDP_TABLES[usize::from(addr.is_ipv6())]).ok()?;
-    // The table may change while the kernel prints it: an entry may be missing or appear twice.
+    let table = UDP_TABLES[usize::from(addr.is_ipv6())];
     let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
-    let found =
-        table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
+    let foreign = |entry: &Entry| same(entry) && !ours.contains(&entry.inode);
+    let scan = |_| fs::read_to_string(table).ok()?.lines().filter_map(Entry::parse).find(foreign);
+    let found = (0..SCAN_ATTEMPTS_MAX).find_map(scan)?;
     Some(describe(&found, &socket_owner(found.inode)))
 }
 
