@@ -45,7 +45,7 @@ pub(crate) struct EchoArgs {
     /// How an idle lane waits: sleep, busy-poll[:USECS], spin:USECS or adaptive
     ///
     /// busy-poll: the kernel polls the device before it puts the lane to sleep (SO_BUSY_POLL).
-    /// spin: the lane polls for USECS, then sleeps. adaptive: spins as long as that pays.
+    /// spin: the lane polls for USECS, then sleeps. adaptive: the lane polls while that pays.
     #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
     pub(crate) wait: WaitPolicy,
     /// Steering policy: which lane gets a datagram
@@ -72,8 +72,9 @@ pub(crate) struct EchoArgs {
     pub(crate) gso: Switch,
     /// Delay before a receive if that saves wake-ups; 0: none [default: 0 to 1000]
     ///
-    /// As rx-usecs of ethtool. Default: 100 microseconds for each lane that shares a CPU, if
-    /// any do.
+    /// As rx-usecs of ethtool. Default: 100 for each lane on the same CPU if lanes share CPUs;
+    /// with engine xdp and --wait sleep at least 50 to 500, depending on the cost of a wake-up;
+    /// otherwise 0.
     #[arg(long, value_name = "USECS")]
     pub(crate) rx_usecs: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
@@ -84,7 +85,7 @@ pub(crate) struct EchoArgs {
     pub(crate) datagram_size: Option<usize>,
     /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
     ///
-    /// head: drops all but the newest datagrams when a lane's queue is more than half full.
+    /// head: keeps only the newest batch while a lane's queue is more than half full.
     #[arg(long, default_value_t = DropPolicy::Tail, value_name = "tail|head")]
     pub(crate) drop: DropPolicy,
     /// Read the ECN bits of datagrams
@@ -98,12 +99,12 @@ pub(crate) struct EchoArgs {
     pub(crate) reuse_port: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Time between two lines of statistics, such as 500ms or 10s; 0 for none
+    /// Print a line of statistics at this interval, such as 500ms or 10s; 0: none
     #[arg(long, short, default_value = "5s", value_name = "TIME", value_parser = interval_or_zero)]
     pub(crate) interval: Duration,
     /// Serve the counters of each lane to Prometheus at http://ADDR/metrics
     ///
-    /// ADDR may be a port only, which then listens on loopback.
+    /// If ADDR is only a port, it listens on loopback.
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,
     /// Print the final statistics as JSON (manylane.echo.v1)
@@ -198,8 +199,8 @@ pub(crate) struct RunArgs {
     pub(crate) command: Vec<OsString>,
     /// How lanes talk to the kernel: auto (mmsg), mmsg or xdp [default: auto]
     ///
-    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` needs root for
-    /// it; the program does not.
+    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` then needs root,
+    /// and the program does not.
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
     /// Network devices of engine xdp, such as eth0,eth1 [default: those safe to use]
@@ -233,12 +234,12 @@ pub(crate) struct RunArgs {
     pub(crate) interval: Option<Duration>,
     /// Serve the report to Prometheus at http://ADDR/metrics while the program runs
     ///
-    /// ADDR may be a port only, which then listens on loopback.
+    /// If ADDR is only a port, it listens on loopback.
     #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,
     /// Write the report as JSON (manylane.run.v1) to FILE at the end
     ///
-    /// - is standard output, and /dev/fd/N a descriptor.
+    /// FILE may be - (standard output) or /dev/fd/N (an open descriptor).
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Print no report at the end
