@@ -26,7 +26,7 @@ pub(super) const RULES: &[Rule] = &[
         id: "halts-at-once",
         cost: 26,
         meaning: "Idle CPUs of this virtual machine halt without polling first: the hypervisor wakes them tens of microseconds late, which delays each lane that sleeps.",
-        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns` (at most so many nanoseconds of polling, which the host sees as work), if the host has CPUs to spare. For the CPUs of lanes alone, see `idle-leaves-late`.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns` (nanoseconds of polling before a halt, which the host sees as work), if the host has CPUs to spare. For the CPUs of lanes alone, see `idle-leaves-late`.",
         check: halts_at_once,
     },
     Rule {
