@@ -9,8 +9,8 @@ use super::{FindingSink, Rule, rx_devices, usable_cpus};
 pub(super) const RULES: &[Rule] = &[Rule {
     id: "xps-off",
     cost: 14,
-    meaning: "The device has several send queues, and no CPU has one of its own (XPS): which queue a datagram leaves by is picked by a hash of its flow, and CPUs meet at the lock of one queue.",
-    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: each queue for CPUs of its own.",
+    meaning: "The device has several send queues, but no CPU has one of its own (XPS): a hash of the flow selects the queue, and CPUs contend for its lock.",
+    remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: separate CPUs for each queue.",
     check: xps_off,
 }];
 

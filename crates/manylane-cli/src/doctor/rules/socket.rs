@@ -8,15 +8,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "socket-shared",
         cost: 78,
-        meaning: "Several threads or processes wait on one socket: each datagram is fought for, and one queue serves all of them.",
-        remedy: "`manylane run -- PROGRAM`: a lane for each of them; or `SO_REUSEPORT`, if the program has a setting for it.",
+        meaning: "Several threads or processes wait on one socket, and contend for its queue.",
+        remedy: "`manylane run -- PROGRAM` gives each a lane. Or `SO_REUSEPORT`, if the program has a setting for it.",
         check: socket_shared,
     },
     Rule {
         id: "beyond-reach",
         cost: 3,
-        meaning: "`manylane run` cannot give this program lanes: it is static, makes its system calls itself, or is privileged by its file.",
-        remedy: "A build of it that is linked dynamically; its own setting for `SO_REUSEPORT`; the library.",
+        meaning: "`manylane run` cannot give this program lanes: it is static, makes system calls itself, or its file is privileged.",
+        remedy: "A dynamically linked build, its own setting for `SO_REUSEPORT`, or the library.",
         check: beyond_reach,
     },
 ];
