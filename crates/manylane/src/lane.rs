@@ -23,8 +23,6 @@ use crate::lane_shared::LaneShared;
 use crate::outbox::Outbox;
 use crate::port_owner;
 
-pub(crate) use self::waiter::DelayPolicy;
-
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
 /// A lane can move to another thread, but cannot be shared. Its descriptor ([`AsFd`]) can be added
@@ -66,7 +64,7 @@ pub struct Received<'a> {
 
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io) -> Self {
-        let waiter = Waiter::new(shared.config.wait, io.now());
+        let waiter = Waiter::new(shared.config.wait, &io, shared.config.batch);
         Self { shared, lane_shared, io, waiter, orphaned: OrphanedSockets::default() }
     }
 
@@ -159,9 +157,9 @@ impl Lane {
         self.lane_shared.is_draining()
     }
 
-    /// When this lane delays its receives in `serve`.
-    pub(crate) fn delay_policy(&self) -> DelayPolicy {
-        DelayPolicy::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
+    /// Delays receives from now on where that pays: for [`recv_serving`](Self::recv_serving).
+    pub(crate) fn start_coalescing(&mut self) {
+        self.waiter.start_coalescing(self.shared.rx_coalesce());
     }
 
     /// Messages that a lane which is being removed drains before it shuts down receiving: those
@@ -193,11 +191,10 @@ impl Lane {
         Ok(summary)
     }
 
-    /// Receives the next batch of a lane in `serve`. Does not wait if `delays` needs to know
-    /// whether one is queued; else waits for at most `timeout`.
+    /// Receives the next batch of a lane in `serve`; waits for at most `timeout`.
     #[inline]
-    pub(crate) fn recv_serving(&mut self, delays: &DelayPolicy, timeout: Duration) -> Result<RecvSummary> {
-        if !delays.is_pending() {
+    pub(crate) fn recv_serving(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        if !self.waiter.is_delay_pending() {
             return self.recv_batch_timeout(timeout);
         }
         let summary = self.io.recv_more()?;
@@ -207,8 +204,8 @@ impl Lane {
 
     /// Delays after a batch of `messages` messages, if that pays.
     #[inline]
-    pub(crate) fn delay_after(&mut self, delays: &mut DelayPolicy, messages: usize) {
-        delays.after(&mut self.io, messages);
+    pub(crate) fn delay_after(&mut self, messages: usize) {
+        self.waiter.delay_after(&mut self.io, messages);
     }
 
     #[inline]
