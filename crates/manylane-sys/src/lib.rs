@@ -20,6 +20,7 @@
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`numa`] | NUMA nodes of memory |
+//! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
 //! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
@@ -44,13 +45,13 @@ pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;
-mod diag;
 pub mod errno;
 pub mod fd;
 pub mod flock;
 pub mod map;
 pub mod measure;
 pub mod mmsg;
+pub mod netlink;
 pub mod netns;
 pub mod numa;
 pub mod packet;
