@@ -15,6 +15,8 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+use crate::sock;
+
 /// A network namespace.
 #[derive(Debug)]
 pub struct NetNs {
@@ -85,6 +87,14 @@ impl AsFd for NetNs {
 
 fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(fd, Some(LinkNameSpaceType::Network))?)
+}
+
+/// Cookie of the calling thread's namespace, which is never reused (Linux 5.14).
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 5.14; those of opening a socket.
+pub fn cookie() -> io::Result<u64> {
+    sock::get(udp_socket()?.as_fd(), libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
 /// Index of the device `name` in the namespace of the calling thread.
