@@ -15,6 +15,7 @@ use crate::addr::SockAddr;
 ///
 /// # Errors
 /// `EINVAL` if there is no such thread in this process.
+#[cfg(any(test, feature = "bench"))]
 pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
     /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the clock id that `pthread_getcpuclockid(3)`
     /// builds, part of the kernel's ABI since 2.6.12.

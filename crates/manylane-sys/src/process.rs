@@ -1,6 +1,7 @@
 //! A process that runs in place of its child: waits for signals instead of handling them, observes
 //! the child, and ends as the child ended.
 
+#[cfg(any(test, feature = "bench"))]
 pub(crate) mod isolated;
 
 use std::io;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{self, Pid, WaitOptions};
 
 use crate::check;
+#[cfg(any(test, feature = "bench"))]
 pub use isolated::run_isolated;
 
 /// A signal that this process received.
@@ -246,6 +248,7 @@ pub fn become_subreaper() -> io::Result<()> {
 ///
 /// # Errors
 /// `ENOMEM`.
+#[cfg(any(test, feature = "bench"))]
 pub fn unshare_fd_table() -> io::Result<()> {
     // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that
     // every value of this thread that owns one still owns it.

@@ -21,7 +21,6 @@ use crate::io::batch::Batch;
 use crate::io::{Capabilities, Io, Parts, RecvSummary};
 use crate::lane_shared::LaneShared;
 use crate::outbox::Outbox;
-use crate::port_owner;
 
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
@@ -34,24 +33,10 @@ use crate::port_owner;
 pub struct Lane {
     shared: Arc<Shared>,
     lane_shared: Arc<LaneShared>,
-    io: Io,
     waiter: Waiter,
-    /// Sockets that the last lane waits for after all else is closed: has to be the last field.
-    orphaned: OrphanedSockets,
-}
-
-/// Sockets, by inode, that are closed but that the kernel may hold for a moment longer. Drop waits
-/// until it has released them, or for some seconds. So the port is free when the last lane is
-/// dropped.
-#[derive(Debug, Default)]
-struct OrphanedSockets(Vec<u64>);
-
-impl Drop for OrphanedSockets {
-    fn drop(&mut self) {
-        if !self.0.is_empty() && !port_owner::wait_unbound(&self.0) {
-            log::warn!("the kernel still holds sockets of lanes that are closed");
-        }
-    }
+    /// Its drop may wait until the port is free, after all else is closed: has to be the last
+    /// field.
+    io: Io,
 }
 
 /// A received batch, and the outbox for replies.
@@ -65,7 +50,7 @@ pub struct Received<'a> {
 impl Lane {
     pub(crate) fn new(shared: Arc<Shared>, lane_shared: Arc<LaneShared>, io: Io) -> Self {
         let waiter = Waiter::new(shared.config.wait, &io, shared.config.batch);
-        Self { shared, lane_shared, io, waiter, orphaned: OrphanedSockets::default() }
+        Self { shared, lane_shared, waiter, io }
     }
 
     /// The lane's id, unique within the socket.
@@ -250,6 +235,6 @@ impl Drop for Lane {
         // Queues close before the final read of the counters.
         self.shared.engine.lane_drained(self.lane_shared.id);
         self.io.close();
-        self.orphaned.0 = self.shared.finish_close(&self.lane_shared, reusable, self.io.is_socket_held());
+        self.shared.finish_close(&self.lane_shared, reusable);
     }
 }

@@ -65,7 +65,7 @@ pub(crate) fn open_queues(
         let index = netns::device_index(name)?;
         let mut program = load_redirect(index, port)?;
         let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
-        for queue in 0..device::receive_queues(name)? {
+        for queue in 0..device::queues(name)?.receive {
             let socket = open_released(|| RawXsk::open(index, queue, ring, answers))
                 .with_context(|| format!("{name} queue {queue}"))?;
             map.set(queue, socket.as_fd().as_raw_fd(), 0)?;

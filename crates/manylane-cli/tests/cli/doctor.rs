@@ -391,7 +391,7 @@ fn netns_tune_keeps_remote_sessions() {
     let testbed = one_host(4);
     let host = testbed.host(0);
     let state = state("guard");
-    let queues = || host.run(|| device::receive_queues("link0")).unwrap();
+    let queues = || host.run(|| device::queues("link0")).unwrap().receive;
     let tune = |words: &[&str]| json(host, &[&["tune", "--state", &state], words].concat());
     host.run(|| set_queues("link0", 1, 1)).unwrap();
     host.ip_batch(&format!("route add default via {}\n", testbed.host(1).ip4(0))).unwrap();
@@ -430,7 +430,7 @@ fn netns_tune_names_the_session_at_risk() {
     let (document, code) = json(host, &["tune", "queues-unused", "--state", &state("ssh")]);
     let why = document["rows"][0]["why"].as_str().unwrap();
     assert!(code == 1 && why.contains("ssh session") && why.contains(&peer.ip().to_string()), "{why}");
-    assert_eq!(host.run(|| device::receive_queues("link0")).unwrap(), 1);
+    assert_eq!(host.run(|| device::queues("link0")).unwrap().receive, 1);
     drop(client);
 }
 

@@ -87,15 +87,7 @@ pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 
             {
                 continue;
             }
-            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
-                count.store(0, Ordering::Relaxed);
-            }
-            for count in [&slot.rx_frames, &slot.rx_bad_frames, &slot.tx_frames] {
-                count.store(0, Ordering::Relaxed);
-            }
-            for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
-                count.store(0, Ordering::Relaxed);
-            }
+            slot.clear();
             slot.pid.store(std::process::id(), Ordering::Relaxed);
             slot.tid.store(tid, Ordering::Relaxed);
             slot.lane.store(NO_LANE, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Receiving: `recvmmsg(2)` into buffers of the ring.
 
+#[cfg(any(test, feature = "bench"))]
 mod echo;
 
 use std::io;
@@ -11,6 +12,7 @@ use crate::control::{self, Ancillary};
 use crate::map::{Mapping, PinnedSlice};
 use crate::sock;
 
+#[cfg(any(test, feature = "bench"))]
 pub use echo::EchoControls;
 
 /// Distance of buffers, in bytes: odd multiples of a cache line, so that the first lines of large

@@ -73,7 +73,7 @@ mod open;
 mod owners;
 #[cfg(not(loom))]
 mod queue;
-#[cfg(not(loom))]
+#[cfg(all(not(loom), any(test, feature = "bench")))]
 mod raw;
 #[cfg(test)]
 #[cfg(not(any(loom, miri)))]
@@ -113,7 +113,7 @@ pub use open::{OpenError, Step, WeakQueue};
 pub use owners::owners;
 #[cfg(not(loom))]
 pub use queue::Queue;
-#[cfg(not(loom))]
+#[cfg(all(not(loom), any(test, feature = "bench")))]
 pub use raw::RawXsk;
 #[cfg(not(loom))]
 pub use send::{PacketRef, Payloads, Sender, TxFrame};

@@ -67,8 +67,6 @@ struct Control {
     lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group without a lane.
     parked: Vec<(Slot, Arc<OwnedFd>)>,
-    /// Inodes of sockets that rings used on other threads than the one that dropped the lane.
-    orphaned: Vec<u64>,
     closed: LaneCounters,
     next_id: u64,
     /// True if the first socket allows others on the port.
@@ -105,7 +103,6 @@ impl Shared {
             steer,
             lanes: Vec::new(),
             parked: Vec::new(),
-            orphaned: Vec::new(),
             closed: LaneCounters::default(),
             next_id: 0,
             is_reuse_port: config.reuse_port,

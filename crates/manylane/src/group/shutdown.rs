@@ -77,14 +77,9 @@ impl Shared {
     }
 
     /// Called when a lane has been drained. Keeps its counters, and its socket if the group must
-    /// not be renumbered. `is_held` is true if the kernel may hold the socket for a moment after
-    /// its close. For the last lane, returns the inodes of all such sockets.
-    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool, is_held: bool) -> Vec<u64> {
+    /// not be renumbered.
+    pub(crate) fn finish_close(&self, lane: &Arc<LaneShared>, reusable: bool) {
         let mut control = self.control();
-        if is_held && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
-            control.orphaned.push(inode);
-        }
-        let mut left = Vec::new();
         let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
@@ -93,7 +88,6 @@ impl Shared {
             // Last lane: the parked sockets must not keep the port.
             control.parked.clear();
             control.steer.close();
-            left = std::mem::take(&mut control.orphaned);
         } else if reusable && control.steer.needs_parking() {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
@@ -102,7 +96,6 @@ impl Shared {
             self.engine.close();
         }
         self.lane_closed.notify_all();
-        left
     }
 
     /// Tells every lane to end: lanes handle what is queued, and `serve` returns.

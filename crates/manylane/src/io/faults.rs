@@ -153,13 +153,14 @@ impl DatagramCopy {
 
 /// One lane of an engine with faults. All other operations go to the engine unchanged.
 pub(crate) struct FaultIo {
-    engine: Io,
     injector: Arc<FaultInjector>,
     lane: Arc<LaneShared>,
     bound_addr: SocketAddr,
     /// The last batch.
     copies: Vec<DatagramCopy>,
     send: SendRing,
+    /// The last field, as in a lane.
+    engine: Io,
 }
 
 impl FaultIo {
@@ -273,10 +274,6 @@ impl LaneIo for FaultIo {
 
     fn close(&mut self) {
         self.engine.close();
-    }
-
-    fn is_socket_held(&self) -> bool {
-        self.engine.is_socket_held()
     }
 
     fn split<'a>(&'a mut self, summary: RecvSummary, bound: &'a SocketAddr) -> Parts<'a> {

@@ -8,6 +8,7 @@
 //! | `sim` | an engine for tests: a simulated network for each lane, with a clock that only waits and polls advance |
 //! | `faults` | for tests, around any engine: seeded loss, reordering, shortening, corruption; receives and sends that fail |
 //! | [`kernel_socket`] | the kernel socket of a lane: its options, and binding it |
+//! | [`orphaned_sockets`] | sockets that the kernel holds after their lanes were closed |
 //! | [`socket_engine`] | what the lanes of a socket share of their engine |
 //! | [`transport`] | where replies go: through the kernel socket |
 //! | [`filter`] | limits and prefixes, in the maps of XDP programs |
@@ -34,6 +35,7 @@ mod frames;
 pub(crate) mod kernel_socket;
 mod messages;
 mod mmsg;
+mod orphaned_sockets;
 #[cfg(test)]
 pub(crate) mod sim;
 mod socket_engine;
@@ -118,7 +120,7 @@ pub(crate) fn check(config: &Config) -> Result<()> {
 pub(crate) fn open(config: &Config, addr: SocketAddr) -> Result<Arc<dyn SocketEngine>> {
     Ok(match config.engine {
         Engine::Auto | Engine::Mmsg => Arc::new(mmsg::MmsgEngine),
-        Engine::Uring => Arc::new(uring::UringEngine),
+        Engine::Uring => Arc::new(uring::UringEngine::default()),
         Engine::Xdp => XdpControl::open(config, addr)?,
     })
 }
@@ -219,11 +221,6 @@ trait LaneIo {
 
     /// Closes the remaining queues of devices.
     fn close(&mut self) {}
-
-    /// True if the kernel may hold the socket for a moment after all is closed.
-    fn is_socket_held(&self) -> bool {
-        false
-    }
 }
 
 /// Makes each of these operations of [`Io`] the one of its engine.
@@ -263,7 +260,6 @@ dispatch! {
     fn leave(self: &mut Self);
     fn discard(self: &mut Self);
     fn close(self: &mut Self);
-    fn is_socket_held(self: &Self) -> bool;
 }
 
 /// Locks the state of an engine for tests. Only the lane's own thread locks it: if the lock is

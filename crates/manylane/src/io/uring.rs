@@ -41,8 +41,8 @@
 //! thread that drops the lane cannot. Then the kernel ends the receive when that thread ends, or
 //! when it tears down the ring, some time after the ring was closed. So when the last lane of such
 //! a socket is dropped, the drop waits until `/proc/net/udp` no longer lists the socket
-//! ([`crate::port_owner`]). The port is free when the last lane is gone, whichever thread dropped
-//! it.
+//! ([`orphaned_sockets`](super::orphaned_sockets)). The port is free when the last lane is gone,
+//! whichever thread dropped it.
 //!
 //! # Memory
 //!
@@ -52,8 +52,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use std::{fs, io, thread};
 
@@ -66,6 +66,7 @@ use super::batch::{Batch, Origin};
 use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
+use super::orphaned_sockets::OrphanedSockets;
 use super::socket_queue::TakeMessages;
 use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::config::Config;
@@ -88,11 +89,12 @@ const RING: u64 = 1;
 const SOCKET: u64 = 2;
 
 /// Engine `uring` of a socket.
-pub(super) struct UringEngine;
+#[derive(Default)]
+pub(super) struct UringEngine(Mutex<Weak<OrphanedSockets>>);
 
 impl SocketEngine for UringEngine {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
-        UringIo::new(new).map(Io::Uring)
+        UringIo::new(new, OrphanedSockets::of_lanes(&self.0)).map(Io::Uring)
     }
 }
 
@@ -105,8 +107,8 @@ pub(crate) struct UringIo {
     /// The epoll of a ring that failed after its descriptor was asked for: the lane's descriptor
     /// must stay the same.
     readiness: Option<Epoll>,
-    /// A dropped ring may hold the socket for a moment.
-    has_left_ring: bool,
+    /// Sockets that dropped rings may hold for a moment: has to be the last field.
+    orphaned: Arc<OrphanedSockets>,
 }
 
 /// The ring of one lane.
@@ -188,9 +190,9 @@ fn forbidden_by(set: &str) -> String {
 }
 
 impl UringIo {
-    fn new(new: NewLane<'_>) -> Result<Self> {
+    fn new(new: NewLane<'_>, orphaned: Arc<OrphanedSockets>) -> Result<Self> {
         let ring = Some(UringRing::new(new.config, new.caps)?);
-        Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, has_left_ring: false })
+        Ok(Self { ring, socket: MmsgIo::new(new)?, readiness: None, orphaned })
     }
 
     #[inline]
@@ -214,7 +216,9 @@ impl UringIo {
         lane.cells.add(Count::UringFallbacks, 1);
         if let Some(mut ring) = self.ring.take() {
             ring.recv.stop();
-            self.has_left_ring |= ring.recv.is_socket_pinned();
+            if ring.recv.is_socket_pinned() {
+                self.orphaned.add(lane.fd.as_fd());
+            }
             self.readiness = ring.into_readiness();
         }
     }
@@ -269,10 +273,6 @@ impl LaneIo for UringIo {
         self.socket.queued_max()
     }
 
-    fn is_socket_held(&self) -> bool {
-        self.has_left_ring
-    }
-
     /// Discards and counts what is still queued, starting with the messages in the ring.
     fn discard(&mut self) {
         if let Some(mut ring) = self.ring.take() {
@@ -284,7 +284,9 @@ impl LaneIo for UringIo {
             {
                 lane.cells.add(Count::Discarded, summary.datagrams as u64);
             }
-            self.has_left_ring |= ring.recv.is_socket_pinned();
+            if ring.recv.is_socket_pinned() {
+                self.orphaned.add(lane.fd.as_fd());
+            }
         }
         self.socket.discard();
     }

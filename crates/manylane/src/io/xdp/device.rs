@@ -21,6 +21,7 @@ use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
 use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP};
+use manylane_sys::netns;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 use super::checks;
@@ -34,7 +35,9 @@ use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
 
-/// Devices that are or were open in this process: namespace, index, device.
+/// Devices that are or were open in this process: namespace, index, device. A device that got the
+/// index of an earlier one in its namespace is taken for that one: opening it may wait for a queue
+/// that another process has open.
 static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// A device with the XDP program, until the last socket that uses it is gone.
@@ -112,9 +115,10 @@ impl Device {
         sources: u32,
         waits: bool,
     ) -> Result<Arc<Self>> {
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net")
-            .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
-            .ino();
+        // Before Linux 5.14 there is only the inode, which is reused.
+        let namespace = netns::cookie()
+            .or_else(|_| std::fs::metadata("/proc/thread-self/ns/net").map(|namespace| namespace.ino()))
+            .map_err(|err| Error::system("reading the network namespace (/proc)", err))?;
         let mut open = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
         let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());

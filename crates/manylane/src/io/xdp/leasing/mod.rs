@@ -28,8 +28,7 @@ mod rings;
 mod tests;
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -37,7 +36,7 @@ use std::time::{Duration, Instant};
 use manylane_ipc::lease::LeaseToken;
 use manylane_sys::bound_sockets::BoundSockets;
 use manylane_sys::measure::Epoll;
-use manylane_sys::sock;
+use manylane_sys::netns;
 
 use self::clients::PendingClient;
 use self::connection::CloserThreads;
@@ -111,10 +110,8 @@ impl Lessor {
         let failed = |err| Error::system("what programs are leased queues by", err);
         let ticket = LeaseToken::new().map_err(failed)?;
         let listener = ticket.listen().map_err(failed)?;
-        let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed)?;
-        let namespace = sock::socket_info(probe.as_fd())
-            .map_err(|err| Error::system("asking for a network namespace (Linux 5.14)", err))?
-            .namespace;
+        let namespace = netns::cookie()
+            .map_err(|err| Error::system("asking for a network namespace (Linux 5.14)", err))?;
         let mut sockets = BoundSockets::default();
         sockets
             .find_by_port(1)
