@@ -1,8 +1,10 @@
 //! Decides from a program's file whether the library can be loaded into it.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -180,7 +182,8 @@ fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
     if !is_ours {
         return Err(Reason::OtherMachine(machine_name(machine, class)));
     }
-    let info = parse_elf(&ReadCache::new(file)).map_err(|_| Reason::NotElf)?;
+    let info = parse_elf(BoundedFile { file: &ReadCache::new(file), left: &Cell::new(READ_LEN_MAX) })
+        .map_err(|_| Reason::NotElf)?;
     // Checked first: a Go program cannot use the library even if it is linked dynamically.
     if info.go {
         return Err(Reason::Go);
@@ -197,6 +200,43 @@ fn check_elf(first: &[u8], file: &File) -> Result<(), Reason> {
 struct ElfInfo {
     loader: Option<String>,
     go: bool,
+}
+
+/// Maximum number of bytes that are read of a file: far more than the headers, the notes and the
+/// names of sections of any program have.
+const READ_LEN_MAX: u64 = 16 << 20;
+
+/// A file of which no more is read than that. It may be another user's program: a hole in it costs
+/// no disk, and could be as large as the memory of this machine.
+#[derive(Clone, Copy)]
+struct BoundedFile<'data> {
+    file: &'data ReadCache<&'data File>,
+    left: &'data Cell<u64>,
+}
+
+impl BoundedFile<'_> {
+    fn spend(self, bytes: u64) -> Result<(), ()> {
+        self.left.set(self.left.get().checked_sub(bytes).ok_or(())?);
+        Ok(())
+    }
+}
+
+impl<'data> ReadRef<'data> for BoundedFile<'data> {
+    fn len(self) -> Result<u64, ()> {
+        self.file.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
+        self.spend(size)?;
+        self.file.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
+        /// Maximum length of a name that the file reads.
+        const NAME_LEN_MAX: u64 = 4096;
+        self.spend(range.end.saturating_sub(range.start).min(NAME_LEN_MAX))?;
+        self.file.read_bytes_at_until(range, delimiter)
+    }
 }
 
 #[cfg(target_pointer_width = "64")]
@@ -328,6 +368,29 @@ mod tests {
         let itself = format!("#!{}\n", folder.path().join("program").display());
         assert!(judge(itself.as_bytes()).is_err());
         assert_eq!(check(Path::new("/bin/sh")), Ok(()));
+    }
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn a_note_that_is_a_large_hole_is_not_read() {
+        let reason = |note_len: u64| {
+            let mut bytes =
+                header(2, if cfg!(target_endian = "little") { 1 } else { 2 }, OWN_MACHINE.unwrap());
+            bytes[18..20].copy_from_slice(&OWN_MACHINE.unwrap().to_ne_bytes());
+            bytes[32..40].copy_from_slice(&64_u64.to_ne_bytes());
+            bytes[54..56].copy_from_slice(&56_u16.to_ne_bytes());
+            bytes[56..58].copy_from_slice(&1_u16.to_ne_bytes());
+            bytes.extend([PT_NOTE, 4].iter().flat_map(|word| word.to_ne_bytes()));
+            bytes.extend([120, 0, 0, note_len, note_len, 4].iter().flat_map(|word: &u64| word.to_ne_bytes()));
+            bytes.extend([4, 4, NT_GO_BUILD_ID].iter().flat_map(|word: &u32| word.to_ne_bytes()));
+            bytes.extend(*b"Go\0\0 id ");
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            io::Write::write_all(&mut file, &bytes).unwrap();
+            file.as_file().set_len(120 + note_len).unwrap();
+            check(file.path()).unwrap_err().reason
+        };
+        assert_eq!(reason(20), Reason::Go);
+        assert_eq!(reason(2 * READ_LEN_MAX), Reason::Static);
     }
 
     #[test]

@@ -35,11 +35,19 @@ pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
         return Ok(Box::new(io::stdout()));
     }
     let failed = || format!("cannot write {}", path.display());
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let folder = folder.metadata().with_context(failed)?;
-    let is_shared = folder.uid() != 0 || folder.mode() & 0o022 != 0;
-    let file = if effective_uid() == 0 && is_shared { create_in(&folder, path) } else { File::create(path) };
+    let file = if effective_uid() == 0 { create_as_root(path) } else { File::create(path) };
     Ok(Box::new(file.with_context(failed)?))
+}
+
+/// Creates a file in the folder that was checked, whatever its path leads to by then.
+fn create_as_root(path: &Path) -> io::Result<File> {
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
+    let about = folder.metadata()?;
+    let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
+    let path = Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+    let is_shared = about.uid() != 0 || about.mode() & 0o022 != 0;
+    if is_shared { create_in(&about, &path) } else { File::create(path) }
 }
 
 /// Creates a file in a folder that others may write to.

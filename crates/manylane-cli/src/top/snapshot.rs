@@ -9,7 +9,7 @@ use anyhow::Result;
 use manylane::{LaneCounters, control};
 use serde::Serialize;
 
-use super::prometheus::{Sample, parse_samples};
+use super::prometheus::{ROWS_MAX, Sample, parse_samples};
 use crate::output;
 
 /// A sample.
@@ -116,9 +116,17 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    fn row_count(&self) -> usize {
+        self.lanes.len() + self.sockets.len() + self.rings.len()
+    }
+
     /// Adds the metrics page of a process.
     pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
+        let rows = self.row_count();
         for sample in parse_samples(page) {
+            if self.row_count() - rows >= ROWS_MAX {
+                return;
+            }
             if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
                 if sample.label("lane") != "closed" {
                     self.add_to_lane(pid, program, name, &sample);
@@ -277,6 +285,19 @@ mod tests {
         let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
         assert_eq!(snapshot.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
         assert_eq!(snapshot.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
+    }
+
+    #[test]
+    fn the_page_of_a_program_takes_bounded_memory() {
+        let mut snapshot = Snapshot::default();
+        let socket = "x".repeat(1000);
+        let line = |lane| format!("manylane_lane_sent_total{{socket=\"{socket}\",lane=\"{lane}\"}} 1\n");
+        let page: String = (0..2 * ROWS_MAX).map(line).collect();
+        snapshot.add(7, "hostile", &page);
+        assert_eq!(snapshot.row_count(), ROWS_MAX);
+        assert!(snapshot.lanes.keys().all(|key| key.socket.len() <= 128));
+        snapshot.add(8, "another", &line(0));
+        assert_eq!(snapshot.row_count(), ROWS_MAX + 1);
     }
 
     #[test]

@@ -63,6 +63,9 @@ fn share(fd: c_int, copy: c_int) -> Entry {
 fn add_dup(fd: c_int, new: c_int) {
     if thread::is_own_process() {
         register(new, share(fd, new));
+    } else if real::is_inherited_on_exec(new) {
+        // In the child of a vfork: for the program that it is about to execute.
+        fallback::before_exec_with_copy(fd, new);
     }
 }
 
@@ -222,8 +225,15 @@ fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
     if seen != fd {
         return by(seen, if fd == to { seen } else { to });
     }
-    if fd == to || !thread::is_own_process() {
+    if fd == to {
         return by(fd, to);
+    }
+    if !thread::is_own_process() {
+        let new = by(fd, to);
+        if new >= 0 {
+            add_dup(fd, new);
+        }
+        return new;
     }
     for _ in 0..FD_BUSY_RETRIES {
         let numbers = hidden_fds::lock();

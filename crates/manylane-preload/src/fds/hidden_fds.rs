@@ -10,7 +10,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 
@@ -18,7 +18,7 @@ use crate::base::real::{self, call};
 use crate::fds::table::{self, Entry};
 use crate::shared::lock::{self, Guard};
 use crate::shared::sock::Sock;
-use crate::shared::thread;
+use crate::shared::{report, thread};
 
 static FD_LOCK: AtomicU64 = AtomicU64::new(0);
 
@@ -29,9 +29,22 @@ pub(crate) fn lock() -> Option<Guard<'static>> {
 }
 
 /// In the child of a fork: a lock held by a thread of the parent is a copy that no thread will
-/// release.
+/// release. So are the [`HiddenFd`]s that such threads have: left open, they would keep sockets
+/// open, and their ports in use.
 pub(crate) fn in_child() {
     FD_LOCK.store(0, Ordering::Relaxed);
+    if OWNED_COUNT.swap(0, Ordering::Relaxed) != 0 {
+        let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden);
+        hidden.filter(|(fd, _)| !is_in_use(*fd)).for_each(|(fd, _)| close_locked(fd));
+    }
+}
+
+/// True if a hidden descriptor belongs to the process, and not to a thread for a moment.
+fn is_in_use(fd: c_int) -> bool {
+    let has = |sock: &Sock| {
+        sock.lane_fds().any(|(_, lane)| lane == fd) || sock.lease().is_some_and(|lease| lease.has_fd(fd))
+    };
+    report::is_report_fd(fd) || readable_fd_if_open() == Some(fd) || Sock::in_use().any(has)
 }
 
 /// Hides the descriptor that `open` returns, at a high number; a negative one is an error.
@@ -124,6 +137,9 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
     _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
 
+/// Number of [`HiddenFd`]s.
+static OWNED_COUNT: AtomicU32 = AtomicU32::new(0);
+
 /// An owned hidden descriptor: of a connection, or a duplicate of a socket of the program, which
 /// may close its own and reuse their numbers while this is in use.
 pub(crate) struct HiddenFd(c_int);
@@ -131,15 +147,27 @@ pub(crate) struct HiddenFd(c_int);
 impl HiddenFd {
     /// As [`hide`].
     pub(crate) fn open(open: impl FnOnce() -> c_int) -> Option<Self> {
-        let fd = hide(open);
-        (fd >= 0).then_some(Self(fd))
+        Self::new(hide(open))
+    }
+
+    fn new(fd: c_int) -> Option<Self> {
+        (fd >= 0).then(|| {
+            OWNED_COUNT.fetch_add(1, Ordering::Relaxed);
+            Self(fd)
+        })
     }
 
     /// Passes ownership to the caller.
     pub(crate) fn into_fd(self) -> c_int {
         let fd = self.0;
+        self.release();
         std::mem::forget(self);
         fd
+    }
+
+    fn release(&self) {
+        // In the child of a fork it is none already.
+        _ = OWNED_COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -150,10 +178,10 @@ impl HiddenFd {
     pub(crate) fn dup(fd: c_int) -> Option<Self> {
         let _numbers = lock();
         let copy = dup_high(fd);
-        (copy >= 0).then(|| {
+        if copy >= 0 {
             table::set(copy, Entry::Hidden);
-            Self(copy)
-        })
+        }
+        Self::new(copy)
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -164,6 +192,7 @@ impl HiddenFd {
 impl Drop for HiddenFd {
     fn drop(&mut self) {
         close(self.0);
+        self.release();
     }
 }
 

@@ -17,6 +17,7 @@ use libc::c_int;
 use manylane_ipc::report::Reason;
 
 use crate::base::{quiesce, real};
+use crate::fds::identity::is_same_socket;
 use crate::fds::sock_fds::{any_fd, any_fd_preferring, dup_preferring};
 use crate::fds::{lane_socket, table};
 use crate::group::change;
@@ -25,7 +26,7 @@ use crate::group::recovery;
 use crate::lanes::entries;
 use crate::lanes::epoll_set::{self, Epoll, NESTED, NESTED_DRAINED};
 use crate::shared::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, Shared, Sock, UNBOUND};
-use crate::shared::{failpoint, report};
+use crate::shared::{failpoint, lock, report, thread};
 use crate::xdp::queues;
 
 /// The socket becomes plain, for good. Its lanes leave steering, then the table of ports, and the
@@ -52,6 +53,10 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     sock.mark_plain(reason);
     let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
     if let Some(shared) = sock.shared().filter(may_fall) {
+        if !thread::is_own_process() {
+            record_fallback(shared, reason);
+            return real::set_errno(errno);
+        }
         let generation = sock.generation.load(Ordering::Acquire);
         // The descriptor may belong to another thread, which may close it meanwhile.
         match dup_preferring(sock, fd) {
@@ -64,6 +69,28 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
         }
     }
     real::set_errno(errno);
+}
+
+/// The child of a vfork has the memory of its parent, and a table of descriptors of its own, in
+/// which it may have closed lanes, or have files of its own at their numbers. So the change is only
+/// recorded: the next thread of the parent that receives finishes it (`recovery.rs`).
+#[cold]
+fn record_fallback(shared: &Shared, reason: Reason) {
+    if let Some(guard) = lock::lock(&shared.lock, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+    {
+        std::mem::forget(change::start_change(shared, change::fallback_change(reason), &guard));
+    }
+}
+
+/// A program that is about to be started gets `copy`, a duplicate of `fd` (-1: one that the C
+/// library will make). It may receive on it, and would see only lane 0.
+pub(crate) fn before_exec_with_copy(fd: c_int, copy: c_int) {
+    if let Some(sock) = table::sock(fd)
+        && is_same_socket(sock, if copy < 0 { fd } else { copy })
+    {
+        fall_back(sock, fd, Reason::Exec);
+    }
 }
 
 fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation: u32, reason: Reason) {

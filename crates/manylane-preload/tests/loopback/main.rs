@@ -27,5 +27,6 @@ mod socket_semantics;
 mod sole_receiver;
 mod spurious_wakeup;
 mod stale_reply_flush;
+mod vfork_exec;
 mod wait_args;
 mod wait_starvation;

@@ -7,7 +7,7 @@ use manylane::{ErrorKind, control};
 
 use super::super::facts::{Facts, Lane};
 use super::files::FileTree;
-use crate::top::prometheus::parse_samples;
+use crate::top::prometheus::{ROWS_MAX, parse_samples};
 
 /// Queries all programs whose control socket this user may use.
 pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
@@ -41,6 +41,9 @@ pub(crate) fn lanes(files: &FileTree, pid: u32, page: &str) -> Vec<Lane> {
     // counter.
     let mut threads = BTreeMap::new();
     for sample in parse_samples(page) {
+        if threads.len() + waiting.len() >= ROWS_MAX {
+            break;
+        }
         let socket = sample.label("socket").to_owned();
         match sample.name {
             "manylane_waiting" => drop(waiting.insert(socket, sample.label("policy").to_owned())),

@@ -1,0 +1,15 @@
+//! A program that is started by vfork gets the socket. The child that starts it has the library's
+//! memory, and a table of descriptors of its own.
+
+use crate::support::{build, for_each_at_once, run_native, run_preloaded};
+
+#[test]
+fn loopback_exec_in_a_child_of_vfork_makes_the_socket_plain() {
+    let program = build("vfork_exec");
+    for_each_at_once(&["keep", "close", "copies", "move", "spawn"], |what| {
+        assert_eq!(run_native(&program, &[what]).output, "status: 0, missing: 0\n", "{what}");
+        let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, "status: 0, missing: 0\n", "{what}, {:?}", with.reasons());
+        assert_eq!(with.reasons(), ["exec"], "{what}");
+    });
+}
