@@ -1,7 +1,7 @@
 //! The queued replies of a lane, and their lock: see `send_batch.rs`.
 //!
 //! Other processes can write a shared outbox, so what the kernel follows is in pages of each
-//! process's own ([`Headers`]), as in `prefetch.rs`.
+//! process's own ([`Headers`]), as in `prefetch/`.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

@@ -131,7 +131,7 @@ pub(crate) struct Shared {
     /// Attempts to create lanes that failed.
     pub(crate) attempts: AtomicU32,
     pub(crate) port: AtomicU32,
-    /// Nothing is prefetched, because the program would notice it: `prefetch.rs`.
+    /// Nothing is prefetched, because the program would notice it: `prefetch/`.
     pub(crate) prefetch_off: AtomicU32,
     /// A batched reply failed, so that replies are no longer batched. `reply_error` keeps the
     /// error until a send has reported it.
@@ -144,7 +144,7 @@ pub(crate) struct Shared {
     /// Receives left from these lanes before only their owners drain them.
     pub(crate) drain_first_left: AtomicU32,
     /// Lanes that were taken out of steering for good and may not be empty; and `PREFETCH_BIT`
-    /// (`prefetch.rs`) if prefetches may hold datagrams.
+    /// (`prefetch/`) if prefetches may hold datagrams.
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
@@ -286,7 +286,7 @@ pub(crate) struct Sock {
     pub(crate) fd_lock: AtomicU64,
     shared: AtomicPtr<Shared>,
     lease: AtomicPtr<Lease>,
-    /// Of `prefetch.rs`, which alone maps them.
+    /// Of `prefetch/`, which alone maps them.
     pub(crate) prefetches: PerLane,
     /// The same, of `send_batch.rs`.
     pub(crate) outboxes: PerLane,
