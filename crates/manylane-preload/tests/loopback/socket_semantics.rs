@@ -22,7 +22,7 @@ fn loopback_lanes_of_absent_owners_do_not_change_results() {
 #[test]
 fn loopback_negative_so_rcvtimeo_does_not_block() {
     let program = build("so_rcvtimeo");
-    let expected = "set 0, is 0.000000, recv -1 Resource temporarily unavailable, then 16 of 16\n";
+    let expected = "set 0, is 0.000000, recv -1 Resource temporarily unavailable, then 32 of 32\n";
     assert_eq!(run_native(&program, &[]).output, expected);
     let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "8")]);
     // Two threads with lanes, and the one that sets the timeout. A thread that gets no CPU time for
