@@ -1,11 +1,9 @@
-//! Hostile programs with leased queues (`hostile.c`): what each of them gets, and that the launcher
+//! Hostile programs with leased queues (`hostile*.c`): what each of them gets, and that the launcher
 //! still leases queues to the next program.
 
 use std::fs;
 use std::net::IpAddr;
-use std::process::Command;
 
-use crate::run_ok;
 use crate::server::Server;
 use crate::xdp::{OPTIONS, XdpSetup};
 
@@ -18,12 +16,9 @@ fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
 
 /// As [`run_hostile`], in a setup, with the address of the hostile program.
 fn run_in(setup: &XdpSetup, what: &str, ip: IpAddr, beside: bool, options: &[&str]) -> String {
-    let (code, program) =
-        (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
-    setup.sandbox.file("hostile.h", include_str!("hostile.h"));
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
-    run_ok(cc);
+    let files =
+        ["hostile.c", "hostile_lease.c", "hostile_requests.c", "hostile_memory.c", "hostile_closes.c"];
+    let program = setup.sandbox.compile("hostile", &files);
     let (output_path, server) = (setup.sandbox.path("output"), setup.server("block", 1).join(" "));
     let next = if beside { "&" } else { ";" };
     let script = format!(

@@ -72,6 +72,17 @@ impl Sandbox {
         &self.folder
     }
 
+    /// Builds a program there from files in C of this folder, and returns its path.
+    pub(crate) fn compile(&self, program: &str, files: &[&str]) -> String {
+        let (sources, program) =
+            (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers"), self.path(program));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]);
+        cc.args(files.iter().map(|file| sources.join(file)));
+        crate::run_ok(cc);
+        program
+    }
+
     /// Writes a file there and returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.folder.join(name);

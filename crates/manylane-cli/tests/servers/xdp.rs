@@ -69,7 +69,7 @@ impl XdpSetup {
     pub(crate) fn server(&self, how: &str, receivers: u32) -> Vec<String> {
         let program = c::build(&self.sandbox);
         let (port, ip) = (self.addr.port().to_string(), self.addr.ip().to_string());
-        [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
+        [&program[..], &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
     }
 
     /// Waits until the server is bound. A request that is on its way while the XDP program comes to
@@ -355,19 +355,7 @@ fn calls_with(
     // One queue: what is sent first arrives first.
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let sandbox = Sandbox::at(test, testbed.host(1));
-    let program = sandbox.path("calls");
-    sandbox.file("calls.h", include_str!("calls.h"));
-    let files = [
-        ("calls.c", include_str!("calls.c")),
-        ("call_results.c", include_str!("call_results.c")),
-        ("socket_lifetime.c", include_str!("socket_lifetime.c")),
-    ];
-    let files = files.map(|(name, text)| sandbox.file(name, text));
-    run_ok({
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]).args(files);
-        cc
-    });
+    let program = sandbox.compile("calls", &["calls.c", "call_results.c", "socket_lifetime.c"]);
     let (host, report) = (testbed.host(1), sandbox.path("report.json"));
     let (ip4, ip6) = (host.ip4(0).to_string(), host.ip6(0).to_string());
     let clients = testbed.host(0).namespace().path();
