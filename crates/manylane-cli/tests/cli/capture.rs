@@ -13,13 +13,10 @@ use manylane_testbed::{Host, Layout, Testbed};
 use pcap_parser::Block;
 
 use crate::blocks;
+use crate::program::stderr;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 /// Runs the program inside `host`, or here.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {

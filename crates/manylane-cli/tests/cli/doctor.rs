@@ -18,6 +18,8 @@ use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
 use serde_json::Value;
 
+use crate::program::stdout;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -26,10 +28,6 @@ fn run(host: &Host, words: &[&str]) -> Output {
     let mut command = host.command("unshare").unwrap();
     command.args(["--mount", "sh", "-c", "mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"", PROGRAM]);
     command.args(words).stdin(Stdio::null()).env_remove("SSH_CONNECTION").output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 /// The one document on standard output, and the exit code.

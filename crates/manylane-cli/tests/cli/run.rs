@@ -14,19 +14,13 @@ use manylane_sys::process;
 use manylane_testbed::skip;
 use serde_json::Value;
 
+use crate::program::{stderr, stdout};
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn run(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// An empty folder of its own.
