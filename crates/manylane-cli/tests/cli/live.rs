@@ -147,7 +147,7 @@ fn check_top_lanes(engine: &str) {
         assert_eq!((&row["queued_bytes"], &row["lost"]), (&0.into(), &serde_json::json!({})), "{row}");
         assert_eq!((&row["ring_frames"], &row["ring_entries"]), (&Value::Null, &Value::Null), "{row}");
     }
-    assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
+    assert!(!seen["settings"]["cpus"].as_array().unwrap().is_empty());
     let text = run_ok(None, &["top", "--once", "--interval", "50ms"]);
     assert_eq!(text.lines().filter(|line| line.contains(&echo.addr)).count(), 2, "{text}");
     // Without a terminal there is nothing to draw on.
