@@ -230,11 +230,7 @@ mod tests {
             view.filter_drops.insert(0, super::super::view::FilterRow { socket, ..drops.clone() });
         }
         for cpu in 2..40 {
-            view.cpus.push(super::super::view::CpuRow {
-                cpu,
-                softirq: f64::from(cpu) / 100.0,
-                busy: 1.0,
-            });
+            view.cpus.push(super::super::view::CpuRow { cpu, softirq: f64::from(cpu) / 100.0, busy: 1.0 });
         }
         let lines = drawn(&mut screen, &view, 80, 24);
         assert!(lines[0].starts_with("manylane top: 1 process, 32 lanes (14 shown), by lane"), "{lines:#?}");

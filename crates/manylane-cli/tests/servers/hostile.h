@@ -64,7 +64,7 @@ struct ring {
 /* The lease of one socket. */
 struct lease {
 	int end, count;
-	int hops, xsk[QUEUES_MAX], memory[QUEUES_MAX];
+	int next_hops, xsk[QUEUES_MAX], memory[QUEUES_MAX];
 	uint32_t terms[QUEUES_MAX][WORDS];
 	struct ring rings[QUEUES_MAX][RINGS];
 	char *bytes[QUEUES_MAX];

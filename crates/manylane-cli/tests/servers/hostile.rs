@@ -1,5 +1,5 @@
-//! Hostile programs with leased queues (`hostile*.c`): what each of them gets, and that the launcher
-//! still leases queues to the next program.
+//! Hostile programs with leased queues (`hostile*.c`): what each of them gets, and that the
+//! launcher still leases queues to the next program.
 
 use std::fs;
 use std::net::IpAddr;

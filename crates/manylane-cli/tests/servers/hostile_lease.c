@@ -165,7 +165,7 @@ int request_lease(struct lease *lease, const char *what, int fd)
 	secret(words);
 	lease->end = connect_launcher();
 	send_message(lease->end, ASK, words, &fd, 1);
-	kind = receive_message(lease->end, message, &lease->hops);
+	kind = receive_message(lease->end, message, &lease->next_hops);
 	if (kind != GRANTED) {
 		print_message(what, kind, message);
 		return 0;

@@ -86,8 +86,8 @@ static void inspect_lease(void *with)
 	       yes_or_no(ring_contains(before, marker)));
 	printf("left by the first: %s\n",
 	       yes_or_no(ring_contains(&lease, "for the first")));
-	fstat(lease.hops, &ours);
-	fstat(before->hops, &theirs);
+	fstat(lease.next_hops, &ours);
+	fstat(before->next_hops, &theirs);
 	printf("the same next hops: %s\n",
 	       yes_or_no(ours.st_ino == theirs.st_ino));
 }
@@ -145,8 +145,9 @@ void test_corrupt_memory(void)
 
 	request_lease(&lease, "the first", open_udp(ip, 0));
 	send_command(&lease, "open", OPEN);
-	len = lseek(lease.hops, 0, SEEK_END);
-	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, lease.hops, 0);
+	len = lseek(lease.next_hops, 0, SEEK_END);
+	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED,
+		  lease.next_hops, 0);
 	for (i = 0; i < 100; i++) {
 		int n;
 
@@ -161,6 +162,6 @@ void test_corrupt_memory(void)
 		usleep(10000);
 	}
 	/* Truncated files would kill the processes that have them mapped. */
-	printf("shorter: %s\n", yes_or_no(!ftruncate(lease.hops, 0) ||
+	printf("shorter: %s\n", yes_or_no(!ftruncate(lease.next_hops, 0) ||
 					  !ftruncate(lease.memory[0], 0)));
 }

@@ -195,7 +195,7 @@ void flood_requests(void)
 	if (!request_lease(&lease, "one device", open_udp(ip, 0)))
 		return;
 	slots = mmap(NULL, SLOT_LEN * (SLOTS + 1), PROT_READ | PROT_WRITE,
-		     MAP_SHARED, lease.hops, 0);
+		     MAP_SHARED, lease.next_hops, 0);
 	for (;; usleep(1000)) {
 		for (i = 1; i <= SLOTS; i++) {
 			char *slot = slots + SLOT_LEN * i;
