@@ -6,7 +6,7 @@ use manylane_testbed::skip;
 
 use crate::program::{self, folder, manylane, run, stderr, stdout};
 
-/// Also before the report's folder, which is made just before the testbed.
+/// Options are checked even before the report's folder is made, which is just before the testbed.
 #[test]
 fn benchmarks_check_their_options_before_they_make_a_testbed() {
     for (words, hint) in [
@@ -30,7 +30,7 @@ fn benchmarks_check_their_options_before_they_make_a_testbed() {
     }
 }
 
-/// What does not depend on privileges: loopback has no device.
+/// Receivers that need a device, which loopback does not have, whatever the privileges.
 #[test]
 fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
     for (words, hint) in [
@@ -112,7 +112,7 @@ fn loopback_bench_rtt_has_a_row_for_each_contender_and_load() {
     let document = program::document(&stdout(&output));
     assert_eq!(document["schema"], "manylane.bench.rtt.v1");
     let rows = document["rows"].as_array().unwrap();
-    // A ping-pong, a rate, and nothing.
+    // A ping-pong, an open loop, and an idle sample.
     assert_eq!(rows.len(), contenders.len() * 3);
     for row in rows {
         assert_eq!(row["samples"].as_array().unwrap().len(), 2);

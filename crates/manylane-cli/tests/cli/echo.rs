@@ -15,7 +15,7 @@ use crate::program::{document, manylane, run, stderr, stdout};
 struct Echo {
     child: Child,
     addr: String,
-    /// How it serves, in a line.
+    /// The line that says how it serves.
     how: String,
 }
 
@@ -26,18 +26,18 @@ impl Echo {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // From here on it is killed, whatever it says.
+        // From here on it is killed on drop, whatever it prints.
         let mut echo = Self { child, addr: String::new(), how: String::new() };
         let mut lines = BufReader::new(echo.child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).clone_into(&mut echo.addr);
         echo.how = lines.next().unwrap().unwrap();
-        // Somebody has to read on, or the program would wait for the pipe.
+        // Read on, because the program would block on a full pipe.
         thread::spawn(move || lines.for_each(drop));
         echo
     }
 
-    /// Sends a signal and waits: the final statistics.
+    /// Sends a signal and waits; returns the final statistics.
     fn end(mut self, signal: &str) -> Value {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
@@ -177,7 +177,7 @@ fn loopback_busy_poll_and_an_unavailable_engine() {
     let settings = &served["settings"];
     assert!(settings["engine"] != "xdp" && settings["wait"] == "spin:200", "{settings}");
     assert!(settings["engine_why"].as_str().unwrap().contains("nosuch0"), "{settings}");
-    // Without a device nothing else was asked for.
+    // Without a device, no other engine was requested.
     let echo = Echo::start(&[]);
     assert!(echo.how.contains("engine mmsg, "), "{}", echo.how);
     assert_eq!(echo.end("TERM")["settings"]["engine_why"], Value::Null);
@@ -196,7 +196,7 @@ fn loopback_echo_uses_and_reports_the_wait_policy() {
         assert_eq!((&total(&served)["delivered"], &served["settings"]["wait"]), (&200.into(), &wait.into()));
         assert!(total(&served)["sleeps"].as_u64().unwrap() > 0);
         let empty_polls = total(&served)["empty_polls"].as_u64().unwrap();
-        // What pays, the machine decides.
+        // Whether spinning pays depends on the machine.
         assert!(
             wait == "adaptive" || (empty_polls > 0) == wait.starts_with("spin"),
             "{wait}: {empty_polls} empty polls"
@@ -204,7 +204,7 @@ fn loopback_echo_uses_and_reports_the_wait_policy() {
     }
 }
 
-/// What a client of the metrics gets.
+/// The page that a client of the metrics gets.
 fn scrape(at: &str) -> String {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
@@ -249,16 +249,16 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
         assert!(Instant::now() < deadline);
     }
     assert_eq!((sum("manylane_lane_delivered_total{"), sum("manylane_lane_sent_total{")), (100, 100));
-    // A port that is taken is a failure, and says so.
+    // A port in use is a failure that names the address.
     let output = run(&["echo", "127.0.0.1:0", "--metrics", at]);
     assert!(output.status.code() == Some(1) && stderr(&output).contains(at), "{}", stderr(&output));
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
-/// In a container, lanes are as many as the quota of its cgroup lets run. A tree of cgroups of
-/// version 2 as a container sees it, made of files: machines whose CPU controller is in the
-/// hierarchies of version 1 have no other.
+/// In a container, the default number of lanes follows the quota of its cgroup. The tree of cgroup
+/// v2 files as a container sees it is made of plain files, because a machine whose CPU controller
+/// is in a cgroup v1 hierarchy has no other.
 #[test]
 fn netns_default_lanes_follow_a_cgroup_v2_cpu_quota() {
     const TREE: &str = "mount -t tmpfs none /sys/fs/cgroup && mkdir -p /sys/fs/cgroup/box/inner && \
@@ -285,7 +285,7 @@ fn netns_default_lanes_follow_a_cgroup_v2_cpu_quota() {
         let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
         let how = said.find(|line| line.as_ref().unwrap().contains(", engine "));
         assert!(how.is_some(), "{quota}: it did not start");
-        // One process all the time: each replaces the one before.
+        // The same process throughout: each program replaces the one before.
         let ended = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
         assert!(ended.success());
         let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Servers in C, in every way in which threads or children share a socket: blocking, poll, select,
-//! epoll.
+//! Servers in C that share a socket between threads or children, with each way of waiting: blocking
+//! receives, poll, select and epoll.
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
@@ -9,7 +9,8 @@ pub(crate) fn build(sandbox: &Sandbox) -> String {
     sandbox.compile("server", &["server.c"])
 }
 
-/// Asks four receivers of that kind: the report, and the lanes that they had.
+/// Sends load to four receivers of kind `how`; returns the report, and the number of lanes that
+/// they had.
 fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
     let sandbox = Sandbox::new(&format!("c-{how}"));
     let program = build(&sandbox);
