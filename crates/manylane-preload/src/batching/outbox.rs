@@ -178,7 +178,8 @@ impl Outbox {
         None
     }
 
-    /// The holder died. If it was sending, nobody knows which replies have left: none leaves twice.
+    /// The holder died. If it was sending, it is unknown which replies have left. None is sent
+    /// twice.
     #[cold]
     fn recover(&self) {
         if self.range.load(Ordering::Acquire) & SENDING != 0 {

@@ -72,7 +72,7 @@ fn loopback_hidden_descriptors_return_ebadf() {
     assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
 }
 
-/// However it was said that a handler interrupts calls, and whoever else says that it does not.
+/// Whichever call decides if a handler interrupts receives, lanes obey it as the kernel does.
 #[test]
 fn loopback_sa_restart_is_honoured_however_it_was_set() {
     let program = build("sa_restart");

@@ -71,7 +71,7 @@ pub(crate) fn check(bytes: &[u8]) {
         }
         (Some(NetSlice::Ipv6(ip)), Some(TransportSlice::Udp(udp))) if udp.length() != 0 => {
             let header = ip.header();
-            // It takes a length of zero for a jumbogram, which nobody sends in Ethernet frames.
+            // etherparse takes a length of zero for a jumbogram, which no Ethernet frame carries.
             if header.payload_length() == 0 {
                 return;
             }
