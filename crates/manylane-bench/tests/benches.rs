@@ -1,5 +1,5 @@
-//! The benchmarks in small: at a rate that nobody finds hard, every receiver takes and answers all,
-//! and the sums are exact.
+//! Small runs of the benchmarks: at a rate that is easy for every receiver, each receives and
+//! answers all requests, and the sums are exact.
 //!
 //! Most tests take 5 to 20 s: they take samples of all receivers, up to 26, and each sample starts
 //! a receiver, warms it up, sends for 200 ms and closes it, which takes half a second or more.

@@ -184,7 +184,7 @@ impl Host {
     /// of the layout are added again here; neighbours are resolved as usual.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// The error of `ip`.
     pub fn set_link(&self, link: usize, up: bool) -> Result<()> {
         let end = self.end(link);
         let device = &end.device;
@@ -244,7 +244,7 @@ impl Host {
     /// device runs NAPI and accepts frames sent by XDP only then.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the system call.
     pub fn set_gro(&self, link: usize, on: bool) -> Result<()> {
         let device = self.device(link);
         self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
@@ -254,7 +254,7 @@ impl Host {
     /// are sent as over a wire: one by one, with their checksums.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the system call.
     pub fn set_checksums(&self, link: usize, on: bool) -> Result<()> {
         let device = self.device(link);
         self.run(|| netns::set_device_checksums(device, on))
@@ -273,7 +273,7 @@ impl Host {
     /// Runs lines of `ip -batch` inside the host.
     ///
     /// # Errors
-    /// What `ip` says, with the lines.
+    /// The error of `ip`, with the lines.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         let namespace = Some(self.namespace());
         let done = process::run_isolated(namespace, "ip", &["-batch", "-"], lines.as_bytes());

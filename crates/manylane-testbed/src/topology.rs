@@ -99,7 +99,7 @@ impl Testbed {
     /// host and back: addresses, neighbours, and the link state.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// The error of `ip`.
     pub fn restore_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for (host, peer) in [(a, b), (b, a)] {

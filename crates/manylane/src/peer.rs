@@ -52,7 +52,7 @@ impl Scan {
         if Instant::now() >= self.until {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // A process that has too many uses up nothing of its user's other processes.
+        // A process that has reached its limit does not use up that of its user's other processes.
         let of_process = self.of_processes.entry(peer.pid).or_insert(0);
         if *of_process >= SCAN_SOCKETS_OF_PROCESS_MAX {
             return refused(format!(
@@ -72,10 +72,10 @@ impl Scan {
     }
 }
 
-/// Waits until a reply or its end can be received.
+/// Waits until a reply, or the end of the connection, can be read.
 ///
 /// # Errors
-/// `TimedOut` if there is none at the deadline `until`.
+/// `TimedOut` if there is neither at the deadline `until`.
 pub(crate) fn wait_for_reply(connection: &impl AsFd, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());

@@ -54,17 +54,17 @@ on_every_variant! {
     fn stop_drains_queued_datagrams(variant) {
         let (entered, enter) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
-        let mut gate = Some(released);
+        let mut released = Some(released);
         let socket = variant.builder("127.0.0.1:0").lanes(1).batch(16).open().unwrap();
         let serving = Serving::start_with(socket, move |_| {
-            let (entered, gate) = (entered.clone(), gate.take());
+            let (entered, released) = (entered.clone(), released.take());
             move |batch: manylane::Batch<'_>, out: &mut manylane::Outbox<'_>| {
                 let first = batch.len();
                 for datagram in batch {
                     out.reply(&datagram, datagram.payload());
                 }
                 if entered.send(first).is_ok() {
-                    let _ = gate.as_ref().unwrap().recv_timeout(TEST_TIMEOUT);
+                    let _ = released.as_ref().unwrap().recv_timeout(TEST_TIMEOUT);
                 }
             }
         });

@@ -234,14 +234,14 @@ fn netns_xdp_a_stop_drains_the_queues() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (enter, entered) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
-    let mut gate = Some(released);
+    let mut released = Some(released);
     let serving = Serving::start_with(xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)), move |_| {
-        let (enter, mut gate) = (enter.clone(), gate.take());
+        let (enter, mut released) = (enter.clone(), released.take());
         move |batch: Batch<'_>, _: &mut Outbox<'_>| {
             batch.for_each(drop);
-            if let Some(gate) = gate.take() {
+            if let Some(released) = released.take() {
                 enter.send(()).unwrap();
-                let _ = gate.recv_timeout(TEST_TIMEOUT);
+                let _ = released.recv_timeout(TEST_TIMEOUT);
             }
         }
     });

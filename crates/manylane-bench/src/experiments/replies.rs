@@ -1,7 +1,7 @@
-//! `bench replies`: cost of sending a datagram, by its size and by the messages of a call: with
-//! `sendmmsg` on headers that are built once, as lanes on kernel sockets answer, and with io_uring
-//! with an entry for each. One thread sends over loopback to a socket that drops everything. The
-//! CPU time of all methods includes the kernel's delivery up to there.
+//! `bench replies`: the cost of sending a datagram, by size and by messages per call. It compares
+//! `sendmmsg` on headers that are built once, as lanes on kernel sockets reply, with io_uring and
+//! one entry per datagram. One thread sends over loopback to a socket that drops everything, so the
+//! CPU time of every method includes the kernel's delivery to that socket.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ use super::batch::{Config, compare};
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
 use crate::{Controller, Limits, Options, Setup, run_pinned};
 
-/// Maximum bytes of payload of a sample, and of datagrams. The first eighth is warm-up.
+/// Max bytes of payload, and max datagrams, of a sample. The first eighth is warm-up.
 const BYTES_MAX: usize = 64 << 20;
 const DATAGRAMS_MAX: usize = 8192;
 
@@ -26,9 +26,9 @@ named_enum! {
     pub enum SendMethod {
         /// `sendmmsg`.
         Sendmmsg = "socket/sendmmsg",
-        /// An entry for each datagram (`IORING_OP_SENDMSG`), without completions of success.
+        /// One entry per datagram (`IORING_OP_SENDMSG`), without completions for successful sends.
         UringSendmsg = "uring/sendmsg",
-        /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
+        /// The same, without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
         UringZeroCopy = "uring/sendmsg-zc",
     }
 }

@@ -18,9 +18,9 @@ use super::workers::{self, WorkerCtx, Workers, needs_local_address, pktinfo_flag
 use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
 use crate::work::SyntheticWork;
 
-/// Waits without a timeout, because a shutdown wakes it.
+/// No timeout is needed, because a shutdown ends the wait.
 const RECV_TIMEOUT: Duration = Duration::MAX;
-/// Maximum wait of a reply for room in the send buffer.
+/// Max time that a reply waits for room in the send buffer.
 const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
@@ -71,12 +71,12 @@ fn recv_loop(
     }
 }
 
-/// Sends the batch back. A reply that is not sent is missing where replies are counted.
+/// Sends the batch back. Replies that are not sent are missing at the client, which counts them.
 fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
     let mut out = answers.batch();
     for index in 0..messages {
         let message = ring.message(index);
-        // There is room for a batch.
+        // The ring has room for a batch.
         out.push(message.peer, message.ancillary().local, message.data);
     }
     let mut at = 0;

@@ -121,11 +121,11 @@ pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
             let [_, 0, _, _, _, _, _, 1, ..] = message else { return };
             let attrs = AttrReader::after(message, 12);
             found.extend(attrs.u32(OIF));
-            let mut hops = attrs.find(MULTIPATH).unwrap_or_default();
+            let mut next_hops = attrs.find(MULTIPATH).unwrap_or_default();
             // struct rtnexthop: length, flags, hops, index.
-            while let (Some(len), Some(index)) = (u16_at(hops, 0), u32_at(hops, 4)) {
+            while let (Some(len), Some(index)) = (u16_at(next_hops, 0), u32_at(next_hops, 4)) {
                 found.push(index);
-                hops = hops.get(usize::from(len.max(8)).next_multiple_of(4)..).unwrap_or_default();
+                next_hops = next_hops.get(usize::from(len.max(8)).next_multiple_of(4)..).unwrap_or_default();
             }
         })?;
     }

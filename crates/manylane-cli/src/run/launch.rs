@@ -153,8 +153,9 @@ impl Running {
         }
     }
 
-    /// Does not stop with the program. So the shell does not notice, and nobody would continue
-    /// after Ctrl-Z what that has stopped. After SIGTTIN and SIGTTOU, it would only stop again.
+    /// Runs on although the program was stopped. The shell does not notice the stop, and would not
+    /// continue a program that Ctrl-Z has stopped, so this does. After SIGTTIN or SIGTTOU, the
+    /// program would only stop again.
     fn stay(&mut self, signal: i32) {
         if signal == SIGTSTP {
             // The program may have ended just now.

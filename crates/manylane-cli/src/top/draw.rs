@@ -24,7 +24,7 @@ const KEYS: [&str; 4] =
 const COLUMN_WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the CPUs.
 const DETAILS_HEIGHT: u16 = 5;
-const CORES_HEIGHT: u16 = 3;
+const CPUS_HEIGHT: u16 = 3;
 
 impl Screen {
     /// The next lane, or the one before.
@@ -39,9 +39,9 @@ impl Screen {
             Constraint::Length(1),
             Constraint::Min(3),
             Constraint::Length(DETAILS_HEIGHT),
-            Constraint::Length(CORES_HEIGHT),
+            Constraint::Length(CPUS_HEIGHT),
         ];
-        let [title, table, details, cores] = Layout::vertical(parts).areas(frame.area());
+        let [title, table, details, cpus] = Layout::vertical(parts).areas(frame.area());
         let mut processes: Vec<u32> = view.rows.iter().map(|row| row.pid).collect();
         processes.sort_unstable();
         processes.dedup();
@@ -73,9 +73,9 @@ impl Screen {
             fit_lines(self.details(view), width, room).into_iter().map(Line::from).collect();
         let titled = |title| Block::default().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(titled("lost")), details);
-        let line = view.fit_cores(usize::from(cores.width), usize::from(CORES_HEIGHT - 1));
+        let line = view.fit_cpus(usize::from(cpus.width), usize::from(CPUS_HEIGHT - 1));
         let line = Paragraph::new(line).wrap(Wrap { trim: true });
-        frame.render_widget(line.block(titled("softirq")), cores);
+        frame.render_widget(line.block(titled("softirq")), cpus);
     }
 
     fn draw_table(&mut self, frame: &mut Frame<'_>, area: ratatui::layout::Rect, view: &View) {
@@ -229,12 +229,8 @@ mod tests {
             let socket = format!("192.0.2.9:{at}");
             view.filter_drops.insert(0, super::super::view::FilterRow { socket, ..drops.clone() });
         }
-        for core in 2..40 {
-            view.cores.push(super::super::view::CoreRow {
-                core,
-                softirq: f64::from(core) / 100.0,
-                busy: 1.0,
-            });
+        for cpu in 2..40 {
+            view.cpus.push(super::super::view::CpuRow { cpu, softirq: f64::from(cpu) / 100.0, busy: 1.0 });
         }
         let lines = drawn(&mut screen, &view, 80, 24);
         assert!(lines[0].starts_with("manylane top: 1 process, 32 lanes (14 shown), by lane"), "{lines:#?}");

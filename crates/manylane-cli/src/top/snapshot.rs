@@ -22,7 +22,7 @@ pub(super) struct Snapshot {
     pub(super) sockets: BTreeMap<(u32, String), FilterDrops>,
     /// Leased rings, by launcher, socket, device and queue.
     pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
-    pub(super) cores: BTreeMap<u32, Core>,
+    pub(super) cpus: BTreeMap<u32, Cpu>,
     pub(super) silent: Vec<Silent>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Ring {
 
 /// Clock ticks of a CPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Core {
+pub(super) struct Cpu {
     pub(super) softirq: u64,
     pub(super) idle: u64,
     pub(super) total: u64,
@@ -94,7 +94,7 @@ impl Snapshot {
     /// # Errors
     /// If there is no process `of`, or if processes cannot be listed.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
-        let mut snapshot = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
+        let mut snapshot = Self { cpus: cpus(&read("/proc/stat")), ..Self::default() };
         let clients = control::find_control_sockets(of)?;
         for (client, reply) in clients.iter().zip(control::fetch_metrics(&clients)) {
             let pid = client.pid();
@@ -228,16 +228,16 @@ fn run_time(pid: u32, tid: u32) -> Option<u64> {
 
 /// /proc/stat has user, nice, system, idle, iowait, irq, softirq, steal, and two that are included
 /// in the first ones.
-fn cores(stat: &str) -> BTreeMap<u32, Core> {
-    let core = |line: &str| -> Option<(u32, Core)> {
+fn cpus(stat: &str) -> BTreeMap<u32, Cpu> {
+    let cpu = |line: &str| -> Option<(u32, Cpu)> {
         let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
         let number = words.next()?.parse().ok()?;
         let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
         let idle = ticks.get(3)? + ticks.get(4)?;
-        Some((number, Core { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
+        Some((number, Cpu { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
     };
     // The first line is the sum of all CPUs, and has no number.
-    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
+    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(cpu).collect()
 }
 
 #[cfg(test)]
@@ -301,8 +301,8 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_read() {
-        let cores = cores("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
-        assert_eq!(cores, BTreeMap::from([(0, Core { softirq: 70, idle: 45, total: 135 })]));
+    fn cpus_are_read() {
+        let cpus = cpus("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
+        assert_eq!(cpus, BTreeMap::from([(0, Cpu { softirq: 70, idle: 45, total: 135 })]));
     }
 }

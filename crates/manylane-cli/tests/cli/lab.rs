@@ -1,6 +1,6 @@
-//! `manylane lab` from outside: what each paper's rows are, and that a run which was stopped or
-//! killed goes on. Some tests take 5 to 15 s: a part measures every receiver, and four of them are
-//! the fewest that a run can be interrupted between.
+//! `manylane lab` from outside: the rows of each paper, and that a run continues after it was
+//! stopped or killed. Some tests take 5 to 15 s: a part measures every receiver, and a run needs at
+//! least four parts to be interrupted between them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -53,7 +53,7 @@ fn loopback_rivera_every_unit_is_counted() {
     }
     for table in ["table I", "table II"] {
         let own = in_table(&rows, table);
-        // Root sees waits; nobody sees how long locks are held.
+        // Root sees contentions; hold times are not available.
         assert!(own.iter().any(|row| row["column"] == "contentions"), "{table}");
     }
 }
@@ -99,7 +99,7 @@ fn sarma_costs_have_a_figure_or_a_reason() {
 fn loopback_orlowsky_every_message_is_taken() {
     let rows = rows("lab-orlowsky", &["orlowsky", "--quick", "--rounds", "1", "--only", "local/64-bytes"]);
     let own = in_table(&rows, "local experiment");
-    // Five ways, three numbers of messages; three numbers that no call takes.
+    // Five methods with three numbers of messages per call, and three numbers above the maximum.
     assert_eq!((own.len(), rows.len()), (18, 18));
     let too_many =
         own.iter().filter(|row| row["why_not"].as_str().is_some_and(|why| why.contains("UIO_MAXIOV")));
@@ -178,7 +178,7 @@ fn a_killed_run_is_resumed() {
     let before = fs::read_to_string(&state).unwrap();
     let done = parts_done(&state);
     assert!((1..PARTS).contains(&done), "{done} parts");
-    // Other settings are another run.
+    // Other settings make another run.
     let file = state.to_str().unwrap();
     let other = lab(&["rivera", "--quick", "--resume", file], &out).output().unwrap();
     assert_eq!(other.status.code(), Some(1));
@@ -188,7 +188,7 @@ fn a_killed_run_is_resumed() {
     let resumed = lab(&[&RUN[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     let after = fs::read_to_string(&state).unwrap();
-    // What was whole before is there still, byte by byte, and was not done again.
+    // What was complete before is unchanged, byte by byte, and was not repeated.
     let whole = &before[..=before.rfind('\n').unwrap()];
     assert!(after.starts_with(whole));
     assert_eq!(parts_done(&state), PARTS);
@@ -197,8 +197,7 @@ fn a_killed_run_is_resumed() {
     assert_eq!(places(resumed).len(), 20, "five receivers, four numbers of readers");
     for row in resumed.iter().filter(|row| row["value"].is_f64()) {
         assert_eq!(row["samples"].as_array().unwrap().len(), 1, "{row}");
-        // Nobody holds back what comes from the testbed's sender: on a busy machine, a ring may be
-        // full.
+        // The testbed's sender is not throttled: on a busy machine, a ring may be full.
         let least = if row["line"].as_str().unwrap().starts_with("lane/xdp") { 1 } else { 60_000 };
         assert!((least..=60_000).contains(&row["counts"]["delivered"].as_u64().unwrap()), "{row}");
     }
@@ -213,7 +212,7 @@ fn a_failed_part_is_retried() {
     assert!(first.status.success(), "{}", stderr(&first));
     let text = fs::read_to_string(&state).unwrap();
     let (head, part) = text.trim_end().split_once('\n').unwrap();
-    // As if it had failed as a whole.
+    // As if the part had failed as a whole.
     let mut part: Value = serde_json::from_str(part).unwrap();
     let mut row = part["rows"][0].clone();
     for (name, value) in [("table", "failed"), ("why_not", "the device was away"), ("column", "")] {
@@ -236,7 +235,7 @@ fn a_failed_part_is_retried() {
     let rows = document["rows"].as_array().unwrap();
     assert_eq!(places(rows).len(), 5, "five receivers, and nothing that failed");
     assert!(fs::read_to_string(&state).unwrap().starts_with(&failed), "what was known is kept");
-    // Now there is nothing left to try.
+    // Now no part is left to retry.
     let none = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(stderr(&none).contains("1 parts are done already\n"), "{}", stderr(&none));
     assert_eq!(fs::read_to_string(&state).unwrap().lines().count(), 3);

@@ -1,4 +1,4 @@
-//! `manylane top` and `manylane limit` from outside: what they say of processes that run, and what
+//! `manylane top` and `manylane limit` from outside: what they show of running processes, and what
 //! they change there.
 
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -22,7 +22,7 @@ fn run(host: Option<&Host>, words: &[&str]) -> Output {
     command.args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What it prints when all is well.
+/// The output of a command that succeeds.
 fn run_ok(host: Option<&Host>, words: &[&str]) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -33,14 +33,14 @@ fn document(host: Option<&Host>, words: &[&str]) -> Value {
     serde_json::from_str(&run_ok(host, words)).unwrap()
 }
 
-/// What it complains of.
+/// The error output of a command that fails with exit code `code`.
 fn run_err(host: Option<&Host>, words: &[&str], code: i32) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// A program that runs; killed when the test fails or ends.
+/// A running program; killed when the test fails or ends.
 struct Running {
     child: Child,
     addr: String,
@@ -122,7 +122,7 @@ fn loopback_top_shows_each_lane_of_engine_uring() {
 }
 
 fn check_top_lanes(engine: &str) {
-    // By default it is what the machine does with less.
+    // The engine is explicit, because the default depends on the machine.
     let mut echo = Running::echo(None, "127.0.0.1:0", &["--engine", engine]);
     let pid = echo.pid();
     let socket = client(&echo.addr);
@@ -147,12 +147,12 @@ fn check_top_lanes(engine: &str) {
         assert_eq!((&row["queued_bytes"], &row["lost"]), (&0.into(), &serde_json::json!({})), "{row}");
         assert_eq!((&row["ring_frames"], &row["ring_entries"]), (&Value::Null, &Value::Null), "{row}");
     }
-    assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
+    assert!(!seen["settings"]["cpus"].as_array().unwrap().is_empty());
     let text = run_ok(None, &["top", "--once", "--interval", "50ms"]);
     assert_eq!(text.lines().filter(|line| line.contains(&echo.addr)).count(), 2, "{text}");
     // Without a terminal there is nothing to draw on.
     assert!(run_err(None, &["top"], 2).contains("--once"));
-    // It holds nothing back, and says why.
+    // Only engine xdp has limits, and `limit` says so.
     assert!(run_err(None, &["limit", &pid, "--limit", "5"], 1).contains("engine xdp"));
     assert_eq!(run(None, &["limit", &pid, "--limit", "sideways"]).status.code(), Some(2));
     echo.end();
@@ -162,7 +162,7 @@ fn check_top_lanes(engine: &str) {
 
 #[test]
 fn loopback_control_socket_rejects_unmapped_uids() {
-    // In a user namespace that maps nobody all users have the number of its own.
+    // In a user namespace without a mapping, all users have the overflow uid.
     let name = "loopback_control_socket_rejects_unmapped_uids";
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
@@ -198,8 +198,8 @@ fn netns_top_without_processes_says_so() {
     assert!(text.starts_with("no process here shows lanes"), "{text}");
 }
 
-/// What waits in the rings of a lane of the library behind its last batch, and for how much there
-/// is room; the lane is driven by hand, so that all of it is known.
+/// Fill level and room of the rings of a lane behind its last batch. The test drives the lane of
+/// the library by hand, so that all numbers are known.
 #[test]
 fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     const TEST: &str = "netns_xdp_top_shows_the_rings_of_a_lane_of_the_library";
@@ -241,7 +241,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
         });
     };
     redirected(SENT_DATAGRAMS);
-    // A lane looks at its companion now and then, where nothing is.
+    // A lane polls its companion now and then, which has nothing queued.
     wait_until(|| take() == 8);
     told(8, 42);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
@@ -254,8 +254,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     told(SENT_DATAGRAMS, 0);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
-    // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its
-    // frames back first.
+    // Frames without room are lost, and the ring is full. The last batch returns its frames first.
     assert_eq!(take(), 0);
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
     redirected(SENT_DATAGRAMS + 100);
@@ -270,7 +269,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     );
 }
 
-/// Limits from the start and changed from outside, of a process in another network namespace.
+/// Limits from the start, and changed from outside, of a process in another network namespace.
 #[test]
 fn netns_xdp_limits_of_echo_change_from_outside() {
     const TEST: &str = "netns_xdp_limits_of_echo_change_from_outside";
@@ -309,7 +308,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
         socket.send(b"denied").unwrap();
     }
     wait_until(|| limits(&[])["denied"] == 3);
-    // All of it, or nothing.
+    // All of it or nothing is changed.
     let many = ["limit", &pid, "--limit", "1", "--limit", "2", "--limit", "3", "--forget", &own];
     assert!(run_err(None, &many, 1).contains("at most 2"));
     let text = run_ok(None, &["limit", &pid]);
@@ -324,7 +323,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     ping(&socket);
 }
 
-/// The launcher holds back what the program is not to be bothered with.
+/// The launcher drops what the program must not be flooded with.
 #[test]
 fn netns_xdp_limits_of_programs_that_are_run() {
     const TEST: &str = "netns_xdp_limits_of_programs_that_are_run";
@@ -359,7 +358,7 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     let pid = running.pid();
     let socket = a.run(|| client(&addr));
     let shown = || document(Some(b), &["top", &pid, "--json", "--interval", "50ms"]);
-    // The queues come when the receiver has come back.
+    // The queues are opened once the receiver has received twice.
     let mut asked = 0;
     wait_until(|| {
         ping(&socket);
@@ -381,7 +380,8 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     assert!(run_err(None, &wrong, 125).contains("--engine xdp"));
 }
 
-/// Without names, no device is taken that somebody else may need, and each is told why.
+/// Without names, no device is attached that another program may need, and a reason is given for
+/// each.
 #[test]
 fn netns_xdp_unlisted_devices_are_not_attached() {
     const TEST: &str = "netns_xdp_unlisted_devices_are_not_attached";
@@ -407,7 +407,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     assert!(output.status.success(), "{text}");
     let warning = format!("the program may send any frame by {}, past the firewall", b.device(0));
     assert_eq!(text.matches(&warning).count(), 1, "{text}");
-    // Another kind of Ethernet device, if this kernel has one that is easily made.
+    // Another kind of Ethernet device, if this kernel can easily create one.
     let made =
         b.ip_batch("link add card0 type ifb\nlink set dev card0 up\naddress add 169.254.7.7/16 dev card0\n");
     if !skip::need_unless_forced(

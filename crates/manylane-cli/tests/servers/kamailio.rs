@@ -1,5 +1,4 @@
-//! Kamailio: its children are forked when the socket is bound, and each of them blocks in a receive
-//! on it.
+//! Kamailio: the children are forked after the socket is bound, and each blocks in a receive on it.
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
@@ -8,7 +7,7 @@ use crate::words;
 
 const CONFIGURATION: &str = include_str!("programs/kamailio.cfg");
 
-/// An OPTIONS request from `source`, whose answer goes back to there.
+/// An OPTIONS request from `source`, to which the answer is sent.
 fn options(n: usize) -> Vec<u8> {
     format!(
         "OPTIONS sip:test@127.0.0.1 SIP/2.0\r\nVia: SIP/2.0/UDP 127.0.0.1;rport;branch=z9hG4bK{n}\r\n\
@@ -18,8 +17,8 @@ fn options(n: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// An answer without what is different each time by itself: our port, and the mark of the server's
-/// start.
+/// An answer without the parts that differ in every run: our port, and the tag that the server
+/// makes at its start.
 fn normalize(answer: &[u8]) -> String {
     let text = String::from_utf8(answer.to_vec()).unwrap();
     let lines = text.lines().map(|line| {

@@ -259,7 +259,6 @@ unsafe fn scatter(parcel: &DatagramRef<'_>, to: *const iovec, count: usize) -> R
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

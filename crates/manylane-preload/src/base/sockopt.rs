@@ -263,7 +263,6 @@ pub(crate) fn set_recv_timeout(fd: c_int, us: u64) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd as _;

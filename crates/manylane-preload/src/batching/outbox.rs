@@ -1,7 +1,7 @@
 //! The queued replies of a lane, and their lock: see `send_batch.rs`.
 //!
 //! Other processes can write a shared outbox, so what the kernel follows is in pages of each
-//! process's own ([`Headers`]), as in `prefetch.rs`.
+//! process's own ([`Headers`]), as in `prefetch/`.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -178,7 +178,8 @@ impl Outbox {
         None
     }
 
-    /// The holder died. If it was sending, nobody knows which replies have left: none leaves twice.
+    /// The holder died. If it was sending, it is unknown which replies have left. None is sent
+    /// twice.
     #[cold]
     fn recover(&self) {
         if self.range.load(Ordering::Acquire) & SENDING != 0 {

@@ -1,6 +1,6 @@
 //! Replies that are sent together: replies to prefetched datagrams are kept, and sent with one
 //! system call when the thread has no more prefetched datagrams to answer. For kernel sockets,
-//! wherever `prefetch.rs` is in use.
+//! wherever `prefetch/` is in use.
 //!
 //! An *outbox* (`outbox.rs`) belongs to a lane, beside its prefetch, in memory that is shared with
 //! all processes forked later. A reply is kept there only while the prefetch has more datagrams

@@ -16,7 +16,7 @@
 //! queues of devices (engine `xdp`) all lanes are active.
 //!
 //! While the set is limited, an active thread finds many datagrams in its lane. Then it receives
-//! them with one call (`prefetch.rs`), and sends the replies with one (`send_batch.rs`). While all
+//! them with one call (`prefetch/`), and sends the replies with one (`send_batch.rs`). While all
 //! lanes are active, batches would be small, and a thread that sleeps in its work would hold up
 //! replies for as long.
 

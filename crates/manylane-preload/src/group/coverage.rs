@@ -23,7 +23,7 @@
 //!   [`STALLED_POLLS_MAX`] polls, at least a slice apart, it loses the lane: the lane is drained
 //!   first and steered past. The owner gets a lane again when it has received twice. Polls count,
 //!   not time: if all threads were stopped, none loses its lane.
-//! - **Ended**: its `pthread` destructor gives the lane up, in the same order (`thread.rs`).
+//! - **Ended**: its `pthread` destructor gives up the lane, in the same order (`thread.rs`).
 //!
 //! A thread that always finds datagrams in its own lane checks the other owners in one receive of
 //! eight, so that load hides none of this for long. No lane closes before it is empty, and none

@@ -249,7 +249,9 @@ fn request(fd: c_int) -> io::Result<(NewLease, HiddenFd)> {
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
     let (count, next_hops) = receive(&end, |message, fds| match (message, fds) {
-        (Message::Granted(count), [Some(hops), ..]) => Ok((count, SharedMemory::open(hops.as_fd())?)),
+        (Message::Granted(count), [Some(next_hops), ..]) => {
+            Ok((count, SharedMemory::open(next_hops.as_fd())?))
+        }
         (Message::Refused(errno @ (libc::ENODEV | libc::ENOSPC)), _) => {
             Err(io::Error::from_raw_os_error(errno))
         }
@@ -314,7 +316,7 @@ pub(crate) fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
         return;
     }
     // A launcher that was only too slow finds both commands, and ends the lease.
-    lease.post(Message::Close);
+    lease.send(Message::Close);
     shared.lease.store(CLOSED, Ordering::Release);
     report::count_reason(Reason::NoLease, None);
 }

@@ -158,7 +158,6 @@ pub(crate) fn remove_member(sock: &Sock, shared: &Shared, at: usize) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::process::Command;
 

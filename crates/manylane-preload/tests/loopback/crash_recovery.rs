@@ -24,7 +24,7 @@ fn loopback_death_while_lanes_are_assigned_is_recovered() {
         for point in ["owner stored", "lanes assigned", "drain order set"] {
             let with = run_crash_recovery(pattern, "steer", point, 1);
             assert_eq!(with.reasons(), [""; 0], "{pattern} {point}");
-            // Who had to wait for long on a busy machine may just have lost its own.
+            // On a busy machine, a thread that had to wait for long may just have lost its lane.
             assert!(with.lanes() >= 1, "{pattern} {point}");
         }
     });

@@ -1,4 +1,4 @@
-//! A child of a fork closes what its parent still uses.
+//! The child of a fork closes a socket that its parent still uses.
 
 use crate::support::{build, run_native, run_preloaded};
 

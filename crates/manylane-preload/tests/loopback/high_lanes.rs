@@ -1,4 +1,4 @@
-//! Lanes beyond the C library's sets of descriptors.
+//! Lanes with descriptors above FD_SETSIZE.
 
 use crate::support::{build, run_native, run_preloaded};
 

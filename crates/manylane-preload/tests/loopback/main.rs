@@ -1,4 +1,4 @@
-//! Programs in C with the library in front of them and without, over loopback.
+//! Programs in C over loopback, with the library preloaded and natively.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 

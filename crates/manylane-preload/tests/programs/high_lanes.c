@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A server whose lanes have descriptors beyond the C library's sets, and that
- * then lowers its limit of open files to 0. Two threads have lanes, and are
- * parked. The main thread polls the socket by select while all lanes are empty,
- * and then receives one datagram for each time that select reports one. Prints
- * how often select reported a datagram in vain, and how many were received.
+ * A server whose lanes have descriptors above FD_SETSIZE, and that then lowers
+ * its limit of open files to 0. Two threads have lanes, and are parked. The main
+ * thread polls the socket by select while all lanes are empty, and then receives
+ * one datagram each time that select reports one. Prints how often select
+ * reported a datagram that was not there, and how many were received.
  */
 #define _GNU_SOURCE
 #include "lane_owners.h"

@@ -50,7 +50,7 @@ static void nothing(int signal)
 	(void)signal;
 }
 
-/* Whether a wait tells of the socket: at once, or without a bound. */
+/* Polls the socket, or waits for it without a timeout. */
 static int wait_for_datagram(int waits)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN };

@@ -220,8 +220,7 @@ impl RecvRing {
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
         let peer = unsafe { &*self.names.ptr_at(index) };
         let control = if self.control {
-            // The field's type differs between C libraries.
-            #[allow(clippy::unnecessary_cast)]
+            #[allow(clippy::unnecessary_cast, reason = "the field's type differs between C libraries")]
             let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
             // SAFETY: as for `peer`; the length is limited to the size of the slot.
             unsafe { &(&(*self.controls.ptr_at(index)).0)[..len] }

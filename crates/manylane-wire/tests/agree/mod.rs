@@ -12,14 +12,14 @@ use manylane_wire::rx_hint;
 /// What a receiver of frames makes of `bytes` is what the layers say.
 fn check_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
     let datagram = Datagram::parse(bytes);
-    // Whatever a note says, nothing falls over it; without one it is the same.
-    let mut noted = Datagram::default();
-    let read = noted.read_hinted(bytes).map(|()| noted);
+    // No hint makes the parser panic or read beyond the frame. Without one, the result is the same.
+    let mut hinted = Datagram::default();
+    let read = hinted.read_hinted(bytes).map(|()| hinted);
     if !rx_hint::has_hint(bytes) {
         assert_eq!(read, datagram);
-    } else if let Ok(noted) = read {
+    } else if let Ok(hinted) = read {
         assert!(
-            usize::from(noted.payload_offset) + usize::from(noted.len) <= bytes.len(),
+            usize::from(hinted.payload_offset) + usize::from(hinted.len) <= bytes.len(),
             "a payload beyond the frame"
         );
     }
@@ -71,7 +71,7 @@ pub(crate) fn check(bytes: &[u8]) {
         }
         (Some(NetSlice::Ipv6(ip)), Some(TransportSlice::Udp(udp))) if udp.length() != 0 => {
             let header = ip.header();
-            // It takes a length of zero for a jumbogram, which nobody sends in Ethernet frames.
+            // etherparse takes a length of zero for a jumbogram, which no Ethernet frame carries.
             if header.payload_length() == 0 {
                 return;
             }

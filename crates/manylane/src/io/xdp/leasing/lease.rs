@@ -23,7 +23,7 @@ use crate::error::Result;
 use crate::io::filter::SocketIndex;
 use crate::io::xdp::checks;
 
-/// Time without an answer about its socket after which a lease ends.
+/// A lease ends if the state of its socket has been unknown for this long.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The lease of one socket of a program.
@@ -85,7 +85,8 @@ impl Lessor {
         let mut queues = Vec::new();
         let in_use = |(_, leased): &(usize, &mut LeasedDevice)| !leased.device.is_gone();
         for (place, leased) in self.devices.iter_mut().enumerate().filter(in_use) {
-            // Each device may receive for a wildcard, but for an address only those that have it.
+            // Any device can receive for a wildcard address; for a specific one, only the devices
+            // that have it.
             let index = leased.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
@@ -207,8 +208,8 @@ impl Lessor {
         }
     }
 
-    /// True if the client has sent nothing since its command, and still has its end. Otherwise it
-    /// has given up: it would not receive the frames of queues that are opened now.
+    /// True if the client has sent nothing since its command, and has not closed the connection.
+    /// Otherwise it has given up, and would not receive the frames of queues that are opened now.
     fn is_awaiting_reply(&self, at: usize) -> bool {
         let next = Message::peek(self.leases[at].client.connection.as_fd());
         next.is_err_and(|err| err.kind() == io::ErrorKind::WouldBlock)
@@ -271,14 +272,15 @@ impl Lessor {
         }
     }
 
-    /// Ends the leases of sockets that were closed or rebound, or about which nothing is known.
+    /// Ends the leases of sockets that were closed or rebound, or whose state has been unknown for
+    /// too long.
     pub(super) fn check_sockets(&mut self) {
         for at in (0..self.leases.len()).rev() {
             let Lease { addr, cookie, verified, .. } = &mut self.leases[at];
             let stands = match self.sockets.find_by_port(addr.port()) {
                 Ok(all) => verify_binding(*cookie, addr.ip(), &all),
                 Err(_) if verified.elapsed() < CHECK_TIMEOUT => continue,
-                // It may have been closed, and the port be another program's.
+                // The socket may have been closed, and the port may belong to another program now.
                 Err(_) => Err("it cannot be asked for"),
             };
             match stands {
