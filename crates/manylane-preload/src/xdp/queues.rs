@@ -32,6 +32,7 @@ use std::sync::atomic::Ordering;
 use libc::pollfd;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::next_hops::{NextHop, RouteKey};
+use manylane_sys::addr::{SockAddr, in_socket_family};
 use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::{UdpFrame, ip_udp_len};
@@ -191,8 +192,8 @@ fn recv_from(
         let Some(frame) = guard.peek() else { break };
         match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
-                let (name, len) = frames::sockaddr_bytes(peer, lease.is_v6);
-                let parcel = DatagramRef { name: &name[..len], payload: [payload, &[]], control: &[] };
+                let name = SockAddr::from(in_socket_family(peer, lease.is_v6));
+                let parcel = DatagramRef { name: name.as_bytes(), payload: [payload, &[]], control: &[] };
                 answer = into.write(done, &parcel, flags);
                 if peeks {
                     done += 1;
