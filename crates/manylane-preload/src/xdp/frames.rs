@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::ptr;
 
 use libc::{iovec, msghdr, sockaddr, socklen_t};
@@ -11,14 +12,16 @@ use manylane_sys::addr::SockAddr;
 use manylane_wire::datagram::Datagram;
 use manylane_wire::frame::UdpFrame;
 
-/// The datagram in a frame that the XDP program passed on, if it is valid; none if the kernel
-/// would have dropped it.
+/// The source and the payload of the datagram in a frame that the XDP program passed on, if it is
+/// valid; none if the kernel would have dropped it.
 #[inline]
-pub(crate) fn verify(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, &[u8])> {
+pub(crate) fn parse(frame: &[u8], from_veth: bool) -> Option<(SocketAddr, Range<usize>)> {
     let mut datagram = Datagram::default();
     datagram.read_hinted(frame).ok()?;
     let at = usize::from(datagram.payload_offset);
-    let payload = frame.get(at..at + usize::from(datagram.len))?;
+    let payload = at..at + usize::from(datagram.len);
+    // Another process may have changed the frame while it was parsed.
+    frame.get(payload.clone())?;
     datagram.checksum.is_accepted(from_veth).then(|| (datagram.source(), payload))
 }
 

@@ -40,6 +40,10 @@ pub(super) fn memory_size(frames: u32) -> usize {
 /// Maximum number of frames.
 pub(super) const FRAMES_MAX: usize = 1 << 14;
 
+/// Maximum number of invalid packets that one [`QueueGuard`] removes: another process may write to
+/// the ring, and could add them faster than they are removed.
+const REFUSED_MAX: u32 = 256;
+
 /// Attempts to get the lock, with a yield each, between two checks that its holder lives.
 const LOCK_YIELDS_MAX: u32 = 200;
 /// Checks before giving up: the holder is stopped, or waits for a CPU on a busy machine.
@@ -304,33 +308,32 @@ impl<'a> QueueGuard<'a> {
         self.refused
     }
 
-    /// The oldest pending packet, which stays in the ring. None if there is none, and after as many
-    /// invalid packets as the ring has entries: another process may write to the ring, and could
-    /// add them faster than they are removed.
+    /// The oldest pending packet that `parse` accepts, which stays in the ring, and what `parse`
+    /// returned. Removes and counts the packets before it. None if there is none, and after
+    /// [`REFUSED_MAX`] removed packets.
     #[inline]
-    pub fn peek(&mut self) -> Option<&[u8]> {
-        loop {
+    pub fn peek<T>(&mut self, parse: impl Fn(&[u8]) -> Option<T>) -> Option<(T, &[u8])> {
+        while self.refused < REFUSED_MAX {
             let desc = self.rx.pop()?;
             let (addr, len) = (desc.addr as usize, desc.len as usize);
             let room = FRAME_SIZE as usize - addr % FRAME_SIZE as usize;
+            // Otherwise no frame of ours, or one of several fragments, which were not requested.
             if addr < self.frames_len() && len <= room && desc.options == 0 {
-                self.rx.cancel(1);
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays
                 // mapped as long as the queue is borrowed. The kernel has written them before it
-                // produced the descriptor, and writes to the frame again only after `pop` has
-                // returned it, which needs `&mut self` and so ends this borrow. Any bytes are
-                // valid.
-                return Some(unsafe {
-                    std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
-                });
+                // produced the descriptor, and writes to the frame again only after it was
+                // returned: below, where `parse` no longer has the slice, or by `pop`, which needs
+                // `&mut self` and so ends the returned borrow. Any bytes are valid.
+                let packet = unsafe { std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len) };
+                if let Some(found) = parse(packet) {
+                    self.rx.cancel(1);
+                    return Some((found, packet));
+                }
             }
-            // No frame of ours, or one of several fragments, which were not requested.
             self.discard(addr);
-            self.refused = self.refused.saturating_add(1);
-            if self.refused >= self.queue.terms.ring_size {
-                return None;
-            }
+            self.refused += 1;
         }
+        None
     }
 
     /// Removes the pending packets, valid or not: at most as many as the ring has entries.
@@ -361,12 +364,6 @@ impl<'a> QueueGuard<'a> {
         let Some(desc) = self.rx.pop() else { return };
         self.rx.release();
         self.return_frame(desc.addr as usize);
-    }
-
-    /// As [`pop`](Self::pop), for an invalid packet, which is counted.
-    pub fn refuse(&mut self) {
-        self.refused = self.refused.saturating_add(1);
-        self.pop();
     }
 
     /// Gives the frame at `addr` to the kernel, or to the free ones if the fill ring is full.
