@@ -265,6 +265,13 @@ impl LeasedQueue {
         }
     }
 
+    /// The frame that contains an address, if there is one.
+    #[inline]
+    fn frame_of(&self, addr: u64) -> Option<u32> {
+        let frame = addr / u64::from(FRAME_SIZE);
+        (frame < u64::from(self.terms.frames)).then_some(frame as u32)
+    }
+
     /// Makes all frames free to receive into or to send from; once, before any other thread uses
     /// the queue.
     pub(super) fn init_frames(&self, filled: u32) {
@@ -318,7 +325,7 @@ impl<'a> QueueGuard<'a> {
             let (addr, len) = (desc.addr as usize, desc.len as usize);
             let room = FRAME_SIZE as usize - addr % FRAME_SIZE as usize;
             // Otherwise no frame of ours, or one of several fragments, which were not requested.
-            if addr < self.frames_len() && len <= room && desc.options == 0 {
+            if self.queue.frame_of(desc.addr).is_some() && len <= room && desc.options == 0 {
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays
                 // mapped as long as the queue is borrowed. The kernel has written them before it
                 // produced the descriptor, and writes to the frame again only after it was
@@ -330,7 +337,7 @@ impl<'a> QueueGuard<'a> {
                     return Some((found, packet));
                 }
             }
-            self.discard(addr);
+            self.discard(desc.addr);
             self.refused += 1;
         }
         None
@@ -340,40 +347,28 @@ impl<'a> QueueGuard<'a> {
     pub(super) fn clear(&mut self) {
         for _ in 0..self.queue.terms.ring_size {
             let Some(desc) = self.rx.pop() else { break };
-            self.discard(desc.addr as usize);
+            self.discard(desc.addr);
         }
-    }
-
-    /// Releases the entry that was taken, and its frame if `addr` is in one.
-    fn discard(&mut self, addr: usize) {
-        self.rx.release();
-        if addr < self.frames_len() {
-            self.return_frame(addr);
-        }
-    }
-
-    /// Size of all frames in bytes.
-    #[inline]
-    fn frames_len(&self) -> usize {
-        self.queue.terms.frames as usize * FRAME_SIZE as usize
     }
 
     /// Removes the oldest pending packet; its frame can be received into again.
     #[inline]
     pub fn pop(&mut self) {
-        let Some(desc) = self.rx.pop() else { return };
-        self.rx.release();
-        self.return_frame(desc.addr as usize);
+        if let Some(desc) = self.rx.pop() {
+            self.discard(desc.addr);
+        }
     }
 
-    /// Gives the frame at `addr` to the kernel, or to the free ones if the fill ring is full.
-    fn return_frame(&mut self, addr: usize) {
-        let frame = addr / FRAME_SIZE as usize;
+    /// Releases the entry that was taken. Gives the frame with `addr`, if there is one, to the
+    /// kernel, or to the free ones if the fill ring is full.
+    fn discard(&mut self, addr: u64) {
+        self.rx.release();
+        let Some(frame) = self.queue.frame_of(addr) else { return };
         let mut fill = Producer::resume(self.queue.rings.fill);
-        if fill.push((frame * FRAME_SIZE as usize) as u64) {
+        if fill.push(u64::from(frame) * u64::from(FRAME_SIZE)) {
             fill.publish();
         } else {
-            self.free_frame(frame as u32);
+            self.free_frame(frame);
         }
     }
 
@@ -427,8 +422,7 @@ impl<'a> QueueGuard<'a> {
                 back += 1;
                 // Released first: a lost frame does no harm, a duplicate does.
                 sent.release();
-                let frame = (addr / u64::from(FRAME_SIZE)) as u32;
-                if frame < self.queue.terms.frames {
+                if let Some(frame) = self.queue.frame_of(addr) {
                     self.free_frame(frame);
                 }
             }
