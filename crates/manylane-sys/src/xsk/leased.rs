@@ -25,7 +25,7 @@ use libc::xdp_desc;
 use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use super::tx_metadata::METADATA_LEN;
-use super::wakeup::RingWakeup as _;
+use super::tx_queue::kick;
 use crate::map::Mapping;
 use crate::shared;
 
@@ -249,20 +249,9 @@ impl LeasedQueue {
     /// Makes the kernel send the packets in the TX ring. An error means that the device, and the
     /// queue with it, is gone.
     pub fn kick(&self) {
-        let mut tx = Producer::resume(self.rings.tx);
         // Each call sends as much as its budget allows. Packets that a full device leaves go with
         // the next packet, or with a poll of the lessor.
-        let mut before = tx.pending();
-        for _ in 0..4 {
-            if before == 0 || self.socket.send().is_err() {
-                return;
-            }
-            let left = tx.pending();
-            if left >= before {
-                return;
-            }
-            before = left;
-        }
+        _ = kick(&mut Producer::resume(self.rings.tx), &self.socket, 4, || false);
     }
 
     /// The frame that contains an address, if there is one.
