@@ -12,7 +12,7 @@
 //! | stage | by | when it is full or missing |
 //! |---|---|---|
 //! | a frame in the RX ring | any receive on the lane: queues first; the companion now and then ([`KERNEL_CHECK_INTERVAL`]), and when they are empty | ring full: the kernel counts it |
-//! | checked (`frames::verify`) | the receive | invalid frames are dropped, as the kernel does, and counted |
+//! | checked (`frames::parse`) | the receive | invalid frames are dropped, as the kernel does, and counted |
 //! | in the program's buffers | the receive: copied under the queue's lock; the frame goes back at once | - |
 //! | a wait | any wait on the lane: in slices, with the descriptors of its queues beside the program's; with epoll, beside the instance, whose entries stay as they are | - |
 //! | a reply ([`send`]) | the sender: written into a free frame of a queue of the next hop's device | no next hop (then requested), no frame, longer than the MTU, control messages, flags, multicast: the companion |
