@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::addr::{SockAddr, Source, in_socket_family};
 use manylane_sys::mmsg::{SendBatch, fits};
 use manylane_sys::{errno, sock};
 
@@ -108,10 +108,7 @@ impl<'a> Outbox<'a> {
     /// Sends a copy of `payload` to `peer`, without a request. A dual-stack socket accepts IPv4
     /// peers too.
     pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
-        let peer = match peer {
-            SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
-            other => other,
-        };
+        let peer = in_socket_family(peer, self.v6);
         if let Some(bypass) = &mut self.bypass
             && bypass.send(None, peer, payload)
         {

@@ -1,5 +1,6 @@
 //! Tests of leased queues on rings in plain memory, which another process may write to.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -101,13 +102,31 @@ fn a_receive_ends_however_many_invalid_packets_are_added() {
         for _ in 0..100 {
             let before = rings.removed();
             let mut guard = queue.lock(Holder::new(1, 1), |_| false).unwrap();
-            assert!(guard.peek().is_none());
+            assert!(guard.peek(|_| Some(())).is_none());
             let refused = guard.refused();
-            assert!(refused <= ENTRIES, "{refused} in a ring of {ENTRIES}");
+            assert!(refused <= REFUSED_MAX, "{refused}");
             assert_eq!(rings.removed().wrapping_sub(before), refused);
         }
         assert!(rings.removed() >= ENTRIES / 2, "the next receive goes on");
     });
+}
+
+#[test]
+fn refused_packets_are_removed_and_an_accepted_one_stays() {
+    let rings = Rings::new(xdp_desc { addr: 256, len: 60, options: 0 });
+    let queue = rings.queue();
+    rings.rx.counters()[0].store(3, Ordering::Release);
+    let mut guard = queue.lock(Holder::new(1, 1), |_| false).unwrap();
+    let calls = Cell::new(0);
+    let second = |_: &[u8]| {
+        calls.set(calls.get() + 1);
+        (calls.get() > 1).then_some(calls.get())
+    };
+    assert_eq!(guard.peek(second).map(|(found, packet)| (found, packet.len())), Some((2, 60)));
+    assert_eq!((guard.refused(), rings.removed()), (1, 1));
+    assert_eq!(guard.peek(second).map(|(found, _)| found), Some(3), "the same packet");
+    guard.pop();
+    assert_eq!((guard.refused(), rings.removed()), (1, 2));
 }
 
 #[test]
