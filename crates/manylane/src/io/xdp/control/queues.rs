@@ -367,14 +367,18 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
         Some(EBUSY) => {
             // The owners are not always visible; an error here must not hide the original one.
             let owners = xsk::owners(device.index, queue);
-            let message = if owners.as_ref().is_ok_and(Vec::is_empty) {
-                format!(
-                    "{at} has no AF_XDP socket any more, but the kernel has not released it yet; try again"
-                )
-            } else {
-                let holder = port_owner::find_process(&owners.unwrap_or_default())
-                    .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
-                format!("{at} is served by an AF_XDP socket of {holder}")
+            let holder = owners.as_ref().ok().and_then(|owners| port_owner::find_process(owners));
+            let message = match (holder, owners) {
+                (Some(holder), _) => format!("{at} is served by an AF_XDP socket of {holder}"),
+                (None, Ok(owners)) if owners.is_empty() => {
+                    format!(
+                        "{at} has no AF_XDP socket any more, but the kernel has not released it yet; try again"
+                    )
+                }
+                (None, Err(_)) if device.has_opened(queue) => format!(
+                    "{at} was open in this process, and the kernel has not released it yet, or another process has it now (see 'ss --xdp -p'); try again"
+                ),
+                _ => format!("{at} is served by an AF_XDP socket of another process (see 'ss --xdp -p')"),
             };
             Error::with(ErrorKind::InUse, message, err.source)
         }
