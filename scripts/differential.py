@@ -249,7 +249,7 @@ class Runner:
         jobs = [[self.pool.submit(self.run_some, part, options) for part in parts] for options in all_options]
         return [[output for part in some for output in part.result()] for some in jobs]
 
-    def run_some(self, scripts, options):
+    def run_some(self, scripts, options, tries=TRIES):
         command, report = [self.program], os.path.join(self.folder, f"report-{threading.get_ident()}")
         env = dict(os.environ)
         if options is not None:
@@ -265,6 +265,12 @@ class Runner:
         outputs += [["nothing"]] * (len(scripts) - len(outputs))
         if done.stderr:
             outputs[0].append(done.stderr)
+        # Again, where a step had no CPU for so long that a wait may have timed out before.
+        late = [nth for nth, output in enumerate(outputs) if "late" in output and tries > 1]
+        if late:
+            again = self.run_some([scripts[nth] for nth in late], options, tries - 1)
+            for nth, output in zip(late, again):
+                outputs[nth] = output
         return outputs
 
 

@@ -19,7 +19,7 @@ void run(struct step *step)
 {
 	if (run_receive(step))
 		return;
-	shared->has_begun_wait[step->actor] = true;
+	shared->begun_ms[step->actor] = now_ms();
 	if (run_send(step))
 		return;
 	on_possible_fallback();

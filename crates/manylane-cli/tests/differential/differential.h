@@ -59,7 +59,8 @@ struct shared {
 	size_t next; /* line of the script */
 	bool is_pair;
 	size_t beside[ACTORS]; /* the line that an actor runs beside others */
-	_Atomic bool has_begun_wait[ACTORS]; /* it has checked the queue */
+	/* When it has checked the queue and begun to wait; 0 before. */
+	_Atomic long begun_ms[ACTORS];
 	bool has_forked;
 	bool has_watched; /* an epoll instance has watched a socket */
 	bool has_edges;	  /* edge-triggered */
@@ -98,6 +99,7 @@ extern bool has_own_network;
 extern _Thread_local struct log *current_log; /* where print() writes */
 __attribute__((format(printf, 1, 2))) void print(const char *format, ...);
 void print_result(long result);
+long now_ms(void);
 bool parse(char *line, struct step *step);
 uint32_t port_number(in_port_t port);
 void print_address(const struct sockaddr_storage *addr, socklen_t len);

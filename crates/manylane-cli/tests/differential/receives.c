@@ -53,7 +53,7 @@ static struct receive begin(struct step *step, int room, int flags)
 	 * lane: then no other step runs beside it.
 	 */
 	if (!one.queue || !one.queue->queued)
-		shared->has_begun_wait[one.actor] = true;
+		shared->begun_ms[one.actor] = now_ms();
 	errno = 0;
 	return one;
 }
