@@ -98,9 +98,9 @@ struct mls_receiver {
 	struct mls_addr addr;
 	__u64 rx_datagrams;
 	__u64 rx_bytes;
-	__u64 rx_batches; /* calls of the program that returned datagrams */
-	__u64 rx_stolen;  /* of rx_datagrams: from another thread's lane */
-	__u64 rx_frames;  /* of rx_datagrams: by engine xdp */
+	__u64 rx_batches;    /* calls of the program that returned datagrams */
+	__u64 rx_stolen;     /* of rx_datagrams: from another thread's lane */
+	__u64 rx_frames;     /* of rx_datagrams: by engine xdp */
 	__u64 rx_bad_frames; /* dropped: malformed, or a wrong checksum */
 	__u64 tx_datagrams;
 	__u64 tx_bytes;

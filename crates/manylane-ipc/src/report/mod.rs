@@ -46,7 +46,7 @@ pub const OPEN: u32 = 2;
 pub const ENDED: u32 = 3;
 
 /// Passes the counters of a receiver to the macro `$then`: the documentation of each, its field in
-/// [`Receiver`](crate::report::Receiver), and its name in JSON and metrics.
+/// [`Receiver`], and its name in JSON and metrics.
 #[macro_export]
 macro_rules! receiver_counters {
     ($then:ident) => {

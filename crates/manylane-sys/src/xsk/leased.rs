@@ -306,7 +306,7 @@ impl<'a> QueueGuard<'a> {
 
     /// The oldest pending packet that `parse` accepts, which stays in the ring, and what `parse`
     /// returned. Removes and counts the packets before it. None if there is none, and after
-    /// [`REFUSED_MAX`] removed packets.
+    /// `REFUSED_MAX` removed packets.
     #[inline]
     pub fn peek<T>(&mut self, parse: impl Fn(&[u8]) -> Option<T>) -> Option<(T, &[u8])> {
         while self.refused < REFUSED_MAX {
