@@ -299,7 +299,7 @@ pub type LabDocument = Document<LabSettings, Row>;
 pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
     let parts = settings.parts();
-    anyhow::ensure!(!parts.is_empty(), "there is no such part: {}", settings.only.unwrap_or_default());
+    anyhow::ensure!(!parts.is_empty(), "unknown part {}: see --list", settings.only.unwrap_or_default());
     let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {

@@ -56,8 +56,9 @@ impl State {
     /// A new run. An existing file is kept, with the suffix `.old`.
     pub fn create(path: &Path, settings: LabSettings) -> Result<Self> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)
-                .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
+            fs::create_dir_all(folder).with_context(|| {
+                format!("cannot create {}: name another folder with --out", folder.display())
+            })?;
         }
         if path.exists() {
             let mut old = path.as_os_str().to_owned();

@@ -46,9 +46,9 @@ named_enum! {
         /// Lanes of engine `mmsg` on another port close.
         MmsgCloses = "mmsg-closes",
         /// A trivial XDP program, which passes everything, is attached to the receiver's device.
-        ProgramAttaches = "program-comes",
+        ProgramAttaches = "program-attached",
         /// It is detached.
-        ProgramDetaches = "program-goes",
+        ProgramDetaches = "program-detached",
         /// Lanes of engine `xdp` open on another port of the device: its program is attached.
         XdpOpens = "xdp-opens",
         /// Lanes of engine `xdp` on another port close: its program is detached.

@@ -72,7 +72,7 @@ pub struct RttRow {
     pub mode: String,
     /// Requests per second of an open loop.
     pub rate: Option<f64>,
-    /// Intervals of an open loop: `even` or `chance`.
+    /// Intervals of an open loop: `even` or `poisson`.
     pub arrivals: String,
     /// The medians.
     #[serde(flatten)]

@@ -207,7 +207,7 @@ pub(crate) struct FlapArgs {
     pub(crate) receivers: Vec<Kind>,
     /// Events to compare [default: all]
     ///
-    /// nothing, mmsg-opens, mmsg-closes, program-comes, program-goes, xdp-opens, xdp-closes,
+    /// nothing, mmsg-opens, mmsg-closes, program-attached, program-detached, xdp-opens, xdp-closes,
     /// receiver-link, sender-link.
     #[arg(long, value_delimiter = ',', value_name = "EVENT,…")]
     pub(crate) events: Vec<Event>,
@@ -261,7 +261,7 @@ pub(crate) struct RttArgs {
     /// Default: 10, 40 and 80 % of the lowest no-loss rate, and 20k.
     #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
     pub(crate) rate: Vec<f64>,
-    /// Intervals of the open loops: even, or chance (random, as from many clients)
+    /// Intervals of the open loops: even, or poisson (random, as from many clients)
     #[arg(long, default_value = "even", value_name = "HOW")]
     pub(crate) arrivals: Arrivals,
     /// Placement of the server, the generator and the device's work

@@ -162,7 +162,7 @@ impl Running {
         }
         if !std::mem::replace(&mut self.has_told, true) {
             output::eprint_line(&format!(
-                "manylane: engine xdp: this does not stop with process {}; Ctrl-Z has no effect (docs/run.md)",
+                "manylane: engine xdp: the launcher keeps running while process {} is stopped; Ctrl-Z has no effect (docs/run.md)",
                 self.pid
             ));
         }

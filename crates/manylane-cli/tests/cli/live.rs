@@ -195,7 +195,7 @@ fn netns_top_without_processes_says_so() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let text = run_ok(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
-    assert!(text.starts_with("no process here shows lanes"), "{text}");
+    assert!(text.starts_with("no process with lanes in this"), "{text}");
 }
 
 /// What waits in the rings of a lane of the library behind its last batch, and for how much there
@@ -405,7 +405,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     let output = run(&["--interface", b.device(0)]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{text}");
-    let warning = format!("the program may send any frame by {}, past the firewall", b.device(0));
+    let warning = format!("the program can send any frame through {}, past the firewall", b.device(0));
     assert_eq!(text.matches(&warning).count(), 1, "{text}");
     // Another kind of Ethernet device, if this kernel has one that is easily made.
     let made =

@@ -227,7 +227,7 @@ fn usage_errors_suggest_the_right_option() {
         (&["bench", "rtt", "--contenders", "socket/recvmmsg+spin:5"], "lanes have all policies"),
         (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
         (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),
-        (&["bench", "rtt", "--arrivals", "never"], "even, chance"),
+        (&["bench", "rtt", "--arrivals", "never"], "even, poisson"),
         (&["bench", "rtt", "--rate", "max"], "250k"),
         (&["bench", "rtt", "--loopback", "--size", "7"], "8 bytes"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
@@ -242,8 +242,8 @@ fn usage_errors_suggest_the_right_option() {
         (&["bench", "echo", "--queues", "0"], "1..=64"),
         (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on CPU 4095"),
         (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
-        (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "leave out --gso"),
-        (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "give --rate a number"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "exclude each other"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "needs a number for --rate"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {
             continue;
@@ -285,13 +285,10 @@ fn benchmarks_check_their_options_before_they_make_a_testbed() {
 #[test]
 fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
     for (words, hint) in [
-        (
-            &["rx", "--loopback", "--receivers", "lane/mmsg,lane/xdp"][..],
-            "lane/xdp takes frames from a device",
-        ),
-        (&["gso", "--receivers", "xsk/raw"], "xsk/raw takes frames from a device"),
-        (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp takes frames from a device"),
-        (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "takes frames from a device"),
+        (&["rx", "--loopback", "--receivers", "lane/mmsg,lane/xdp"][..], "lane/xdp needs a device"),
+        (&["gso", "--receivers", "xsk/raw"], "xsk/raw needs a device"),
+        (&["batch", "--loopback", "--receivers", "lane/xdp"], "lane/xdp needs a device"),
+        (&["rtt", "--loopback", "--contenders", "lane/xdp+spin:50"], "needs a device"),
         (&["rtt", "--loopback", "--placements", "rps-server"], "needs a testbed"),
     ] {
         let out = folder("bench-unavailable");
@@ -304,7 +301,7 @@ fn benchmarks_do_not_start_with_receivers_that_cannot_run() {
     fs::write(&file, "").unwrap();
     let output = run(&["bench", "rx", "--loopback", "--out", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("--out names another"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("another folder with --out"), "{}", stderr(&output));
 }
 
 #[test]

@@ -43,7 +43,7 @@ named_enum! {
         /// Equal intervals.
         Even = "even",
         /// Random intervals, as from many independent clients (a Poisson process).
-        Poisson = "chance",
+        Poisson = "poisson",
     }
 }
 
