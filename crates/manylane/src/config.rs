@@ -78,7 +78,7 @@ impl Builder {
             .map_err(|err| {
                 Error::with(
                     ErrorKind::Address,
-                    "the address does not parse or resolve: expected IP:PORT or NAME:PORT",
+                    "cannot parse or resolve the address: expected IP:PORT or NAME:PORT",
                     err,
                 )
             })?
@@ -320,13 +320,12 @@ pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize
     if (1..=most).contains(&value) {
         Ok(value)
     } else {
-        Err(Error::new(ErrorKind::Config, format!("{name} {value} is not within 1 to {most}")))
+        Err(Error::new(ErrorKind::Config, format!("invalid {name} {value}: expected 1 to {most}")))
     }
 }
 
 /// The error of `limit`, `allow` and `deny` with an engine that has no filter.
-pub(crate) const FILTER_REFUSED: &str =
-    "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+pub(crate) const FILTER_REFUSED: &str = "limit, allow and deny need engine xdp";
 
 /// Options of the engine `xdp`.
 #[derive(Clone, Debug)]

@@ -51,7 +51,7 @@ struct OrphanedSockets(Vec<u64>);
 impl Drop for OrphanedSockets {
     fn drop(&mut self) {
         if !self.0.is_empty() && !port_owner::wait_unbound(&self.0) {
-            log::warn!("the kernel still holds sockets of lanes that are closed");
+            log::warn!("the kernel has not released the sockets of closed lanes yet");
         }
     }
 }

@@ -330,7 +330,7 @@ impl<'a> Outbox<'a> {
             self.queue.limit_gso(limit);
             if self.cells.get(Count::GsoFallbacks) == 1 {
                 log::warn!(
-                    "a GSO message was refused (errno {code}): this lane now joins datagrams of at most {limit} bytes"
+                    "the kernel refused a GSO message (errno {code}): this lane now joins datagrams of at most {limit} bytes"
                 );
             }
         }

@@ -418,7 +418,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     ) {
         return;
     }
-    refused("card0: it has link-local addresses only");
+    refused("card0: it only has link-local addresses");
     b.set_sysctl("net.ipv4.conf.card0.rp_filter", "1").unwrap();
     b.ip_batch("address add 10.77.0.1/24 dev card0\n").unwrap();
     refused("card0: net.ipv4.conf.card0.rp_filter is 1");
@@ -428,5 +428,5 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     b.ip_batch("route add default dev card0\n").unwrap();
     refused("card0: an XDP program may take the link down for a moment, and the default route uses it");
     b.ip_batch("route del default dev card0\n").unwrap();
-    refused("card0: its driver takes no XDP program");
+    refused("card0: its driver accepts no XDP program");
 }

@@ -223,7 +223,7 @@ fn usage_errors_suggest_the_right_option() {
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "4095"], "1 to 4094"),
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "5.x"], "100.5"),
         (&["echo", "127.0.0.1:0", "--wait", "nap"], "spin:MICROSECONDS"),
-        (&["echo", "127.0.0.1:0", "--wait", "spin:2000000"], "more than 1s"),
+        (&["echo", "127.0.0.1:0", "--wait", "spin:2000000"], "at most 1s"),
         (&["bench", "rtt", "--contenders", "socket/recvmmsg+spin:5"], "lanes have all policies"),
         (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
         (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),

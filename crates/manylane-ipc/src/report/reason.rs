@@ -77,57 +77,59 @@ impl Reason {
 
     fn texts(self) -> (&'static str, &'static str) {
         match self {
-            Self::Connect => ("connect", "the socket was connected to one peer"),
-            Self::Reuseport => ("reuseport", "the program shares the port by itself (SO_REUSEPORT)"),
-            Self::Option => ("option", "a socket option was set that a lane cannot mirror"),
-            Self::Multicast => ("multicast", "the socket joined a group: every lane would get a copy"),
+            Self::Connect => ("connect", "the program connected the socket to one peer"),
+            Self::Reuseport => ("reuseport", "the program shares the port itself (SO_REUSEPORT)"),
+            Self::Option => ("option", "the program set a socket option that lanes do not support"),
+            Self::Multicast => {
+                ("multicast", "the socket joined a multicast group, of which each lane would get a copy")
+            }
             Self::ErrorQueue => {
-                ("error-queue", "errors are asked for (IP_RECVERR): they reach one lane only")
+                ("error-queue", "the program asks for errors (IP_RECVERR), which reach one lane only")
             }
-            Self::Passed => ("passed", "the descriptor was sent to another process (SCM_RIGHTS)"),
-            Self::Exec => ("exec", "the descriptor stays open in a program that was started"),
-            Self::Pattern => ("pattern", "not every thread that waits for the socket also receives"),
+            Self::Passed => ("passed", "the program sent the descriptor to another process (SCM_RIGHTS)"),
+            Self::Exec => ("exec", "a program that it started inherited the descriptor"),
+            Self::Pattern => ("pattern", "a thread waits for the socket without receiving from it"),
             Self::SharedEpoll => ("shared-epoll", "several threads or processes wait on one epoll instance"),
-            Self::NestedEpoll => ("nested-epoll", "the socket is in an epoll instance inside another one"),
+            Self::NestedEpoll => ("nested-epoll", "the socket is in a nested epoll instance"),
             Self::Events => {
-                ("events", "EPOLLONESHOT, or a poll of more descriptors than can be looked through")
+                ("events", "the program uses EPOLLONESHOT, or polls too many descriptors at once")
             }
-            Self::Signals => {
-                ("signals", "signal handlers with and without SA_RESTART, and blocking receives")
-            }
-            Self::NoSocket => {
-                ("no-socket", "a lane's socket could not be opened or bound (descriptors, privileges)")
-            }
-            Self::Full => (
-                "full",
-                "a table of the library is full, or the limit of open files leaves no room for lanes",
+            Self::Signals => (
+                "signals",
+                "the program has signal handlers with and without SA_RESTART, and receives that block",
             ),
-            Self::Address => ("address", "bound to a multicast or broadcast address"),
-            Self::Ioctl => ("ioctl", "an ioctl or fcntl was used that a lane cannot mirror"),
-            Self::Shutdown => ("shutdown", "the socket was shut down"),
+            Self::NoSocket => {
+                ("no-socket", "cannot open or bind the socket of a lane (open files, privileges)")
+            }
+            Self::Full => {
+                ("full", "a table of the library is full, or the limit of open files is too low for lanes")
+            }
+            Self::Address => ("address", "the socket is bound to a multicast or broadcast address"),
+            Self::Ioctl => ("ioctl", "the program used an ioctl or fcntl that lanes do not support"),
+            Self::Shutdown => ("shutdown", "the program shut the socket down"),
             Self::NoQueue => {
-                ("no-queue", "engine xdp: no device in use has its address, or a queue to spare for it")
+                ("no-queue", "engine xdp: no device in use has its address, or has a free queue")
             }
             Self::Control => (
                 "control",
-                "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)",
+                "engine xdp: the program set options that only kernel sockets support (control messages, TOS, marks)",
             ),
             Self::NoLease => (
                 "no-lease",
-                "engine xdp: the launcher leased no queues (it is gone, or has no descriptors left)",
+                "engine xdp: the launcher leased no queues (it has ended, or has no free descriptors)",
             ),
             Self::Forked => (
                 "forked",
-                "the program forked before the socket was bound, or before it had lanes and after thousands of others",
+                "the program forked before it bound the socket, or before the socket had lanes and after it had bound thousands of others",
             ),
             Self::ReplyFailed => {
-                ("reply-failed", "a reply put together with others failed; the program's next send says why")
+                ("reply-failed", "a reply in a batch failed; the program's next send returns the error")
             }
             Self::Namespace => {
                 ("namespace", "its receivers are in another network namespace than the socket")
             }
-            Self::Inherited => ("inherited", "the socket was bound before the program was started"),
-            Self::Seccomp => ("seccomp", "the program forbade itself system calls (seccomp)"),
+            Self::Inherited => ("inherited", "the socket was bound before the program started"),
+            Self::Seccomp => ("seccomp", "the program installed a seccomp filter"),
         }
     }
 }

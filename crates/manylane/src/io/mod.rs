@@ -287,10 +287,10 @@ mod tests {
             assert_eq!(err.kind(), ErrorKind::Config);
             err.to_string()
         };
-        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need engine xdp"));
         let by_uring = |b: &mut Builder| _ = b.engine(Engine::Uring).limit("5".parse().unwrap());
-        assert!(refused(&by_uring).contains("need the engine xdp"));
+        assert!(refused(&by_uring).contains("need engine xdp"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).timestamps(true)).contains("timestamps"));
     }

@@ -212,7 +212,7 @@ impl QuerySocket {
                 }
             }
         }
-        Err(io::Error::other("a dump of the kernel's tables did not come to its end"))
+        Err(io::Error::other("the kernel's dump of its tables is incomplete"))
     }
 
     /// Queries routes, at most [`QUERIES_MAX`] at a time. Calls `each` with the index of each
