@@ -152,7 +152,7 @@ impl Host {
     /// When the device is gone.
     pub fn device_index(&self, link: usize) -> Result<u32> {
         let device = self.device(link);
-        self.run(|| netns::device_index(device)).with_context(|| format!("looking for the device {device}"))
+        self.run(|| netns::device_index(device)).with_context(|| format!("finding device {device}"))
     }
 
     /// What the kernel counted on this end of a link.
@@ -208,7 +208,9 @@ impl Host {
         let device = self.device(link);
         self.run(|| {
             let start = Instant::now();
-            while !netns::is_device_running(device).with_context(|| format!("looking at {device}"))? {
+            while !netns::is_device_running(device)
+                .with_context(|| format!("reading the state of {device}"))?
+            {
                 ensure!(start.elapsed() < LINK_UP_TIMEOUT, "{device} has no carrier: is the other end up?");
                 thread::sleep(Duration::from_millis(1));
             }
@@ -321,7 +323,7 @@ fn are_addrs_usable(addrs: &str, routes: &str, device: &str) -> bool {
 
 pub(crate) fn explain_missing_ip(err: io::Error) -> anyhow::Error {
     if err.kind() == io::ErrorKind::NotFound {
-        return anyhow::anyhow!("the program ip is missing: apt-get install iproute2");
+        return anyhow::anyhow!("cannot find the program ip: apt-get install iproute2");
     }
     anyhow::Error::new(err).context("starting ip")
 }

@@ -95,7 +95,7 @@ impl ReplyCounter {
             .btf(None)
             .override_global("ml_port", &port, true)
             .load(manylane_bpf::ANSWERS)
-            .context("loading the counter of answers")?;
+            .context("loading the reply counter")?;
         let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
         let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();
         host.run(|| match counter {
@@ -119,7 +119,7 @@ impl ReplyCounter {
     pub fn count(&self) -> Result<u64> {
         match &self.backend {
             Backend::Devices(devices) => {
-                let counts = devices.counts.get(&0, 0).context("reading the count of answers")?;
+                let counts = devices.counts.get(&0, 0).context("reading the reply counter")?;
                 Ok(counts.iter().sum())
             }
             Backend::Flows(kept) => kept.lock().unwrap_or_else(PoisonError::into_inner).count(),
@@ -127,7 +127,7 @@ impl ReplyCounter {
     }
 }
 
-const LOAD_CONTEXT: &str = "loading the counter of answers (needs CAP_BPF and CAP_NET_ADMIN)";
+const LOAD_CONTEXT: &str = "loading the reply counter (needs CAP_BPF and CAP_NET_ADMIN)";
 
 /// In the namespace of the devices.
 fn attach_xdp(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
@@ -138,7 +138,7 @@ fn attach_xdp(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
         let index = manylane_sys::netns::device_index(device)?;
         program
             .attach_to_if_index(index, XdpMode::Driver)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the reply counter to {device}"))?;
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ fn attach_tc(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
         let _ = tc::qdisc_add_clsact(device);
         program
             .attach(device, TcAttachType::Ingress)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the reply counter to {device}"))?;
     }
     Ok(())
 }

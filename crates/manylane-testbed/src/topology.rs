@@ -63,14 +63,15 @@ impl Testbed {
         check_privileges()?;
         let mut hosts = Vec::with_capacity(layout.hosts);
         for index in 0..layout.hosts {
-            let namespace = NetNs::create().context("making a network namespace")?;
+            let namespace = NetNs::create().context("creating a network namespace")?;
             let ends = layout.links.iter().zip(0u8..).map(|(&(a, b), link)| {
                 (a == index || b == index).then(|| LinkEnd::new(link, index as u8, layout.mtu, layout.ipv6))
             });
             hosts.push(Host::new(index, namespace, ends.collect()));
         }
         for (link, &(a, b)) in layout.links.iter().enumerate() {
-            create_link(&hosts[a], &hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+            create_link(&hosts[a], &hosts[b], link, layout)
+                .with_context(|| format!("creating link {link}"))?;
         }
         let testbed = Testbed { hosts, links: layout.links.len() };
         for host in &testbed.hosts {
@@ -91,7 +92,7 @@ impl Testbed {
     pub fn recreate_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         create_link(&self.hosts[a], &self.hosts[b], link, layout)
-            .with_context(|| format!("making link {link}"))?;
+            .with_context(|| format!("creating link {link}"))?;
         self.restore_link(link, layout)
     }
 
@@ -148,14 +149,14 @@ pub fn available() -> Result<()> {
     let ip = process::run_isolated(None, "ip", &["-V"], b"");
     ensure!(
         ip.map_err(explain_missing_ip)?.status.success(),
-        "the program ip does not run: apt-get install iproute2"
+        "cannot run the program ip: apt-get install iproute2"
     );
     match NetNs::create() {
         Ok(_) => Ok(()),
         Err(err) if err.kind() == io::ErrorKind::PermissionDenied => {
-            bail!("network namespaces are not permitted here (a container? run it with --privileged)")
+            bail!("network namespaces are not permitted (in a container, use --privileged)")
         }
-        Err(err) => Err(err).context("making a network namespace"),
+        Err(err) => Err(err).context("creating a network namespace"),
     }
 }
 
@@ -169,11 +170,7 @@ fn check_privileges() -> Result<()> {
         .filter(|(bit, _)| held & (1 << bit) == 0)
         .map(|(_, name)| name)
         .collect();
-    ensure!(
-        missing.is_empty(),
-        "a testbed of network namespaces needs {}: run as root (sudo)",
-        missing.join(" and ")
-    );
+    ensure!(missing.is_empty(), "a testbed needs {}: run as root (sudo)", missing.join(" and "));
     Ok(())
 }
 
@@ -200,7 +197,7 @@ fn validate(layout: &Layout) -> Result<()> {
         layout.mtu
     );
     for &(a, b) in &layout.links {
-        ensure!(a != b && a < layout.hosts && b < layout.hosts, "no link can join the hosts {a} and {b}");
+        ensure!(a != b && a < layout.hosts && b < layout.hosts, "invalid link between hosts {a} and {b}");
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ pub fn run(
     events: &[Event],
     director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FlapRow>> {
-    ensure!(setup.hosts().is_some(), "bench flap takes links down: it needs a testbed (root)");
+    ensure!(setup.hosts().is_some(), "bench flap takes links down, and needs a testbed (root)");
     let limits = Limits { precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(oversubscribed_note(setup));
@@ -184,7 +184,7 @@ fn offered_rate(sent: &Sent) -> f64 {
 fn wait_for_traffic(running: &dyn RunningReceiver, sender_ended: &dyn Fn() -> bool) -> Result<()> {
     let start = Instant::now();
     while running.snapshot().delivered == 0 {
-        ensure!(!sender_ended(), "the sender ended before anything arrived");
+        ensure!(!sender_ended(), "the sender ended before a datagram arrived");
         ensure!(start.elapsed() < FIRST_DATAGRAM_TIMEOUT, "nothing arrives");
         thread::sleep(Duration::from_millis(1));
     }

@@ -125,8 +125,8 @@ impl Figure {
         };
         let printed = match (self.series.iter().any(|line| line.printed), self.shape) {
             (false, _) => "",
-            (true, Shape::Lines) => " Dashed: as the paper printed it.",
-            (true, _) => " Hollow: as the paper printed it.",
+            (true, Shape::Lines) => " Dashed: the paper's values.",
+            (true, _) => " Hollow: the paper's values.",
         };
         writeln!(
             page,

@@ -37,7 +37,7 @@ fn loopback_rivera_every_unit_is_counted() {
     let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--only", "/2-readers"];
     let rows = rows("lab-rivera", &words);
     assert_eq!(in_table(&rows, "figure 2").len(), 7);
-    assert_eq!(in_table(&rows, "figure 2, processor time").len(), 7);
+    assert_eq!(in_table(&rows, "figure 2, CPU time").len(), 7);
     assert_eq!(in_table(&rows, "figure 4").len(), 5);
     for row in in_table(&rows, "figure 2").iter().chain(&in_table(&rows, "figure 4")) {
         let device = row["line"].as_str().unwrap().starts_with("lane/xdp");
@@ -184,7 +184,7 @@ fn a_killed_run_is_resumed() {
     assert_eq!(other.status.code(), Some(1));
     assert!(stderr(&other).contains("other settings"), "{}", stderr(&other));
     let other = lab(&["sarma", "--quick", "--resume", file], &out).output().unwrap();
-    assert!(stderr(&other).contains("is of rivera, not of sarma"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("a run of rivera, not of sarma"), "{}", stderr(&other));
     let resumed = lab(&[&RUN[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     let after = fs::read_to_string(&state).unwrap();
