@@ -57,7 +57,7 @@ impl LockClasses {
     /// Reads the kernel's text.
     ///
     /// # Errors
-    /// When it has another format, or says that it has stopped counting.
+    /// Fails if it has another format, or says that it has stopped counting.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let version = lines.next().unwrap_or_default();
@@ -166,7 +166,7 @@ impl LockStatSession {
     /// The machine-wide counts since the start.
     ///
     /// # Errors
-    /// When the text has another format, or the kernel has stopped counting.
+    /// Fails if the text has another format, or the kernel has stopped counting.
     pub(crate) fn read(&self) -> Result<LockClasses> {
         Ok(read(&self.stat_path)?.since(&self.before))
     }

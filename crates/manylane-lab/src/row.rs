@@ -85,7 +85,7 @@ impl Row {
         self
     }
 
-    /// What was lost of the datagrams of a measurement, if any were.
+    /// Lost datagrams of a measurement, if any.
     pub(super) fn losses(&self) -> Option<String> {
         let count = |name: &str| self.counts.get(name).copied();
         let (sent, delivered) = (count("sent")?, count("delivered")?);

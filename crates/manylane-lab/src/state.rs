@@ -86,7 +86,7 @@ impl State {
     /// line may differ.
     ///
     /// # Errors
-    /// When the file is of another machine or of other settings, or is not a state.
+    /// Fails if the file is of another machine or of other settings, or is not a state.
     pub fn resume(path: &Path, settings: &LabSettings) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut lines = text.split_inclusive('\n');

@@ -79,7 +79,7 @@ const LATENCY_MAX_NS: u64 = 3_600_000_000_000;
 /// set. Calls `progress` about ten times a second.
 ///
 /// # Errors
-/// When sockets cannot be created, or on an error that cannot be counted as a loss.
+/// Fails if sockets cannot be created, or on an error that cannot be counted as a loss.
 pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&RequestCounts)) -> Result<Outcome> {
     reduce_timer_slack();
     let mut client = Client::open(plan)?;

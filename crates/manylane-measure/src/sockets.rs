@@ -29,7 +29,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// the target.
 ///
 /// # Errors
-/// When sockets cannot be created, or the datagram is too large.
+/// Fails if sockets cannot be created, or the datagram is too large.
 #[allow(clippy::needless_pass_by_value, reason = "an order is used once")]
 pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
     Flows::open(traffic)?.send(traffic.pps, &until)
@@ -71,7 +71,7 @@ impl Flows {
     /// From here on, datagrams to the flows are dropped and counted, at the lowest possible cost.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn drop_replies(&self) -> Result<()> {
         let refuse = |socket: &UdpSocket| sock::drop_all_incoming(socket.as_fd());
         self.sockets.iter().try_for_each(refuse).context("attaching a filter to a sender's socket")
@@ -80,7 +80,7 @@ impl Flows {
     /// Number of dropped datagrams; up to four billion of each flow.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Fails with the kernel's error.
     pub fn reply_count(&self) -> Result<u64> {
         let mut sum = 0;
         for socket in &self.sockets {

@@ -73,7 +73,7 @@ impl LiveSender {
     /// the traffic is any address of `to`.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
+    /// Fails if eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
@@ -174,7 +174,7 @@ impl LiveSender {
     /// Sends, and returns when all frames have entered the other end.
     ///
     /// # Errors
-    /// When the kernel does not run live frames, or the other end accepts none of them.
+    /// Fails if the kernel does not run live frames, or the other end accepts none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
         self.set_params(&until)?;

@@ -17,7 +17,7 @@ use manylane_measure::sockets::Flows;
 use crate::host::Host;
 
 named_enum! {
-    /// Where replies between hosts are counted and dropped. A virtual link delivers a reply in the
+    /// Hook that counts and drops replies between hosts. A virtual link delivers a reply in the
     /// context of the sending thread, which pays for all work up to there.
     #[derive(Default)]
     pub enum CountHook {
@@ -63,7 +63,7 @@ impl ReplyFlows {
     /// Counts the replies to `flows` from here on.
     ///
     /// # Errors
-    /// When the kernel refuses a filter or the count.
+    /// Fails if the kernel refuses a filter or the count.
     pub fn replace(&mut self, flows: Arc<Flows>) -> Result<()> {
         flows.drop_replies()?;
         self.prior_count = self.count()?;
@@ -88,7 +88,7 @@ impl ReplyCounter {
     /// says.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
+    /// Fails if eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program
     /// already.
     pub fn attach(host: &Host, links: &[usize], port: u16, counter: CountHook) -> Result<Self> {
         let mut ebpf = EbpfLoader::new()
@@ -115,7 +115,7 @@ impl ReplyCounter {
     /// Number of replies so far.
     ///
     /// # Errors
-    /// When the counters cannot be read.
+    /// Fails if the counters cannot be read.
     pub fn count(&self) -> Result<u64> {
         match &self.backend {
             Backend::Devices(devices) => {

@@ -56,7 +56,7 @@ impl Testbed {
     /// 10.77.n.h and fd77:0:0:n::h, where h is the number of the host plus one.
     ///
     /// # Errors
-    /// When the layout makes no sense, privileges or the program `ip` are missing (see
+    /// Fails if the layout makes no sense, privileges or the program `ip` are missing (see
     /// [`available`]), or the kernel has no veth devices.
     pub fn new(layout: &Layout) -> Result<Testbed> {
         validate(layout)?;
@@ -100,7 +100,7 @@ impl Testbed {
     /// host and back: addresses, neighbours, and the link state.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// Fails with the message of `ip`.
     pub fn restore_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
         for (host, peer) in [(a, b), (b, a)] {
@@ -127,7 +127,7 @@ impl Testbed {
     /// Host `index`.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer.
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
@@ -143,7 +143,7 @@ impl Testbed {
 /// Checks that this process can build a testbed.
 ///
 /// # Errors
-/// What is missing, and how to provide it.
+/// Names what is missing, and how to provide it.
 pub fn available() -> Result<()> {
     check_privileges()?;
     let ip = process::run_isolated(None, "ip", &["-V"], b"");
@@ -243,7 +243,7 @@ fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
 /// none is left over.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// Fails if /proc cannot be read.
 pub fn namespaces_in_use() -> Result<BTreeSet<u64>> {
     let mut found = BTreeSet::new();
     for process in fs::read_dir("/proc").context("reading /proc")?.filter_map(Result::ok) {

@@ -1,4 +1,4 @@
-//! What a socket accepts: limits per source, and prefixes that are allowed or denied. Values only:
+//! Filter of a socket: limits per source, and prefixes that are allowed or denied. Values only:
 //! the XDP program enforces them (`bpf/filter.h`), and `io/filter.rs` writes them to its maps.
 
 use std::collections::BTreeMap;
@@ -211,7 +211,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// What to do with datagrams from a prefix.
+/// Verdict on datagrams from a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// They are accepted, exempt from all limits.

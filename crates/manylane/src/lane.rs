@@ -159,7 +159,7 @@ impl Lane {
         self.lane_shared.is_draining()
     }
 
-    /// When this lane delays its receives in `serve`.
+    /// Delays of this lane's receives in `serve`.
     pub(crate) fn delay_policy(&self) -> DelayPolicy {
         DelayPolicy::new(self.shared.rx_coalesce(), &self.io, self.shared.config.batch)
     }

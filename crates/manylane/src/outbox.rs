@@ -40,7 +40,7 @@ pub struct Outbox<'a> {
     v6: bool,
 }
 
-/// What one flush may still spend on retries.
+/// Remaining time and retries of one flush.
 struct RetryBudget {
     /// Deadline of all waits of the flush. The first wait sets it, so the clock is read only then.
     deadline: Option<Instant>,

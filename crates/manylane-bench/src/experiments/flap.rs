@@ -27,7 +27,7 @@ use crate::{Controller, Limits, Load, Options, Setup, oversubscribed_note, run_r
 /// The receivers that it compares by default.
 pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
 
-/// How long a link stays down.
+/// Time for which a link stays down.
 const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
 /// Timeout of the first datagram.
 const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);

@@ -51,7 +51,7 @@ struct Config {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a receiver or the sender fails, when no common rate can be found, or when it is stopped.
+/// Fails if a receiver or the sender fails, if no common rate can be found, or if it is stopped.
 pub fn run(
     setup: &mut Setup,
     options: &Options,

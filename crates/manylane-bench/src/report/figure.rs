@@ -8,7 +8,7 @@ use super::plots::{self, COLOURS, Series};
 use super::{colour, escape};
 use crate::stats::{distinct, median_of};
 
-/// How a figure is drawn.
+/// Kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Lines that join the medians, and the samples as dots.

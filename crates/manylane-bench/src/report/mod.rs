@@ -14,7 +14,7 @@ pub use self::plots::Series;
 use crate::settings::BenchSettings;
 use crate::stats::distinct;
 
-/// What a report shows of the rows of one benchmark.
+/// Tables and figures of the rows of one benchmark.
 pub trait Figures: Sized {
     /// Heads of the columns of the table.
     const COLUMNS: &'static [&'static str];

@@ -114,7 +114,7 @@ pub(crate) struct RxArgs {
     /// Default: the highest number of threads.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "loopback")]
     pub(crate) queues: Option<u32>,
-    /// Where the testbed's client counts and drops replies (echo only)
+    /// Place where the testbed's client counts and drops replies (echo only)
     ///
     /// stack: where its network stack begins. driver: in its driver, which first copies each
     /// reply, at the cost of the replying thread.
@@ -181,7 +181,7 @@ pub(crate) struct ChurnArgs {
     /// Number of lanes at the start; each change adds or removes one
     #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = within(1..))]
     pub(crate) lanes: Vec<usize>,
-    /// How long lanes are added and removed
+    /// Time during which lanes are added and removed
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Time between two changes
@@ -281,7 +281,7 @@ pub(crate) struct RttArgs {
     pub(crate) common: BenchArgs,
 }
 
-/// Where a benchmark runs.
+/// Place of a benchmark.
 #[derive(Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// Use two network namespaces, a veth pair and an XDP sender [default for root]

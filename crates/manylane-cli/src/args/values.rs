@@ -16,7 +16,7 @@ const INTERVAL_RANGE: std::ops::RangeInclusive<Duration> =
 /// Range of a lane's buffer in a captured process.
 const CAPTURE_BUFFER_RANGE: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// What to capture.
+/// Target of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureTarget {
     /// All sockets of a process.

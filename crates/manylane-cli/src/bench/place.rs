@@ -128,7 +128,7 @@ pub(super) fn check_two_cpus(common: &BenchArgs, what: impl Display) -> Result<(
 
 /// A receiver that may lack something on this machine.
 pub(super) trait Receiver: Display {
-    /// What keeps it from running at `place`.
+    /// The reason why it cannot run at `place`, if any.
     fn obstacle(&self, place: Place, probe: &Probe) -> Option<String>;
 }
 

@@ -119,7 +119,7 @@ fn run_live(
     }
 }
 
-/// How the sample was taken, and values that do not belong to a lane.
+/// Settings of the sample, and values that do not belong to a lane.
 #[derive(Debug, Serialize)]
 struct Settings {
     command: String,

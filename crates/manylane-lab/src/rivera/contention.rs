@@ -115,7 +115,7 @@ fn paper_rows(seen: &Contentions, taken: Option<&LockClasses>, threads: usize) -
         let us = ns as f64 / 1e3;
         rows.push(Row::new(table, &line, WAIT_TIME, "µs", vec![us]));
         rows.push(Row::new(table, &line, CONTENTIONS, "", vec![count as f64]));
-        rows.push(each(WAIT_TIME_MEAN, us, count, "nobody waited"));
+        rows.push(each(WAIT_TIME_MEAN, us, count, "no waits"));
     }
     for column in [HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN, WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN] {
         let why = "a stock kernel cannot turn off memory accounting";

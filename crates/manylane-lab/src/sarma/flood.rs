@@ -52,7 +52,7 @@ const PART_COUNT: usize = 10;
 /// The paper's scale of figure 8: 4 jiffies.
 const JIFFIES_SECS: f64 = 0.004;
 
-/// How the flood is received, and where the work of the device is done.
+/// Receive path of a flood, and the context of the device's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RxPath {
     /// No flood at all.

@@ -53,7 +53,7 @@ pub(crate) struct Outbox {
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
 }
 
-/// What the kernel is given for a send.
+/// Arguments of a send.
 struct Headers {
     messages: [mmsghdr; PREFETCH_MAX],
     iovecs: [iovec; PREFETCH_MAX],
@@ -178,7 +178,7 @@ impl Outbox {
         None
     }
 
-    /// The holder died. If it was sending, nobody knows which replies have left: none leaves twice.
+    /// The holder died. If it was sending, the replies that have left are unknown: none is sent twice.
     #[cold]
     fn recover(&self) {
         if self.range.load(Ordering::Acquire) & SENDING != 0 {

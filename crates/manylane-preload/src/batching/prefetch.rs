@@ -121,7 +121,7 @@ pub(crate) struct Prefetch {
     tails: UnsafeCell<[[u8; TAIL_LEN]; PREFETCH_MAX]>,
 }
 
-/// What the kernel is given for a fill.
+/// Arguments of a fill.
 struct Headers {
     /// The state during this process's latest fill: the headers belong to that fill.
     filling: AtomicU64,

@@ -13,7 +13,7 @@ const OP_NOP: u8 = 0;
 const NOP_FILE: u32 = 1 << 1;
 const NOP_FIXED_FILE: u32 = 1 << 2;
 
-/// How a request finds its file.
+/// Lookup of a request's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// No file.

@@ -393,7 +393,7 @@ mod tests {
         assert!(!capture.is_finished());
         // The capture socket closes before its lane.
         drop(point);
-        frame(&mut late, b"nobody sees it");
+        frame(&mut late, b"it is not captured");
         wait_until(|| {
             capture.wait(Duration::from_millis(1)).unwrap();
             capture.is_finished()

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::port_owner;
 
-/// How a lane's socket shares the port.
+/// Sharing of the port of a lane's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortSharing {
     /// Exclusive use of the port, guaranteed by the kernel.

@@ -152,7 +152,7 @@ pub(crate) enum Io {
     Faulty(Box<faults::FaultIo>),
 }
 
-/// What a lane of an engine can do. The defaults are for engines with nothing special there.
+/// Operations of a lane's engine. The defaults are for engines without special needs.
 trait LaneIo {
     /// Receives a batch of queued datagrams; it may be empty.
     fn recv(&mut self) -> Result<RecvSummary>;

@@ -177,7 +177,7 @@ fn failed(err: io::Error) -> Error {
     Error::system(what, err)
 }
 
-/// What forbids io_uring, given the value `set` of the sysctl.
+/// Returns the reason why io_uring is forbidden, given the value `set` of the sysctl.
 fn forbidden_by(set: &str) -> String {
     match set.trim() {
         "" | "0" => "forbidden by a seccomp filter (usual in containers)".to_owned(),

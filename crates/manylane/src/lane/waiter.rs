@@ -126,7 +126,7 @@ fn spin(io: &mut Io, lane: &LaneShared, start: Instant, until: Duration) -> Resu
     Ok((summary, polls))
 }
 
-/// When a lane in `serve` delays its next receive, and for how long.
+/// Delays of the receives of a lane in `serve`.
 pub(crate) struct DelayPolicy(RxCoalesce);
 
 impl DelayPolicy {

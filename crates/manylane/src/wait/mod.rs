@@ -45,7 +45,7 @@ pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 /// Default time that the kernel busy polls.
 pub(crate) const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
-/// What a lane does while its queue is empty, in [`Socket::serve`](crate::Socket::serve) and
+/// Policy of a lane while its queue is empty, in [`Socket::serve`](crate::Socket::serve) and
 /// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
 ///
 /// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`,

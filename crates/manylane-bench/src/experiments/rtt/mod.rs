@@ -132,7 +132,7 @@ impl Mode {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// When a contender or the generator fails, when a placement is not available, or when it is
+/// Fails if a contender or the generator fails, if a placement is not available, or if it is
 /// stopped.
 pub fn run(
     setup: &mut Setup,

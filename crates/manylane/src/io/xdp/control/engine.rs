@@ -1,4 +1,4 @@
-//! What the lanes of an XDP socket share, as the rest of the library sees it.
+//! Shared state of the lanes of an XDP socket, behind the interface of all engines.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;

@@ -52,7 +52,7 @@ struct QueueLease {
     released: Vec<LeasedQueue>,
 }
 
-/// Whether a process can be leased a queue.
+/// Availability of a queue for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,

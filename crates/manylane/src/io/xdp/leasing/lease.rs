@@ -51,7 +51,7 @@ enum Stage {
     Closed,
 }
 
-/// What can be leased to a socket.
+/// Queues that can be leased to a socket.
 pub(super) struct Offer {
     addr: SocketAddr,
     cookie: u64,
@@ -62,8 +62,8 @@ pub(super) struct Offer {
 }
 
 impl Lessor {
-    /// What can be leased to a socket. For a caller that `waits`, the error `WouldBlock` means
-    /// that more will be available in a moment.
+    /// Finds queues that can be leased to a socket. For a caller that `waits`, the error
+    /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(
         &mut self,
         caller: &Client,
