@@ -350,7 +350,7 @@ virtio_run() { # RP_FILTER: that of eth0 once the server runs
   if [ "$1" -eq 1 ]; then
     is "received by XDP" "$(summed received_by_xdp)" 0
   else
-    [ "$(summed received_by_xdp)" -gt 0 ] || lacks "making the rings: Device or resource busy"
+    [ "$(summed received_by_xdp)" -gt 0 ] || lacks "creating the rings: Device or resource busy"
   fi
 }
 lacks() { # TEXT: the error of a kernel that cannot lease queues

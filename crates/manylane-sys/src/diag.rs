@@ -72,7 +72,7 @@ fn message(request: &[u8]) -> Vec<u8> {
 
 /// Parses one part of the answer; true if it was the last.
 fn parse(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
-    let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message that is cut short");
+    let broken = || io::Error::new(io::ErrorKind::InvalidData, "truncated netlink message");
     let mut rest = bytes;
     while !rest.is_empty() {
         let len = read_u32(rest, 0).ok_or_else(broken)? as usize;

@@ -207,8 +207,8 @@ impl Builder {
     }
 
     /// Sets the wait policy of lanes with empty queues, which trades latency against CPU time.
-    /// Default: [`WaitPolicy::Sleep`]. [`Socket::waiting`](crate::Socket::waiting) returns the policy in
-    /// force.
+    /// Default: [`WaitPolicy::Sleep`]. [`Socket::waiting`](crate::Socket::waiting) returns the
+    /// policy in force.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
         self.config.wait = policy;
         self

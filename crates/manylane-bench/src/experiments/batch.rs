@@ -258,7 +258,7 @@ impl BatchReceiver {
                 let way = match by {
                     RecvMethod::UringSingle => Backend::UringSingle(socket, Box::new(None), bare),
                     RecvMethod::UringPlain => Backend::UringPlain(socket, Box::new(None), bare),
-                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
+                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("cannot allocate buffers")?),
                 };
                 return Ok(Self { addr, backend: way });
             }

@@ -51,7 +51,7 @@ impl Request {
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let (version, rest) = match words.as_slice() {
             [NAME_PREFIX, version, rest @ ..] => (*version, rest),
-            _ => return Err("that is no question about a capture".into()),
+            _ => return Err("unknown request".into()),
         };
         if version.parse() != Ok(VERSION) {
             return Err(format!(
@@ -64,7 +64,7 @@ impl Request {
             ["start", snaplen, buffer] => {
                 Ok(Self::Start { snaplen: number(snaplen)?, buffer: number(buffer)? })
             }
-            _ => Err("that is no question about a capture".into()),
+            _ => Err("unknown request".into()),
         }
     }
 }

@@ -178,7 +178,8 @@ impl Outbox {
         None
     }
 
-    /// The holder died. If it was sending, the replies that have left are unknown: none is sent twice.
+    /// The holder died. If it was sending, the replies that have left are unknown, so none is sent
+    /// again.
     #[cold]
     fn recover(&self) {
         if self.range.load(Ordering::Acquire) & SENDING != 0 {
