@@ -350,7 +350,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
             || kept > len as usize
             || (RECORD_HEADER_WORDS + kept.div_ceil(8)) as u64 > there
         {
-            return Err(CorruptRing("a frame in a ring has a length that cannot be"));
+            return Err(CorruptRing("invalid length of a frame in a ring"));
         }
         let direction = if place >> 63 == 1 { Direction::Out } else { Direction::In };
         let queue = (place >> 32) as u32 & 0x7fff_ffff;

@@ -401,7 +401,7 @@ impl Capture {
             match recv_reply(connection, true) {
                 Ok((Reply::Ring(lane), files)) => {
                     if let Err(err) = source.add(LaneId(lane), files) {
-                        log::warn!("lane {lane} cannot be captured: {err}");
+                        log::warn!("cannot capture lane {lane}: {err}");
                     }
                 }
                 Ok(_) => {}

@@ -279,7 +279,7 @@ fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
         .add(
             severity,
             format!(
-                "receive work ended early {squeezed} times in {}, {} (the whole machine)",
+                "receive work ended early {squeezed} times while it processed {}, {} (the whole machine)",
                 pluralize(processed, "frame"),
                 facts.describe_period()
             ),

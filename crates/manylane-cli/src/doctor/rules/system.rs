@@ -128,8 +128,11 @@ fn busy_poll_for_all(facts: &Facts, found: &mut FindingSink<'_>) {
         match facts.sysctl(name) {
             None | Some(0) => {}
             Some(usecs) => {
-                let who =
-                    if name.ends_with("poll") { "poll, select and epoll_wait" } else { "a read of a socket" };
+                let who = if name.ends_with("poll") {
+                    "each poll, select or epoll_wait"
+                } else {
+                    "each read of a socket"
+                };
                 found
                     .add(
                         Severity::Note,
@@ -198,7 +201,7 @@ fn xdp_needs_privileges(facts: &Facts, found: &mut FindingSink<'_>) {
                 format!("this user lacks {}", lacking.join(", ")),
                 "Engine xdp needs them to attach a program to devices and to receive their frames.",
             )
-            .run("run as root; or use sudo manylane run --engine xdp -- PROGRAM, which runs the program as the calling user");
+            .run("run as root (a program under sudo manylane run --engine xdp may drop to its own user)");
     }
 }
 
@@ -214,7 +217,7 @@ fn feature_missing(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("{} is not available: {why}", feature.name),
-                "Manylane falls back to something that gains less.",
+                "Manylane works without it, but gains less.",
             )
             .subject(&feature.name)
             .run("see KERNELS.md for the first kernel that has it, and for the fallback");
