@@ -144,7 +144,7 @@ fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
         ("denied", refused.denied),
         ("over a limit", refused.limited),
         ("dropped by the kernel", total.kernel_dropped),
-        ("dropped at full queues", total.xsk_dropped),
+        ("dropped at queues", total.xsk_dropped),
         ("wrong checksums", total.bad_checksum),
         ("malformed", total.malformed),
         ("dropped as stale", total.dropped_stale),

@@ -216,7 +216,7 @@ mod tests {
         };
         let text = format!("{:#}", run(&args).unwrap_err());
         let expected =
-            format!("changed {}; failed at {silent}: process {pid} does not answer", changed.name());
+            format!("changed {}; failed at {silent}: process {pid} does not reply", changed.name());
         assert!(text.starts_with(&expected), "{text}");
         assert_eq!(filter.current().rules().count(), 1);
         args.deny.clear();

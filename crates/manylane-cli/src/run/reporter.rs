@@ -367,7 +367,7 @@ mod tests {
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
             "replies one by one: failed (a socket, process 7)",
-            "dropped by lanes: 5 frames",
+            "dropped by lanes: 5 malformed frames",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }

@@ -164,7 +164,7 @@ fn untrusted_journals_are_rejected() {
     assert!(folder.join("new/tune.json.lock").exists());
     // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
-        refused("is of the user 65533");
+        refused("belongs to user 65533");
     }
 }
 
