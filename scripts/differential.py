@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Random calls with 'manylane run' and without, compared: differential.py [SECONDS] [SEED]
+"""Compares random calls with and without 'manylane run': differential.py [SECONDS] [SEED]
 
-Scripts of calls are made from a seed. crates/manylane-cli/tests/differential makes the calls of
-each, one at a time, and prints what they return. A script whose outputs differ is cut down to the
-fewest calls whose outputs still differ. MANYLANE is the program that is tested.
+A seed determines scripts of calls. crates/manylane-cli/tests/differential makes the calls of a
+script one by one, and prints their results. A script whose outputs differ is reduced to the fewest
+calls whose outputs still differ. MANYLANE is the program to test.
 """
 
 import argparse
@@ -357,7 +357,7 @@ def report(runner, name, lines, options):
     for nth in range(max(len(native), len(other))):
         one, two = (output[nth] if nth < len(output) else "nothing" for output in (native, other))
         print(f"  {one}" if is_same(one, two) else f"- {one}\n+ {two}")
-    print(f"again: scripts/differential.py --script {name} --options '{options}'", flush=True)
+    print(f"to repeat: scripts/differential.py --script {name} --options '{options}'", flush=True)
 
 
 def is_known(lines):
@@ -399,10 +399,10 @@ def compare(runner, names, options, counts):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seconds", nargs="?", type=float, default=20)
-    parser.add_argument("seed", nargs="?", default=str(random.randrange(1 << 32)))
-    parser.add_argument("--script", metavar="SEED.N|FILE", help="compare this one script")
-    parser.add_argument("--options", default=None, help="of 'manylane run', after variables (NAME=VALUE) [default: different ones in turn]")
+    parser.add_argument("seconds", nargs="?", type=float, default=20, help="duration [20]")
+    parser.add_argument("seed", nargs="?", default=str(random.randrange(1 << 32)), help="seed of the scripts [random]")
+    parser.add_argument("--script", metavar="SEED.N|FILE", help="compare only this script")
+    parser.add_argument("--options", default=None, help="options of 'manylane run', after variables (NAME=VALUE) [default: different ones in turn]")
     args = parser.parse_args()
     counts = collections.Counter()
     leftovers.start("differential")

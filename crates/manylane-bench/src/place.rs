@@ -150,7 +150,7 @@ impl Setup {
         // Without IPv6 the kernels send no packets of their own, which the devices would count in
         // addition to the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
-            .context("cannot make a testbed")?;
+            .context("cannot create a testbed")?;
         Ok(Self::with_environment(
             Environment::Testbed(Box::new(TestbedState { testbed, queues, sender: None })),
             receiver_cpus,

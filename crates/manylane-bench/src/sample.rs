@@ -25,7 +25,7 @@ const WARM_UP_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Ends a benchmark early, on request.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
-        bail!("interrupted before the end: no result");
+        bail!("interrupted: no result");
     }
     Ok(())
 }

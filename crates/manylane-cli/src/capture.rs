@@ -30,7 +30,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let stop = signals::stop_flag()?;
     let to_terminal = args.write.is_none() && io::stdout().is_terminal();
     if to_terminal {
-        return Err(UsageError("frames do not go to a terminal: name a file (-w FILE), or pipe them on, as in 'manylane capture | tcpdump -n -r -'".into()).into());
+        return Err(UsageError("standard output is a terminal: name a file (-w FILE), or use a pipe, as in 'manylane capture | tcpdump -n -r -'".into()).into());
     }
     let points = find(args.target.as_ref())?;
     let about = describe(&points);
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let mut recorder = Recorder::new(capture, out, args.snaplen)?;
     let outcome = recorder.record(&stop, args);
     if recorder.capture.is_finished() {
-        output::eprint_line("the process has ended its side");
+        output::eprint_line("the process has closed its socket or the connection");
     }
     // Complete the file, whatever ended the capture.
     let finished = recorder.finish();
@@ -60,7 +60,7 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     let first = points.first().map(Target::pid);
     if points.iter().any(|point| Some(point.pid()) != first) {
         let mut text =
-            String::from("several processes can be captured: name one, or the address of a socket");
+            String::from("several processes can be captured: give a PID, or the address of a socket");
         for point in &points {
             // Writing to a string does not fail.
             _ = write!(text, "\n  {}", describe(std::slice::from_ref(point)));
@@ -72,13 +72,11 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     }
     let what = match target {
         Some(CaptureTarget::Pid(pid)) => format!("process {pid} has no socket that can be captured"),
-        Some(CaptureTarget::Address(address)) => format!("no socket at {address} can be captured here"),
-        None => "no process here has a socket that can be captured".into(),
+        Some(CaptureTarget::Address(address)) => format!("no socket at {address} can be captured"),
+        None => "no process has a socket that can be captured".into(),
     };
     match refused.as_slice() {
-        [] => Err(anyhow!(
-            "{what}: it takes a socket of the engine xdp, in the network namespace that this is run in"
-        )),
+        [] => Err(anyhow!("{what}: a capture needs a socket with engine xdp in this network namespace")),
         all => {
             let all: Vec<String> = all.iter().map(|(pid, why)| format!("process {pid}: {why}")).collect();
             Err(anyhow!("{what}: {}", all.join("; ")))
@@ -94,7 +92,7 @@ fn describe(points: &[Target]) -> String {
         let lanes = point.lanes().len();
         _ = write!(text, ", {}: {lanes} lanes, devices {}", point.address(), devices.join(" "));
         if let Some(pid) = point.captured_by() {
-            _ = write!(text, " (process {pid} captures it)");
+            _ = write!(text, " (captured by process {pid})");
         }
     }
     text
@@ -212,7 +210,7 @@ impl Recorder {
         ));
         if missed > 0 {
             output::eprint_line(&format!(
-                "{missed} frames not captured for want of room: raise --buffer, or lower --snaplen"
+                "{missed} frames not captured because the buffer was full: raise --buffer, or lower --snaplen"
             ));
         }
         for ((at, (received, sent)), dropped) in (0..).zip(&self.written).zip(&dropped) {

@@ -47,8 +47,8 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         metrics::keep(port.serve(page)?);
     }
     // Without it only `top` and `limit` do not work.
-    let _control =
-        ControlSocket::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+    let _control = ControlSocket::open(&socket.handle())
+        .map_err(|err| log::warn!("'manylane top' and 'limit' cannot reach this process: {err}"));
     let handle = socket.handle();
     let served = AtomicBool::new(false);
     let start = Instant::now();
@@ -147,7 +147,7 @@ fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
         ("dropped at queues", total.xsk_dropped),
         ("wrong checksums", total.bad_checksum),
         ("malformed", total.malformed),
-        ("given up for newer", total.dropped_stale),
+        ("dropped as stale", total.dropped_stale),
         ("discarded", total.discarded),
     ]
 }
@@ -159,7 +159,7 @@ fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String
     let messages = (total.messages - was.messages).max(1);
     let batches = (total.batches - was.batches).max(1);
     let mut line = format!(
-        "{}/s in, {}/s out, {} lanes, {:.1} a call",
+        "{}/s in, {}/s out, {} lanes, {:.1} per call",
         rate(total.delivered, was.delivered),
         rate(total.sent, was.sent),
         now.lanes.len(),
@@ -167,7 +167,8 @@ fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String
     );
     let reasons = undelivered(now).into_iter().zip(undelivered(before));
     let reasons = reasons.map(|((name, now), (_, before))| (name, now.saturating_sub(before)));
-    let others = [("replies lost", total.lost() - was.lost()), ("cut off", total.truncated - was.truncated)];
+    let others =
+        [("replies lost", total.lost() - was.lost()), ("truncated", total.truncated - was.truncated)];
     for (name, lost) in reasons.chain(others) {
         if lost > 0 {
             let _ = write!(line, ", {lost} {name}");
@@ -187,10 +188,10 @@ fn text(counters: &Counters) -> String {
     for (name, lost) in undelivered(counters) {
         entry(&format!("  {name}"), lost);
     }
-    entry("replies asked for", total.offered);
+    entry("replies", total.offered);
     entry("  sent", total.sent);
     entry("  lost", total.lost());
-    entry("cut off", total.truncated);
+    entry("truncated", total.truncated);
     entry("batches", total.batches);
     entry("messages", total.messages);
     text

@@ -57,29 +57,29 @@ impl NotLoadable {
     pub(crate) fn message(&self) -> String {
         let why = match &self.reason {
             Reason::Static => {
-                "is statically linked: no library can be loaded into it (use a dynamically linked build)".into()
+                "is statically linked, and loads no library (use a dynamically linked build)".into()
             }
             Reason::Go => {
-                "is a Go program: it makes its system calls itself, past every library (let it open a socket per CPU, with SO_REUSEPORT)".into()
+                "is a Go program, which makes system calls without the C library (let it open a socket per CPU, with SO_REUSEPORT)".into()
             }
             Reason::OtherLibc(loader) => {
-                format!("is linked with another C library, of {loader}: the library is for glibc (use a build for glibc)")
+                format!("is linked with another C library ({loader}), but the library needs glibc (use a build for glibc)")
             }
             Reason::OtherMachine(machine) => {
                 let ours = std::env::consts::ARCH;
-                format!("is a program for {machine}: the library is for {ours} (use a build for {ours})")
+                format!("is a program for {machine}, but the library is for {ours} (use a build for {ours})")
             }
             Reason::SetId(what) => format!(
-                "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (clear that bit, and start it as its owner or group)"
+                "is {what}, and runs in secure-execution mode, which ignores LD_PRELOAD (clear that bit, and start it as its owner or group)"
             ),
             Reason::Capabilities => {
-                "has file capabilities: it starts in secure-execution mode, in which LD_PRELOAD does not count (give it ambient ones instead, as AmbientCapabilities= of systemd does)".into()
+                "has file capabilities, and runs in secure-execution mode, which ignores LD_PRELOAD (give it ambient capabilities instead, for example by AmbientCapabilities= of systemd)".into()
             }
             Reason::Unreadable => {
-                "cannot be read: whether the library can be loaded into it is not known (let this user read it)".into()
+                "is not readable, so Manylane cannot check if it loads the library (let this user read it)".into()
             }
             Reason::NotElf => {
-                "is no ELF file and no script: the kernel does not start it by itself (name its interpreter before it)".into()
+                "is neither an ELF file nor a script (name its interpreter before it)".into()
             }
             Reason::NoInterpreter(name) => format!(
                 "is a script for {}, which does not exist (install it, or change the first line of the script)",
@@ -354,8 +354,8 @@ mod tests {
             (header(2, 1, object::elf::EM_S390), "s390x"),
             (header(2, 1, 4711), "4711"),
             (header(2, 1, OWN_MACHINE.unwrap()), "statically linked"),
-            (b"\x7fELF".to_vec(), "no ELF file"),
-            (vec![0; 100], "no ELF file"),
+            (b"\x7fELF".to_vec(), "neither an ELF file"),
+            (vec![0; 100], "neither an ELF file"),
             (b"#!/no/such/interpreter\n".to_vec(), "/no/such/interpreter"),
         ] {
             let line = judge(&bytes).unwrap_err();

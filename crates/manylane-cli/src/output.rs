@@ -61,7 +61,7 @@ fn create_in(folder: &Metadata, path: &Path) -> io::Result<File> {
     let about = found.metadata()?;
     let is_foreign = ![folder.uid(), effective_uid()].contains(&about.uid());
     if about.is_symlink() || about.nlink() > 1 || is_foreign {
-        let why = "others may write to its folder, and it is a link or another user's: name another file";
+        let why = "it is a link or belongs to another user, in a folder that other users can write to: name another file";
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     File::create(format!("/proc/self/fd/{}", found.as_raw_fd()))
@@ -71,7 +71,7 @@ fn create_in(folder: &Metadata, path: &Path) -> io::Result<File> {
 #[cfg(feature = "bench")]
 pub(crate) fn create_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path)
-        .with_context(|| format!("cannot make {} (--out names another)", path.display()))
+        .with_context(|| format!("cannot create {}: name another folder with --out", path.display()))
 }
 
 /// Writes a line to standard error. If standard error is closed, the line is dropped.
@@ -114,7 +114,7 @@ pub(crate) struct AlreadyReported;
 
 impl std::fmt::Display for AlreadyReported {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("something is wrong")
+        f.write_str("failed")
     }
 }
 

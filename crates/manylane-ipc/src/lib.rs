@@ -1,4 +1,4 @@
-//! What processes of Manylane share: memory, and messages about it.
+//! Shared memory and messages between processes of Manylane.
 //!
 //! | module | shared | layout |
 //! |---|---|---|

@@ -85,7 +85,7 @@ impl Row {
         self
     }
 
-    /// The datagrams that a measurement lost, if any.
+    /// Lost datagrams of a measurement, if any.
     pub(super) fn losses(&self) -> Option<String> {
         let count = |name: &str| self.counts.get(name).copied();
         let (sent, delivered) = (count("sent")?, count("delivered")?);

@@ -263,7 +263,7 @@ impl NetlinkSocket {
                 }
             }
         }
-        Err(io::Error::other("a netlink reply did not come to its end"))
+        Err(io::Error::other("incomplete netlink reply"))
     }
 }
 

@@ -36,7 +36,7 @@ impl NetNs {
                 NetNs::open("/proc/thread-self/ns/net")
             })?;
             made.join()
-                .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace panicked")))
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that creates a namespace panicked")))
         })
     }
 

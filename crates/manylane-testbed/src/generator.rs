@@ -73,7 +73,7 @@ impl LiveSender {
     /// the traffic is any address of `to`.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
+    /// Fails if eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
         Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
@@ -84,7 +84,7 @@ impl LiveSender {
     /// # Errors
     /// As [`LiveSender::new`].
     pub fn with_random_sources(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
-        ensure!(traffic.target.is_ipv4(), "a flood from random sources is of IPv4");
+        ensure!(traffic.target.is_ipv4(), "random sources need an IPv4 target");
         Self::build(from, to, &[link], std::slice::from_ref(traffic), true)
     }
 
@@ -110,9 +110,9 @@ impl LiveSender {
         scattered: bool,
     ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
+        ensure!(links.len() <= MAX_LINKS, "live frames support at most {MAX_LINKS} links");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
-        ensure!(!traffic.gso, "live frames are single datagrams: GSO messages need the portable sender");
+        ensure!(!traffic.gso, "live frames do not support GSO messages: use sockets");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
         let frames =
@@ -174,7 +174,7 @@ impl LiveSender {
     /// Sends, and returns when all frames have entered the other end.
     ///
     /// # Errors
-    /// When the kernel does not run live frames, or the other end accepts none of them.
+    /// Fails if the kernel does not run live frames, or the other end accepts none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
         self.set_params(&until)?;
@@ -207,7 +207,7 @@ impl LiveSender {
         }
         ensure!(
             sent.datagrams > 0 || sent.rejected == 0,
-            "{} took none of {} frames: is the other end up, with GRO or an XDP program?",
+            "{} accepted none of {} frames: the other end must be up, with GRO or an XDP program",
             self.host.device(self.links[0]),
             sent.rejected
         );
@@ -367,12 +367,12 @@ fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: 
     let room = most - (plan.len() - payload.len());
     ensure!(
         payload.len() <= room,
-        "{} bytes do not fit a frame of this link, which takes {room}: choose a smaller size, or the portable sender",
+        "{} bytes do not fit into a frame of this link, which carries {room}: lower the size",
         payload.len()
     );
     let mut frame = vec![0; plan.len()];
     if let Err(err) = plan.write(&mut frame) {
-        bail!("no frame can carry {} bytes: {err}", payload.len());
+        bail!("cannot build a frame with {} bytes: {err}", payload.len());
     }
     let head = frame.len() - payload.len();
     frame[head - 2..head].fill(0);

@@ -57,7 +57,7 @@ fn check_closing() -> io::Result<()> {
     if CLOSING.load(Ordering::Relaxed) < CLOSING_MAX {
         return Ok(());
     }
-    let why = "too many processes have sent descriptors whose close blocks: end them first";
+    let why = "too many processes have sent descriptors whose close blocks: end these processes first";
     Err(io::Error::new(io::ErrorKind::QuotaExceeded, why))
 }
 

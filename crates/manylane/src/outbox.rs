@@ -40,7 +40,7 @@ pub struct Outbox<'a> {
     v6: bool,
 }
 
-/// What one flush may still spend on retries.
+/// Remaining time and retries of one flush.
 struct RetryBudget {
     /// Deadline of all waits of the flush. The first wait sets it, so the clock is read only then.
     deadline: Option<Instant>,
@@ -327,7 +327,7 @@ impl<'a> Outbox<'a> {
             self.queue.limit_gso(limit);
             if self.cells.get(Count::GsoFallbacks) == 1 {
                 log::warn!(
-                    "a GSO message was refused (errno {code}): this lane now joins datagrams of at most {limit} bytes"
+                    "the kernel refused a GSO message (errno {code}): this lane now joins datagrams of at most {limit} bytes"
                 );
             }
         }

@@ -103,7 +103,7 @@ fn describe(entry: &Entry, owner: &Owner) -> String {
         Owner::NoProcess => {
             format!("a socket of user {} that no visible process has open", entry.uid)
         }
-        Owner::Unknown => format!("a process of user {} that this one may not see", entry.uid),
+        Owner::Unknown => format!("a process of user {}, not visible to this one", entry.uid),
     }
 }
 

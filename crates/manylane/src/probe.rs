@@ -88,7 +88,8 @@ pub(crate) fn try_busy_poll(engine: Engine) -> Result<()> {
 /// Tries to enable busy polling on a socket.
 fn try_socket_busy_poll() -> Result<()> {
     busy_poll::probe().map_err(|err| {
-        let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
+        let advice =
+            "SO_BUSY_POLL: needs CONFIG_NET_RX_BUSY_POLL, and CAP_NET_ADMIN or the sysctl net.core.busy_read";
         Error::system(advice, err)
     })
 }

@@ -138,7 +138,7 @@ where
     };
     let spawned = thread::Builder::new().name(name).spawn_scoped(scope, body);
     spawned.map(|_| ()).map_err(|err| {
-        let message = "a thread for a lane: raise the limit of threads (ulimit -u, TasksMax=)";
+        let message = "starting a thread for a lane: raise the limit of threads (ulimit -u, TasksMax=)";
         Error::with(ErrorKind::Limit, message, err)
     })
 }

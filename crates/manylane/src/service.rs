@@ -61,7 +61,7 @@ impl Drop for Service {
         let has_ended = peer::wait_for_reply(&self.wake, Instant::now() + EXIT_TIMEOUT).is_ok();
         if let Some(thread) = self.thread.take() {
             if !has_ended {
-                return log::warn!("a thread that answers other processes has not ended yet");
+                return log::warn!("the thread of the control socket has not ended yet");
             }
             // A panic there was reported on standard error.
             _ = thread.join();

@@ -247,7 +247,7 @@ fn loopback_fault_port_of_another_user_names_the_user() {
     // The other user cannot see our process, but the error names its user.
     let socket = UdpSocket::bind((MONITORED_ADDR, 0)).unwrap();
     let text = Child::start("child_binds_a_port", Some(NOBODY)).line();
-    assert!(text.ends_with("by a process of user 0 that this one may not see"), "{text}");
+    assert!(text.ends_with("by a process of user 0, not visible to this one"), "{text}");
     drop(socket);
 }
 

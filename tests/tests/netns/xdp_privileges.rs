@@ -105,7 +105,7 @@ fn child_serves_xdp_as_nobody() {
     report("gone");
     // It is added again, and its datagrams arrive through the kernel only.
     let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
-    assert!(warning.contains("link0") && warning.contains("CAP_BPF, CAP_NET_ADMIN"), "{warning}");
+    assert!(warning.contains("link0") && warning.contains("CAP_BPF and CAP_NET_ADMIN"), "{warning}");
     report("warned");
     wait_for_parent();
     assert_nobody();

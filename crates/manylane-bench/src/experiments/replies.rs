@@ -43,7 +43,7 @@ pub fn run(
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = senders.iter().map(ToString::to_string).collect();
-    settings.notes.push("the datagrams are refused by a filter of the socket that they are sent to".into());
+    settings.notes.push("a filter of the destination socket drops all datagrams".into());
     let cpu = setup.receiver_cpus().first().copied();
     let rows = compare(options, senders, messages, director, |config, round| {
         run_pinned(cpu, || measure(config, round))
@@ -52,10 +52,10 @@ pub fn run(
 }
 
 fn measure(Config { method, size, messages }: Config<SendMethod>, round: usize) -> Result<BatchSample> {
-    let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
-    sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
+    let target = UdpSocket::bind("127.0.0.1:0").context("opening a socket")?;
+    sock::drop_all_incoming(target.as_fd()).context("attaching a filter to a socket")?;
     let peer = SockAddr::from(target.local_addr()?);
-    let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    let socket = UdpSocket::bind("127.0.0.1:0").context("opening a socket")?;
     // Payloads in separate memory, as those of a batch.
     let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
     let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
@@ -72,7 +72,7 @@ fn measure(Config { method, size, messages }: Config<SendMethod>, round: usize) 
         sum.calls += 1;
     }
     let time = cpu::thread_cpu_time().saturating_sub(before);
-    ensure!(sum.delivered > 0, "nothing was sent");
+    ensure!(sum.delivered > 0, "no datagram was sent");
     sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
     Ok(sum)
 }
@@ -93,6 +93,6 @@ fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: u
     }
     let zero_copy = sender == SendMethod::UringZeroCopy;
     let ring = BareSender::new(socket.as_fd(), batch, zero_copy);
-    let mut ring = ring.context("io_uring: see kernel.io_uring_disabled")?;
+    let mut ring = ring.context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
     Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
 }

@@ -40,8 +40,8 @@ fn recv_loop(
     delay: Duration,
     (work, app_work): (Work, SyntheticWork),
 ) -> Result<()> {
-    let mut ring =
-        BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
+    let mut ring = BareMultishot::new(socket.as_fd(), options)
+        .context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
     let send = SendOptions { batch: options.batch, gso: false };
     let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;

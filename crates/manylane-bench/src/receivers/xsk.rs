@@ -59,7 +59,7 @@ pub(crate) fn open_queues(
     ring: u32,
     answers: bool,
 ) -> Result<OpenQueues> {
-    ensure!(!devices.is_empty(), "{name} needs a device: it does not run over loopback");
+    ensure!(!devices.is_empty(), "{name} needs a device, and does not run over loopback");
     let (mut programs, mut queues) = (Vec::new(), Vec::new());
     for (number, name) in devices.iter().enumerate() {
         let index = netns::device_index(name)?;
@@ -164,7 +164,7 @@ fn poll_and_reply<R: FrameParser>(
         app_work.run();
         R::reply_in_place(packet)
     });
-    let frames = frames.context("answering from a queue")?;
+    let frames = frames.context("replying from a queue")?;
     Ok(PollResult { frames, datagrams: frames - refused })
 }
 

@@ -114,7 +114,7 @@ pub(crate) struct RxArgs {
     /// Default: the highest number of threads.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "loopback")]
     pub(crate) queues: Option<u32>,
-    /// Where the testbed's client counts and drops replies (echo only)
+    /// Place where the testbed's client counts and drops replies (echo only)
     ///
     /// stack: where its network stack begins. driver: in its driver, which first copies each
     /// reply, at the cost of the replying thread.
@@ -181,7 +181,7 @@ pub(crate) struct ChurnArgs {
     /// Number of lanes at the start; each change adds or removes one
     #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = within(1..))]
     pub(crate) lanes: Vec<usize>,
-    /// How long lanes are added and removed
+    /// Time during which lanes are added and removed
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Time between two changes
@@ -207,7 +207,7 @@ pub(crate) struct FlapArgs {
     pub(crate) receivers: Vec<Kind>,
     /// Events to compare [default: all]
     ///
-    /// nothing, mmsg-opens, mmsg-closes, program-comes, program-goes, xdp-opens, xdp-closes,
+    /// nothing, mmsg-opens, mmsg-closes, program-attached, program-detached, xdp-opens, xdp-closes,
     /// receiver-link, sender-link.
     #[arg(long, value_delimiter = ',', value_name = "EVENT,…")]
     pub(crate) events: Vec<Event>,
@@ -261,7 +261,7 @@ pub(crate) struct RttArgs {
     /// Default: 10, 40 and 80 % of the lowest no-loss rate, and 20k.
     #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
     pub(crate) rate: Vec<f64>,
-    /// Intervals of the open loops: even, or chance (random, as from many clients)
+    /// Intervals of the open loops: even, or poisson (random, as from many clients)
     #[arg(long, default_value = "even", value_name = "HOW")]
     pub(crate) arrivals: Arrivals,
     /// Placement of the server, the generator and the device's work
@@ -281,7 +281,7 @@ pub(crate) struct RttArgs {
     pub(crate) common: BenchArgs,
 }
 
-/// Where a benchmark runs.
+/// Place of a benchmark.
 #[derive(Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// Use two network namespaces, a veth pair and an XDP sender [default for root]

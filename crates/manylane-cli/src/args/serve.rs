@@ -26,7 +26,7 @@ pub(crate) struct EchoArgs {
     /// Number of lanes [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = within(1..))]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: auto, mmsg, uring or xdp
+    /// Engine of the lanes: auto, mmsg, uring or xdp
     ///
     /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg if it is not available. xdp: frames
     /// of the network device, past the kernel's stack (root). auto: xdp on the devices of
@@ -42,7 +42,7 @@ pub(crate) struct EchoArgs {
     /// VLAN that engine xdp also receives: ID, or OUTER.INNER; may be repeated
     #[arg(long, value_name = "ID[.ID]")]
     pub(crate) xdp_vlan: Vec<Vlan>,
-    /// How an idle lane waits: sleep, busy-poll[:USECS], spin:USECS or adaptive
+    /// Wait policy of idle lanes: sleep, busy-poll[:USECS], spin:USECS or adaptive
     ///
     /// busy-poll: the kernel polls the device before it puts the lane to sleep (SO_BUSY_POLL).
     /// spin: the lane polls for USECS, then sleeps. adaptive: the lane polls while that pays.
@@ -83,7 +83,7 @@ pub(crate) struct EchoArgs {
     /// Length above which datagrams are truncated
     #[arg(long, value_name = "BYTES", value_parser = within(1..))]
     pub(crate) datagram_size: Option<usize>,
-    /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
+    /// Datagrams to drop under overload: tail (new arrivals) or head (queued ones)
     ///
     /// head: keeps only the newest batch while a lane's queue is more than half full.
     #[arg(long, default_value_t = DropPolicy::Tail, value_name = "tail|head")]
@@ -126,7 +126,7 @@ pub(crate) struct SendArgs {
     /// Total number of datagrams, such as 10000 or 1M
     #[arg(long, value_name = "N", value_parser = parse::count, conflicts_with = "duration")]
     pub(crate) count: Option<u64>,
-    /// How long to send, such as 10s or 500ms [default: 10s, unless --count is given]
+    /// Time to send, such as 10s or 500ms [default: 10s, unless --count is given]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Payload of each datagram in bytes
@@ -143,7 +143,7 @@ pub(crate) struct SendArgs {
     /// With the last three, each reply must have these bytes. In hex:..., ?? matches any byte.
     #[arg(long, default_value = "none", value_name = "WHAT")]
     pub(crate) expect: Expect,
-    /// How long to wait for a reply
+    /// Timeout of a reply
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) timeout: Duration,
     /// Send many datagrams as one message (UDP GSO); not with --expect
@@ -197,7 +197,7 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto (mmsg), mmsg or xdp [default: auto]
+    /// Engine of the lanes: auto (mmsg), mmsg or xdp [default: auto]
     ///
     /// xdp: frames of the network devices, past the kernel's stack. `manylane run` then needs root,
     /// and the program does not.

@@ -25,8 +25,8 @@ impl SharedReport {
     pub(super) fn new() -> Result<Self> {
         let (file, fd) = ReportFile::create()
             .context("cannot create the report (raise ulimit -n, ulimit -v or the memory cgroup's limit)")?;
-        let inherited =
-            fd::dup_inheritable(fd.as_fd()).context("no descriptor for the report (raise ulimit -n)")?;
+        let inherited = fd::dup_inheritable(fd.as_fd())
+            .context("cannot pass the report to the program (raise ulimit -n)")?;
         Ok(Self { file, inherited })
     }
 

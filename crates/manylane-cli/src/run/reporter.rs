@@ -120,7 +120,7 @@ impl Reporter {
         if !alive.is_empty() {
             let pids: Vec<String> = alive.iter().map(ToString::to_string).collect();
             output::eprint_line(&format!(
-                "manylane: the program left processes behind that go on with their lanes: {} (--follow waits for them)",
+                "manylane: processes of the program still run on lanes: {} (--follow waits for them)",
                 pids.join(" ")
             ));
         }
@@ -245,16 +245,16 @@ fn format_lanes(count: usize) -> String {
 /// The table, and what fell back.
 fn text(report: &Report) -> String {
     if report.processes == 0 {
-        return "manylane: the library was not loaded into any process: no lanes".into();
+        return "manylane: no lanes: the library was not loaded into any process".into();
     }
     let mut text = match report.receivers.len() {
-        0 => "manylane: no UDP socket was received on".to_owned(),
+        0 => "manylane: no thread received on a UDP socket".to_owned(),
         _ => format!("manylane: {}\n{}", format_lanes(report.lanes()), table(&report.receivers)),
     };
     if report.receivers.len() > ROWS_MAX {
         _ = write!(
             text,
-            "\nand {} more that received less (--json has them)",
+            "\nand {} more threads that received less (--json lists them)",
             report.receivers.len() - ROWS_MAX
         );
     }
@@ -264,10 +264,10 @@ fn text(report: &Report) -> String {
     }
     let bad = report.sum(|one| one.bad_frames);
     if bad > 0 {
-        _ = write!(text, "\ndropped by lanes: {bad} frames that were malformed or had a wrong checksum");
+        _ = write!(text, "\ndropped by lanes: {bad} malformed frames or frames with a wrong checksum");
     }
     if report.left_out > 0 {
-        _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
+        _ = write!(text, "\n{} more threads did not fit into the report", report.left_out);
     }
     for fallback in &report.fallbacks {
         let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
@@ -367,7 +367,7 @@ mod tests {
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
             "replies one by one: failed (a socket, process 7)",
-            "dropped by lanes: 5 frames",
+            "dropped by lanes: 5 malformed frames",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
@@ -404,6 +404,6 @@ mod tests {
     #[test]
     fn no_traffic_is_reported_in_text() {
         assert!(text(&Report::default()).contains("was not loaded"));
-        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
+        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no thread received"));
     }
 }

@@ -222,7 +222,8 @@ impl View {
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
-            text += &format!("lost since it opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+            text +=
+                &format!("lost since it was opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
         }
         for line in self.ring_lines() {
             text += &format!("{line}\n");
@@ -278,7 +279,7 @@ impl View {
         cpus.sort_by(|a, b| b.softirq.total_cmp(&a.softirq));
         let mut text = String::new();
         for (at, cpu) in cpus.iter().enumerate() {
-            let rest = format!("and {} more, {} at most", cpus.len() - at, percent(cpu.softirq));
+            let rest = format!("and {} more, max {}", cpus.len() - at, percent(cpu.softirq));
             let next = format!("{}, ", cpu.text());
             if text.len() + next.len() + rest.len() > room {
                 return text + &rest;
@@ -290,7 +291,7 @@ impl View {
 }
 
 /// The text if there are no lanes.
-pub(super) const NO_LANES_MESSAGE: &str = "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::control)";
+pub(super) const NO_LANES_MESSAGE: &str = "no process with lanes in this network namespace: start 'manylane echo', 'manylane run', or a program with manylane::control";
 
 /// The columns.
 pub(super) const TABLE_HEADER: [&str; 8] =
@@ -415,7 +416,7 @@ pub(super) mod tests {
         assert_eq!(view.rows[0].lane, "1");
         view.sort(Sort::Cpu);
         assert_eq!(view.rows[0].lane, "0");
-        assert!(View::default().text(9).contains("no process here"));
+        assert!(View::default().text(9).contains("no process with lanes"));
         let four = Sort::Lane.next().next().next();
         assert_eq!((four, four.next()), (Sort::Cpu, Sort::Lane));
     }

@@ -167,7 +167,7 @@ fn netns_capture_writes_complete_files() {
     assert_eq!(server.end().0, Some(0));
     let (code, out, said) = capture.end();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("the process has ended"), "{said}");
+    assert!(said.contains("has closed its socket"), "{said}");
     assert_eq!(read(&out), Found { interfaces: vec![device], received: 10, sent: 10, statistics: 1 });
 
     // A reader that closes the pipe is no failure.

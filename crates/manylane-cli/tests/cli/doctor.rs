@@ -104,7 +104,7 @@ fn netns_doctor_names_the_dropping_socket_and_its_count() {
         // A child that another test is starting has copies of all descriptors until its exec.
         let is_copied = |document: &Value| {
             let row = rows(document, "socket-drops").first().map(|row| row["seen"].to_string());
-            row.is_some_and(|seen| seen.contains(" processes, among them "))
+            row.is_some_and(|seen| seen.contains(" processes, including "))
         };
         let (mut document, mut code) = json(host, words);
         while is_copied(&document) && start.elapsed() < TEST_TIMEOUT {
@@ -301,7 +301,7 @@ fn netns_tune_applies_and_reverts() {
     let (said, code) = tune(&["gro-off"]);
     assert!(said.contains("nothing to do") && code == 0 && gro(host), "{said}");
     let (said, _) = tune(&[]);
-    assert!(said.contains("changed before: gro-off:link0: rx-gro of link0: off -> on"), "{said}");
+    assert!(said.contains("changed earlier: gro-off:link0: rx-gro of link0: off -> on"), "{said}");
     // From another host, the device is left alone.
     let (document, code) = json(testbed.host(1), &["tune", "--undo", "--state", &state]);
     assert_eq!((&document["rows"][0]["outcome"], code), (&"elsewhere".into(), 1));
@@ -312,7 +312,7 @@ fn netns_tune_applies_and_reverts() {
     assert_eq!((&document["rows"][0]["outcome"], code), (&"done".into(), 0));
     assert!(!gro(host));
     let (said, code) = tune(&["--undo"]);
-    assert!(said.contains("nothing to take back") && code == 0 && !gro(host), "{said}");
+    assert!(said.contains("nothing to revert") && code == 0 && !gro(host), "{said}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn lab_lists_papers_and_rejects_unknown_ones() {
     assert_eq!(lab(&["nobody"], &out).output().unwrap().status.code(), Some(2));
     let no_part = lab(&["rivera", "--only", "nothing-like-that"], &out).output().unwrap();
     assert_eq!(no_part.status.code(), Some(1));
-    assert!(stderr(&no_part).contains("no such part"), "{}", stderr(&no_part));
+    assert!(stderr(&no_part).contains("unknown part"), "{}", stderr(&no_part));
     assert!(!out.exists(), "a state was created");
 }
 
@@ -37,7 +37,7 @@ fn loopback_rivera_every_unit_is_counted() {
     let words = ["rivera", "--quick", "--rounds", "2", "--units", "700", "--only", "/2-readers"];
     let rows = rows("lab-rivera", &words);
     assert_eq!(in_table(&rows, "figure 2").len(), 7);
-    assert_eq!(in_table(&rows, "figure 2, processor time").len(), 7);
+    assert_eq!(in_table(&rows, "figure 2, CPU time").len(), 7);
     assert_eq!(in_table(&rows, "figure 4").len(), 5);
     for row in in_table(&rows, "figure 2").iter().chain(&in_table(&rows, "figure 4")) {
         let device = row["line"].as_str().unwrap().starts_with("lane/xdp");
@@ -184,7 +184,7 @@ fn a_killed_run_is_resumed() {
     assert_eq!(other.status.code(), Some(1));
     assert!(stderr(&other).contains("other settings"), "{}", stderr(&other));
     let other = lab(&["sarma", "--quick", "--resume", file], &out).output().unwrap();
-    assert!(stderr(&other).contains("is of rivera, not of sarma"), "{}", stderr(&other));
+    assert!(stderr(&other).contains("a run of rivera, not of sarma"), "{}", stderr(&other));
     let resumed = lab(&[&RUN[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(resumed.status.success(), "{}", stderr(&resumed));
     let after = fs::read_to_string(&state).unwrap();
@@ -227,7 +227,7 @@ fn a_failed_part_is_retried() {
     let again = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
     assert!(again.status.success(), "{}", stderr(&again));
     assert!(
-        stderr(&again).contains("0 parts are done already, 1 failed and are tried again"),
+        stderr(&again).contains("0 parts are already done, 1 failed and run again"),
         "{}",
         stderr(&again)
     );
@@ -237,7 +237,7 @@ fn a_failed_part_is_retried() {
     assert!(fs::read_to_string(&state).unwrap().starts_with(&failed), "what was known is kept");
     // Now no part is left to retry.
     let none = lab(&[&words[..], &["--resume", file, "--json"]].concat(), &out).output().unwrap();
-    assert!(stderr(&none).contains("1 parts are done already\n"), "{}", stderr(&none));
+    assert!(stderr(&none).contains("1 parts are already done\n"), "{}", stderr(&none));
     assert_eq!(fs::read_to_string(&state).unwrap().lines().count(), 3);
     let document: Value = serde_json::from_slice(&none.stdout).unwrap();
     assert_eq!(document["rows"].as_array().unwrap(), rows);
@@ -253,6 +253,6 @@ fn an_interrupt_prints_how_to_resume() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let told = stderr(&output);
-    assert!(told.contains("parts are done and kept") && told.contains("--resume"), "{told}");
+    assert!(told.contains("parts are done and saved") && told.contains("--resume"), "{told}");
     assert!(output.stdout.is_empty() && parts_done(&state) < PARTS);
 }

@@ -195,7 +195,7 @@ fn netns_top_without_processes_says_so() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let text = run_ok(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
-    assert!(text.starts_with("no process here shows lanes"), "{text}");
+    assert!(text.starts_with("no process with lanes in this"), "{text}");
 }
 
 /// Fill level and room of the rings of a lane behind its last batch. The test drives the lane of
@@ -405,7 +405,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     let output = run(&["--interface", b.device(0)]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{text}");
-    let warning = format!("the program may send any frame by {}, past the firewall", b.device(0));
+    let warning = format!("the program can send any frame through {}, past the firewall", b.device(0));
     assert_eq!(text.matches(&warning).count(), 1, "{text}");
     // Another kind of Ethernet device, if this kernel can easily create one.
     let made =
@@ -418,7 +418,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
     ) {
         return;
     }
-    refused("card0: it has link-local addresses only");
+    refused("card0: it only has link-local addresses");
     b.set_sysctl("net.ipv4.conf.card0.rp_filter", "1").unwrap();
     b.ip_batch("address add 10.77.0.1/24 dev card0\n").unwrap();
     refused("card0: net.ipv4.conf.card0.rp_filter is 1");
@@ -426,7 +426,7 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
         b.set_sysctl(&format!("net.ipv4.conf.{conf}.rp_filter"), "0").unwrap();
     }
     b.ip_batch("route add default dev card0\n").unwrap();
-    refused("card0: an XDP program may take the link down for a moment, and the default route leaves by it");
+    refused("card0: an XDP program may take the link down for a moment, and the default route uses it");
     b.ip_batch("route del default dev card0\n").unwrap();
-    refused("card0: its driver takes no XDP program");
+    refused("card0: its driver accepts no XDP program");
 }

@@ -16,11 +16,11 @@ fn usage_errors_suggest_the_right_option() {
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "4095"], "1 to 4094"),
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "5.x"], "100.5"),
         (&["echo", "127.0.0.1:0", "--wait", "nap"], "spin:MICROSECONDS"),
-        (&["echo", "127.0.0.1:0", "--wait", "spin:2000000"], "more than 1s"),
+        (&["echo", "127.0.0.1:0", "--wait", "spin:2000000"], "at most 1s"),
         (&["bench", "rtt", "--contenders", "socket/recvmmsg+spin:5"], "lanes have all policies"),
         (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
         (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),
-        (&["bench", "rtt", "--arrivals", "never"], "even, chance"),
+        (&["bench", "rtt", "--arrivals", "never"], "even, poisson"),
         (&["bench", "rtt", "--rate", "max"], "250k"),
         (&["bench", "rtt", "--loopback", "--size", "7"], "8 bytes"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
@@ -35,8 +35,8 @@ fn usage_errors_suggest_the_right_option() {
         (&["bench", "echo", "--queues", "0"], "1..=64"),
         (&["bench", "rx", "--loopback", "--receiver-cpus", "4095"], "may not run on CPU 4095"),
         (&["capture", "--buffer", "1K", "-w", "never-written"], "64K to 64M"),
-        (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "leave out --gso"),
-        (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "give --rate a number"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--gso"], "exclude each other"),
+        (&["send", "127.0.0.1:9", "--expect", "echo", "--rate", "max"], "needs a number for --rate"),
     ] {
         if words[0] == "bench" && !cfg!(feature = "bench") {
             continue;

@@ -107,7 +107,7 @@ static void send_slow_fd(struct slow_closer *slow_closer)
 	usleep(100000);
 	if (write(slow_closer->go[1], "", 1) != 1 ||
 	    read(slow_closer->done[0], &byte, 1) != 1)
-		errx(1, "nothing was sent");
+  errx(1, "no datagram was sent");
 	kill(launcher, SIGCONT);
 }
 

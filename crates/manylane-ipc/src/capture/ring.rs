@@ -292,7 +292,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
     pub(super) fn new(data: D, taken_by_us: M) -> Result<Self, CorruptRing> {
         let read = |at: usize| if at < data.len() { data.load(at) } else { 0 };
         if read(MAGIC_OFFSET) != MAGIC || taken_by_us.as_ref().is_empty() {
-            return Err(CorruptRing("the memory is no ring of frames that this version knows"));
+            return Err(CorruptRing("the memory is not a ring of frames of this version"));
         }
         fence(Ordering::Acquire);
         let (capacity, devices) = (read(CAPACITY_OFFSET), read(DEVICES_OFFSET));
@@ -350,7 +350,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
             || kept > len as usize
             || (RECORD_HEADER_WORDS + kept.div_ceil(8)) as u64 > there
         {
-            return Err(CorruptRing("a frame in a ring has a length that cannot be"));
+            return Err(CorruptRing("invalid length of a frame in a ring"));
         }
         let direction = if place >> 63 == 1 { Direction::Out } else { Direction::In };
         let queue = (place >> 32) as u32 & 0x7fff_ffff;

@@ -77,7 +77,7 @@ fn folded_multiply(a: u64, b: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Where frames to a peer are sent.
+/// Next hop of frames to a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextHop {
     /// The outgoing device; 0 only in an empty slot.

@@ -263,8 +263,8 @@ impl ReportFile {
     /// Maps the report at `path`.
     ///
     /// # Errors
-    /// Those of opening and mapping the file; `InvalidData` if it is no report of this version, or
-    /// could shrink.
+    /// Those of opening and mapping the file; `InvalidData` if it is not a report of this version,
+    /// or could shrink.
     pub fn open(path: &Path) -> io::Result<Self> {
         // Never blocks, whatever file the path refers to now.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -277,7 +277,7 @@ impl ReportFile {
         let header = &report.header;
         if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION
         {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no report of this version"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a report of this version"));
         }
         Ok(Self { report: report.leak() })
     }

@@ -31,35 +31,35 @@ macro_rules! reasons {
 }
 
 reasons! {
-    Connect = 0, "connect", "the socket was connected to one peer";
-    Reuseport = 1, "reuseport", "the program shares the port by itself (SO_REUSEPORT)";
-    Option = 2, "option", "a socket option was set that a lane cannot mirror";
-    Multicast = 3, "multicast", "the socket joined a group: every lane would get a copy";
-    ErrorQueue = 4, "error-queue", "errors are asked for (IP_RECVERR): they reach one lane only";
-    Passed = 5, "passed", "the descriptor was sent to another process (SCM_RIGHTS)";
-    Exec = 6, "exec", "the descriptor stays open in a program that was started";
-    Pattern = 7, "pattern", "not every thread that waits for the socket also receives";
+    Connect = 0, "connect", "the program connected the socket to one peer";
+    Reuseport = 1, "reuseport", "the program shares the port itself (SO_REUSEPORT)";
+    Option = 2, "option", "the program set a socket option that lanes do not support";
+    Multicast = 3, "multicast", "the socket joined a multicast group, of which each lane would get a copy";
+    ErrorQueue = 4, "error-queue", "the program asks for errors (IP_RECVERR), which reach one lane only";
+    Passed = 5, "passed", "the program sent the descriptor to another process (SCM_RIGHTS)";
+    Exec = 6, "exec", "a program that it started inherited the descriptor";
+    Pattern = 7, "pattern", "a thread waits for the socket without receiving from it";
     SharedEpoll = 8, "shared-epoll", "several threads or processes wait on one epoll instance";
-    NestedEpoll = 9, "nested-epoll", "the socket is in an epoll instance inside another one";
-    Events = 10, "events", "EPOLLONESHOT, or a poll of more descriptors than can be looked through";
-    Signals = 11, "signals", "signal handlers with and without SA_RESTART, and blocking receives";
-    NoSocket = 12, "no-socket", "a lane's socket could not be opened or bound (descriptors, privileges)";
-    Full = 13, "full", "a table of the library is full, or the limit of open files leaves no room for lanes";
-    Address = 14, "address", "bound to a multicast or broadcast address";
-    Ioctl = 15, "ioctl", "an ioctl or fcntl was used that a lane cannot mirror";
-    Shutdown = 16, "shutdown", "the socket was shut down";
-    NoQueue = 17, "no-queue", "engine xdp: no device in use has its address, or a queue to spare for it";
+    NestedEpoll = 9, "nested-epoll", "the socket is in a nested epoll instance";
+    Events = 10, "events", "the program uses EPOLLONESHOT, or polls too many descriptors at once";
+    Signals = 11, "signals",
+        "the program has signal handlers with and without SA_RESTART, and receives that block";
+    NoSocket = 12, "no-socket", "cannot open or bind the socket of a lane (open files, privileges)";
+    Full = 13, "full", "a table of the library is full, or the limit of open files is too low for lanes";
+    Address = 14, "address", "the socket is bound to a multicast or broadcast address";
+    Ioctl = 15, "ioctl", "the program used an ioctl or fcntl that lanes do not support";
+    Shutdown = 16, "shutdown", "the program shut the socket down";
+    NoQueue = 17, "no-queue", "engine xdp: no device in use has its address, or has a free queue";
     Control = 18, "control",
-        "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)";
+        "engine xdp: the program set options that only kernel sockets support (control messages, TOS, marks)";
     NoLease = 19, "no-lease",
-        "engine xdp: the launcher leased no queues (it is gone, or has no descriptors left)";
+        "engine xdp: the launcher leased no queues (it has ended, or has no free descriptors)";
     Forked = 20, "forked",
-        "the program forked before the socket was bound, or before it had lanes and after thousands of others";
-    ReplyFailed = 21, "reply-failed",
-        "a reply put together with others failed; the program's next send says why";
+        "the program forked before it bound the socket, or before the socket had lanes and after it had bound thousands of others";
+    ReplyFailed = 21, "reply-failed", "a reply in a batch failed; the program's next send returns the error";
     Namespace = 22, "namespace", "its receivers are in another network namespace than the socket";
-    Inherited = 23, "inherited", "the socket was bound before the program was started";
-    Seccomp = 24, "seccomp", "the program forbade itself system calls (seccomp)";
+    Inherited = 23, "inherited", "the socket was bound before the program started";
+    Seccomp = 24, "seccomp", "the program installed a seccomp filter";
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Whether a wait continues after a signal.
+//! Decides if a wait continues after a signal.
 //!
 //! The kernel restarts a blocking receive after a handler with SA_RESTART, but never a receive
 //! with a timeout, which ours have. So the library records how the program installs its handlers,

@@ -8,7 +8,7 @@ use manylane_ipc::report::Reason;
 
 use crate::base::real::call;
 
-/// When an option is set on a lane.
+/// Time at which an option is set on a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// It affects how the address is bound.

@@ -53,7 +53,7 @@ pub(crate) struct Outbox {
     bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
 }
 
-/// What the kernel is given for a send.
+/// Arguments of a send.
 struct Headers {
     messages: [mmsghdr; PREFETCH_MAX],
     iovecs: [iovec; PREFETCH_MAX],

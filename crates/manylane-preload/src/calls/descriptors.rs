@@ -305,7 +305,7 @@ fn after_fcntl(fd: c_int, command: c_int, arg: c_ulong, done: c_int) {
     }
 }
 
-/// What happens to a hidden descriptor whose number the program wants.
+/// Outcome for a hidden descriptor whose number the program wants.
 enum Vacated {
     /// It was a lane's, and has moved: the number is free.
     Moved,

@@ -38,7 +38,7 @@ extern "C" fn start() {
         return;
     }
     if !Sock::start() || !Epoll::start() {
-        real::log("no memory for the library's tables: the program runs without lanes");
+        real::log("out of memory: the program runs without lanes");
         return;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,5 +1,5 @@
-//! What each descriptor of the process is to the library. A lookup of another descriptor costs two
-//! loads.
+//! Table of the process's descriptors that the library tracks. A lookup of another descriptor costs
+//! two loads.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -24,7 +24,7 @@ static TOP: AtomicI32 = AtomicI32::new(-1);
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()) }; PAGES];
 
-/// What a descriptor is to the library.
+/// Entry of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// Not tracked.

@@ -1,4 +1,4 @@
-//! When a socket gets lanes.
+//! Creation of a socket's lanes.
 //!
 //! While one thread receives, the socket is the kernel's alone. When a second thread receives on
 //! it or waits for it, the mode becomes OBSERVING: there is still one kernel socket, but every

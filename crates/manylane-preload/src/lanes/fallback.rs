@@ -1,5 +1,5 @@
-//! How a socket becomes plain, for good, when it meets something that a lane cannot mirror. The
-//! reason is counted (`Reason`; docs/run.md has the table).
+//! Fallback of a socket to a plain one, for good, if it needs what lanes do not support. The reason
+//! is counted (`Reason`; docs/run.md has the table).
 //!
 //! 1. Steer to lane 0, and wait for a grace period: after it no packet is on its way to another
 //!    lane.

@@ -1,4 +1,4 @@
-//! When a socket's single receiver gets the fast path (`fast_path.rs`).
+//! Installs the fast path (`fast_path.rs`) of a socket's single receiver.
 
 use std::sync::atomic::Ordering;
 

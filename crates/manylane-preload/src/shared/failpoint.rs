@@ -10,7 +10,8 @@
 #[inline(always)]
 pub(crate) fn hit(_: &str) {}
 
-/// Whether to prefetch, if a test decides it instead of the active set. In release builds, none.
+/// True to prefetch, false not to, if a test decides this instead of the active set. In release
+/// builds, none.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) fn prefetch() -> Option<bool> {

@@ -28,7 +28,7 @@ pub(crate) fn start() -> Option<c_int> {
             inherited
         }
         Err(err) => {
-            real::log(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display()));
+            real::log(&format!("MANYLANE_REPORT={}: {err}; writing no report", path.display()));
             None
         }
     };

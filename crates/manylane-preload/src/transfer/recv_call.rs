@@ -66,7 +66,7 @@ pub(crate) struct RecvCall<'a, Op> {
     pub(crate) nonblock: Cell<bool>,
     /// The program's own timeout of this call, as [`Shared::timeout_us`].
     pub(crate) timeout_us: Cell<u64>,
-    /// When that ends; none before the first wait of the call.
+    /// End of that timeout; none before the first wait of the call.
     pub(crate) until: Cell<Option<Instant>>,
 }
 
@@ -415,7 +415,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                 sock_fds::lanes_mask(self.shared)
             }
         };
-        // An error of a socket is received as a datagram is: nobody else may wait for it.
+        // An error of a socket is received like a datagram: no other thread may wait for it.
         let events = libc::POLLIN | libc::POLLERR;
         let ready = lanes_with(events, self.sock, self.shared, self.fd, mask);
         for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
@@ -475,8 +475,8 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
     }
 }
 
-/// What the kernel reads when a receive starts: true if the call does not wait, and its timeout. A
-/// change during the wait is for later calls.
+/// Options that the kernel reads when a receive starts: true if the call does not wait, and its
+/// timeout. A change during the wait affects later calls only.
 #[inline]
 pub(crate) fn options(shared: &Shared, flags: c_int) -> (bool, u64) {
     let timeout_us = shared.timeout_us.load(Ordering::Relaxed);

@@ -28,11 +28,11 @@ pub struct RecvOptions {
     pub batch: usize,
     /// Size of the buffer for each message, in bytes.
     pub buffer: usize,
-    /// Whether to receive control messages.
+    /// True to receive control messages.
     pub control: bool,
 }
 
-/// Whether a receive may sleep.
+/// Wait of a receive for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Receive only what is queued.

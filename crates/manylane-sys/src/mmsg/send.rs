@@ -38,7 +38,7 @@ const ARENA_BYTES: usize = 256 << 10;
 pub struct SendOptions {
     /// Maximum number of messages per call, 1 to 1024.
     pub batch: usize,
-    /// Whether consecutive datagrams of one size to one peer are merged into one message (UDP GSO,
+    /// True to merge consecutive datagrams of one size to one peer into one message (UDP GSO,
     /// Linux 4.18).
     pub gso: bool,
 }

@@ -1,4 +1,4 @@
-//! What only tests use, of this crate and of others: it needs `unsafe`, and is in no program. Other
+//! Helpers for tests of this crate and of others that need `unsafe`. They are in no program. Other
 //! crates enable the feature `test-support` in their dev-dependencies.
 
 pub mod bpf_link;

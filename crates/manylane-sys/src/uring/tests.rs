@@ -31,7 +31,7 @@ fn pair() -> (UdpSocket, UdpSocket) {
 
 /// A ring; the tests need io_uring.
 fn ring(options: UringOptions) -> UringRecv {
-    UringRecv::new(options).expect("io_uring: see kernel.io_uring_disabled")
+    UringRecv::new(options).expect("io_uring is not available: check the sysctl kernel.io_uring_disabled")
 }
 
 /// Sends datagrams with the numbers of `range` as payload.

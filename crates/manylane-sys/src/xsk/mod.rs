@@ -14,7 +14,7 @@
 //!    payload, in the frame of the request, or into a frame of their own.
 //! 4. [`Sender::flush`] submits them to the kernel.
 //!
-//! What the kernel writes, in rings and in frames, is checked before use and cannot change
+//! Data that the kernel writes to rings and frames is checked before use, and cannot change
 //! afterwards: the kernel writes only to frames that it was given to receive into.
 //!
 //! # One queue, several members
@@ -139,9 +139,9 @@ pub struct QueueOptions {
     pub tx_ring: u32,
     /// Maximum packets of one receive.
     pub batch: usize,
-    /// How packets get from the device into the frames.
+    /// Transfer of packets from the device into the frames.
     pub mode: Mode,
-    /// Whether to accept packets that are longer than a frame (Linux 6.6, `XDP_USE_SG`).
+    /// True to accept packets that are longer than a frame (Linux 6.6, `XDP_USE_SG`).
     /// [`Queue::has_multi_buffer`] tells if that is in force. Costs 1 MiB of address space for
     /// each member; with [`Mode::Auto`], packets are copied if the driver supports zero copy only
     /// for packets of one frame. If the device makes fragments, the XDP program has to be loaded
@@ -149,7 +149,7 @@ pub struct QueueOptions {
     pub multi_buffer: bool,
 }
 
-/// How packets get from the device into the frames, and back.
+/// Transfer of packets between the device and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Zero copy if the driver supports it, else copied.

@@ -165,7 +165,7 @@ mod plain {
             assert!(producer.push(value));
         }
         producer.assume_pending_max(0);
-        assert!(!producer.push(4), "what is not published nobody can have taken");
+        assert!(!producer.push(4), "an unpublished entry was consumed");
         producer.publish();
         // Taken, but not released in the ring.
         assert_eq!((consumer.pop(), consumer.pop()), (Some(0), Some(1)));
@@ -444,7 +444,7 @@ mod model {
             producer.publish();
             let woken = producer.needs_wakeup() == Some(true);
             assert!(kernel.join().is_ok());
-            assert!(woken || seen.load(Ordering::Relaxed), "the kernel sleeps and nobody wakes it");
+            assert!(woken || seen.load(Ordering::Relaxed), "the kernel sleeps and is not woken");
         });
     }
 }

@@ -55,7 +55,7 @@ fn loopback_a_forged_socket_is_asked_nothing() {
     assert_eq!(liar.join().unwrap(), 0, "it was told the question");
     assert!(targets.iter().all(|target| target.address() != description(1).address), "{targets:?}");
     let (_, why) = refused.iter().find(|(pid, _)| *pid == 1).unwrap();
-    assert!(why.contains(&format!("one of process {}", std::process::id())), "{why}");
+    assert!(why.contains(&format!("belongs to process {}", std::process::id())), "{why}");
 }
 
 /// A captured socket whose process sends what `liar` does after the start of a capture.

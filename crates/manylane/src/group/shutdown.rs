@@ -39,7 +39,7 @@ impl Shared {
             let Some(other) =
                 control.lanes.iter().find(|other| other.id != lane.id && other.is_open()).cloned()
             else {
-                let message = "the last lane of a socket cannot leave: stop the socket";
+                let message = "cannot remove the last lane of a socket: stop the socket";
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
@@ -126,7 +126,8 @@ impl Shared {
         // moment after the lane has left the list.
         while control.lanes.iter().any(|lane| lane.id == id) || (!parks && fd.strong_count() > 0) {
             if Instant::now() > deadline {
-                let message = format!("lane {id} is out of steering, but its closure has not returned yet");
+                let message =
+                    format!("lane {id} gets no new datagrams, but its closure has not returned yet");
                 return Err(Error::new(ErrorKind::State, message));
             }
             let waited = self.lane_closed.wait_timeout(control, Duration::from_millis(10));

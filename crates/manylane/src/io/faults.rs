@@ -68,7 +68,8 @@ impl SocketEngine for FaultInjector {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
         let (lane, bound_addr) = (Arc::clone(new.lane), *new.addr);
         let options = SendOptions { batch: 1, gso: new.caps.gso };
-        let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
+        let send =
+            SendRing::new(options).map_err(|err| Error::system("allocating buffers of a lane", err))?;
         let engine = Arc::clone(&self.engine).new_lane(new)?;
         let copies = Vec::new();
         Ok(Io::Faulty(Box::new(FaultIo { engine, injector: self, lane, bound_addr, copies, send })))

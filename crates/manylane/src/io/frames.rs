@@ -18,7 +18,7 @@ pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
     /// Parsed headers of the packets without an rx hint, at the index of each.
     pub(crate) parsed: &'a [Datagram],
-    /// Whether datagrams carry ECN.
+    /// True if datagrams carry ECN.
     pub(crate) ecn: bool,
 }
 

@@ -106,7 +106,7 @@ impl MmsgIo {
         let control = needs_ancillary(config, addr);
         // One byte more than the largest datagram, so that only a larger one counts as truncated.
         let options = RecvOptions { batch: caps.batch, buffer: caps.datagram_size, control };
-        let memory = |err| Error::system("buffers of a lane", err);
+        let memory = |err| Error::system("allocating buffers of a lane", err);
         let ring = RecvRing::new(options).map_err(memory)?;
         let ancillary = vec![Ancillary::default(); if control { caps.batch } else { 0 }].into();
         let send = SendRing::new(SendOptions { batch: caps.batch, gso: caps.gso }).map_err(memory)?;

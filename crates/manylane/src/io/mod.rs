@@ -154,7 +154,7 @@ pub(crate) enum Io {
     Faulty(Box<faults::FaultIo>),
 }
 
-/// What a lane of an engine can do. The defaults are for engines with nothing special there.
+/// Operations of a lane's engine. The defaults are for engines without special needs.
 trait LaneIo {
     /// Receives a batch of queued datagrams; it may be empty.
     fn recv(&mut self) -> Result<RecvSummary>;
@@ -283,10 +283,10 @@ mod tests {
             assert_eq!(err.kind(), ErrorKind::Config);
             err.to_string()
         };
-        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need engine xdp"));
         let by_uring = |b: &mut Builder| _ = b.engine(Engine::Uring).limit("5".parse().unwrap());
-        assert!(refused(&by_uring).contains("need the engine xdp"));
+        assert!(refused(&by_uring).contains("need engine xdp"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).timestamps(true)).contains("timestamps"));
     }

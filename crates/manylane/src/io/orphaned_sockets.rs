@@ -32,7 +32,7 @@ impl Drop for OrphanedSockets {
     fn drop(&mut self) {
         let sockets = lock(&self.0);
         if !sockets.is_empty() && !port_owner::wait_unbound(&sockets) {
-            log::warn!("the kernel still holds sockets of lanes that are closed");
+            log::warn!("the kernel has not released the sockets of closed lanes yet");
         }
     }
 }

@@ -62,7 +62,8 @@ impl SocketEngine for Sim {
     fn new_lane(self: Arc<Self>, new: NewLane<'_>) -> Result<Io> {
         let NewLane { config, caps, lane, .. } = new;
         let options = SendOptions { batch: caps.batch, gso: caps.gso };
-        let send = SendRing::new(options).map_err(|err| Error::system("buffers of a lane", err))?;
+        let send =
+            SendRing::new(options).map_err(|err| Error::system("allocating buffers of a lane", err))?;
         let recv = SimRecv {
             network: Arc::clone(&self.0[lane.id.0 as usize]),
             batch: caps.batch,

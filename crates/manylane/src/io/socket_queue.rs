@@ -44,7 +44,7 @@ pub(super) struct SocketQueue {
     load: Option<LoadWords>,
 }
 
-/// Where a lane publishes its load to eBPF (steering `least-loaded` only).
+/// Words in which a lane publishes its load to eBPF (steering `least-loaded` only).
 pub(super) struct LoadWords {
     words: Arc<SharedWords>,
     /// Index of the lane's first word.

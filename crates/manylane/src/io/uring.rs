@@ -156,8 +156,8 @@ pub(crate) fn run_in_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let thread = thread::Builder::new().name("manylane-uring".into()).spawn(work);
-    let thread = thread.map_err(|err| Error::system("a thread that tries io_uring", err))?;
-    thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it has panicked"))))
+    let thread = thread.map_err(|err| Error::system("starting a thread to try io_uring", err))?;
+    thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it panicked"))))
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
@@ -179,13 +179,13 @@ fn failed(err: io::Error) -> Error {
     Error::system(what, err)
 }
 
-/// What forbids io_uring, given the value `set` of the sysctl.
+/// Returns the reason why io_uring is forbidden, given the value `set` of the sysctl.
 fn forbidden_by(set: &str) -> String {
     match set.trim() {
-        "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
+        "" | "0" => "forbidden by a seccomp filter (usual in containers)".to_owned(),
         // 1: for processes without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group;
         // 2: for all (Linux 6.6).
-        set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
+        set => format!("forbidden by the sysctl kernel.io_uring_disabled ({set})"),
     }
 }
 
@@ -212,7 +212,7 @@ impl UringIo {
     #[cold]
     fn give_up(&mut self, err: &io::Error) {
         let lane = &self.socket.queue.lane;
-        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", lane.id);
+        log::warn!("lane {}: io_uring failed, using engine mmsg from now on: {err}", lane.id);
         lane.cells.add(Count::UringFallbacks, 1);
         if let Some(mut ring) = self.ring.take() {
             ring.recv.stop();
@@ -322,7 +322,7 @@ impl UringRing {
             recv.set_busy_poll(micros).map_err(|err| Error::system("IORING_REGISTER_NAPI", err))?;
         }
         let watch =
-            Epoll::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
+            Epoll::new(2).map_err(|err| Error::system("creating an epoll instance for a lane", err))?;
         let ancillary = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
         let is_watched = AtomicBool::new(false);
         Ok(Self {
@@ -377,7 +377,7 @@ impl UringRing {
 
     fn register(&self, token: u64, fd: BorrowedFd<'_>) {
         if let Err(err) = self.epoll.add(&fd, token) {
-            log::warn!("a lane cannot be waited for by its descriptor: {err}");
+            log::warn!("a lane's descriptor does not become readable: {err}");
         }
     }
 }

@@ -95,7 +95,9 @@ impl Waiter {
         self.is_low_latency = true;
         reduce_timer_slack();
         if let Err(err) = cpu::set_short_slice() {
-            log::debug!("a lane may have to wait for others on its CPU: sched_setattr: {err}");
+            log::debug!(
+                "cannot set a short time slice, so a lane may wait for other threads on its CPU: sched_setattr: {err}"
+            );
         }
     }
 

@@ -100,7 +100,9 @@ fn resolve_policy(wanted: WaitPolicy, engine: Engine, lanes: usize, cpu_count: u
     let (policy, why) = match wanted {
         WaitPolicy::Adaptive if lanes > cpu_count => (
             WaitPolicy::Sleep,
-            Some(format!("{lanes} lanes share {cpu_count} CPUs: one that spins keeps another waiting")),
+            Some(format!(
+                "{lanes} lanes share {cpu_count} CPUs, and a lane that polls keeps another from its CPU"
+            )),
         ),
         WaitPolicy::BusyPoll(time) => match probe::try_busy_poll(engine) {
             Ok(()) => (wanted, None),

@@ -19,7 +19,7 @@ pub(crate) fn collect(files: &FileTree, facts: &mut Facts) {
     if !is_own_namespace(files, &facts.devices) {
         facts.note_gap(
             "sysfs",
-            "/sys/class/net shows another network namespace than this process is in: run it by 'ip netns exec', or mount /sys anew",
+            "/sys/class/net shows another network namespace than that of this process: use 'ip netns exec', or mount /sys again",
         );
         return;
     }

@@ -254,11 +254,11 @@ fn sockets_and_their_owners_are_found() {
     assert_eq!(facts.gaps["processes"], "there is no process 77");
     root.write(&[("proc/60/fd", "no folder")]);
     let facts = look(Scope { pid: Some(60), port: None });
-    assert!(facts.gaps["processes"].starts_with("its open files cannot be seen: "), "{:?}", facts.gaps);
+    assert!(facts.gaps["processes"].starts_with("cannot see its open files: "), "{:?}", facts.gaps);
     // Advice is for those who can follow it.
     for (uid, why) in [
-        (0, "the open files of 1 processes cannot be seen"),
-        (1000, "the open files of 1 processes cannot be seen: run this as root"),
+        (0, "cannot see the open files of 1 processes"),
+        (1000, "cannot see the open files of 1 processes: run this as root"),
     ] {
         let mut facts = Facts::default();
         facts.privileges.uid = Some(uid);

@@ -24,10 +24,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
         let Some(xps) = &device.xps else {
             // Without several send queues, the kernel has no such file.
             if let Some(why) = facts.gaps.get("sysfs") {
-                found.unknown(format!(
-                    "which CPUs send by which queue of {} cannot be seen: {why}",
-                    device.name
-                ));
+                found.unknown(format!("cannot see which send queue of {} each CPU uses: {why}", device.name));
             }
             continue;
         };
@@ -38,7 +35,7 @@ fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
             .add(
                 Severity::Note,
                 format!("{} has {} send queues, and XPS is off", device.name, xps.len()),
-                "A lane's replies may leave by the queue that another lane uses at the same time; both wait for its lock.",
+                "Two lanes may send through one queue at the same time, and then contend for its lock.",
             )
             .subject(&device.name);
         for queue in 0..xps.len() {

@@ -62,7 +62,8 @@ pub(crate) struct Member {
     pub(crate) is_sampled: AtomicU32,
     pub(crate) sampled_switches: AtomicU32,
     pub(crate) sampled_cpu_micros: AtomicU32,
-    /// When one of its own waits last polled other lanes, in milliseconds (`tick::coarse_ms`).
+    /// Time of the last poll of other lanes in one of its own waits, in milliseconds
+    /// (`tick::coarse_ms`).
     pub(crate) polled_at_ms: AtomicU32,
 }
 

@@ -139,7 +139,7 @@ impl Device {
     }
 
     fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
-        let asking = |err| Error::system(format!("asking for the device {index}"), err);
+        let asking = |err| Error::system(format!("querying device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
             Error::with(ErrorKind::Unsupported, format!("{name}: XDP lanes need an Ethernet device"), err)
@@ -155,7 +155,7 @@ impl Device {
             .map_max_entries("ml_narrow", sources)
             .load(manylane_bpf::XDP)
             .map_err(|err| {
-                bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
+                bpf_error(&name, "cannot create the eBPF maps for XDP (needs CAP_BPF and CAP_NET_ADMIN)", err)
             })?;
         attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
         // virtio_net adds queues for XDP, which receive as any other.
@@ -166,7 +166,7 @@ impl Device {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
         };
-        let wrong = |err| bpf_error(&name, "an eBPF map for XDP is not as expected", err);
+        let wrong = |err| bpf_error(&name, "unexpected type of an eBPF map for XDP", err);
         let about: Array<_, abi::DeviceBytes> = Array::try_from(map("ml_device")?).map_err(wrong)?;
         let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
         let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
@@ -191,7 +191,7 @@ impl Device {
         maps.device.set(0, words, 0).map_err(wrong)?;
         if queues < now.receive {
             log::warn!(
-                "engine xdp: {name} receives by {} queues and sends by {queues} of them: the others are left to the kernel ('ethtool -L', and docs/xdp.md on virtio_net)",
+                "engine xdp: {name} has {} receive queues, but only {queues} send queues. The kernel uses the other receive queues ('ethtool -L'; for virtio_net see docs/xdp.md)",
                 now.receive
             );
         }
@@ -353,8 +353,7 @@ impl Device {
     /// returns its number.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
         if !vlans.is_empty() {
-            let asking =
-                |err| Error::system(format!("{}: asking whether VLAN tags are stripped", self.name), err);
+            let asking = |err| Error::system(format!("{}: reading its VLAN offload", self.name), err);
             if let Some(what) = self.vlan_stripping_warning().map_err(asking)? {
                 return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
             }
@@ -369,7 +368,7 @@ impl Device {
             if let Err(err) = maps.vlans.insert(vlan.key(), sockets, 0) {
                 // The next socket with this number must not inherit the tags.
                 maps.remove_vlans(free as SocketIndex);
-                return Err(bpf_error(&self.name, "a VLAN cannot be put in place", err));
+                return Err(bpf_error(&self.name, "cannot write a VLAN to the eBPF map", err));
             }
         }
         maps.sockets[free] = true;
@@ -403,7 +402,7 @@ impl Device {
     /// Redirects frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
     pub(crate) fn redirect(&self, socket: SocketIndex, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
         let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
-        set.map_err(|err| bpf_error(&self.name, "an XSK cannot be put in place", err))
+        set.map_err(|err| bpf_error(&self.name, "cannot write an XSK to the eBPF map", err))
     }
 
     /// Stops redirecting frames of `queue`; they go to the kernel.
@@ -423,7 +422,7 @@ impl Device {
         locals: &[IpAddr],
     ) -> Result<()> {
         let mut maps = self.maps();
-        let wrong = |err| bpf_error(&self.name, "the addresses of a socket cannot be put in place", err);
+        let wrong = |err| bpf_error(&self.name, "cannot write a socket's addresses to the eBPF map", err);
         let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
         let locals: HashSet<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
         let led: Vec<(abi::PortKey, SocketIndex)> =
@@ -494,7 +493,7 @@ fn attach_program(
             .program_mut(entry)
             .ok_or_else(missing)?
             .try_into()
-            .map_err(|err| bpf_error(name, "the eBPF program for XDP is of another type", err))?;
+            .map_err(|err| bpf_error(name, "unexpected type of the eBPF program for XDP", err))?;
         let mut tried =
             load_with_retry(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
         while start.elapsed() < timeout
@@ -508,7 +507,7 @@ fn attach_program(
             Err(err) => {
                 if matches!(errno_of(&err), Some(EBUSY | EEXIST)) {
                     let message = format!(
-                        "{name}: {} is attached already ('ip link show dev {name}' tells, 'ip link set dev {name} xdp off' takes it off if no process holds it)",
+                        "{name}: {} is already attached (to see it: 'ip link show dev {name}'; to detach it, unless a process holds it: 'ip link set dev {name} xdp off')",
                         describe_program(index)
                     );
                     return Err(Error::with(ErrorKind::InUse, message, err));
@@ -520,13 +519,13 @@ fn attach_program(
     let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
         // Reported by the driver of a veth pair.
         (AttachMode::Native, Some(ENOSPC)) => {
-            "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
+            "the other end of this veth pair has more send queues than this end has receive queues: add queues here, or remove some there ('ethtool -L')"
         }
         (AttachMode::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
-            "the host leaves checksums and segments unfinished for this machine and cannot be asked not to: it has to give its network device ctrl_guest_offloads, or take guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo from it"
+            "the host passes frames with unfinished checksums and segments, which this machine cannot turn off: on the host, enable ctrl_guest_offloads for the network device, or disable its guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo"
         }
         (AttachMode::Native, _) => {
-            "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
+            "its driver accepts no XDP program (xdp_generic(true) works on any device), or CAP_BPF or CAP_NET_ADMIN is missing"
         }
         (AttachMode::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
     };

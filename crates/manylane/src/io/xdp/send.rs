@@ -11,7 +11,7 @@
 //! to. Then step 1 is a comparison, and step 3 writes the request's headers reversed
 //! ([`XdpSender::try_reply_in_place`]). The resulting bytes are the same.
 //!
-//! Whatever fails here is left to the companion, unchanged.
+//! Datagrams that fail here are left to the companion, unchanged.
 
 use std::net::{IpAddr, SocketAddr};
 

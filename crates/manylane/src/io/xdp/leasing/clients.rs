@@ -152,7 +152,7 @@ impl Lessor {
                 return Ok(User::Other);
             }
         }
-        log::warn!("process {} of user {} gets no queues", peer.pid, peer.uid);
+        log::warn!("refused queues to process {} of user {}", peer.pid, peer.uid);
         Err(EACCES)
     }
 }

@@ -51,7 +51,7 @@ enum Stage {
     Closed,
 }
 
-/// What can be leased to a socket.
+/// Queues that can be leased to a socket.
 pub(super) struct Offer {
     addr: SocketAddr,
     cookie: u64,
@@ -62,8 +62,8 @@ pub(super) struct Offer {
 }
 
 impl Lessor {
-    /// What can be leased to a socket. For a caller that `waits`, the error `WouldBlock` means
-    /// that more will be available in a moment.
+    /// Finds queues that can be leased to a socket. For a caller that `waits`, the error
+    /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(
         &mut self,
         caller: &Client,
@@ -76,7 +76,7 @@ impl Lessor {
             return Err(refused(ENODEV));
         }
         if let Err(why) = verify_binding(about.cookie, addr.ip(), &self.sockets.find_by_port(addr.port())?) {
-            log::warn!("no queues are leased to {addr}: {why}");
+            log::warn!("no queues for {addr}: {why}");
             return Err(refused(ENODEV));
         }
         let all = self.routes.local_addresses();
@@ -146,7 +146,7 @@ impl Lessor {
         if !given {
             self.end(lease);
         } else {
-            log::debug!("{} queues are leased to {addr}", lease.members.len());
+            log::debug!("leased {} queues to {addr}", lease.members.len());
             self.leases.push(lease);
         }
     }
@@ -156,14 +156,14 @@ impl Lessor {
         let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
         let Ok(number) = leased.device.register(&[]) else { return };
         if let Err(err) = self.filter.attach(&leased.device.filters, number) {
-            log::warn!("{} is not leased: {}", leased.device.name, err.chain());
+            log::warn!("cannot lease queues of {}: {}", leased.device.name, err.chain());
             return leased.device.unregister(number);
         }
         let before = lease.members.len();
         for (_, queue) in queues {
             match leased.add_member(*queue, number, lease.number) {
                 Ok(member) => lease.members.extend(member),
-                Err(why) => log::warn!("{} queue {queue} is not leased: {}", leased.device.name, why.chain()),
+                Err(why) => log::warn!("cannot lease {} queue {queue}: {}", leased.device.name, why.chain()),
             }
         }
         if lease.members.len() == before {
@@ -220,14 +220,16 @@ impl Lessor {
         let stands = self
             .sockets
             .find_by_port(lease.addr.port())
-            .map_or(Err("it cannot be asked for"), |all| verify_binding(lease.cookie, lease.addr.ip(), &all));
+            .map_or(Err("the kernel does not list its sockets"), |all| {
+                verify_binding(lease.cookie, lease.addr.ip(), &all)
+            });
         lease.stage = Stage::Open;
         let led = match stands {
             Ok(()) => self.bind_addresses(&self.leases[at]).map_err(|err| err.chain().to_string()),
             Err(why) => Err(why.to_owned()),
         };
         let Err(why) = led else { return Message::Opened };
-        log::warn!("{} is not led to its queues: {why}", self.leases[at].addr);
+        log::warn!("{} gets no datagrams from its queues: {why}", self.leases[at].addr);
         self.close_lease(at);
         Message::Refused(EPROTO)
     }
@@ -267,7 +269,7 @@ impl Lessor {
     pub(super) fn rebind_all(&self) {
         for lease in self.leases.iter().filter(|lease| lease.stage == Stage::Open) {
             if let Err(err) = self.bind_addresses(lease) {
-                log::warn!("the machine has changed, and XDP could not follow: {}", err.chain());
+                log::warn!("engine xdp: cannot follow a change of the machine's network: {}", err.chain());
             }
         }
     }
@@ -281,12 +283,12 @@ impl Lessor {
                 Ok(all) => verify_binding(*cookie, addr.ip(), &all),
                 Err(_) if verified.elapsed() < CHECK_TIMEOUT => continue,
                 // The socket may have been closed, and the port may belong to another program now.
-                Err(_) => Err("it cannot be asked for"),
+                Err(_) => Err("the kernel does not list its sockets"),
             };
             match stands {
                 Ok(()) => *verified = Instant::now(),
                 Err(why) => {
-                    log::debug!("{addr} has no queues any more: {why}");
+                    log::debug!("{addr} lost its queues: {why}");
                     self.end_at(at);
                 }
             }
@@ -359,7 +361,7 @@ fn verify_binding(cookie: u64, ip: IpAddr, all: &[BoundSocket]) -> std::result::
             || other.device != 0
             || other.ip != ours.ip && ours.matches(other.ip.to_canonical())
         {
-            return Err("another socket is bound to a part of it");
+            return Err("another socket is bound to a part of its addresses");
         }
     }
     Ok(())

@@ -111,7 +111,7 @@ struct Malformed;
 
 impl From<netlink_packet_core::DecodeError> for Malformed {
     fn from(err: netlink_packet_core::DecodeError) -> Self {
-        log::debug!("a message of rtnetlink cannot be read: {err}");
+        log::debug!("cannot parse an rtnetlink message: {err}");
         Malformed
     }
 }
