@@ -9,7 +9,8 @@
 /* Messages that are no requests, and a client that sends nothing. */
 static void test_invalid_messages(void)
 {
-	uint32_t words[4], wrong[4], message[WORDS];
+	uint32_t words[4], wrong[4];
+	struct mll_message message;
 	int i, end, pipes[2], both[2], bound = open_udp(ip, 0);
 	char bytes[64] = { 1 };
 
@@ -20,25 +21,25 @@ static void test_invalid_messages(void)
 		connect_launcher();
 	if (pipe(pipes))
 		err(1, "pipe");
-#define TRY(what, send)                                                  \
-	do {                                                             \
-		end = connect_launcher();                                \
-		send;                                                    \
-		print_message(what, receive_message(end, message, NULL), \
-			      message);                                  \
+#define TRY(what, send)                                                   \
+	do {                                                              \
+		end = connect_launcher();                                 \
+		send;                                                     \
+		print_message(what, receive_message(end, &message, NULL), \
+			      &message);                                  \
 	} while (0)
-#define ASK_FOR(what, fd)                                          \
-	do {                                                       \
-		both[0] = fd;                                      \
-		TRY(what, send_message(end, ASK, words, both, 1)); \
+#define ASK_FOR(what, fd)                                                  \
+	do {                                                               \
+		both[0] = fd;                                              \
+		TRY(what, send_message(end, MLL_REQUEST, words, both, 1)); \
 	} while (0)
 	TRY("a byte", send(end, bytes, 1, 0));
 	TRY("too much", send(end, bytes, 64, 0));
-	TRY("a wrong secret", send_message(end, ASK, wrong, &bound, 1));
-	TRY("no socket", send_message(end, ASK, words, NULL, 0));
+	TRY("a wrong secret", send_message(end, MLL_REQUEST, wrong, &bound, 1));
+	TRY("no socket", send_message(end, MLL_REQUEST, words, NULL, 0));
 	both[0] = both[1] = bound;
-	TRY("two sockets", send_message(end, ASK, words, both, 2));
-	TRY("an order", send_message(end, OPEN, NULL, NULL, 0));
+	TRY("two sockets", send_message(end, MLL_REQUEST, words, both, 2));
+	TRY("an order", send_message(end, MLL_OPEN, NULL, NULL, 0));
 	ASK_FOR("a pipe", pipes[0]);
 	ASK_FOR("TCP", socket(AF_INET, SOCK_STREAM, 0));
 	ASK_FOR("not bound", socket(AF_INET, SOCK_DGRAM, 0));
@@ -48,26 +49,27 @@ static void test_invalid_messages(void)
 static void test_invalid_commands(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int i;
 
 	request_lease(&lease, "twice open", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	port++;
 	request_lease(&lease, "never open", open_udp(ip, 0));
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 	port++;
 	request_lease(&lease, "as it should be", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
-	send_command(&lease, "close", CLOSE);
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "open", MLL_OPEN);
+	send_command(&lease, "close", MLL_CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 	port++;
 	request_lease(&lease, "deaf", open_udp(ip, 0));
 	for (i = 0;
-	     i < 1000 && send_message(lease.end, OPEN, NULL, NULL, 0) > 0; i++)
+	     i < 1000 && send_message(lease.end, MLL_OPEN, NULL, NULL, 0) > 0;
+	     i++)
 		;
-	while (receive_message(lease.end, message, NULL))
+	while (receive_message(lease.end, &message, NULL))
 		;
 	printf("ended\n");
 }
@@ -76,17 +78,17 @@ static void test_invalid_commands(void)
 static void test_closed_socket(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 }
 
 /* Moves the producers of a lease's RX rings until its parent ends it. */
@@ -107,16 +109,16 @@ static void move_producers(struct lease *lease)
 static void test_moving_producers(void)
 {
 	struct lease first, second;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	pid_t movers[2];
 	int i, fd;
 
 	request_lease(&first, "the first", open_udp(ip, 0));
-	send_command(&first, "open", OPEN);
+	send_command(&first, "open", MLL_OPEN);
 	port++;
 	fd = open_udp(ip, 0);
 	request_lease(&second, "the second", fd);
-	send_command(&second, "open", OPEN);
+	send_command(&second, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &second, marker)));
 	fflush(stdout);
@@ -126,7 +128,7 @@ static void test_moving_producers(void)
 		memset(rx->at + rx->slots, 0xff, rx->len - rx->slots);
 		/* The lock, behind the frames: not held. */
 		*(volatile uint64_t *)(first.bytes[i] +
-				       first.terms[i][4] * 2048UL) = 0;
+				       first.terms[i].frames * 2048UL) = 0;
 	}
 	for (i = 0; i < 2; i++) {
 		movers[i] = fork();
@@ -142,8 +144,8 @@ static void test_moving_producers(void)
 	usleep(100000);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the second", receive_message(second.end, message, NULL),
-		      message);
+	print_message("the second", receive_message(second.end, &message, NULL),
+		      &message);
 	for (i = 0; i < 2; i++) {
 		kill(movers[i], SIGKILL);
 		waitpid(movers[i], NULL, 0);
@@ -154,11 +156,11 @@ static void test_moving_producers(void)
 static void test_stopped_child(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
@@ -166,8 +168,8 @@ static void test_stopped_child(void)
 	usleep(300000);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 }
 
 static void as_user(void *at)
@@ -183,7 +185,7 @@ static void test_partial_sockets(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd, other;
 	int *bound = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -203,10 +205,10 @@ static void test_partial_sockets(void)
 	request_lease(&lease, "less than it seems", fd);
 	close(other);
 	request_lease(&lease, "alone", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
 	print_message("bound to a device later",
-		      receive_message(lease.end, message, NULL), message);
+		      receive_message(lease.end, &message, NULL), &message);
 	port++;
 	pid = fork();
 	if (!pid)
@@ -224,7 +226,7 @@ static void request_second_lease(void *with)
 
 	(void)with;
 	if (request_lease(&lease, "another process", open_udp(ip, 1)))
-		send_command(&lease, "open", OPEN);
+		send_command(&lease, "open", MLL_OPEN);
 }
 
 static void inspect_lease(void *with)
@@ -234,7 +236,7 @@ static void inspect_lease(void *with)
 
 	if (!request_lease(&lease, "another process", open_udp(ip, 1)))
 		return;
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "for the second";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	printf("seen by the first: %s\n",
@@ -254,7 +256,7 @@ static void test_kept_queues(void)
 	int i, ring, fd = open_udp(ip, 1);
 
 	request_lease(&lease, "the first", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "for the first";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	port++;
@@ -299,7 +301,7 @@ static void test_corrupt_memory(void)
 	int i, ring;
 
 	request_lease(&lease, "the first", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	len = lseek(lease.hops, 0, SEEK_END);
 	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, lease.hops, 0);
 	for (i = 0; i < 100; i++) {
@@ -376,8 +378,8 @@ static void send_slow_closing(int count, uint32_t *words)
 	pid_t pid;
 
 	while (count--)
-		send_message(end, OPEN, NULL, NULL, 0);
-	send_message(end, ASK, words, &fd, 1);
+		send_message(end, MLL_OPEN, NULL, NULL, 0);
+	send_message(end, MLL_REQUEST, words, &fd, 1);
 	/* A killed process does not wait for its descriptors to be closed. */
 	pid = fork();
 	if (!pid)
@@ -456,10 +458,10 @@ static void lease_beside(void *other_users)
 	struct lease lease;
 
 	request_lease(&lease, "before", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	send_slow_fd(both);
 	send_slow_fd(both + 1);
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 }
 
 /* The launcher's closes take long. */
@@ -492,7 +494,7 @@ static int connect_until_full(void)
 	for (i = 0; i < 10000; i++) {
 		end = try_connect_launcher(SOCK_NONBLOCK);
 		if (end >= 0) {
-			send_message(end, OPEN, NULL, &null, 1);
+			send_message(end, MLL_OPEN, NULL, &null, 1);
 			close(end);
 			tries = 0;
 		} else if (errno != EAGAIN) {
@@ -531,7 +533,7 @@ static void test_full_launcher(void)
 {
 	static struct slow_closer stranger = { 65533, 0 };
 	struct rlimit before, few = { .rlim_cur = 256 };
-	uint32_t message[WORDS];
+	struct mll_message message;
 	struct lease lease;
 	pid_t other;
 	int fd;
@@ -539,7 +541,7 @@ static void test_full_launcher(void)
 	start_slow_closer(&stranger);
 	fd = open_udp(ip, 0);
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
@@ -560,8 +562,8 @@ static void test_full_launcher(void)
 	fflush(stdout);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 	/* With its peer, the descriptor can be closed. */
 	kill(stranger.pid, SIGKILL);
 	waitpid(stranger.pid, NULL, 0);
@@ -570,35 +572,29 @@ static void test_full_launcher(void)
 
 /*
  * Requests the next hops of ever more peers, in all slots at once, until its
- * parent ends it. See abi/manylane_next_hops.h.
+ * parent ends it.
  */
 static void flood_requests(void)
 {
-	enum {
-		SLOTS = 256,
-		SLOT_LEN = 64,
-		READY = 2
-	};
 	const uint64_t v4 = 0xffff00000000;
 	uint32_t next = 0;
+	struct mln_next_hops *hops;
 	struct lease lease;
-	char *slots;
 	int i;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (!request_lease(&lease, "one device", open_udp(ip, 0)))
 		return;
-	slots = mmap(NULL, SLOT_LEN * (SLOTS + 1), PROT_READ | PROT_WRITE,
-		     MAP_SHARED, lease.hops, 0);
+	hops = mmap(NULL, sizeof(*hops), PROT_READ | PROT_WRITE, MAP_SHARED,
+		    lease.hops, 0);
 	for (;; usleep(1000)) {
-		for (i = 1; i <= SLOTS; i++) {
-			char *slot = slots + SLOT_LEN * i;
+		for (i = 0; i < MLN_REQUESTS; i++) {
+			struct mln_request *request = hops->request + i;
 			uint32_t peer = 0xc6120000 + next++ % 0x20000;
-			uint64_t pair[4] = { 0, v4 | ntohl(inet_addr(ip)), 0,
-					     v4 | peer };
 
-			memcpy(slot + 8, pair, sizeof(pair));
-			__atomic_store_n((uint32_t *)slot, READY,
+			request->local[1] = v4 | ntohl(inet_addr(ip));
+			request->peer[1] = v4 | peer;
+			__atomic_store_n(&request->state, MLN_REQUESTED,
 					 __ATOMIC_RELEASE);
 		}
 	}

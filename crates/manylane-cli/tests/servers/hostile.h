@@ -32,21 +32,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WORDS 9
-#define MAGIC 0x334e4c4d
-#define QUEUES_MAX 32
-#define TIMEOUT_S 20 /* seconds */
+#include "manylane_lease.h"
+#include "manylane_next_hops.h"
 
-enum {
-	ASK = 1,
-	OPEN,
-	CLOSE,
-	GRANTED,
-	REFUSED,
-	QUEUE,
-	OPENED,
-	CLOSED
-};
+#define TIMEOUT_S 20 /* seconds */
 
 /* The rings of a queue. The kernel consumes the last two. */
 enum {
@@ -67,11 +56,11 @@ struct ring {
 /* The lease of one socket. */
 struct lease {
 	int end, count;
-	int hops, xsk[QUEUES_MAX], memory[QUEUES_MAX];
-	uint32_t terms[QUEUES_MAX][WORDS];
-	struct ring rings[QUEUES_MAX][RINGS];
-	char *bytes[QUEUES_MAX];
-	size_t len[QUEUES_MAX];
+	int hops, xsk[MLL_QUEUES_MAX], memory[MLL_QUEUES_MAX];
+	struct mll_queue terms[MLL_QUEUES_MAX];
+	struct ring rings[MLL_QUEUES_MAX][RINGS];
+	char *bytes[MLL_QUEUES_MAX];
+	size_t len[MLL_QUEUES_MAX];
 };
 
 static const char *ip;
@@ -81,14 +70,14 @@ static pid_t server; /* runs after this, or beside it */
 static int send_message(int end, uint32_t kind, const uint32_t *words,
 			const int *fds, int count)
 {
-	uint32_t message[WORDS] = { MAGIC, kind };
-	struct iovec part = { message, sizeof(message) };
+	struct mll_message message = { .magic = MLL_MAGIC, .kind = kind };
+	struct iovec part = { &message, sizeof(message) };
 	char room[CMSG_SPACE(4 * sizeof(int))]
 		__attribute__((aligned(8))) = { 0 };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
 
 	if (words)
-		memcpy(message + 2, words, 4 * sizeof(uint32_t));
+		memcpy(message.secret, words, sizeof(message.secret));
 	if (count) {
 		struct cmsghdr *control = (void *)room;
 
@@ -103,9 +92,9 @@ static int send_message(int end, uint32_t kind, const uint32_t *words,
 }
 
 /* Receives a message; returns its kind, 0 if the other end is closed. */
-static uint32_t receive_message(int end, uint32_t *message, int *fds)
+static uint32_t receive_message(int end, struct mll_message *message, int *fds)
 {
-	struct iovec part = { message, WORDS * sizeof(uint32_t) };
+	struct iovec part = { message, sizeof(*message) };
 	char room[CMSG_SPACE(4 * sizeof(int))] __attribute__((aligned(8)));
 	struct msghdr header = { .msg_iov = &part,
 				 .msg_iovlen = 1,
@@ -123,7 +112,7 @@ static uint32_t receive_message(int end, uint32_t *message, int *fds)
 	if (control && fds)
 		memcpy(fds, CMSG_DATA(control),
 		       control->cmsg_len - CMSG_LEN(0));
-	return message[1];
+	return message->kind;
 }
 
 static const char *ticket(void)
@@ -173,11 +162,11 @@ static int connect_launcher(void)
 }
 
 static void print_message(const char *what, uint32_t kind,
-			  const uint32_t *message)
+			  const struct mll_message *message)
 {
-	if (kind == REFUSED)
-		printf("%s: refused %d\n", what, (int)message[2]);
-	else if (kind == OPENED || kind == CLOSED)
+	if (kind == MLL_REFUSED)
+		printf("%s: refused %d\n", what, message->error);
+	else if (kind == MLL_OPENED || kind == MLL_CLOSED)
 		printf("%s: done\n", what);
 	else
 		printf("%s: closed\n", what);
@@ -234,23 +223,25 @@ static void map_ring(int xsk, int which, uint32_t entries, struct ring *ring)
 /* Requests queues for a socket; true if it gets some. */
 static int request_lease(struct lease *lease, const char *what, int fd)
 {
-	uint32_t words[4], message[WORDS], kind;
+	struct mll_message message;
+	uint32_t words[4], kind;
 	int i, ring, fds[4];
 
 	secret(words);
 	lease->end = connect_launcher();
-	send_message(lease->end, ASK, words, &fd, 1);
-	kind = receive_message(lease->end, message, &lease->hops);
-	if (kind != GRANTED) {
-		print_message(what, kind, message);
+	send_message(lease->end, MLL_REQUEST, words, &fd, 1);
+	kind = receive_message(lease->end, &message, &lease->hops);
+	if (kind != MLL_GRANTED) {
+		print_message(what, kind, &message);
 		return 0;
 	}
-	lease->count = message[2];
+	lease->count = message.queues;
 	for (i = 0; i < lease->count; i++) {
 		struct stat stat;
 
-		if (receive_message(lease->end, lease->terms[i], fds) != QUEUE)
+		if (receive_message(lease->end, &message, fds) != MLL_QUEUE)
 			errx(1, "no queue");
+		lease->terms[i] = message.queue;
 		lease->xsk[i] = fds[0];
 		lease->memory[i] = fds[1];
 		fstat(fds[1], &stat);
@@ -262,7 +253,8 @@ static int request_lease(struct lease *lease, const char *what, int fd)
 			int is_shared = ring == FILL || ring == COMPLETION;
 
 			map_ring(fds[0], ring,
-				 lease->terms[i][is_shared ? 5 : 6],
+				 is_shared ? message.queue.umem_ring_size :
+					     message.queue.ring_size,
 				 &lease->rings[i][ring]);
 		}
 	}
@@ -273,11 +265,11 @@ static int request_lease(struct lease *lease, const char *what, int fd)
 
 static void send_command(struct lease *lease, const char *what, uint32_t kind)
 {
-	uint32_t message[WORDS];
+	struct mll_message message;
 
 	send_message(lease->end, kind, NULL, NULL, 0);
-	print_message(what, receive_message(lease->end, message, NULL),
-		      message);
+	print_message(what, receive_message(lease->end, &message, NULL),
+		      &message);
 }
 
 static void send_to_port(const char *text)

@@ -20,7 +20,13 @@ fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
 fn run_in(setup: &XdpSetup, what: &str, ip: IpAddr, beside: bool, options: &[&str]) -> String {
     let (code, program) =
         (setup.sandbox.file("hostile.c", include_str!("hostile.c")), setup.sandbox.path("hostile"));
-    setup.sandbox.file("hostile.h", include_str!("hostile.h"));
+    for (name, text) in [
+        ("hostile.h", include_str!("hostile.h")),
+        ("manylane_lease.h", include_str!("../../../../abi/manylane_lease.h")),
+        ("manylane_next_hops.h", include_str!("../../../../abi/manylane_next_hops.h")),
+    ] {
+        setup.sandbox.file(name, text);
+    }
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     run_ok(cc);

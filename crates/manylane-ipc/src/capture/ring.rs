@@ -2,19 +2,9 @@
 //! lock.
 //!
 //! The memory is 64-bit words, each read and written individually: whatever the other process does
-//! meanwhile, a load returns some value, and nothing worse happens. The words of the producer's
-//! part:
-//!
-//! | words | hold |
-//! |---|---|
-//! | 0, 1, 2 | the format ([`MAGIC`], with the version), words of frames (a power of two), devices |
-//! | 3 | not 0: the producer is gone |
-//! | 8 | words of frames produced so far |
-//! | 16 + 4 n | of device n: its index, dropped frames that it received, and that it was to send; the last is "any other" |
-//! | then | frames: words of a header, then the bytes; each record follows the last one and wraps around |
-//!
-//! The consumer has a part of its own, of which it writes the first word: words of frames consumed
-//! so far. The order:
+//! meanwhile, a load returns some value, and nothing worse happens. `abi/manylane_capture.h` has
+//! their layout. The consumer has a part of its own, of which it writes the first word: words of
+//! frames consumed so far. The order:
 //!
 //! 1. *A frame is written before it is announced.* The producer writes the words of a record, then
 //!    its counter with `Release`. The consumer reads the counter, then passes a fence with
@@ -42,7 +32,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
-/// "mlanecap", and the version of the layout.
+/// "mlanecap", and the version of the layout (`struct mlc_ring`).
 const MAGIC: u64 = u64::from_ne_bytes(*b"mlanecap") ^ VERSION;
 const VERSION: u64 = 1;
 
@@ -52,9 +42,9 @@ const DEVICES_OFFSET: usize = 2;
 const CLOSED_OFFSET: usize = 3;
 const PRODUCED_OFFSET: usize = 8;
 const DEVICE_TABLE_OFFSET: usize = 16;
-/// Words per device: its index, two counters, one unused.
+/// Words per device: its index, two counters, one unused (`struct mlc_device`).
 const DEVICE_WORDS: usize = 4;
-/// Words of a record's header.
+/// Words of a record's header (`struct mlc_record`).
 const RECORD_HEADER_WORDS: usize = 3;
 /// Index of the last device entry, which stands for all devices without counters.
 const IFINDEX_OTHER: u32 = 0;
