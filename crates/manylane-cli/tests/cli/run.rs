@@ -7,15 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use manylane_sys::process;
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn run(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
@@ -35,18 +33,6 @@ fn folder(name: &str) -> PathBuf {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     folder
-}
-
-/// Waits until `is` holds.
-fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    // Counted in sleeps: a machine may stand still.
-    for _ in 0..TEST_TIMEOUT.as_millis() / 2 {
-        if is() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    panic!("waited in vain: {what}");
 }
 
 /// `manylane run` in a process group of its own, as a shell starts it; the group is killed when the
@@ -74,12 +60,7 @@ impl Running {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_for("the end", || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
+        wait_for("the end of `run`", || self.child.try_wait().unwrap(), Option::is_some).unwrap()
     }
 }
 
@@ -232,7 +213,8 @@ fn run_stops_and_continues_with_its_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
     let both = |wanted: char| {
-        wait_for(&format!("both are {wanted}"), || [launcher, program].map(state) == [Some(wanted); 2]);
+        let states = || [launcher, program].map(state);
+        wait_for(&format!("both in state {wanted}"), states, |states| *states == [Some(wanted); 2]);
     };
     for _ in 0..3 {
         // As Ctrl-Z and fg do it: to the group.
@@ -248,8 +230,8 @@ fn run_stops_and_continues_with_its_program() {
     }
     // Whoever stops the program itself by force means that one.
     process::send_signal(program, 19).unwrap();
-    wait_for("the program has stopped", || state(program) == Some('T'));
-    wait_for("the launcher waits", || state(launcher) == Some('S'));
+    wait_for("the program to stop", || state(program), |state| *state == Some('T'));
+    wait_for("the launcher to sleep", || state(launcher), |state| *state == Some('S'));
     process::send_signal(launcher, 18).unwrap();
     both('S');
     process::send_signal(launcher, 15).unwrap();
@@ -261,7 +243,7 @@ fn killing_the_launcher_kills_the_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let program: i32 = running.line().parse().unwrap();
     running.child.kill().unwrap();
-    wait_for("the program has ended", || state(program).is_none());
+    wait_for("the program to end", || state(program), Option::is_none);
 }
 
 #[test]
@@ -288,7 +270,7 @@ fn run_leaves_or_follows_daemons() {
     let left: i32 = running.line().parse().unwrap();
     // Before its end was noticed, the program would get the signal.
     let program = PathBuf::from(format!("/proc/{}", running.line()));
-    wait_for("the end of the program is noticed", || !program.exists());
+    wait_for("the end of the program to be noticed", || program.exists(), |exists| !exists);
     process::send_signal(running.pid(), 15).unwrap();
     assert_eq!(running.wait().signal(), Some(15));
     assert!(state(left).is_none());
@@ -299,7 +281,7 @@ fn a_signal_ends_run_while_its_report_has_no_reader() {
     let fifo = folder("run-fifo").join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
-    wait_for("it sleeps", || state(running.pid()) == Some('S'));
+    wait_for("`run` to sleep", || state(running.pid()), |state| *state == Some('S'));
     process::send_signal(running.pid(), 2).unwrap();
     assert_eq!(running.wait().signal(), Some(2));
 }
