@@ -83,7 +83,7 @@ impl LeaseToken {
         let (name, secret) = text.split_at_checked(16)?;
         let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
-        let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
+        let secret = [96, 64, 32, 0].map(|shift| (number >> shift & 0xffff_ffff) as u32);
         let ambiguous_uid = unix_socket::ambiguous_uid();
         Some(Self { name: format!("manylane.lease.{name}"), secret, ambiguous_uid })
     }

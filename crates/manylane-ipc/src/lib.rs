@@ -16,6 +16,12 @@
 //! they are used. What is in shared memory can change at any time, to any value. System calls and
 //! mappings are those of `manylane-sys`: there is no unsafe code here.
 
+// Lengths and numbers here come from other processes: no cast may change them silently.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)
+)]
+
 pub mod capture;
 #[cfg(not(loom))]
 pub mod lease;

@@ -114,6 +114,13 @@ pub(super) fn ring_words(devices: usize, bytes: usize) -> usize {
     header_words(devices.min(DEVICES_MAX)) + words
 }
 
+/// Index of word `at` of the frames, counted from the beginning.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "less than the number of words in memory")]
+fn word_index(at: u64, capacity: u64) -> usize {
+    (at & (capacity - 1)) as usize
+}
+
 /// Words that are possibly read-only: all loads are relaxed.
 pub trait Words {
     /// Number of words.
@@ -194,7 +201,7 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
             return;
         }
         let frames = &self.data.as_ref()[self.header..];
-        let (wrapped, first) = frames.split_at((self.produced & (self.capacity - 1)) as usize);
+        let (wrapped, first) = frames.split_at(word_index(self.produced, self.capacity));
         let out = u64::from(head.direction == Direction::Out) << 63;
         let queue = u64::from(head.queue & 0x7fff_ffff) << 32;
         let words = [
@@ -313,7 +320,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
 
     /// Word `at` of the frames, counted from the beginning.
     fn frame_word(&self, at: u64) -> u64 {
-        self.load(self.header + (at & (self.capacity - 1)) as usize)
+        self.load(self.header + word_index(at, self.capacity))
     }
 
     /// The next frame; none if there is none yet.
@@ -335,7 +342,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
             return Err(CorruptRing("a ring of frames claims more than it can hold"));
         }
         let [sizes, time, place] = [0, 1, 2].map(|at| self.frame_word(self.consumed + at));
-        let (kept, len) = (sizes as u32 as usize, (sizes >> 32) as u32);
+        let (kept, len) = ((sizes & 0xffff_ffff) as usize, (sizes >> 32) as u32);
         if kept > SNAPLEN_MAX
             || kept > len as usize
             || (RECORD_HEADER_WORDS + kept.div_ceil(8)) as u64 > there
@@ -344,7 +351,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         }
         let direction = if place >> 63 == 1 { Direction::Out } else { Direction::In };
         let queue = (place >> 32) as u32 & 0x7fff_ffff;
-        let head = RecordHeader { time, ifindex: place as u32, queue, direction, len };
+        let head = RecordHeader { time, ifindex: (place & 0xffff_ffff) as u32, queue, direction, len };
         self.next = Some((head, kept));
         Ok(Some(head))
     }
@@ -383,7 +390,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         (0..=self.devices).map(|device| {
             let [ifindex, received, sent] =
                 [0, 1, 2].map(|at| self.load(DEVICE_TABLE_OFFSET + DEVICE_WORDS * device + at));
-            DropCounts { ifindex: ifindex as u32, received, sent }
+            DropCounts { ifindex: u32::try_from(ifindex).unwrap_or(IFINDEX_OTHER), received, sent }
         })
     }
 }
