@@ -31,7 +31,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     // Before the socket is opened, so that no signal in between is missed.
     let stop = signals::stop_flag()?;
     // Also before: engine xdp takes frames from devices as soon as the socket is open.
-    let metrics_port = args.metrics.map(MetricsPort::bind).transpose()?;
+    let metrics_port = args.common.metrics.map(MetricsPort::bind).transpose()?;
     let socket = open(args)?;
     let settings = Settings::new(args, &socket);
     output::eprint_line(&format!("listening on {}", settings.addr));
@@ -74,7 +74,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     let mut builder = Builder::new(args.addr.as_str())?;
     builder
         .engine(args.engine)
-        .steering(args.steering)
+        .steering(args.common.steering.unwrap_or_default())
         .steering_backend(args.steering_backend)
         .placement(args.placement.clone())
         .batch(args.batch)
@@ -85,13 +85,13 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .reuse_port(args.reuse_port)
         .xdp_generic(args.xdp_generic)
         .wait(args.wait);
-    for limit in &args.filter.limit {
+    for limit in &args.common.filter.limit {
         builder.limit(*limit);
     }
-    for prefix in &args.filter.allow {
+    for prefix in &args.common.filter.allow {
         builder.allow(*prefix);
     }
-    for prefix in &args.filter.deny {
+    for prefix in &args.common.filter.deny {
         builder.deny(*prefix);
     }
     for vlan in &args.xdp_vlan {
@@ -253,9 +253,9 @@ impl Settings {
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,
             recv_buffer: args.recv_buffer,
-            limits: args.filter.limit.iter().map(ToString::to_string).collect(),
-            allow: args.filter.allow.iter().map(ToString::to_string).collect(),
-            deny: args.filter.deny.iter().map(ToString::to_string).collect(),
+            limits: args.common.filter.limit.iter().map(ToString::to_string).collect(),
+            allow: args.common.filter.allow.iter().map(ToString::to_string).collect(),
+            deny: args.common.filter.deny.iter().map(ToString::to_string).collect(),
             seconds: 0.0,
         }
     }

@@ -333,6 +333,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::test_support::wait_for;
 
     /// Waits for the next state change of a child.
     fn next_status(signals: &Signals, pid: i32) -> WaitStatus {
@@ -414,11 +415,8 @@ mod tests {
             });
             let tid = told.recv().unwrap();
             let path = format!("/proc/self/task/{tid}/syscall");
-            let start = std::time::Instant::now();
-            while parse_blocked_on(&std::fs::read_to_string(&path).unwrap()) != Some(BlockedOn::Receive(fd)) {
-                assert!(start.elapsed() < Duration::from_secs(30));
-                thread::yield_now();
-            }
+            let read = || parse_blocked_on(&std::fs::read_to_string(&path).unwrap());
+            wait_for("the thread to block", read, |on| *on == Some(BlockedOn::Receive(fd)));
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
         });
         for line in ["", "running", "-1 0x0 0x0", "x 0x3", "999999 0x3 0x0"] {

@@ -125,7 +125,8 @@ impl Datagram {
         let [kind, _, low, high] = hint;
         self.checksum = if kind & PARTIAL != 0 { Checksum::Partial } else { Checksum::Valid };
         let length = u16::from_ne_bytes([low, high]);
-        (kind & !PARTIAL == HINT | head as u8).then(|| udp::HEADER_LEN + usize::from(length))
+        (usize::from(kind & !PARTIAL) == usize::from(HINT) | head)
+            .then(|| udp::HEADER_LEN + usize::from(length))
     }
 }
 

@@ -92,7 +92,9 @@ fn netns_round_robin_is_exact_for_one_sender() {
         let traffic = Traffic { pps: Some(50_000.0), ..Traffic::new(serving.addr, 10) };
         let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
         assert_eq!((sent.datagrams, sent.rejected), (COUNT, 0));
-        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        wait_until("all datagrams delivered", &serving.handle, || {
+            serving.handle.counters().total().delivered == COUNT
+        });
         let counters = serving.handle.counters();
         let shares: Vec<u64> = counters.lanes.iter().map(|(_, lane)| lane.delivered).collect();
         assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
@@ -314,7 +316,9 @@ fn netns_eight_lanes_share_the_cpus() {
         let before = b.device_counters(0).unwrap().rx_packets;
         let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
         assert_eq!(sent.datagrams, COUNT);
-        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        wait_until("all datagrams delivered", &serving.handle, || {
+            serving.handle.counters().total().delivered == COUNT
+        });
         let counters = serving.stop().unwrap();
         assert_eq!(b.device_counters(0).unwrap().rx_packets - before, COUNT);
         assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (COUNT, 0));

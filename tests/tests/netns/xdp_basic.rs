@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 
-use crate::netns_support::{client, echo, lane_driver, open, sink, wait_until};
+use crate::netns_support::{client, echo, lane_driver, open, sink, wait_for_arrived, wait_until};
 use crate::xdp_support::frame_to;
 use manylane::{Batch, Builder, Ecn, Engine, ErrorKind, LaneCounters, Outbox, Socket};
 use manylane_measure::{Traffic, Until};
@@ -95,7 +95,7 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     assert_eq!(sender.send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
-    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    wait_for_arrived(&serving.handle, COUNT);
     let redirected: u64 = serving
         .handle
         .xdp_counts()
@@ -146,7 +146,7 @@ fn netns_xdp_malformed_frames_are_counted() {
             socket.send(frame).unwrap();
         }
     }
-    wait_until(|| serving.handle.counters().total().arrived() >= 8 * ROUNDS, &serving.handle);
+    wait_for_arrived(&serving.handle, 8 * ROUNDS);
     let total = serving.stop().unwrap().total();
     assert_eq!(total.delivered, 3 * ROUNDS, "{total:#?}");
     assert_eq!((total.bad_checksum, total.malformed), (2 * ROUNDS, 3 * ROUNDS), "{total:#?}");
@@ -212,12 +212,14 @@ fn netns_xdp_removed_lanes_lose_nothing() {
     std::thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
         for id in &ids[..3] {
-            wait_until(|| serving.handle.counters().total().arrived() > COUNT / 10, &serving.handle);
+            wait_until("a tenth of the datagrams", &serving.handle, || {
+                serving.handle.counters().total().arrived() > COUNT / 10
+            });
             serving.handle.remove_lane(*id).unwrap();
         }
         assert_eq!(sending.join().unwrap(), COUNT);
     });
-    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    wait_for_arrived(&serving.handle, COUNT);
     let total = serving.stop().unwrap().total();
     assert_arrived(&total, COUNT, 0);
     assert!(total.delivered_by_xdp > 0, "{total:#?}");
@@ -251,7 +253,7 @@ fn netns_xdp_a_stop_drains_the_queues() {
     let redirected =
         || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     (0..QUEUED_DATAGRAMS).for_each(|_| client.send(b"queued"));
-    wait_until(|| redirected() == Some(1 + QUEUED_DATAGRAMS), &serving.handle);
+    wait_until("all datagrams redirected", &serving.handle, || redirected() == Some(1 + QUEUED_DATAGRAMS));
     serving.handle.stop();
     drop(release);
     let total = serving.outcome().unwrap().total();

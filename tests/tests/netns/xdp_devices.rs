@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
+use crate::netns_support::{client, echo, lane_driver, sink, wait_for_arrived, wait_until, wait_within};
 use crate::xdp_support::{
     any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
 };
@@ -61,11 +61,11 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
                 wait_balanced(handle, DEVICE, 4);
             }
             let due = COUNT / (ROUNDS + 1) * round;
-            wait_until(|| handle.counters().total().arrived() >= due, handle);
+            wait_for_arrived(handle, due);
         }
         assert_eq!(sending.join().unwrap(), COUNT);
     });
-    wait_until(|| handle.counters().total().arrived() >= COUNT, handle);
+    wait_for_arrived(handle, COUNT);
     assert_all_by_xdp(&serving.stop().unwrap().total(), COUNT);
 }
 
@@ -78,7 +78,7 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
     let (server, mut pings) = (driver.addr(), 0);
     let mut round = |driver: &mut manylane_tests::LaneDriver| {
         // A lane that is called checks its mailbox.
-        assert!(wait_within(TEST_TIMEOUT, || driver.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
+        wait_until("balanced queues", &handle, || driver.drain() == 0 && is_balanced(&handle, DEVICE, 4));
         let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
         clients.iter().for_each(|client| client.send(b"by hand"));
         driver.echo(clients.len());

@@ -154,7 +154,9 @@ impl<'t> FramePeer<'t> {
         self.socket.send(request).unwrap();
         let replies = (0..count).map(|_| self.recv_frame()).collect();
         let sent = |total: &manylane::LaneCounters| total.sent - before.sent >= count as u64;
-        wait_until(|| sent(&self.serving.handle.counters().total()), &self.serving.handle);
+        wait_until("all replies sent", &self.serving.handle, || {
+            sent(&self.serving.handle.counters().total())
+        });
         let after = self.serving.handle.counters().total();
         (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
     }

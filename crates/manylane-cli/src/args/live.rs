@@ -10,6 +10,7 @@ use crate::parse;
 
 /// The filter of a socket, for `echo` and `run`.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Engine xdp")]
 pub(crate) struct FilterArgs {
     /// Limit for each source: RATE[/BURST][,per=LEN[:LEN6]] (engine xdp)
     ///

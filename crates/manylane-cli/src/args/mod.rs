@@ -216,7 +216,7 @@ mod tests {
             panic!("not echo");
         };
         assert_eq!(echo.placement, Placement::List(vec![0, 1]));
-        assert!(matches!(echo.steering, Steering::Key { .. }));
+        assert!(matches!(echo.common.steering, Some(Steering::Key { .. })));
         for bad in [["--steering", "sideways"], ["--placement", "x"], ["--gro", "maybe"], ["--lanes", "0"]] {
             assert_eq!(parse(&bad).unwrap_err().exit_code(), 2, "{bad:?}");
         }

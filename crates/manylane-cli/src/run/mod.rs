@@ -100,7 +100,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // Now, so that an error is reported before the program runs, and while signals still end this
     // process: a FIFO is not open before it has a reader.
     let json = args.json.as_deref().map(output::create).transpose()?;
-    let port = args.metrics.map(MetricsPort::bind).transpose()?;
+    let port = args.common.metrics.map(MetricsPort::bind).transpose()?;
     // Before the threads of the lessor: a signal that one of them does not block stops or ends this
     // process.
     let signals = Signals::block()?;
@@ -136,7 +136,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
 
 /// Checks options that depend on each other, before anything is created. Returns the filter.
 fn check(args: &RunArgs) -> Result<Filter> {
-    let filter = args.filter.to_filter()?;
+    let filter = args.common.filter.to_filter()?;
     if lessor::is_requested(args) {
         ensure!(!args.exec, "engine xdp needs the launcher: leave out --exec");
     } else {
@@ -151,7 +151,7 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
     add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
-    add("MANYLANE_STEERING", args.steering.map(|steering| steering.to_string()));
+    add("MANYLANE_STEERING", args.common.steering.map(|steering| steering.to_string()));
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_RX_USECS", args.rx_usecs.map(|delay| delay.to_string()));

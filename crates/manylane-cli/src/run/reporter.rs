@@ -76,7 +76,7 @@ impl Reporter {
             command: output::command_line(),
             program: file.display().to_string(),
             engine: args.engine.map(|engine| engine.to_string()),
-            steering: args.steering.map(|steering| steering.to_string()),
+            steering: args.common.steering.map(|steering| steering.to_string()),
             lanes: args.lanes,
             ports: args.ports.clone(),
             rx_usecs: args.rx_usecs,

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
-use manylane_sys::test_support::set_queues;
+use manylane_sys::test_support::{set_queues, wait_for};
 use manylane_sys::{cpu, device, sock};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
@@ -160,7 +160,7 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
             });
         }
         for _ in 0..3 {
-            wait_for(told.recv().unwrap(), BlockedOn::Receive(fd));
+            wait_until_blocked(told.recv().unwrap(), BlockedOn::Receive(fd));
         }
         let (seen, code) = shared();
         let seen = seen.unwrap();
@@ -181,14 +181,11 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
 }
 
 /// Waits until this process's thread `thread` is blocked on `what`.
-fn wait_for(thread: i32, what: BlockedOn) {
-    let start = Instant::now();
-    while parse_blocked_on(&fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap())
-        != Some(what)
-    {
-        assert!(start.elapsed() < TEST_TIMEOUT);
-        thread::yield_now();
-    }
+#[track_caller]
+fn wait_until_blocked(thread: i32, on: BlockedOn) {
+    let path = format!("/proc/self/task/{thread}/syscall");
+    let read = || parse_blocked_on(&fs::read_to_string(&path).unwrap());
+    wait_for("a thread to block", read, |found| *found == Some(on));
 }
 
 #[test]
@@ -443,11 +440,11 @@ fn netns_tune_reports_settings_without_permission() {
     let addr = socket.local_addr().unwrap();
     host.run(|| {
         let sender = UdpSocket::bind("0.0.0.0:0").unwrap();
-        let start = Instant::now();
-        while sock::queue_state(socket.as_fd()).unwrap().drops == 0 {
-            sender.send_to(&[0; 1000], addr).unwrap();
-            assert!(start.elapsed() < TEST_TIMEOUT);
-        }
+        let send = || {
+            (0..16).for_each(|_| _ = sender.send_to(&[0; 1000], addr).unwrap());
+            sock::queue_state(socket.as_fd()).unwrap()
+        };
+        wait_for("a dropped datagram", send, |queue| queue.drops > 0);
     });
     let (document, _) = json(host, &["doctor"]);
     let [row] = rows(&document, "socket-drops")[..] else { panic!("{document}") };

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 
@@ -244,10 +245,7 @@ fn loopback_metrics_are_the_counters_of_the_lanes() {
         while client.recv(&mut [0; 16]).is_err_and(|err| err.kind() == std::io::ErrorKind::Interrupted) {}
     }
     // A reply may be here before its lane has counted it.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while sum("manylane_lane_sent_total{") < 100 {
-        assert!(Instant::now() < deadline);
-    }
+    wait_for("100 datagrams sent", || sum("manylane_lane_sent_total{"), |sent| *sent >= 100);
     assert_eq!((sum("manylane_lane_delivered_total{"), sum("manylane_lane_sent_total{")), (100, 100));
     // A port in use is a failure that names the address.
     let output = run(&["echo", "127.0.0.1:0", "--metrics", at]);

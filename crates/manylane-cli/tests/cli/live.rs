@@ -5,10 +5,11 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use manylane::control::ControlSocket;
 use manylane::{Builder, Engine, probe};
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
@@ -59,7 +60,10 @@ impl Running {
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
         let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
-        wait_until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
+        let seen = || run(host, &look);
+        wait_for("the address in `top`", seen, |seen| {
+            String::from_utf8_lossy(&seen.stdout).contains(&running.addr)
+        });
         running
     }
 
@@ -76,14 +80,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < TEST_TIMEOUT, "it does not come to that");
-        thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -131,8 +127,7 @@ fn check_top_lanes(engine: &str) {
     }
     let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
-    wait_until(|| sum(&look(), "sent") == 100);
-    let seen = look();
+    let seen = wait_for("100 datagrams sent", look, |seen| sum(seen, "sent") == 100);
     assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
     let rows = seen["rows"].as_array().unwrap();
@@ -179,11 +174,8 @@ fn loopback_control_socket_rejects_unmapped_uids() {
     let addr = lines.next().unwrap().unwrap();
     thread::spawn(move || lines.for_each(drop));
     let running = Running { child, addr };
-    let mut said = String::new();
-    wait_until(|| {
-        said = run_err(None, &["limit", &running.pid()], 1);
-        !said.contains("has no control socket")
-    });
+    let limit = || run_err(None, &["limit", &running.pid()], 1);
+    let said = wait_for("a control socket", limit, |said| !said.contains("has no control socket"));
     assert!(said.contains("only root and the user"), "{said}");
 }
 
@@ -236,21 +228,24 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let socket = a.run(|| client(&addr));
     (0..SENT_DATAGRAMS).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
     let redirected = |all: u64| {
-        wait_until(|| {
-            handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all)
-        });
+        wait_for(
+            "all datagrams redirected",
+            || handle.xdp_counts(),
+            |counts| counts.iter().any(|(_, what, count)| *what == "redirected" && *count == all),
+        );
     };
     redirected(SENT_DATAGRAMS);
     // A lane polls its companion now and then, which has nothing queued.
-    wait_until(|| take() == 8);
+    wait_for("a full batch", &mut take, |len| *len == 8);
     told(8, 42);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 66% ")), "{text}");
     let mut taken = 8;
-    wait_until(|| {
+    let take_more = || {
         taken += take();
-        taken == SENT_DATAGRAMS as usize
-    });
+        taken
+    };
+    wait_for("all datagrams", take_more, |taken| *taken == SENT_DATAGRAMS as usize);
     told(SENT_DATAGRAMS, 0);
     let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
@@ -259,7 +254,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
     redirected(SENT_DATAGRAMS + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
-    wait_until(|| take() == 8);
+    wait_for("a full batch", &mut take, |len| *len == 8);
     let rows = look();
     let row = &rows[0];
     assert_eq!(
@@ -293,7 +288,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..7 {
         socket.send(b"too much").unwrap();
     }
-    wait_until(|| limits(&[])["limited"] == 7);
+    wait_for("7 limited datagrams", || limits(&[]), |row| row["limited"] == 7);
     let own = format!("{}/32", a.ip4(0));
     let now = limits(&["--allow", &own, "--forget", "203.0.113.0/24"]);
     assert_eq!(
@@ -307,7 +302,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..3 {
         socket.send(b"denied").unwrap();
     }
-    wait_until(|| limits(&[])["denied"] == 3);
+    wait_for("3 denied datagrams", || limits(&[]), |row| row["denied"] == 3);
     // All of it or nothing is changed.
     let many = ["limit", &pid, "--limit", "1", "--limit", "2", "--limit", "3", "--forget", &own];
     assert!(run_err(None, &many, 1).contains("at most 2"));
@@ -360,18 +355,20 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     let shown = || document(Some(b), &["top", &pid, "--json", "--interval", "50ms"]);
     // The queues are opened once the receiver has received twice.
     let mut asked = 0;
-    wait_until(|| {
+    let ask = || {
         ping(&socket);
         asked += 1;
-        asked > 20 && run_ok(Some(b), &["limit", &pid]).contains("deny    203.0.113.0/24")
-    });
-    wait_until(|| sum(&shown(), "received") == asked);
+        (asked, run_ok(Some(b), &["limit", &pid]))
+    };
+    wait_for("the rule", ask, |(asked, limits)| *asked > 20 && limits.contains("deny    203.0.113.0/24"));
+    wait_for("all requests counted", shown, |seen| sum(seen, "received") == asked);
     let own = a.ip4(0).to_string();
     run_ok(None, &["limit", &pid, "--deny", &own]);
     for _ in 0..9 {
         socket.send(b"denied").unwrap();
     }
-    wait_until(|| document(None, &["limit", &pid, "--json"])["rows"][0]["denied"] == 9);
+    let limits = || document(None, &["limit", &pid, "--json"]);
+    wait_for("9 denied datagrams", limits, |seen| seen["rows"][0]["denied"] == 9);
     assert_eq!(sum(&shown(), "received"), asked);
     run_ok(None, &["limit", &pid, "--forget", &own]);
     ping(&socket);

@@ -7,17 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use manylane_sys::process;
+use manylane_sys::test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 
 use crate::program::{stderr, stdout};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn run(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
@@ -29,18 +27,6 @@ fn folder(name: &str) -> PathBuf {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     folder
-}
-
-/// Waits until `is` returns true.
-fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    // Counted in sleeps, because the whole machine may be suspended.
-    for _ in 0..TEST_TIMEOUT.as_millis() / 2 {
-        if is() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    panic!("waited in vain: {what}");
 }
 
 /// `manylane run` in a process group of its own, as a shell starts it. The group is killed when the
@@ -68,12 +54,7 @@ impl Running {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_for("the end", || {
-            status = self.child.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
+        wait_for("the end of `run`", || self.child.try_wait().unwrap(), Option::is_some).unwrap()
     }
 }
 
@@ -226,7 +207,8 @@ fn run_stops_and_continues_with_its_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let (launcher, program): (i32, i32) = (running.pid(), running.line().parse().unwrap());
     let both = |wanted: char| {
-        wait_for(&format!("both are {wanted}"), || [launcher, program].map(state) == [Some(wanted); 2]);
+        let states = || [launcher, program].map(state);
+        wait_for(&format!("both in state {wanted}"), states, |states| *states == [Some(wanted); 2]);
     };
     for _ in 0..3 {
         // To the process group, as Ctrl-Z and fg do it.
@@ -242,8 +224,8 @@ fn run_stops_and_continues_with_its_program() {
     }
     // SIGSTOP to the program stops only the program.
     process::send_signal(program, 19).unwrap();
-    wait_for("the program has stopped", || state(program) == Some('T'));
-    wait_for("the launcher waits", || state(launcher) == Some('S'));
+    wait_for("the program to stop", || state(program), |state| *state == Some('T'));
+    wait_for("the launcher to sleep", || state(launcher), |state| *state == Some('S'));
     process::send_signal(launcher, 18).unwrap();
     both('S');
     process::send_signal(launcher, 15).unwrap();
@@ -255,7 +237,7 @@ fn killing_the_launcher_kills_the_program() {
     let mut running = Running::start(&["--", "sh", "-c", "echo $$; exec sleep 60"]);
     let program: i32 = running.line().parse().unwrap();
     running.child.kill().unwrap();
-    wait_for("the program has ended", || state(program).is_none());
+    wait_for("the program to end", || state(program), Option::is_none);
 }
 
 #[test]
@@ -282,7 +264,7 @@ fn run_leaves_or_follows_daemons() {
     let left: i32 = running.line().parse().unwrap();
     // Until its end has been noticed, the signal would go to the program.
     let program = PathBuf::from(format!("/proc/{}", running.line()));
-    wait_for("the end of the program is noticed", || !program.exists());
+    wait_for("the end of the program to be noticed", || program.exists(), |exists| !exists);
     process::send_signal(running.pid(), 15).unwrap();
     assert_eq!(running.wait().signal(), Some(15));
     assert!(state(left).is_none());
@@ -293,7 +275,7 @@ fn a_signal_ends_run_while_its_report_has_no_reader() {
     let fifo = folder("run-fifo").join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut running = Running::start(&["--json", fifo.to_str().unwrap(), "--", "true"]);
-    wait_for("it sleeps", || state(running.pid()) == Some('S'));
+    wait_for("`run` to sleep", || state(running.pid()), |state| *state == Some('S'));
     process::send_signal(running.pid(), 2).unwrap();
     assert_eq!(running.wait().signal(), Some(2));
 }

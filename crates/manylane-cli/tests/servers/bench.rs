@@ -5,9 +5,8 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
+use manylane_sys::test_support::wait_for;
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
@@ -156,13 +155,17 @@ fn loopback_bench_that_is_killed_leaves_nothing_behind() {
         let mut child = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         // The path of the server's program contains the folder. Once alone, and once under
         // `manylane run`.
-        wait_until("both servers run", || processes_with(&[name, "block"]) >= 2);
+        wait_for("both servers", || processes_with(&[name, "block"]), |count| *count >= 2);
         let pid = child.id().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
         child.wait().unwrap();
-        wait_until(&format!("no process is left after SIG{signal}"), || processes_with(&[name]) == 0);
-        let is_empty = || fs::read_dir(folder.path()).unwrap().next().is_none();
-        wait_until(&format!("no file is left after SIG{signal}"), is_empty);
+        wait_for(
+            &format!("the end of all processes after SIG{signal}"),
+            || processes_with(&[name]),
+            |count| *count == 0,
+        );
+        let first_file = || fs::read_dir(folder.path()).unwrap().next();
+        wait_for(&format!("an empty folder after SIG{signal}"), first_file, Option::is_none);
     }
 }
 
@@ -172,14 +175,6 @@ fn processes_with(words: &[&str]) -> usize {
     let all = fs::read_dir("/proc").unwrap().map(|entry| command_line(entry.unwrap()));
     let has_all = |line: &Vec<u8>| words.iter().all(|word| String::from_utf8_lossy(line).contains(word));
     all.filter(has_all).count()
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(30), "not true after 30 s: {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

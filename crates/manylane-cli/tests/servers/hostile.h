@@ -29,21 +29,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define WORDS 9
-#define MAGIC 0x334e4c4d
-#define QUEUES_MAX 32
-#define TIMEOUT_S 20 /* seconds */
+#include "manylane_lease.h"
+#include "manylane_next_hops.h"
 
-enum {
-	ASK = 1,
-	OPEN,
-	CLOSE,
-	GRANTED,
-	REFUSED,
-	QUEUE,
-	OPENED,
-	CLOSED
-};
+#define TIMEOUT_S 20 /* seconds */
 
 /* The rings of a queue. The kernel consumes the last two. */
 enum {
@@ -64,11 +53,11 @@ struct ring {
 /* The lease of one socket. */
 struct lease {
 	int end, count;
-	int next_hops, xsk[QUEUES_MAX], memory[QUEUES_MAX];
-	uint32_t terms[QUEUES_MAX][WORDS];
-	struct ring rings[QUEUES_MAX][RINGS];
-	char *bytes[QUEUES_MAX];
-	size_t len[QUEUES_MAX];
+	int next_hops, xsk[MLL_QUEUES_MAX], memory[MLL_QUEUES_MAX];
+	struct mll_queue terms[MLL_QUEUES_MAX];
+	struct ring rings[MLL_QUEUES_MAX][RINGS];
+	char *bytes[MLL_QUEUES_MAX];
+	size_t len[MLL_QUEUES_MAX];
 };
 
 /* hostile_lease.c */
@@ -78,11 +67,12 @@ extern pid_t server;   /* runs after this, or beside it */
 int send_message(int end, uint32_t kind, const uint32_t *words, const int *fds,
 		 int count);
 /* Receives a message; returns its kind, 0 if the other end is closed. */
-uint32_t receive_message(int end, uint32_t *message, int *fds);
+uint32_t receive_message(int end, struct mll_message *message, int *fds);
 void secret(uint32_t *words);
 int try_connect_launcher(int flags);
 int connect_launcher(void);
-void print_message(const char *what, uint32_t kind, const uint32_t *message);
+void print_message(const char *what, uint32_t kind,
+		   const struct mll_message *message);
 int open_udp(const char *at, int reuse);
 /* Requests queues for a socket; true if it gets some. */
 int request_lease(struct lease *lease, const char *what, int fd);

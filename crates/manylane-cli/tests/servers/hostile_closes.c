@@ -37,8 +37,8 @@ static void send_slow_closing(int count, uint32_t *words)
 	pid_t pid;
 
 	while (count--)
-		send_message(end, OPEN, NULL, NULL, 0);
-	send_message(end, ASK, words, &fd, 1);
+		send_message(end, MLL_OPEN, NULL, NULL, 0);
+	send_message(end, MLL_REQUEST, words, &fd, 1);
 	/* A killed process does not wait for its descriptors to be closed. */
 	pid = fork();
 	if (!pid)
@@ -107,7 +107,7 @@ static void send_slow_fd(struct slow_closer *slow_closer)
 	usleep(100000);
 	if (write(slow_closer->go[1], "", 1) != 1 ||
 	    read(slow_closer->done[0], &byte, 1) != 1)
-  errx(1, "no datagram was sent");
+		errx(1, "no datagram was sent");
 	kill(launcher, SIGCONT);
 }
 
@@ -117,10 +117,10 @@ static void lease_beside(void *other_users)
 	struct lease lease;
 
 	request_lease(&lease, "before", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	send_slow_fd(both);
 	send_slow_fd(both + 1);
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 }
 
 /* The launcher's closes take long. */
@@ -153,7 +153,7 @@ static int connect_until_full(void)
 	for (i = 0; i < 10000; i++) {
 		end = try_connect_launcher(SOCK_NONBLOCK);
 		if (end >= 0) {
-			send_message(end, OPEN, NULL, &null, 1);
+			send_message(end, MLL_OPEN, NULL, &null, 1);
 			close(end);
 			tries = 0;
 		} else if (errno != EAGAIN) {
@@ -192,7 +192,7 @@ void test_full_launcher(void)
 {
 	static struct slow_closer stranger = { 65533, 0 };
 	struct rlimit before, few = { .rlim_cur = 256 };
-	uint32_t message[WORDS];
+	struct mll_message message;
 	struct lease lease;
 	pid_t other;
 	int fd;
@@ -200,7 +200,7 @@ void test_full_launcher(void)
 	start_slow_closer(&stranger);
 	fd = open_udp(ip, 0);
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
@@ -221,8 +221,8 @@ void test_full_launcher(void)
 	fflush(stdout);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 	/* With its peer, the descriptor can be closed. */
 	kill(stranger.pid, SIGKILL);
 	waitpid(stranger.pid, NULL, 0);

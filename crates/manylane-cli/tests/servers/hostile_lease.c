@@ -9,14 +9,14 @@ pid_t server;
 int send_message(int end, uint32_t kind, const uint32_t *words, const int *fds,
 		 int count)
 {
-	uint32_t message[WORDS] = { MAGIC, kind };
-	struct iovec part = { message, sizeof(message) };
+	struct mll_message message = { .magic = MLL_MAGIC, .kind = kind };
+	struct iovec part = { &message, sizeof(message) };
 	char room[CMSG_SPACE(4 * sizeof(int))]
 		__attribute__((aligned(8))) = { 0 };
 	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
 
 	if (words)
-		memcpy(message + 2, words, 4 * sizeof(uint32_t));
+		memcpy(message.secret, words, sizeof(message.secret));
 	if (count) {
 		struct cmsghdr *control = (void *)room;
 
@@ -30,9 +30,9 @@ int send_message(int end, uint32_t kind, const uint32_t *words, const int *fds,
 	return sendmsg(end, &header, MSG_NOSIGNAL);
 }
 
-uint32_t receive_message(int end, uint32_t *message, int *fds)
+uint32_t receive_message(int end, struct mll_message *message, int *fds)
 {
-	struct iovec part = { message, WORDS * sizeof(uint32_t) };
+	struct iovec part = { message, sizeof(*message) };
 	char room[CMSG_SPACE(4 * sizeof(int))] __attribute__((aligned(8)));
 	struct msghdr header = { .msg_iov = &part,
 				 .msg_iovlen = 1,
@@ -50,7 +50,7 @@ uint32_t receive_message(int end, uint32_t *message, int *fds)
 	if (control && fds)
 		memcpy(fds, CMSG_DATA(control),
 		       control->cmsg_len - CMSG_LEN(0));
-	return message[1];
+	return message->kind;
 }
 
 static const char *ticket(void)
@@ -99,11 +99,12 @@ int connect_launcher(void)
 	return end;
 }
 
-void print_message(const char *what, uint32_t kind, const uint32_t *message)
+void print_message(const char *what, uint32_t kind,
+		   const struct mll_message *message)
 {
-	if (kind == REFUSED)
-		printf("%s: refused %d\n", what, (int)message[2]);
-	else if (kind == OPENED || kind == CLOSED)
+	if (kind == MLL_REFUSED)
+		printf("%s: refused %d\n", what, message->error);
+	else if (kind == MLL_OPENED || kind == MLL_CLOSED)
 		printf("%s: done\n", what);
 	else
 		printf("%s: closed\n", what);
@@ -159,23 +160,25 @@ static void map_ring(int xsk, int which, uint32_t entries, struct ring *ring)
 
 int request_lease(struct lease *lease, const char *what, int fd)
 {
-	uint32_t words[4], message[WORDS], kind;
+	struct mll_message message;
+	uint32_t words[4], kind;
 	int i, ring, fds[4];
 
 	secret(words);
 	lease->end = connect_launcher();
-	send_message(lease->end, ASK, words, &fd, 1);
-	kind = receive_message(lease->end, message, &lease->next_hops);
-	if (kind != GRANTED) {
-		print_message(what, kind, message);
+	send_message(lease->end, MLL_REQUEST, words, &fd, 1);
+	kind = receive_message(lease->end, &message, &lease->next_hops);
+	if (kind != MLL_GRANTED) {
+		print_message(what, kind, &message);
 		return 0;
 	}
-	lease->count = message[2];
+	lease->count = message.queues;
 	for (i = 0; i < lease->count; i++) {
 		struct stat stat;
 
-		if (receive_message(lease->end, lease->terms[i], fds) != QUEUE)
+		if (receive_message(lease->end, &message, fds) != MLL_QUEUE)
 			errx(1, "no queue");
+		lease->terms[i] = message.queue;
 		lease->xsk[i] = fds[0];
 		lease->memory[i] = fds[1];
 		fstat(fds[1], &stat);
@@ -187,7 +190,8 @@ int request_lease(struct lease *lease, const char *what, int fd)
 			int is_shared = ring == FILL || ring == COMPLETION;
 
 			map_ring(fds[0], ring,
-				 lease->terms[i][is_shared ? 5 : 6],
+				 is_shared ? message.queue.umem_ring_size :
+					     message.queue.ring_size,
 				 &lease->rings[i][ring]);
 		}
 	}
@@ -198,11 +202,11 @@ int request_lease(struct lease *lease, const char *what, int fd)
 
 void send_command(struct lease *lease, const char *what, uint32_t kind)
 {
-	uint32_t message[WORDS];
+	struct mll_message message;
 
 	send_message(lease->end, kind, NULL, NULL, 0);
-	print_message(what, receive_message(lease->end, message, NULL),
-		      message);
+	print_message(what, receive_message(lease->end, &message, NULL),
+		      &message);
 }
 
 void send_to_port(const char *text)

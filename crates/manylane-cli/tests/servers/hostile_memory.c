@@ -20,16 +20,16 @@ static void move_producers(struct lease *lease)
 void test_moving_producers(void)
 {
 	struct lease first, second;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	pid_t movers[2];
 	int i, fd;
 
 	request_lease(&first, "the first", open_udp(ip, 0));
-	send_command(&first, "open", OPEN);
+	send_command(&first, "open", MLL_OPEN);
 	port++;
 	fd = open_udp(ip, 0);
 	request_lease(&second, "the second", fd);
-	send_command(&second, "open", OPEN);
+	send_command(&second, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &second, marker)));
 	fflush(stdout);
@@ -39,7 +39,7 @@ void test_moving_producers(void)
 		memset(rx->at + rx->slots, 0xff, rx->len - rx->slots);
 		/* The lock, behind the frames: not held. */
 		*(volatile uint64_t *)(first.bytes[i] +
-				       first.terms[i][4] * 2048UL) = 0;
+				       first.terms[i].frames * 2048UL) = 0;
 	}
 	for (i = 0; i < 2; i++) {
 		movers[i] = fork();
@@ -55,8 +55,8 @@ void test_moving_producers(void)
 	usleep(100000);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the second", receive_message(second.end, message, NULL),
-		      message);
+	print_message("the second", receive_message(second.end, &message, NULL),
+		      &message);
 	for (i = 0; i < 2; i++) {
 		kill(movers[i], SIGKILL);
 		waitpid(movers[i], NULL, 0);
@@ -69,7 +69,7 @@ static void request_second_lease(void *with)
 
 	(void)with;
 	if (request_lease(&lease, "another process", open_udp(ip, 1)))
-		send_command(&lease, "open", OPEN);
+		send_command(&lease, "open", MLL_OPEN);
 }
 
 static void inspect_lease(void *with)
@@ -79,7 +79,7 @@ static void inspect_lease(void *with)
 
 	if (!request_lease(&lease, "another process", open_udp(ip, 1)))
 		return;
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "for the second";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	printf("seen by the first: %s\n",
@@ -99,7 +99,7 @@ void test_kept_queues(void)
 	int i, ring, fd = open_udp(ip, 1);
 
 	request_lease(&lease, "the first", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "for the first";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	port++;
@@ -144,7 +144,7 @@ void test_corrupt_memory(void)
 	int i, ring;
 
 	request_lease(&lease, "the first", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	len = lseek(lease.next_hops, 0, SEEK_END);
 	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED,
 		  lease.next_hops, 0);

@@ -5,7 +5,8 @@
 /* Messages that are no requests, and a client that sends nothing. */
 void test_invalid_messages(void)
 {
-	uint32_t words[4], wrong[4], message[WORDS];
+	uint32_t words[4], wrong[4];
+	struct mll_message message;
 	int i, end, pipes[2], both[2], bound = open_udp(ip, 0);
 	char bytes[64] = { 1 };
 
@@ -16,25 +17,25 @@ void test_invalid_messages(void)
 		connect_launcher();
 	if (pipe(pipes))
 		err(1, "pipe");
-#define TRY(what, send)                                                  \
-	do {                                                             \
-		end = connect_launcher();                                \
-		send;                                                    \
-		print_message(what, receive_message(end, message, NULL), \
-			      message);                                  \
+#define TRY(what, send)                                                   \
+	do {                                                              \
+		end = connect_launcher();                                 \
+		send;                                                     \
+		print_message(what, receive_message(end, &message, NULL), \
+			      &message);                                  \
 	} while (0)
-#define ASK_FOR(what, fd)                                          \
-	do {                                                       \
-		both[0] = fd;                                      \
-		TRY(what, send_message(end, ASK, words, both, 1)); \
+#define ASK_FOR(what, fd)                                                  \
+	do {                                                               \
+		both[0] = fd;                                              \
+		TRY(what, send_message(end, MLL_REQUEST, words, both, 1)); \
 	} while (0)
 	TRY("a byte", send(end, bytes, 1, 0));
 	TRY("too much", send(end, bytes, 64, 0));
-	TRY("a wrong secret", send_message(end, ASK, wrong, &bound, 1));
-	TRY("no socket", send_message(end, ASK, words, NULL, 0));
+	TRY("a wrong secret", send_message(end, MLL_REQUEST, wrong, &bound, 1));
+	TRY("no socket", send_message(end, MLL_REQUEST, words, NULL, 0));
 	both[0] = both[1] = bound;
-	TRY("two sockets", send_message(end, ASK, words, both, 2));
-	TRY("an order", send_message(end, OPEN, NULL, NULL, 0));
+	TRY("two sockets", send_message(end, MLL_REQUEST, words, both, 2));
+	TRY("an order", send_message(end, MLL_OPEN, NULL, NULL, 0));
 	ASK_FOR("a pipe", pipes[0]);
 	ASK_FOR("TCP", socket(AF_INET, SOCK_STREAM, 0));
 	ASK_FOR("not bound", socket(AF_INET, SOCK_DGRAM, 0));
@@ -44,26 +45,27 @@ void test_invalid_messages(void)
 void test_invalid_commands(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int i;
 
 	request_lease(&lease, "twice open", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	port++;
 	request_lease(&lease, "never open", open_udp(ip, 0));
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 	port++;
 	request_lease(&lease, "as it should be", open_udp(ip, 0));
-	send_command(&lease, "open", OPEN);
-	send_command(&lease, "close", CLOSE);
-	send_command(&lease, "close", CLOSE);
+	send_command(&lease, "open", MLL_OPEN);
+	send_command(&lease, "close", MLL_CLOSE);
+	send_command(&lease, "close", MLL_CLOSE);
 	port++;
 	request_lease(&lease, "deaf", open_udp(ip, 0));
 	for (i = 0;
-	     i < 1000 && send_message(lease.end, OPEN, NULL, NULL, 0) > 0; i++)
+	     i < 1000 && send_message(lease.end, MLL_OPEN, NULL, NULL, 0) > 0;
+	     i++)
 		;
-	while (receive_message(lease.end, message, NULL))
+	while (receive_message(lease.end, &message, NULL))
 		;
 	printf("ended\n");
 }
@@ -72,28 +74,28 @@ void test_invalid_commands(void)
 void test_closed_socket(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 }
 
 /* A port after the launcher's child was stopped, and its socket closed. */
 void test_stopped_child(void)
 {
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd = open_udp(ip, 0);
 
 	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	marker = "while it is open";
 	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
@@ -101,8 +103,8 @@ void test_stopped_child(void)
 	usleep(300000);
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
-	print_message("the lease", receive_message(lease.end, message, NULL),
-		      message);
+	print_message("the lease", receive_message(lease.end, &message, NULL),
+		      &message);
 }
 
 static void as_user(void *at)
@@ -118,7 +120,7 @@ void test_partial_sockets(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
 	struct lease lease;
-	uint32_t message[WORDS];
+	struct mll_message message;
 	int fd, other;
 	int *bound = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -138,10 +140,10 @@ void test_partial_sockets(void)
 	request_lease(&lease, "less than it seems", fd);
 	close(other);
 	request_lease(&lease, "alone", fd);
-	send_command(&lease, "open", OPEN);
+	send_command(&lease, "open", MLL_OPEN);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
 	print_message("bound to a device later",
-		      receive_message(lease.end, message, NULL), message);
+		      receive_message(lease.end, &message, NULL), &message);
 	port++;
 	pid = fork();
 	if (!pid)
@@ -176,35 +178,29 @@ void test_users(void)
 
 /*
  * Requests the next hops of ever more peers, in all slots at once, until its
- * parent ends it. See abi/manylane_next_hops.h.
+ * parent ends it.
  */
 void flood_requests(void)
 {
-	enum {
-		SLOTS = 256,
-		SLOT_LEN = 64,
-		READY = 2
-	};
 	const uint64_t v4 = 0xffff00000000;
 	uint32_t next = 0;
+	struct mln_next_hops *hops;
 	struct lease lease;
-	char *slots;
 	int i;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (!request_lease(&lease, "one device", open_udp(ip, 0)))
 		return;
-	slots = mmap(NULL, SLOT_LEN * (SLOTS + 1), PROT_READ | PROT_WRITE,
-		     MAP_SHARED, lease.next_hops, 0);
+	hops = mmap(NULL, sizeof(*hops), PROT_READ | PROT_WRITE, MAP_SHARED,
+		    lease.next_hops, 0);
 	for (;; usleep(1000)) {
-		for (i = 1; i <= SLOTS; i++) {
-			char *slot = slots + SLOT_LEN * i;
+		for (i = 0; i < MLN_REQUESTS; i++) {
+			struct mln_request *request = hops->request + i;
 			uint32_t peer = 0xc6120000 + next++ % 0x20000;
-			uint64_t pair[4] = { 0, v4 | ntohl(inet_addr(ip)), 0,
-					     v4 | peer };
 
-			memcpy(slot + 8, pair, sizeof(pair));
-			__atomic_store_n((uint32_t *)slot, READY,
+			request->local[1] = v4 | ntohl(inet_addr(ip));
+			request->peer[1] = v4 | peer;
+			__atomic_store_n(&request->state, MLN_REQUESTED,
 					 __ATOMIC_RELEASE);
 		}
 	}

@@ -74,10 +74,11 @@ impl Sandbox {
 
     /// Builds a program there from files in C of this folder, and returns its path.
     pub(crate) fn compile(&self, program: &str, files: &[&str]) -> String {
-        let (sources, program) =
-            (Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers"), self.path(program));
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let (sources, program) = (folder.join("tests/servers"), self.path(program));
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]);
+        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program, "-I"]);
+        cc.arg(folder.join("../../abi"));
         cc.args(files.iter().map(|file| sources.join(file)));
         crate::run_ok(cc);
         program

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
-use manylane_sys::test_support::kill_on_parent_exit;
+use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
@@ -38,15 +38,6 @@ pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
             other => return other,
         }
-    }
-}
-
-/// Waits until `is` returns true.
-pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while !is() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -79,8 +70,7 @@ fn describe_group(group: u32) -> String {
 
 /// The report file of a server; `launcher` is the process id of its launcher.
 pub(crate) fn report_file(launcher: u32) -> ReportFile {
-    let mut found = None;
-    wait_for("the report of a server", || {
+    let find = || {
         let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
             let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
             let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
@@ -91,10 +81,9 @@ pub(crate) fn report_file(launcher: u32) -> ReportFile {
             let text = String::from_utf8_lossy(&environment).into_owned();
             text.split('\0').find_map(|word| word.strip_prefix("MANYLANE_REPORT=").map(PathBuf::from))
         });
-        found = child.and_then(|path| ReportFile::open(&path).ok());
-        found.is_some()
-    });
-    found.unwrap()
+        child.filter(|path| ReportFile::open(path).is_ok())
+    };
+    ReportFile::open(&wait_for("the report of a server", find, Option::is_some).unwrap()).unwrap()
 }
 
 impl Server {
@@ -134,18 +123,19 @@ impl Server {
             return;
         }
         let file = report_file(self.pid());
-        wait_for("lanes of all receivers", || {
+        let receivers = || {
             ask(self);
-            let receivers = file.report().receivers.iter();
-            let laned =
-                receivers.filter(|at| at.state.load(Relaxed) == OPEN && at.lane.load(Relaxed) != NO_LANE);
-            laned.count() >= lanes
+            let open = file.report().receivers.iter().filter(|at| at.state.load(Relaxed) == OPEN);
+            open.map(|at| (at.lane.load(Relaxed), at.rx_datagrams.load(Relaxed))).collect::<Vec<_>>()
+        };
+        wait_for("lanes of all receivers (lane, received)", receivers, |all| {
+            all.iter().filter(|(lane, _)| *lane != NO_LANE).count() >= lanes
         });
     }
 
     /// Waits until the started process has ended.
     pub(crate) fn wait(&mut self) {
-        wait_for("the end of a process", || self.child.try_wait().unwrap().is_some());
+        wait_for("the end of a process", || self.child.try_wait().unwrap(), Option::is_some);
     }
 
     /// The output so far.

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use manylane_ipc::report::ReportFile;
 use manylane_sys::process;
-use manylane_sys::test_support::kill_on_parent_exit;
+use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 
 use crate::load::Load;
 use crate::sandbox::Sandbox;
-use crate::server::{Report, Server, report_file, wait_for};
+use crate::server::{Report, Server, report_file};
 use crate::{c, run_ok, words};
 
 /// A veth device is used only if it is named.
@@ -76,7 +76,7 @@ impl XdpSetup {
     /// the device may be lost, as it may be at the start of any server.
     fn wait_for_server(server: &Server) {
         let report = report_file(server.pid());
-        wait_for("a socket that is bound", || report.report().header.sockets.load(Relaxed) > 0);
+        wait_for("a bound socket", || report.report().header.sockets.load(Relaxed), |count| *count > 0);
     }
 
     /// Sends requests one by one until the receivers have their queues.
@@ -92,11 +92,12 @@ impl XdpSetup {
     pub(crate) fn request_until_xdp_replies(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
         let mut requests = 0;
-        wait_for("an answer that leaves as a frame", || {
+        let request = || {
             requests += 1;
             assert_eq!(server.answer(&self.client, self.addr, b"frames"), b"frames!");
-            frames(&report).1 > 0
-        });
+            frames(&report)
+        };
+        wait_for("a reply as a frame (received, sent)", request, |(_, sent)| *sent > 0);
         requests
     }
 
@@ -255,23 +256,25 @@ fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
     setup.request_until_xdp_replies(&mut server);
     let first: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     process::send_signal(first, 9).unwrap();
-    wait_for("the end of the first server", || process::send_signal(first, 0).is_err());
+    wait_for("the end of the first server", || process::send_signal(first, 0), Result::is_err).unwrap_err();
     // Datagrams that arrive while no server is bound are lost, as without queues.
     let client_sandbox = setup.client.socket_at("0.0.0.0:0");
     client_sandbox.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut buffer = [0; 64];
-    wait_for("the second server", || {
+    let ask = || {
         _ = client_sandbox.send_to(b"there?", setup.addr);
-        client_sandbox.recv_from(&mut buffer).is_ok()
-    });
+        client_sandbox.recv_from(&mut buffer)
+    };
+    wait_for("the second server", ask, Result::is_ok).unwrap();
     drop(client_sandbox);
     let report = report_file(server.pid());
     let before = frames(&report).0;
     setup.request_all();
-    wait_for("frames to the second server", || {
+    let ask = || {
         assert_eq!(server.answer(&setup.client, setup.addr, b"again"), b"again!");
-        frames(&report).0 > before
-    });
+        frames(&report)
+    };
+    wait_for("frames to the second server (received, sent)", ask, |(received, _)| *received > before);
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     assert_eq!(report.unwrap().reasons(), [""; 0]);

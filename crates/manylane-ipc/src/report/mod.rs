@@ -191,7 +191,7 @@ impl Addr {
         }
         self.port.store(addr.port().to_be(), Ordering::Relaxed);
         let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        self.family.store(family as u16, Ordering::Relaxed);
+        self.family.store(u16::try_from(family).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// The address; none if it was never written.
@@ -225,6 +225,7 @@ impl ReportFile {
     ///
     /// # Errors
     /// Those of making and mapping the file.
+    #[expect(clippy::cast_possible_truncation, reason = "small constants")]
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let (report, fd) = Shared::<Report>::create(c"manylane-report")?;
         let header = &report.header;

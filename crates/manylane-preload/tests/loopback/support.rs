@@ -42,14 +42,15 @@ fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     let _one = BUILD.lock().unwrap_or_else(PoisonError::into_inner);
     let program = Path::new(TARGET_TMPDIR).join(to);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-    if !is_newer(&program, &sources) {
+    let headers = sources.join("../../../../abi");
+    if !is_newer(&program, &sources) || !is_newer(&program, &headers) {
         // Under a temporary name first, because another test may be starting the old program.
         let fresh = program.with_extension(format!("{}.new", std::process::id()));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         let source = sources.join(format!("{name}.c"));
         let mut command =
             sanitizer().map_or_else(|| Command::new("cc"), |name| sanitizer_compiler(&name, to));
-        let done = command.args(flags).arg(&fresh).args(more).arg(source).status();
+        let done = command.args(flags).arg(&fresh).arg("-I").arg(headers).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
         std::fs::rename(&fresh, &program).unwrap();
     }

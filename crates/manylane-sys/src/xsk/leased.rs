@@ -430,5 +430,5 @@ impl Drop for QueueGuard<'_> {
 }
 
 #[cfg(test)]
-#[path = "leased_tests.rs"]
+#[path = "tests/leased.rs"]
 mod tests;

@@ -53,9 +53,6 @@
 // shared with the kernel.
 #[cfg(not(loom))]
 mod allocator;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod conservation;
 #[cfg(not(loom))]
 mod frames;
 #[cfg(not(loom))]
@@ -64,9 +61,6 @@ mod leased;
 mod lessor;
 #[cfg(not(loom))]
 mod linearize;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod mock;
 #[cfg(not(loom))]
 mod open;
 #[cfg(not(loom))]
@@ -75,22 +69,10 @@ mod owners;
 mod queue;
 #[cfg(all(not(loom), any(test, feature = "bench")))]
 mod raw;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_support;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_tests;
-#[cfg(test)]
-#[cfg(not(any(loom, miri)))]
-mod real_veth_tests;
 #[cfg_attr(loom, allow(dead_code, reason = "not all that the queue uses is in a model"))]
 mod ring;
 #[cfg(not(loom))]
 mod send;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod sharing_tests;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(test)]

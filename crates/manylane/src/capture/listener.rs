@@ -333,6 +333,8 @@ fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_
 
 #[cfg(test)]
 mod tests {
+    use manylane_sys::test_support::wait_for;
+
     use super::super::{Capture, SNAPLEN_MAX, find_targets};
     use super::*;
 
@@ -348,15 +350,6 @@ mod tests {
             all.push((frame.lane, frame.bytes.to_vec()));
         }
         all
-    }
-
-    /// Waits for an event that should happen within a moment.
-    fn wait_until(mut done: impl FnMut() -> bool) {
-        let start = std::time::Instant::now();
-        while !done() {
-            assert!(start.elapsed() < Duration::from_secs(30), "it does not come to that");
-            thread::sleep(Duration::from_millis(1));
-        }
     }
 
     #[test]
@@ -379,11 +372,12 @@ mod tests {
         assert_eq!(drain(&mut capture), [(LaneId(1), b"during".to_vec())]);
         // A new lane is captured as soon as both sides know about it.
         let mut late = point.tap(LaneId(5));
-        wait_until(|| {
+        let captured = || {
             frame(&mut late, b"late");
             capture.wait(Duration::from_millis(1)).unwrap();
-            drain(&mut capture).contains(&(LaneId(5), b"late".to_vec()))
-        });
+            drain(&mut capture)
+        };
+        wait_for("a frame of the new lane", captured, |all| all.contains(&(LaneId(5), b"late".to_vec())));
         // The frames of a lane that closes are not lost.
         frame(&mut first, b"last");
         drop(first);
@@ -394,10 +388,11 @@ mod tests {
         // The capture socket closes before its lane.
         drop(point);
         frame(&mut late, b"it is not captured");
-        wait_until(|| {
+        let is_finished = || {
             capture.wait(Duration::from_millis(1)).unwrap();
             capture.is_finished()
-        });
+        };
+        wait_for("the end of the capture", is_finished, |is| *is);
         assert!(ours().is_empty());
     }
 

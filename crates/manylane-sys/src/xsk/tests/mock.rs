@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use libc::xdp_desc;
 
-use super::allocator::FrameAllocator;
-use super::frames::Frames;
-use super::linearize::Linearizer;
-use super::queue::Queue;
-use super::ring::{Consumer, MockRing, Producer};
-use super::socket::{MemberRings, UmemRings};
-use super::wakeup::{KickOutcome, RingWakeup};
-use super::{Mode, QueueOptions};
 use crate::map::Mapping;
+use crate::xsk::allocator::FrameAllocator;
+use crate::xsk::frames::Frames;
+use crate::xsk::linearize::Linearizer;
+use crate::xsk::queue::Queue;
+use crate::xsk::ring::{Consumer, MockRing, Producer};
+use crate::xsk::socket::{MemberRings, UmemRings};
+use crate::xsk::wakeup::{KickOutcome, RingWakeup};
+use crate::xsk::{Mode, QueueOptions};
 
 /// Offset at which the kernel writes a packet in a frame.
 pub(super) const HEADROOM: u64 = 256;

@@ -7,10 +7,10 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::open::OpenError;
-use super::queue::Queue;
-use super::{Mode, QueueOptions};
 use crate::netns::{NetNs, device_index, is_device_running};
+use crate::xsk::open::OpenError;
+use crate::xsk::queue::Queue;
+use crate::xsk::{Mode, QueueOptions};
 use crate::{check, skip};
 
 /// Runs `test` on a thread in a namespace of its own, whose loopback device is up.

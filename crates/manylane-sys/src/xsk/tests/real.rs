@@ -5,10 +5,10 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
-use super::open::Step;
-use super::queue::Queue;
 use super::real_support::{datagram, in_namespace, options, reopen};
-use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
+use crate::xsk::open::Step;
+use crate::xsk::queue::Queue;
+use crate::xsk::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 
 #[test]
 fn netns_the_lock_of_a_queue_is_broken_if_its_holder_is_gone() {
@@ -44,7 +44,7 @@ fn netns_a_queue_of_a_device_has_one_owner() {
         assert_eq!(queue.receive(32), 0);
         let census = queue.frame_counts();
         assert_eq!((census.free, census.filling, census.total(), census.invalid), (64, 64, 128, 0));
-        assert_eq!(super::statistics(queue.as_fd()).unwrap(), super::Statistics::default());
+        assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap(), crate::xsk::Statistics::default());
         let failed = |options: QueueOptions| {
             let err = Queue::open(&options).unwrap_err();
             (err.step, err.source.raw_os_error().unwrap_or(0))
@@ -99,7 +99,7 @@ fn netns_sent_frames_arrive_and_are_reclaimed() {
             let census = queue.frame_counts();
             assert_eq!((census.free, census.filling, census.invalid), (64, 64, 0), "{census:?}");
         }
-        assert_eq!(super::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
+        assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
         queue.busy_poll(20, 64).unwrap();
         assert_eq!(queue.receive(32), 0);
         queue.busy_poll(0, 0).unwrap();

@@ -7,12 +7,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::open::Step;
-use super::queue::Queue;
 use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
-use super::{QueueOptions, owners};
 use crate::packet::PacketSocket;
 use crate::skip;
+use crate::xsk::open::Step;
+use crate::xsk::queue::Queue;
+use crate::xsk::{QueueOptions, owners};
 
 /// Time limit of retries.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>)
         assert!(
             start.elapsed() < TIMEOUT,
             "{next} of {count}: {queue:?}, {:?}",
-            super::statistics(queue.as_fd())
+            crate::xsk::statistics(queue.as_fd())
         );
         let got = queue.receive(32);
         for i in 0..got {
@@ -142,7 +142,7 @@ fn netns_members_on_several_threads_lose_nothing() {
                     std::thread::yield_now();
                 }
             }
-            assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 0);
+            assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().dropped(), 0);
             at_rest(&mut queue);
             over.wait();
             let census = queue.frame_counts();
@@ -199,7 +199,7 @@ fn netns_long_packets_are_received_whole() {
         queue.receive(0);
         let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
-        assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 0);
+        assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().dropped(), 0);
         // Without multi-buffer: dropped by the kernel, and counted.
         drop(queue);
         let mut queue = eventually(|| Queue::open(&QueueOptions { multi_buffer: false, ..options }));
@@ -208,7 +208,7 @@ fn netns_long_packets_are_received_whole() {
         wire.send(&frame(0, 1, 5000)).unwrap();
         wire.send(&frame(0, 2, 60)).unwrap();
         receive_all(&mut queue, 1, |_| frame(0, 2, 60));
-        assert_eq!(super::statistics(queue.as_fd()).unwrap().dropped(), 1);
+        assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().dropped(), 1);
     });
 }
 
@@ -259,7 +259,7 @@ fn netns_partial_checksums_are_completed() {
         at_rest(&mut queue);
         let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
-        assert_eq!(super::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
+        assert_eq!(crate::xsk::statistics(queue.as_fd()).unwrap().tx_invalid_descs, 0);
     });
 }
 

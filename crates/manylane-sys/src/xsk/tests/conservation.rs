@@ -6,11 +6,11 @@ use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
 
-use super::QueueOptions;
-use super::frames::FrameState;
-use super::linearize::Linearizer;
 use super::mock::{self, HEADROOM, Mock, MockQueue};
-use super::send::{Sender, TxFrame};
+use crate::xsk::QueueOptions;
+use crate::xsk::frames::FrameState;
+use crate::xsk::linearize::Linearizer;
+use crate::xsk::send::{Sender, TxFrame};
 
 /// Size of the longest packet that fits a frame; smaller under Miri, which is slow.
 const FRAME_PACKET_MAX: usize = if cfg!(miri) { 64 } else { 2048 - HEADROOM as usize };

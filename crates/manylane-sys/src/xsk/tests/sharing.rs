@@ -3,12 +3,12 @@
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::QueueOptions;
-use super::linearize::{FRAGS_MAX, Linearizer, PACKET_LEN_MAX};
 use super::mock::{self, HEADROOM, Mock, MockQueue, options};
-use super::queue::Queue;
-use super::tx_metadata::METADATA_LEN;
-use super::wakeup::{KickOutcome, RingWakeup};
+use crate::xsk::QueueOptions;
+use crate::xsk::linearize::{FRAGS_MAX, Linearizer, PACKET_LEN_MAX};
+use crate::xsk::queue::Queue;
+use crate::xsk::tx_metadata::METADATA_LEN;
+use crate::xsk::wakeup::{KickOutcome, RingWakeup};
 
 fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at) as u8).collect()

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::QueueOptions;
 use super::mock::{self, HEADROOM, MockQueue, options};
-use super::open::Step;
-use super::queue::Queue;
-use super::wakeup::KickOutcome;
+use crate::xsk::QueueOptions;
+use crate::xsk::open::Step;
+use crate::xsk::queue::Queue;
+use crate::xsk::wakeup::KickOutcome;
 
 fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at) as u8).collect()
