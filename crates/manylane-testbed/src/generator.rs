@@ -52,7 +52,7 @@ const NEXT: usize = 7;
 type LinkTemplate = [u8; 72];
 const HEADER_OFFSET: usize = 8;
 /// Maximum number of links.
-const MAX_LINKS: usize = 64;
+const LINKS_MAX: usize = 64;
 
 /// Sends frames from one end of a link, or of several in turn. Counts are exact only if it is the
 /// only such sender on that end.
@@ -110,7 +110,7 @@ impl LiveSender {
         scattered: bool,
     ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
+        ensure!(links.len() <= LINKS_MAX, "live frames take {LINKS_MAX} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
         ensure!(!traffic.gso, "live frames are single datagrams: GSO messages need the portable sender");
         let payload = traffic.datagram();

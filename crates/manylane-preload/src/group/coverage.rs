@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use libc::c_int;
 use manylane_sys::tick;
 
-use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::base::settings::{LANES_MAX, WAIT_SLICE_MS};
 use crate::batching::readiness::ready_lanes;
 use crate::batching::{prefetch, send_batch};
 use crate::fds::sock_fds;
@@ -132,7 +132,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         shared.drain_first.fetch_and(!drained, Ordering::AcqRel);
     }
     if shared.mode() == PLAIN {
-        (1..MAX_LANES)
+        (1..LANES_MAX)
             .filter(|lane| retired & mask & !has & 1 << lane != 0)
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::c_void;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::state;
 
 /// All mappings are aligned to it.
@@ -114,5 +114,5 @@ impl PerLane {
 /// Lanes that a socket can have.
 #[inline]
 fn lane_count() -> usize {
-    state::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES))
+    state::settings().map_or(0, |settings| settings.lanes.min(LANES_MAX))
 }

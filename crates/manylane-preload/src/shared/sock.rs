@@ -24,15 +24,15 @@ use libc::c_int;
 use manylane_ipc::lease::QUEUES_MAX;
 use manylane_ipc::report::Reason;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::shared::lease::Lease;
 use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::memory::{self, PerLane, Zeroed};
 
 /// Max threads that receive on one socket.
-pub(crate) const MAX_MEMBERS: usize = 128;
+pub(crate) const MEMBERS_MAX: usize = 128;
 /// Max UDP sockets of a process that the library tracks.
-const MAX_SOCKS: usize = 4096;
+const SOCKS_MAX: usize = 4096;
 
 pub(crate) const UNBOUND: u32 = 0;
 pub(crate) const SINGLE: u32 = 1;
@@ -92,7 +92,7 @@ impl Member {
     /// The member's lane, if it has one.
     #[inline]
     pub(crate) fn own_lane(&self) -> Option<usize> {
-        usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < MAX_LANES)
+        usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < LANES_MAX)
     }
 
     /// Counts one heartbeat of the calling thread, whose member this is.
@@ -164,15 +164,15 @@ pub(crate) struct Shared {
     /// The lane of each queue.
     pub(crate) queue_lane: [AtomicU32; QUEUES_MAX],
     /// Member that owns each lane, plus 1; 0 if none.
-    pub(crate) owner: [AtomicU32; MAX_LANES],
+    pub(crate) owner: [AtomicU32; LANES_MAX],
     /// The owner's heartbeat at the last check, the number of checks since it changed, and the
     /// time of the last counted check (milliseconds).
-    pub(crate) seen_heartbeat: [AtomicU32; MAX_LANES],
-    pub(crate) stalled_polls: [AtomicU32; MAX_LANES],
-    pub(crate) polled_at_ms: [AtomicU32; MAX_LANES],
+    pub(crate) seen_heartbeat: [AtomicU32; LANES_MAX],
+    pub(crate) stalled_polls: [AtomicU32; LANES_MAX],
+    pub(crate) polled_at_ms: [AtomicU32; LANES_MAX],
     /// Inodes of the kernel sockets, for the report; 0 if not known.
-    pub(crate) inode: [AtomicU64; MAX_LANES],
-    pub(crate) members: [Member; MAX_MEMBERS],
+    pub(crate) inode: [AtomicU64; LANES_MAX],
+    pub(crate) members: [Member; MEMBERS_MAX],
 }
 
 // SAFETY: atomics, and arrays of them; zeroes are a socket in mode UNBOUND.
@@ -187,13 +187,13 @@ impl Shared {
     /// The slots of members that were ever used.
     #[inline]
     pub(crate) fn joined_members(&self) -> &[Member] {
-        &self.members[..(self.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS)]
+        &self.members[..(self.joined.load(Ordering::Acquire) as usize).min(MEMBERS_MAX)]
     }
 
     /// Kernel sockets of the group.
     #[inline]
     pub(crate) fn lane_count(&self) -> usize {
-        (self.lanes.load(Ordering::Acquire) as usize).min(MAX_LANES)
+        (self.lanes.load(Ordering::Acquire) as usize).min(LANES_MAX)
     }
 
     /// Inode of a lane's kernel socket; of the program's own for a member without a lane.
@@ -294,7 +294,7 @@ pub(crate) struct Sock {
     leftovers: AtomicPtr<LeftoverQueue>,
     /// Descriptors of the lanes, plus 1; 0 if none. Lane 0 is the program's own descriptor,
     /// whichever it uses.
-    lane_fd: [AtomicI32; MAX_LANES],
+    lane_fd: [AtomicI32; LANES_MAX],
 }
 
 // SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
@@ -308,7 +308,7 @@ static SOCKS: AtomicPtr<Sock> = AtomicPtr::new(ptr::null_mut());
 impl Sock {
     /// Maps the slots; once, at start.
     pub(crate) fn start() -> bool {
-        let Some(socks) = memory::map::<Sock>(MAX_SOCKS, false) else { return false };
+        let Some(socks) = memory::map::<Sock>(SOCKS_MAX, false) else { return false };
         SOCKS.store(socks.as_ptr().cast_mut(), Ordering::Release);
         true
     }
@@ -317,13 +317,13 @@ impl Sock {
         let at = SOCKS.load(Ordering::Acquire);
         // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
         // (state::is_ready).
-        unsafe { std::slice::from_raw_parts(at, MAX_SOCKS) }
+        unsafe { std::slice::from_raw_parts(at, SOCKS_MAX) }
     }
 
     /// The slot `index`, which came from the table.
     #[inline]
     pub(crate) fn at(index: u32) -> &'static Sock {
-        &Self::all()[index as usize % MAX_SOCKS]
+        &Self::all()[index as usize % SOCKS_MAX]
     }
 
     /// The sockets in use.
@@ -502,7 +502,7 @@ mod tests {
         let shared = &memory::map::<Shared>(1, true).unwrap()[0];
         // SAFETY: a mapping of its own; atomics, of which all bytes are values.
         unsafe { ptr::from_ref(shared).cast_mut().cast::<u8>().write_bytes(0x7f, size_of::<Shared>()) };
-        assert_eq!((shared.joined_members().len(), shared.lane_count()), (MAX_MEMBERS, MAX_LANES));
+        assert_eq!((shared.joined_members().len(), shared.lane_count()), (MEMBERS_MAX, LANES_MAX));
         assert_eq!(shared.members[0].own_lane(), None);
         assert!(shared.owner_of(0).is_none() && shared.owner_of(usize::MAX).is_none());
     }

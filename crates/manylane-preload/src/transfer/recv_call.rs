@@ -29,7 +29,7 @@ use manylane_ipc::lease::QUEUES_MAX;
 
 use crate::base::real::{self, fail_with_errno};
 use crate::base::recv_bufs::RecvBufs;
-use crate::base::settings::{MAX_LANES, WAIT_SLICE};
+use crate::base::settings::{LANES_MAX, WAIT_SLICE};
 use crate::base::sockopt::NO_WAIT_US;
 use crate::base::{quiesce, signals, sockopt, state};
 use crate::batching::prefetch::{self, FillResult, Prefetch};
@@ -322,7 +322,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         // 2. Lanes to drain first.
         let first = self.shared.drain_first.load(Ordering::Acquire);
         if first != 0 {
-            for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
+            for lane in (0..LANES_MAX).filter(|lane| first & 1 << lane != 0) {
                 match self.try_kernel(lane) {
                     Some(answer) => {
                         owners::count_drained(self.shared);
@@ -381,7 +381,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         send_batch::flush();
         let all = sock_fds::lanes_mask(self.shared);
         let (lane_fds, count) = lane_pollfds(self.sock, self.fd, all);
-        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES_MAX];
+        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; LANES_MAX + QUEUES_MAX];
         fds[..count].copy_from_slice(&lane_fds[..count]);
         queues::flush();
         let count = queues::append_pollfds(self.sock, self.shared, all, &mut fds, count);
@@ -418,7 +418,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
         // An error of a socket is received as a datagram is: nobody else may wait for it.
         let events = libc::POLLIN | libc::POLLERR;
         let ready = lanes_with(events, self.sock, self.shared, self.fd, mask);
-        for lane in (0..MAX_LANES).filter(|lane| ready & 1 << lane != 0) {
+        for lane in (0..LANES_MAX).filter(|lane| ready & 1 << lane != 0) {
             if let Some(answer) = self.try_lane(lane) {
                 self.member.has_stolen.store(1, Ordering::Relaxed);
                 return Some(answer);
@@ -465,7 +465,7 @@ impl<'a, Op: Fn(c_int, c_int) -> isize> RecvCall<'a, Op> {
                 return Some(answer);
             }
         }
-        for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
+        for lane in (1..LANES_MAX).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
                 Some(answer) => return Some(answer),
                 None => sock_fds::mark_lane_empty(self.sock, self.shared, self.fd, lane),
