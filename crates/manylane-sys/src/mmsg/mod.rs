@@ -7,4 +7,4 @@ mod recv;
 mod send;
 
 pub use recv::{EchoControls, Message, RecvOptions, RecvRing, Totals, Wait};
-pub use send::{SendBatch, SendOptions, SendRing, fits};
+pub use send::{SEGMENTS_MAX, SendBatch, SendOptions, SendRing, fits};
