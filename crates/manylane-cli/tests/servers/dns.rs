@@ -54,7 +54,7 @@ fn serve(
     let first = server.answer(sandbox, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
     let mut requests = 1;
-    server.wait_lanes(lanes, |_| requests += Load::SHORT.request_all(sandbox, addr, question).len() as u64);
+    server.wait_lanes(lanes, |_| requests += Load::WARM_UP.request_all(sandbox, addr, question).len() as u64);
     let load = Load::DEFAULT;
     let answers = load.request_all(sandbox, addr, question);
     requests += load.count();

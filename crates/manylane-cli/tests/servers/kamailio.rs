@@ -42,7 +42,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<String>, Option<Repor
     server.answer(sandbox, addr, &options(999_999));
     let mut requests = 1;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
     });
     let load = Load { flows: 32, each: 100 };
     let mut answers: Vec<String> =

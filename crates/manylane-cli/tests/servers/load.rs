@@ -26,7 +26,7 @@ impl Load {
     pub(crate) const DEFAULT: Self = Self { flows: 32, each: 250 };
 
     /// For receivers to get their lanes by.
-    pub(crate) const SHORT: Self = Self { flows: 32, each: 8 };
+    pub(crate) const WARM_UP: Self = Self { flows: 32, each: 8 };
 
     /// Requests in all.
     pub(crate) fn count(self) -> u64 {

@@ -25,7 +25,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     }
     let mut requests = KEYS;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let load = Load::DEFAULT;
     let answers = load.request_all(sandbox, addr, |n| match n % 10 {
@@ -37,7 +37,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     // Not at its end: a thread that waits for others to end is taken for a stopped one, as is one
     // that gets no CPU time, and has no lane until it has received twice.
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let (status, report) = server.end();
     assert!(status.success(), "{status}");

@@ -38,8 +38,9 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun 
         assert_eq!(server.answer(&sandbox, addr, &request(7)), answer(7));
         answered = 1;
         let lanes = if test.ends_with("forking") { 4 } else { 0 };
-        server
-            .wait_lanes(lanes, |_| answered += Load::SHORT.request_all(&sandbox, addr, request).len() as u64);
+        server.wait_lanes(lanes, |_| {
+            answered += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64
+        });
         assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         ended.push(status);
