@@ -53,11 +53,11 @@ pub(crate) fn wait_until(done: impl FnMut() -> bool, handle: &Handle) {
     assert!(wait_within(TEST_TIMEOUT, done), "{:#?}", handle.counters());
 }
 
-/// Waits until `done`, for at most `patience`. Returns true if it was reached.
-pub(crate) fn wait_within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+/// Waits until `done`, for at most `timeout`. Returns true if it was reached.
+pub(crate) fn wait_within(timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
-        if start.elapsed() > patience {
+        if start.elapsed() > timeout {
             return false;
         }
         thread::sleep(Duration::from_millis(1));

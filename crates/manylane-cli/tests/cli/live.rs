@@ -58,8 +58,8 @@ impl Running {
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
-        let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
-        wait_until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
+        let top = ["top", &running.pid(), "--once", "--interval", "50ms"];
+        wait_until(|| String::from_utf8_lossy(&run(host, &top).stdout).contains(&running.addr));
         running
     }
 
@@ -129,10 +129,10 @@ fn check_top_lanes(engine: &str) {
     for _ in 0..100 {
         ping(&socket);
     }
-    let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
+    let top = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
-    wait_until(|| sum(&look(), "sent") == 100);
-    let seen = look();
+    wait_until(|| sum(&top(), "sent") == 100);
+    let seen = top();
     assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
     let rows = seen["rows"].as_array().unwrap();
@@ -216,9 +216,9 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
         let (handle, control) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
         (socket.into_lanes(), handle, control)
     });
-    let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
+    let top = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
     let told = |received: u64, waiting: u64| {
-        let rows = look();
+        let rows = top();
         let [row] = rows.as_array().unwrap().as_slice() else { panic!("{rows}") };
         assert_eq!(
             (&row["socket"], &row["engine"], row["pid"].as_u64()),
@@ -261,7 +261,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     redirected(SENT_DATAGRAMS + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
     wait_until(|| take() == 8);
-    let rows = look();
+    let rows = top();
     let row = &rows[0];
     assert_eq!(
         (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),

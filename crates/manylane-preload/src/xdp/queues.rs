@@ -192,8 +192,8 @@ fn recv_from(
         match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
                 let (name, len) = frames::sockaddr_bytes(peer, lease.is_v6);
-                let parcel = DatagramRef { name: &name[..len], payload: [payload, &[]], control: &[] };
-                answer = into.write(done, &parcel, flags);
+                let datagram = DatagramRef { name: &name[..len], payload: [payload, &[]], control: &[] };
+                answer = into.write(done, &datagram, flags);
                 if peeks {
                     done += 1;
                     failpoint::hit("peeked");

@@ -69,8 +69,8 @@ fn numbers_of_another_process_stay_within_the_prefetch() {
     let slots: Vec<_> = std::iter::from_fn(|| prefetch.claim(true)).collect();
     assert_eq!(slots, (0..PREFETCH_MAX).collect::<Vec<_>>());
     for slot in slots {
-        let parcel = prefetch.datagram(slot);
-        assert_eq!((parcel.name.len(), parcel.payload[0].len()), (SOCKADDR_LEN_MAX, HEAD_LEN));
-        assert_eq!(parcel.payload[1].len(), TAIL_LEN);
+        let datagram = prefetch.datagram(slot);
+        assert_eq!((datagram.name.len(), datagram.payload[0].len()), (SOCKADDR_LEN_MAX, HEAD_LEN));
+        assert_eq!(datagram.payload[1].len(), TAIL_LEN);
     }
 }
