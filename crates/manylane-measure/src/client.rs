@@ -15,9 +15,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::ENOBUFS;
-use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::sock::{self, Buffer};
+use manylane_sys::tick::reduce_timer_slack;
 pub use payload::{Expect, PAYLOAD_LEN_MAX, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
 pub use tracker::{FifoTracker, ReplyStatus, RequestCounts, SeqTracker};
 

@@ -17,15 +17,17 @@
 //! | [`errno`] | error numbers, for crates that tell them apart |
 //! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
-//! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
+//! | [`epoll`] | readiness of many sockets |
+//! | [`measure`] | CPU time of other threads |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`numa`] | NUMA nodes of memory |
 //! | [`netns`] | network namespaces and their devices |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
-//! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
+//! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
 //! | [`packet`] | sending whole frames, for tests and benches |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`signal`] | interrupting a thread in a system call |
+//! | [`recvfrom`] | one datagram per call |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
 //! | [`barrier`] | waiting for packets that are being steered |
 //! | [`bound_sockets`] | the UDP sockets that are bound to a port |
@@ -45,6 +47,7 @@ pub mod control;
 pub mod cpu;
 pub mod device;
 mod diag;
+pub mod epoll;
 pub mod errno;
 pub mod fd;
 pub mod flock;
@@ -55,6 +58,7 @@ pub mod netns;
 pub mod numa;
 pub mod packet;
 pub mod process;
+pub mod recvfrom;
 pub mod rx_coalesce;
 pub mod send_burst;
 pub mod shared;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
 use manylane_sys::cpu;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_tests::{
     Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
 };

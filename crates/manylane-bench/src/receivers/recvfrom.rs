@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result};
 use manylane::WaitPolicy;
 use manylane_sys::addr::SockAddr;
-use manylane_sys::{busy_poll, measure};
+use manylane_sys::{busy_poll, recvfrom};
 
 use super::workers::{self, WorkerCtx, Workers};
 use crate::receivers::{BUF_SIZE_MIN, ReceiverOptions, RunningReceiver, Work};
@@ -44,7 +44,7 @@ fn recv_loop(
     let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
     loop {
-        match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
+        match recvfrom::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
             // The socket was shut down. An empty datagram looks the same.
             Ok(0) if worker.should_stop() => return Ok(()),
             Ok(len) => {
@@ -52,7 +52,7 @@ fn recv_loop(
                 app_work.run();
                 if answers {
                     // A reply that is not sent is missing where replies are counted.
-                    let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
+                    let _ = recvfrom::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }
                 delivered += 1;
                 worker.stats.set_delivered(delivered);

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 

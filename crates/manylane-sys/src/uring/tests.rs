@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
-use crate::measure::Epoll;
+use crate::epoll::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
 use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};

@@ -58,8 +58,8 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EPERM;
-use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};

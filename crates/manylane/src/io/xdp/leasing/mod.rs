@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::LeaseToken;
 use manylane_sys::bound_sockets::BoundSockets;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::sock;
 
 use self::clients::PendingClient;
