@@ -111,7 +111,7 @@ pub(super) struct Receiver {
     /// Calls of the program that returned datagrams.
     pub(super) receive_calls: u64,
     /// Received datagrams that were in the lane of another thread.
-    pub(super) stolen: u64,
+    pub(super) received_from_other_lanes: u64,
     /// Received datagrams that passed the kernel's stack by (engine xdp).
     pub(super) received_by_xdp: u64,
     /// Frames that were dropped because they were malformed or had a wrong checksum (engine xdp).
@@ -140,7 +140,7 @@ impl Receiver {
             received: slot.rx_datagrams.load(Relaxed),
             received_bytes: slot.rx_bytes.load(Relaxed),
             receive_calls: slot.rx_batches.load(Relaxed),
-            stolen: slot.rx_stolen.load(Relaxed),
+            received_from_other_lanes: slot.rx_from_other_lanes.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
             bad_frames: slot.rx_bad_frames.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),

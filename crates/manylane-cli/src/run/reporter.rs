@@ -335,7 +335,7 @@ fn table(receivers: &[Receiver]) -> Table {
             one.tid.to_string(),
             one.received.to_string(),
             format!("{per_call:.1}"),
-            one.stolen.to_string(),
+            one.received_from_other_lanes.to_string(),
             one.sent.to_string(),
         ]);
     }

@@ -100,7 +100,7 @@ atomics! {
         /// Calls of the program that sent datagrams.
         pub tx_batches: AtomicU64,
         /// Of `rx_datagrams`, those from another thread's lane.
-        pub rx_stolen: AtomicU64,
+        pub rx_from_other_lanes: AtomicU64,
         /// Of `rx_datagrams`, those received as frames (engine `xdp`).
         pub rx_frames: AtomicU64,
         /// Of `tx_datagrams`, those sent as frames.
@@ -144,7 +144,7 @@ const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
 const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
-const _: () = assert!(offset_of!(Receiver, rx_stolen) == 88);
+const _: () = assert!(offset_of!(Receiver, rx_from_other_lanes) == 88);
 const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
 const _: () = assert!(offset_of!(Receiver, rx_bad_frames) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);

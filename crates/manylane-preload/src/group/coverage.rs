@@ -138,7 +138,7 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
     }
     let found = has & !(1 << watched) != 0;
     if let Some(member) = thread::cached_member(sock, shared) {
-        member.has_stolen.store(u32::from(found), Ordering::Relaxed);
+        member.found_in_other_lanes.store(u32::from(found), Ordering::Relaxed);
         member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }
     found

@@ -65,7 +65,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.state.store(BUSY, Ordering::Relaxed);
         member.receives.store(0, Ordering::Relaxed);
         member.kind.store(0, Ordering::Relaxed);
-        member.has_stolen.store(0, Ordering::Relaxed);
+        member.found_in_other_lanes.store(0, Ordering::Relaxed);
         member.is_sampled.store(0, Ordering::Relaxed);
         member.polled_at_ms.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);

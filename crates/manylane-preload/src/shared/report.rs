@@ -87,7 +87,7 @@ pub(crate) fn claim_slot(tid: u32, addr: Option<SocketAddr>, inode: u64) -> u32 
             {
                 continue;
             }
-            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
+            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_from_other_lanes] {
                 count.store(0, Ordering::Relaxed);
             }
             for count in [&slot.rx_frames, &slot.rx_bad_frames, &slot.tx_frames] {
@@ -133,7 +133,7 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     add(&slot.rx_bytes, bytes);
     add(&slot.rx_batches, u64::from(!held));
     if helped {
-        add(&slot.rx_stolen, datagrams);
+        add(&slot.rx_from_other_lanes, datagrams);
     }
 }
 

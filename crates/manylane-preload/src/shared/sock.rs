@@ -72,7 +72,7 @@ pub(crate) struct Member {
     /// Slot in the report plus 1; 0 if none.
     pub(crate) slot: AtomicU32,
     /// Its last poll of other lanes found a datagram, so there may be more.
-    pub(crate) has_stolen: AtomicU32,
+    pub(crate) found_in_other_lanes: AtomicU32,
     /// Its process, as that sees itself; 0 if it is not known yet.
     pub(crate) pid: AtomicU32,
     /// Liveness token of its thread (`liveness.rs`); 0 if it has none.

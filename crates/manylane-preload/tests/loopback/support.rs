@@ -135,19 +135,24 @@ impl Outcome {
     }
 
     /// Datagrams that receivers took from lanes of others.
-    pub(crate) fn stolen(&self) -> u64 {
+    pub(crate) fn received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed)).sum()
     }
 
     /// Of those, the main thread's.
-    pub(crate) fn stolen_by_main(&self) -> u64 {
+    pub(crate) fn main_received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         let is_main = |slot: &&Receiver| {
             slot.state.load(Ordering::Relaxed) != FREE
                 && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
         };
-        report.receivers.iter().filter(is_main).map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report
+            .receivers
+            .iter()
+            .filter(is_main)
+            .map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Datagrams that each receiver got from its own lane.
@@ -155,7 +160,7 @@ impl Outcome {
         let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
         let own = |slot: &Receiver| {
-            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_stolen.load(Ordering::Relaxed)
+            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_from_other_lanes.load(Ordering::Relaxed)
         };
         taken.map(own).collect()
     }
