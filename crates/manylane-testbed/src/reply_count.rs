@@ -94,9 +94,9 @@ impl ReplyCounter {
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("ml_port", &port, true)
-            .load(manylane_bpf::ANSWERS)
-            .context("loading the counter of answers")?;
-        let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
+            .load(manylane_bpf::REPLIES)
+            .context("loading the counter of replies")?;
+        let counts = ebpf.take_map("ml_replies").context("no map ml_replies")?;
         let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();
         host.run(|| match counter {
             CountHook::Driver => attach_xdp(&mut ebpf, &devices),
@@ -119,7 +119,7 @@ impl ReplyCounter {
     pub fn count(&self) -> Result<u64> {
         match &self.backend {
             Backend::Devices(devices) => {
-                let counts = devices.counts.get(&0, 0).context("reading the count of answers")?;
+                let counts = devices.counts.get(&0, 0).context("reading the count of replies")?;
                 Ok(counts.iter().sum())
             }
             Backend::Flows(kept) => kept.lock().unwrap_or_else(PoisonError::into_inner).count(),
@@ -127,18 +127,18 @@ impl ReplyCounter {
     }
 }
 
-const LOAD_CONTEXT: &str = "loading the counter of answers (needs CAP_BPF and CAP_NET_ADMIN)";
+const LOAD_CONTEXT: &str = "loading the counter of replies (needs CAP_BPF and CAP_NET_ADMIN)";
 
 /// In the namespace of the devices.
 fn attach_xdp(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
     let program: &mut Xdp =
-        ebpf.program_mut("ml_count_answers").context("no program ml_count_answers")?.try_into()?;
+        ebpf.program_mut("ml_count_replies").context("no program ml_count_replies")?.try_into()?;
     program.load().context(LOAD_CONTEXT)?;
     for device in devices {
         let index = manylane_sys::netns::device_index(device)?;
         program
             .attach_to_if_index(index, XdpMode::Driver)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the counter of replies to {device}"))?;
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ fn attach_tc(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
         let _ = tc::qdisc_add_clsact(device);
         program
             .attach(device, TcAttachType::Ingress)
-            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+            .with_context(|| format!("attaching the counter of replies to {device}"))?;
     }
     Ok(())
 }
