@@ -261,7 +261,7 @@ impl<'a> Client<'a> {
 
     /// Waits at most `wait` for replies, and records all that have arrived.
     fn recv_replies(&mut self, wait: Duration, start: Instant) -> Result<()> {
-        let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for answers")?.collect();
+        let ready: Vec<u64> = self.epoll.wait(wait).context("cannot wait for replies")?.collect();
         for flow in ready {
             let flow = flow as usize;
             for _ in 0..BURST_REQUESTS {

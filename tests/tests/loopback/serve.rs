@@ -81,7 +81,7 @@ on_every_variant! {
         let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
         due.sort_unstable();
         got.sort_unstable();
-        assert!(got == due, "other answers than were due");
+        assert!(got == due, "other replies than were due");
         assert_eq!((total.delivered, total.sent, total.discarded, total.kernel_dropped), (101, 101, 0, 0));
     }
 

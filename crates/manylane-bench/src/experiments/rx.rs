@@ -63,7 +63,7 @@ pub fn run(
     if let (Work::Echo, Some(counter)) = (options.work, setup.count_hook()) {
         settings
             .notes
-            .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
+            .push(format!("replies were counted and dropped in the {counter} of the host that asked"));
     }
     if options.gso {
         settings.sender += " in GSO messages";

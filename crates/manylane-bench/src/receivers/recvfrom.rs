@@ -26,10 +26,10 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver
         }
         _ => {}
     }
-    let (size, answers) = (options.size.max(BUF_SIZE_MIN), options.work == Work::Echo);
+    let (size, replies) = (options.size.max(BUF_SIZE_MIN), options.work == Work::Echo);
     let app_work = options.synthetic_work;
     Workers::start_on_sockets(options, sockets, move |worker, socket| {
-        recv_loop(worker, socket, size, app_work, answers)
+        recv_loop(worker, socket, size, app_work, replies)
     })
 }
 
@@ -38,7 +38,7 @@ fn recv_loop(
     socket: &UdpSocket,
     size: usize,
     app_work: SyntheticWork,
-    answers: bool,
+    replies: bool,
 ) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut peer = SockAddr::EMPTY;
@@ -50,7 +50,7 @@ fn recv_loop(
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
                 app_work.run();
-                if answers {
+                if replies {
                     // A reply that is not sent is missing where replies are counted.
                     let _ = recvfrom::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }

@@ -37,7 +37,7 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
         server.wait_lanes(wanted, |_| {
             requests += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
         });
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {

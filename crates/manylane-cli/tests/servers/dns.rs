@@ -56,7 +56,7 @@ fn serve(
     let mut requests = 1;
     server.wait_lanes(lanes, |_| requests += Load::WARM_UP.request_all(sandbox, addr, question).len() as u64);
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, question);
+    let replies = load.request_all(sandbox, addr, question);
     requests += load.count();
     if find("dnsperf").is_some() {
         requests += dnsperf(sandbox, addr);
@@ -66,7 +66,7 @@ fn serve(
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
         assert_eq!(report.received(addr), requests, "{report:?}");
     }
-    (answers, report, addr)
+    (replies, report, addr)
 }
 
 /// Asks in the way of those who measure DNS servers: how many questions it were.
@@ -100,7 +100,7 @@ fn dnsperf(sandbox: &Sandbox, addr: SocketAddr) -> u64 {
     count
 }
 
-/// The same answers with lanes and without.
+/// The same replies with lanes and without.
 fn compare(test: &str, prepare: Prepare, lanes: usize) -> (Report, SocketAddr) {
     compare_with(test, prepare, lanes, &[])
 }
@@ -110,7 +110,7 @@ fn compare_with(test: &str, prepare: Prepare, lanes: usize, options: &[&str]) ->
     let sandbox = Sandbox::new(test);
     let (without, _, _) = serve(&sandbox, prepare, lanes, None);
     let (with, report, addr) = serve(&sandbox, prepare, lanes, Some(options));
-    assert!(without == with, "answers differ");
+    assert!(without == with, "replies differ");
     (report.unwrap(), addr)
 }
 
@@ -195,7 +195,7 @@ fn netns_nsd_and_kxdpgun() {
     {
         return;
     }
-    // kxdpgun takes answers from as many queues as it has threads.
+    // kxdpgun takes replies from as many queues as it has threads.
     let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
     let sandbox = Sandbox::at("kxdpgun", testbed.host(1));
     let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));

@@ -1,5 +1,5 @@
 //! Real servers, as their packages have them, without `manylane run` and with it: the same requests
-//! under load, the same answers byte by byte, none lost and none twice. Where a server's threads or
+//! under load, the same replies byte by byte, none lost and none twice. Where a server's threads or
 //! processes share a socket, the report has to say that they had lanes.
 //!
 //! Each server is in a network namespace of its own, for root; otherwise on a port that is free.

@@ -28,7 +28,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
         requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, |n| match n % 10 {
+    let replies = load.request_all(sandbox, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
         1 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
         2 => frame(n, "get nothing\r\n"),
@@ -45,7 +45,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     if let Some(report) = &report {
         assert_eq!(report.received(addr), received as u64, "{report:?}");
     }
-    (answers, report)
+    (replies, report)
 }
 
 /// Takes 5 s: the server is started five times, and asked until it has its lanes.
@@ -59,7 +59,7 @@ fn loopback_memcached() {
     // With pauses as they come, and with none; and many with a call.
     for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
         let (with, report) = serve(&sandbox, Some(options));
-        assert!(without == with, "answers differ: {options:?}");
+        assert!(without == with, "replies differ: {options:?}");
         assert_eq!(report.unwrap().reasons(), [""; 0], "{options:?}");
     }
 }

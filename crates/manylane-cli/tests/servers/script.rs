@@ -20,7 +20,7 @@ pub(crate) struct ScriptRun {
     pub(crate) answered: u64,
 }
 
-/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It
+/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the replies. It
 /// gets the port as its argument.
 pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
     let sandbox = Sandbox::new(test);
@@ -41,7 +41,7 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun 
         server.wait_lanes(lanes, |_| {
             answered += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64
         });
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));

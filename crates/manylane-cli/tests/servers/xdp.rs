@@ -1,5 +1,5 @@
 //! Servers with engine `xdp`: the launcher has the privileges, and leases queues; the server is an
-//! ordinary user's. The same answers, none lost and none twice, and frames that really came and
+//! ordinary user's. The same replies, none lost and none twice, and frames that really came and
 //! left as such.
 
 use std::fs;
@@ -87,7 +87,7 @@ impl XdpSetup {
         }
     }
 
-    /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the
+    /// Asks until replies leave as frames, which takes as long as the launcher takes to learn the
     /// way: how many it were.
     pub(crate) fn request_until_xdp_replies(&self, server: &mut Server) -> u64 {
         let report = report_file(server.pid());
@@ -101,10 +101,10 @@ impl XdpSetup {
     }
 
     pub(crate) fn request_all(&self) {
-        let answers = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
+        let replies = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();
-        assert!(answers == expected, "answers differ");
+        assert!(replies == expected, "replies differ");
     }
 }
 
@@ -248,7 +248,7 @@ fn netns_xdp_a_killed_server_frees_its_port_and_queues() {
     let Some(setup) = XdpSetup::new("netns_xdp_a_killed_server_frees_its_port_and_queues") else { return };
     let line = setup.server("block", 1).join(" ");
     let pid = setup.sandbox.path("pid");
-    // Its number is there before its answers are.
+    // Its number is there before its replies are.
     let script = format!("sh -c 'echo $$ >{pid}; exec {line}'; exec {line}");
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
     let mut server = Server::start(&setup.sandbox, &script, Some(OPTIONS));
@@ -315,7 +315,7 @@ fn netns_xdp_memcached() {
             assert_eq!(report.reasons(), [""; 0]);
         }
     }
-    assert!(all[0] == all[1], "answers differ");
+    assert!(all[0] == all[1], "replies differ");
 }
 
 impl Report {
