@@ -98,10 +98,10 @@ struct mls_receiver {
 	struct mls_addr addr;
 	__u64 rx_datagrams;
 	__u64 rx_bytes;
-	__u64 rx_batches;    /* calls of the program that returned datagrams */
-	__u64 rx_stolen;     /* of rx_datagrams: from another thread's lane */
-	__u64 rx_frames;     /* of rx_datagrams: by engine xdp */
-	__u64 rx_bad_frames; /* dropped: malformed, or a wrong checksum */
+	__u64 rx_batches; /* calls of the program that returned datagrams */
+	__u64 rx_from_other_lanes; /* of rx_datagrams: from another thread's lane */
+	__u64 rx_frames;	   /* of rx_datagrams: by engine xdp */
+	__u64 rx_bad_frames;	   /* dropped: malformed, or a wrong checksum */
 	__u64 tx_datagrams;
 	__u64 tx_bytes;
 	__u64 tx_batches;
@@ -133,7 +133,7 @@ MLS_ASSERT(offsetof(struct mls_reason, last_addr) == 16);
 MLS_ASSERT(sizeof(struct mls_receiver) == 128);
 MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
-MLS_ASSERT(offsetof(struct mls_receiver, rx_stolen) == 64);
+MLS_ASSERT(offsetof(struct mls_receiver, rx_from_other_lanes) == 64);
 MLS_ASSERT(offsetof(struct mls_receiver, tx_frames) == 112);
 MLS_ASSERT(offsetof(struct mls_receiver, inode) == 120);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);

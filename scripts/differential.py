@@ -41,8 +41,8 @@ CHUNK = 40
 PROCESSES = 2 * (os.cpu_count() or 1)
 # Runs of a script until its outputs differ again.
 TRIES = 20
-# Seconds that such a process may take.
-TIMEOUT_S = 300
+# Maximum run time of such a process, in seconds.
+PROCESS_TIMEOUT_S = 300
 
 # Not in it, for they are known to differ: EPOLLONESHOT while lanes are being emptied; connect(2)
 # with AF_UNSPEC, which gives a port back that lanes keep; tables of descriptors that threads do not
@@ -258,7 +258,7 @@ class Runner:
                 name, _, env[name] = words.pop(0).partition("=")
             command = [MANYLANE, "run", "--quiet", "--json", report, *words, "--", self.program]
         text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
-        done = leftovers.run(command, text, TIMEOUT_S, text=True, env=env)
+        done = leftovers.run(command, text, PROCESS_TIMEOUT_S, text=True, env=env)
         if options is not None:
             self.lanes += json.loads(pathlib.Path(report).read_text())["lanes"]
         outputs = [output.splitlines() for output in done.stdout.split("\n\n")[: len(scripts)]]

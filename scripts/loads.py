@@ -111,7 +111,7 @@ def by_kxdpgun(running, args, rate, seconds):
     queue (--device)."""
     server = running.server
     command = ["kxdpgun", "-t", str(max(1, round(seconds))), "-Q", str(int(rate)), "-i", server.questions()]
-    # It takes answers from as many queues as it has threads, and these stay on CPUs of its choice
+    # It takes replies from as many queues as it has threads, and these stay on CPUs of its choice
     # unless it is told.
     command += ["-F", args.sender_cpus.split(",")[0] + "s0", "-p", str(server.port), "-I", args.device]
     # It ends without a word when the device is not free of its last run yet.
@@ -131,4 +131,4 @@ LOADS = {"send": by_send, "dnsperf": by_dnsperf, "kxdpgun": by_kxdpgun}
 
 def of(server, args):
     """The load for a server."""
-    return LOADS[args.load] if server.answers else by_numbers
+    return LOADS[args.load] if server.replies else by_numbers

@@ -96,7 +96,7 @@ class Running:
             raise
 
     def await_server(self):
-        if self.server.answers:
+        if self.server.replies:
             self.server.prepare(self.ask)
             self.answer = self.ask(self.server.request)
             return

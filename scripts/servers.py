@@ -43,7 +43,7 @@ class Server:
     # Where the search for its no-loss rate begins, in requests per second.
     lowest = 10_000
     # Whether it answers. One that does not has a file `out`, with a line for each message.
-    answers = True
+    replies = True
     # Whether threads come and go: then nobody knows afterwards how often they have waited.
     keeps_threads = True
     request = b"request 7"
@@ -82,7 +82,7 @@ class Rsyslog(Server):
     """Each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is
     looked at."""
 
-    program, package, answers = "rsyslogd", "rsyslog", False
+    program, package, replies = "rsyslogd", "rsyslog", False
 
     def command(self):
         self.out = os.path.join(self.folder, "out")

@@ -140,7 +140,7 @@ fn netns_reply_count_affects_only_replies() {
         });
         let client = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0)).unwrap());
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let answers = ReplyCounter::attach(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
+        let replies = ReplyCounter::attach(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
         for _ in 0..5 {
             server.send_to(b"counted", client.local_addr().unwrap()).unwrap();
         }
@@ -149,10 +149,10 @@ fn netns_reply_count_affects_only_replies() {
         // Only the one that is no answer comes through, and it was the last.
         assert_eq!(client.recv(&mut buffer).unwrap(), 6);
         let start = Instant::now();
-        while answers.count().unwrap() < 5 && start.elapsed() < Duration::from_secs(5) {
+        while replies.count().unwrap() < 5 && start.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(answers.count().unwrap(), 5, "IPv6 {ipv6}, {counter}");
+        assert_eq!(replies.count().unwrap(), 5, "IPv6 {ipv6}, {counter}");
     }
 }
 

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::ENOBUFS;
-use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::sock::{self, Buffer};
-pub use payload::{Expect, MAX_PAYLOAD, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
+use manylane_sys::tick::reduce_timer_slack;
+pub use payload::{Expect, PAYLOAD_LEN_MAX, Pattern, Payload, SEQ_HEADER_LEN, SeqPayload, fill_pattern};
 pub use tracker::{FifoTracker, ReplyStatus, RequestCounts, SeqTracker};
 
 /// The requests, their rate, and the expected replies.
@@ -187,7 +188,7 @@ impl<'a> Client<'a> {
             epoll: watch,
             tracker: new_tracker(plan, &request),
             request,
-            buffer: vec![0; MAX_PAYLOAD + 1],
+            buffer: vec![0; PAYLOAD_LEN_MAX + 1],
             latency: Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?,
             send_lag: Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)?,
             scheduled: 0,

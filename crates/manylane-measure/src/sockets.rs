@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane_sys::errno::ENOBUFS;
 use manylane_sys::send_burst::{self, SendBurst};
-use manylane_sys::{measure, sock};
+use manylane_sys::{sock, tick};
 
 use crate::pacer::{Due, Pacer};
 use crate::{Sent, Traffic, Until};
@@ -103,7 +103,7 @@ impl Flows {
         if *segment && pps.is_none() {
             share = share.max(send_burst.datagrams_per_message() as u64);
         }
-        measure::reduce_timer_slack();
+        tick::reduce_timer_slack();
         let start = Instant::now();
         let mut sent = Sent::default();
         let mut socket_index = 0;

@@ -17,12 +17,12 @@
 //! | [`errno`] | error numbers, for crates that tell them apart |
 //! | [`fd`] | duplicates of descriptors |
 //! | [`flock`] | locks on files |
-//! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
+//! | [`epoll`] | readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |
 //! | [`netlink`] | requests to the kernel by netlink, its replies and its events |
 //! | [`netns`] | network namespaces and their devices |
 //! | [`rx_coalesce`] | whether and how long a lane delays for a larger batch |
-//! | [`tick`] | sleeping to a common beat, milliseconds without a system call |
+//! | [`tick`] | sleeping to a common beat, milliseconds without a system call, timer slack |
 //! | [`process`] | running in place of a child: its signals, its end |
 //! | [`send_burst`] | sending one datagram many times, as a generator |
 //! | [`barrier`] | waiting for packets that are being steered |
@@ -32,7 +32,7 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
-//! | `numa`, `packet`, `signal` | with the feature `bench`, which only benches and testbeds switch on: NUMA nodes of memory, sending whole frames, interrupting a thread in a system call |
+//! | `measure`, `numa`, `packet`, `recvfrom`, `signal` | with the feature `bench`, which only benches and testbeds switch on: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call, interrupting a thread in a system call |
 //! | `test_support` | for tests only, with the feature of this name: forbidding system calls, detaching eBPF programs |
 
 pub mod addr;
@@ -43,10 +43,12 @@ pub mod cbpf;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod epoll;
 pub mod errno;
 pub mod fd;
 pub mod flock;
 pub mod map;
+#[cfg(any(test, feature = "bench"))]
 pub mod measure;
 pub mod mmsg;
 pub mod netlink;
@@ -56,6 +58,8 @@ pub mod numa;
 #[cfg(any(test, feature = "bench"))]
 pub mod packet;
 pub mod process;
+#[cfg(any(test, feature = "bench"))]
+pub mod recvfrom;
 pub mod rx_coalesce;
 pub mod send_burst;
 pub mod shared;

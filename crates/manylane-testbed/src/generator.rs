@@ -42,17 +42,17 @@ const LIMIT: usize = 0;
 const DURATION: usize = 1;
 const INTERVAL: usize = 2;
 const FRAMES: usize = 3;
-const FIRST: usize = 4;
-const LAST: usize = 5;
-const LATE: usize = 6;
-const NEXT: usize = 7;
+const FIRST_NS: usize = 4;
+const LAST_NS: usize = 5;
+const LATE_NS: usize = 6;
+const NEXT_DUE: usize = 7;
 
 /// `struct ml_way`: index of the device, sum of the checksum, and from `HEADER_OFFSET` on the
 /// headers.
 type LinkTemplate = [u8; 72];
 const HEADER_OFFSET: usize = 8;
 /// Maximum number of links.
-const MAX_LINKS: usize = 64;
+const LINKS_MAX: usize = 64;
 
 /// Sends frames from one end of a link, or of several in turn. Counts are exact only if it is the
 /// only such sender on that end.
@@ -110,7 +110,7 @@ impl LiveSender {
         scattered: bool,
     ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= MAX_LINKS, "live frames support at most {MAX_LINKS} links");
+        ensure!(links.len() <= LINKS_MAX, "live frames support at most {LINKS_MAX} links");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
         ensure!(!traffic.gso, "live frames do not support GSO messages: use sockets");
         let payload = traffic.datagram();
@@ -186,8 +186,10 @@ impl LiveSender {
         let mut sent = Sent {
             datagrams: state[FRAMES],
             rejected: 0,
-            elapsed: Duration::from_nanos(state[LAST].saturating_sub(state[FIRST]).saturating_add(interval)),
-            late: Duration::from_nanos(state[LATE]),
+            elapsed: Duration::from_nanos(
+                state[LAST_NS].saturating_sub(state[FIRST_NS]).saturating_add(interval),
+            ),
+            late: Duration::from_nanos(state[LATE_NS]),
         };
         // The program counts the frames that it generated. The link counts those that it rejected
         // because it was full, and those that it carried. The others were sent to a link that was
@@ -307,7 +309,7 @@ impl LiveSender {
             Until::Duration(duration) => match began {
                 Some(began) => began.elapsed() > *duration,
                 None => {
-                    *began = (self.state()?[FIRST] != 0).then(Instant::now);
+                    *began = (self.state()?[FIRST_NS] != 0).then(Instant::now);
                     false
                 }
             },
@@ -322,7 +324,7 @@ impl LiveSender {
         state[DURATION] = if let Until::Duration(time) = until { nanoseconds(*time) } else { u64::MAX };
         // A float to an integer saturates: a rate of nothing is one frame in years.
         state[INTERVAL] = self.pps.map_or(0, |pps| ((256e9 / pps.max(0.0)) as u64).clamp(1, u64::MAX >> 2));
-        for result in [FRAMES, FIRST, LAST, LATE, NEXT] {
+        for result in [FRAMES, FIRST_NS, LAST_NS, LATE_NS, NEXT_DUE] {
             state[result] = 0;
         }
         self.set_state(state)

@@ -94,9 +94,9 @@ impl ReplyCounter {
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("ml_port", &port, true)
-            .load(manylane_bpf::ANSWERS)
+            .load(manylane_bpf::REPLIES)
             .context("loading the reply counter")?;
-        let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
+        let counts = ebpf.take_map("ml_replies").context("no map ml_replies")?;
         let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();
         host.run(|| match counter {
             CountHook::Driver => attach_xdp(&mut ebpf, &devices),
@@ -132,7 +132,7 @@ const LOAD_CONTEXT: &str = "loading the reply counter (needs CAP_BPF and CAP_NET
 /// In the namespace of the devices.
 fn attach_xdp(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
     let program: &mut Xdp =
-        ebpf.program_mut("ml_count_answers").context("no program ml_count_answers")?.try_into()?;
+        ebpf.program_mut("ml_count_replies").context("no program ml_count_replies")?.try_into()?;
     program.load().context(LOAD_CONTEXT)?;
     for device in devices {
         let index = manylane_sys::netns::device_index(device)?;

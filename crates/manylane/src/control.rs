@@ -28,8 +28,8 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EMFILE;
-use manylane_sys::measure::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 

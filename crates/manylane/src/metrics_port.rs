@@ -22,7 +22,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 
 use crate::error::{Error, Result};
 use crate::service::{FIRST_CLIENT, LISTENER, Service, WAKE, Wakeups};

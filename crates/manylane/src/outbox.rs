@@ -126,12 +126,11 @@ impl<'a> Outbox<'a> {
     /// Submits what the bypass has taken; returns the number of datagrams.
     fn flush_bypass(&mut self) -> u64 {
         let Some(bypass) = &mut self.bypass else { return 0 };
-        bypass.flush();
         let (datagrams, bytes) = std::mem::take(&mut self.bypass_pending);
+        bypass.flush(datagrams, self.cells);
         if datagrams > 0 {
             self.cells.add(Count::Sent, datagrams);
             self.cells.add(Count::SentBytes, bytes);
-            self.cells.add(Count::SentByXdp, datagrams);
         }
         datagrams
     }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_socket_that_the_kernel_omits_from_its_table_is_not_taken_for_closed() {
+    fn a_bound_socket_missing_from_the_kernels_table_is_not_taken_for_closed() {
         let reads = Cell::new(0);
         let omitted_at_first = || {
             reads.set(reads.get() + 1);

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::sock::{self, Flag};
 use manylane_sys::uring::UringRecv;
 use manylane_sys::{barrier, busy_poll, cbpf};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 
 use crate::peer;
 

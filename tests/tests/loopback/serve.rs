@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
 use manylane_sys::cpu;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_tests::{
     Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
 };
@@ -81,7 +81,7 @@ on_every_variant! {
         let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
         due.sort_unstable();
         got.sort_unstable();
-        assert!(got == due, "other answers than were due");
+        assert!(got == due, "other replies than were due");
         assert_eq!((total.delivered, total.sent, total.discarded, total.kernel_dropped), (101, 101, 0, 0));
     }
 

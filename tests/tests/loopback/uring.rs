@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use manylane::{Builder, Engine, Lane, Socket};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::test_support::seccomp::{self, Syscall};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring};
 

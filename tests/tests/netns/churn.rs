@@ -22,7 +22,7 @@ use manylane_tests::{Client, Serving, send_and_wait};
 const RATE: f64 = 50_000.0;
 const CHANGES: u64 = 40;
 /// Minimum number of changes.
-const COUNT: u64 = 20_000;
+const DATAGRAMS: u64 = 20_000;
 
 /// Adds and removes lanes: two to six of them, removing the oldest and the newest in turn.
 fn churn(handle: &Handle) {
@@ -62,7 +62,7 @@ fn check_no_loss(steering: Steering, by: SteeringBackend) {
         wait_until("the first datagram", &serving.handle, || delivered() > 0);
         // Lanes are opened by the calling thread, which has to be inside the host.
         b.run(|| churn(&serving.handle));
-        wait_until(&format!("more than {COUNT} datagrams"), &serving.handle, || delivered() > COUNT);
+        wait_until(&format!("more than {DATAGRAMS} datagrams"), &serving.handle, || delivered() > DATAGRAMS);
         stop.store(true, Ordering::Relaxed);
         sending.join().unwrap()
     });

@@ -148,7 +148,7 @@ fn netns_route_and_policy_refusals_are_counted_by_reason() {
     if !skip::need_root("netns_route_and_policy_refusals_are_counted_by_reason") {
         return;
     }
-    const COUNT: u64 = 25;
+    const DATAGRAMS: u64 = 25;
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let b = testbed.host(1);
     let refusals: [(&str, Reason); 5] = [
@@ -168,15 +168,15 @@ fn netns_route_and_policy_refusals_are_counted_by_reason() {
             // One by one, and as a GSO message, of which each datagram is lost for the same
             // reason.
             let peer = SocketAddr::new(peer.parse().unwrap(), 7);
-            let mut done = send(&mut driver, peer, COUNT);
+            let mut done = send(&mut driver, peer, DATAGRAMS);
             let mut out = driver.lanes[0].sender();
-            (0..COUNT).for_each(|_| out.send_to(peer, b"one of several"));
+            (0..DATAGRAMS).for_each(|_| out.send_to(peer, b"one of several"));
             done.lost += out.flush().lost;
             drop(out);
-            assert_eq!((done.sent, done.lost), (0, 2 * COUNT), "{refusal}");
+            assert_eq!((done.sent, done.lost), (0, 2 * DATAGRAMS), "{refusal}");
             let after = total(&driver);
-            assert_eq!(reason(&after) - reason(&before), 2 * COUNT, "{refusal}: {after:?}");
-            assert_eq!(after.lost() - before.lost(), 2 * COUNT, "{refusal}");
+            assert_eq!(reason(&after) - reason(&before), 2 * DATAGRAMS, "{refusal}: {after:?}");
+            assert_eq!(after.lost() - before.lost(), 2 * DATAGRAMS, "{refusal}");
             assert_eq!(after.offered, after.sent + after.lost());
         }
         // Other peers are not affected.

@@ -218,7 +218,7 @@ fn netns_senders_wait_for_a_progressing_device() {
 /// Datagrams that are queued at the stop are handled without a wait for each of their batches.
 #[test]
 fn netns_stop_waits_only_once_for_a_full_send_buffer() {
-    const COUNT: u64 = 30_000;
+    const DATAGRAMS: u64 = 30_000;
     if !can_run("netns_stop_waits_only_once_for_a_full_send_buffer") {
         return;
     }
@@ -231,9 +231,9 @@ fn netns_stop_waits_only_once_for_a_full_send_buffer() {
     assert!(set_qdisc(b, "add", TBF_BLOCKED));
     let before = b.device_counters(0).unwrap().rx_packets;
     // The replies are not joined, so that each could add a wait.
-    (0..COUNT as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
+    (0..DATAGRAMS as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
     wait_until("all datagrams at the device", &serving.handle, || {
-        b.device_counters(0).unwrap().rx_packets - before >= COUNT
+        b.device_counters(0).unwrap().rx_packets - before >= DATAGRAMS
     });
     let total = serving.stop().unwrap().total();
     assert_eq!((total.offered, total.sent + total.lost_sndbuf_full), (total.delivered, total.delivered));

@@ -89,13 +89,13 @@ fn netns_xdp_a_wildcard_receives_every_address_and_loopback() {
 #[test]
 fn netns_xdp_receives_every_frame_of_a_fast_sender() {
     let Some(testbed) = testbed("netns_xdp_receives_every_frame_of_a_fast_sender") else { return };
-    const COUNT: u64 = 100_000;
+    const DATAGRAMS: u64 = 100_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(4)));
     let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
-    assert_eq!(sender.send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
-    wait_for_arrived(&serving.handle, COUNT);
+    assert_eq!(sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams, DATAGRAMS);
+    wait_for_arrived(&serving.handle, DATAGRAMS);
     let redirected: u64 = serving
         .handle
         .xdp_counts()
@@ -104,8 +104,12 @@ fn netns_xdp_receives_every_frame_of_a_fast_sender() {
         .map(|(_, _, n)| n)
         .sum();
     let total = serving.stop().unwrap().total();
-    assert_arrived(&total, COUNT, total.xsk_dropped);
-    assert_eq!((total.delivered_by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
+    assert_arrived(&total, DATAGRAMS, total.xsk_dropped);
+    assert_eq!(
+        (total.delivered_by_xdp + total.xsk_dropped, redirected),
+        (DATAGRAMS, DATAGRAMS),
+        "{total:#?}"
+    );
 }
 
 #[test]
@@ -201,7 +205,7 @@ fn netns_xdp_invalid_options_are_refused() {
 #[test]
 fn netns_xdp_removed_lanes_lose_nothing() {
     let Some(testbed) = testbed("netns_xdp_removed_lanes_lose_nothing") else { return };
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Rings for a quarter of a second, so that a busy machine loses nothing.
     let options = |builder: &mut Builder| _ = builder.lanes(4).xdp_ring(16_384);
@@ -210,18 +214,18 @@ fn netns_xdp_removed_lanes_lose_nothing() {
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     let ids = serving.handle.lane_ids();
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for id in &ids[..3] {
             wait_until("a tenth of the datagrams", &serving.handle, || {
-                serving.handle.counters().total().arrived() > COUNT / 10
+                serving.handle.counters().total().arrived() > DATAGRAMS / 10
             });
             serving.handle.remove_lane(*id).unwrap();
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_for_arrived(&serving.handle, COUNT);
+    wait_for_arrived(&serving.handle, DATAGRAMS);
     let total = serving.stop().unwrap().total();
-    assert_arrived(&total, COUNT, 0);
+    assert_arrived(&total, DATAGRAMS, 0);
     assert!(total.delivered_by_xdp > 0, "{total:#?}");
 }
 

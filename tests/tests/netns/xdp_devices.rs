@@ -36,7 +36,7 @@ fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
 
 #[test]
 fn netns_xdp_added_and_removed_lanes_share_the_queues() {
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     const ROUNDS: u64 = 4;
     let Some(testbed) = testbed("netns_xdp_added_and_removed_lanes_share_the_queues", &ipv4_layout(4)) else {
         return;
@@ -48,7 +48,7 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
     let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             // Two, three, four lanes, and back to two.
             for _ in 0..2 {
@@ -60,13 +60,13 @@ fn netns_xdp_added_and_removed_lanes_share_the_queues() {
                 handle.remove_lane(*id).unwrap();
                 wait_balanced(handle, DEVICE, 4);
             }
-            let due = COUNT / (ROUNDS + 1) * round;
+            let due = DATAGRAMS / (ROUNDS + 1) * round;
             wait_for_arrived(handle, due);
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_for_arrived(handle, COUNT);
-    assert_all_by_xdp(&serving.stop().unwrap().total(), COUNT);
+    wait_for_arrived(handle, DATAGRAMS);
+    assert_all_by_xdp(&serving.stop().unwrap().total(), DATAGRAMS);
 }
 
 #[test]

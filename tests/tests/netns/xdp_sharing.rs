@@ -63,7 +63,7 @@ fn netns_xdp_sockets_of_a_process_receive_only_their_own() {
 
 #[test]
 fn netns_xdp_closing_a_socket_does_not_affect_others() {
-    const COUNT: u64 = 60_000;
+    const DATAGRAMS: u64 = 60_000;
     const ROUNDS: u64 = 5;
     let Some(testbed) = testbed("netns_xdp_closing_a_socket_does_not_affect_others", &ipv4_layout(2)) else {
         return;
@@ -84,21 +84,21 @@ fn netns_xdp_closing_a_socket_does_not_affect_others() {
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     let mut other = Some(opener);
     std::thread::scope(|scope| {
-        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        let sending = scope.spawn(|| sender.send(Until::Count(DATAGRAMS)).unwrap().datagrams);
         for round in 1..=ROUNDS {
             let serving = other.take().unwrap_or_else(|| echo(b, open()));
             assert_eq!(serving.handle.xdp_queues().len(), 2);
             let first = one(&serving);
-            let due = COUNT / (ROUNDS + 1) * round;
+            let due = DATAGRAMS / (ROUNDS + 1) * round;
             wait_for_arrived(&stays.handle, due);
             let total = serving.stop().unwrap().total();
             assert_all_by_xdp(&total, 20 + first);
             assert_replies_by_xdp(&total, first);
         }
-        assert_eq!(sending.join().unwrap(), COUNT);
+        assert_eq!(sending.join().unwrap(), DATAGRAMS);
     });
-    wait_for_arrived(&stays.handle, COUNT);
-    assert_all_by_xdp(&stays.stop().unwrap().total(), COUNT);
+    wait_for_arrived(&stays.handle, DATAGRAMS);
+    assert_all_by_xdp(&stays.stop().unwrap().total(), DATAGRAMS);
 }
 
 fn tag(ether_type: u16, control: u16) -> Option<Vlan> {

@@ -41,7 +41,7 @@ pub(crate) fn xdp(
         change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER_BYTES));
         for _ in 1..OPENINGS_MAX {
             match builder.open() {
-                Err(err) if err.to_string().contains("the kernel has not released it yet") => {}
+                Err(err) if err.to_string().contains("the kernel has not released ") => {}
                 opened => return opened.unwrap(),
             }
         }

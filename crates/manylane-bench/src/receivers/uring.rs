@@ -43,7 +43,7 @@ fn recv_loop(
     let mut ring = BareMultishot::new(socket.as_fd(), options)
         .context("io_uring is not available: check the sysctl kernel.io_uring_disabled")?;
     let send = SendOptions { batch: options.batch, gso: false };
-    let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
+    let mut replies = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;
     let mut sleep = Some(RECV_TIMEOUT);
     loop {
@@ -56,8 +56,8 @@ fn recv_loop(
             app_work.run();
         }
         delivered += messages as u64;
-        if let Some(answers) = &mut answers {
-            send_replies(socket, &ring, messages, answers);
+        if let Some(replies) = &mut replies {
+            send_replies(socket, &ring, messages, replies);
         }
         worker.stats.set_delivered(delivered);
         sleep = Some(RECV_TIMEOUT);
@@ -72,8 +72,8 @@ fn recv_loop(
 }
 
 /// Sends the batch back. Replies that are not sent are missing at the client, which counts them.
-fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
-    let mut out = answers.batch();
+fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, replies: &mut SendRing) {
+    let mut out = replies.batch();
     for index in 0..messages {
         let message = ring.message(index);
         // The ring has room for a batch.

@@ -11,7 +11,7 @@ use manylane_bench::experiments::flood::Part;
 use manylane_bench::experiments::replies::SendMethod;
 use manylane_bench::experiments::rtt::{self, Contender, generator::Arrivals};
 use manylane_bench::receivers::Kind;
-use manylane_measure::client::MAX_PAYLOAD;
+use manylane_measure::client::PAYLOAD_LEN_MAX;
 use manylane_testbed::reply_count::CountHook;
 
 use super::values::within;
@@ -298,7 +298,7 @@ pub(crate) struct BenchArgs {
     /// Payload of the datagrams in bytes; several are compared [default: 10]
     ///
     /// Default for batch: 64,256,1024,8192; for replies: 64,1024,8192,60000.
-    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = within(..=MAX_PAYLOAD as u64))]
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = within(..=PAYLOAD_LEN_MAX as u64))]
     pub(crate) size: Vec<usize>,
     /// Number of rounds; each runs every receiver once
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = within(1..))]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use manylane::capture::SNAPLEN_MAX;
 use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
-use manylane_measure::client::{Expect, MAX_PAYLOAD, Payload};
+use manylane_measure::client::{Expect, PAYLOAD_LEN_MAX, Payload};
 
 use super::FilterArgs;
 use super::values::{
@@ -135,7 +135,7 @@ pub(crate) struct SendArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Payload of each datagram in bytes
-    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = within(..=MAX_PAYLOAD as u64))]
+    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = within(..=PAYLOAD_LEN_MAX as u64))]
     pub(crate) size: usize,
     /// Number of source ports
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

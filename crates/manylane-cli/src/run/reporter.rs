@@ -194,8 +194,26 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&F
     for (reason, count) in [("denied", denied), ("limited", limited)] {
         page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
+    for (name, help) in HELP {
+        page.describe(name, help);
+    }
     page.to_string()
 }
+
+/// Help of the families that are not counters of receivers.
+const HELP: [(&str, &str); 11] = [
+    ("manylane_run_processes_total", "Processes that loaded the library, or were forked by one that had."),
+    ("manylane_run_sockets_total", "UDP sockets bound to a port that the library handles."),
+    ("manylane_run_lanes", "Open lanes."),
+    ("manylane_run_queued_bytes", "Memory queued in the kernel socket that the thread has now."),
+    ("manylane_run_queue_limit_bytes", "Memory at which the kernel socket drops."),
+    ("manylane_run_kernel_dropped_total", "Datagrams that the kernel dropped at the kernel socket."),
+    ("manylane_run_ring_frames", "Frames in the receive ring of a leased queue."),
+    ("manylane_run_ring_entries", "Entries of the receive ring of a leased queue."),
+    ("manylane_run_ring_dropped_total", "Frames that found no room in the receive ring of a leased queue."),
+    ("manylane_run_fallbacks_total", "Sockets that fell back."),
+    ("manylane_run_filter_dropped_total", "Datagrams that the filter dropped."),
+];
 
 fn filter_drops(filter: Option<&FilterHandle>) -> FilterDrops {
     filter.map(FilterHandle::drops).unwrap_or_default()
@@ -317,7 +335,7 @@ fn table(receivers: &[Receiver]) -> Table {
             one.tid.to_string(),
             one.received.to_string(),
             format!("{per_call:.1}"),
-            one.stolen.to_string(),
+            one.received_from_other_lanes.to_string(),
             one.sent.to_string(),
         ]);
     }

@@ -59,8 +59,8 @@ impl Running {
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
-        let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
-        let seen = || run(host, &look);
+        let top = ["top", &running.pid(), "--once", "--interval", "50ms"];
+        let seen = || run(host, &top);
         wait_for("the address in `top`", seen, |seen| {
             String::from_utf8_lossy(&seen.stdout).contains(&running.addr)
         });
@@ -125,9 +125,9 @@ fn check_top_lanes(engine: &str) {
     for _ in 0..100 {
         ping(&socket);
     }
-    let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
+    let top = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
-    let seen = wait_for("100 datagrams sent", look, |seen| sum(seen, "sent") == 100);
+    let seen = wait_for("100 datagrams sent", top, |seen| sum(seen, "sent") == 100);
     assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
     let rows = seen["rows"].as_array().unwrap();
@@ -208,9 +208,9 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
         let (handle, control) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
         (socket.into_lanes(), handle, control)
     });
-    let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
+    let top = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
     let told = |received: u64, waiting: u64| {
-        let rows = look();
+        let rows = top();
         let [row] = rows.as_array().unwrap().as_slice() else { panic!("{rows}") };
         assert_eq!(
             (&row["socket"], &row["engine"], row["pid"].as_u64()),
@@ -255,7 +255,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     redirected(SENT_DATAGRAMS + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
     wait_for("a full batch", &mut take, |len| *len == 8);
-    let rows = look();
+    let rows = top();
     let row = &rows[0];
     assert_eq!(
         (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),

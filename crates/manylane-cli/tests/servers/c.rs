@@ -27,9 +27,9 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
         assert_eq!(server.answer(&sandbox, addr, b"first"), b"first!");
         let mut requests = 1;
         server.wait_lanes(wanted, |_| {
-            requests += Load::SHORT.request_all(&sandbox, addr, request).len() as u64;
+            requests += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
         });
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {

@@ -55,9 +55,9 @@ fn serve(
     let first = server.answer(sandbox, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
     let mut requests = 1;
-    server.wait_lanes(lanes, |_| requests += Load::SHORT.request_all(sandbox, addr, question).len() as u64);
+    server.wait_lanes(lanes, |_| requests += Load::WARM_UP.request_all(sandbox, addr, question).len() as u64);
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, question);
+    let replies = load.request_all(sandbox, addr, question);
     requests += load.count();
     if find("dnsperf").is_some() {
         requests += dnsperf(sandbox, addr);
@@ -67,7 +67,7 @@ fn serve(
     if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
         assert_eq!(report.received(addr), requests, "{report:?}");
     }
-    (answers, report, addr)
+    (replies, report, addr)
 }
 
 /// Sends queries with dnsperf, the usual benchmark of DNS servers; returns the number of queries.
@@ -101,7 +101,7 @@ fn dnsperf(sandbox: &Sandbox, addr: SocketAddr) -> u64 {
     count
 }
 
-/// Expects the same answers with lanes and without.
+/// Expects the same replies with lanes and without.
 fn compare(test: &str, prepare: Prepare, lanes: usize) -> (Report, SocketAddr) {
     compare_with(test, prepare, lanes, &[])
 }
@@ -111,7 +111,7 @@ fn compare_with(test: &str, prepare: Prepare, lanes: usize, options: &[&str]) ->
     let sandbox = Sandbox::new(test);
     let (without, _, _) = serve(&sandbox, prepare, lanes, None);
     let (with, report, addr) = serve(&sandbox, prepare, lanes, Some(options));
-    assert!(without == with, "answers differ");
+    assert!(without == with, "replies differ");
     (report.unwrap(), addr)
 }
 

@@ -41,18 +41,18 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<String>, Option<Repor
     server.answer(sandbox, addr, &options(999_999));
     let mut requests = 1;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| options(n + 500_000)).len() as u64;
     });
     let load = Load { flows: 32, each: 100 };
-    let mut answers: Vec<String> =
+    let mut replies: Vec<String> =
         load.request_all(sandbox, addr, options).iter().map(|answer| normalize(answer)).collect();
-    answers.sort();
+    replies.sort();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
     if let Some(report) = &report {
         assert_eq!(report.received(addr), load.count() + requests, "{report:?}");
     }
-    (answers, report, addr)
+    (replies, report, addr)
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn loopback_kamailio() {
     let (without, _, _) = serve(&sandbox, None);
     let (with, report, addr) = serve(&sandbox, Some(&[]));
     assert!(without[0].starts_with("SIP/2.0 200 OK"), "{}", without[0]);
-    assert!(without == with, "answers differ: {} / {}", without[0], with[0]);
+    assert!(without == with, "replies differ: {} / {}", without[0], with[0]);
     let report = report.unwrap();
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }

@@ -24,14 +24,14 @@ impl Load {
     pub(crate) const DEFAULT: Self = Self { flows: 32, each: 250 };
 
     /// A small load, for receivers to get their lanes.
-    pub(crate) const SHORT: Self = Self { flows: 32, each: 8 };
+    pub(crate) const WARM_UP: Self = Self { flows: 32, each: 8 };
 
     /// Total number of requests.
     pub(crate) fn count(self) -> u64 {
         (self.flows * self.each) as u64
     }
 
-    /// Sends `request(n)` for all n to `addr`, and returns all answers, sorted: one for each
+    /// Sends `request(n)` for all n to `addr`, and returns all replies, sorted: one for each
     /// request, from that address, and none after them.
     pub(crate) fn request_all(
         self,
@@ -41,12 +41,12 @@ impl Load {
     ) -> Vec<Vec<u8>> {
         let from = if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" };
         let sockets: Vec<_> = (0..self.flows).map(|_| sandbox.socket_at(from)).collect();
-        let mut answers: Vec<Vec<u8>> = thread::scope(|scope| {
+        let mut replies: Vec<Vec<u8>> = thread::scope(|scope| {
             let flows = sockets.iter().enumerate().map(|(flow, socket)| {
                 let request = &request;
                 scope.spawn(move || {
                     socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-                    let mut answers = Vec::new();
+                    let mut replies = Vec::new();
                     let mut buffer = [0; 4096];
                     for at in 0..self.each + WINDOW_REQUESTS {
                         if at < self.each {
@@ -57,24 +57,24 @@ impl Load {
                             let (len, peer) = received.unwrap_or_else(|err| {
                                 panic!(
                                     "flow {flow} waits for answer {} of {}: {err}",
-                                    answers.len(),
+                                    replies.len(),
                                     self.each
                                 )
                             });
                             assert_eq!(peer, addr);
-                            answers.push(buffer[..len].to_vec());
+                            replies.push(buffer[..len].to_vec());
                         }
                     }
                     // A duplicate answer would have arrived by now.
                     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
                     assert!(socket.recv_from(&mut buffer).is_err(), "flow {flow} has one more answer");
-                    answers
+                    replies
                 })
             });
             let flows: Vec<_> = flows.collect();
             flows.into_iter().flat_map(|flow| flow.join().unwrap()).collect()
         });
-        answers.sort();
-        answers
+        replies.sort();
+        replies
     }
 }

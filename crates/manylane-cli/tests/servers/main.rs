@@ -1,4 +1,4 @@
-//! Real servers, as packaged, with and without `manylane run`: under the same load, their answers
+//! Real servers, as packaged, with and without `manylane run`: under the same load, their replies
 //! are the same byte by byte, none lost and none duplicated. If a server's threads or processes
 //! share a socket, the report must show that they had lanes.
 //!

@@ -25,10 +25,10 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     }
     let mut requests = KEYS;
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let load = Load::DEFAULT;
-    let answers = load.request_all(sandbox, addr, |n| match n % 10 {
+    let replies = load.request_all(sandbox, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
         1 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
         2 => frame(n, "get nothing\r\n"),
@@ -37,7 +37,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     // Before its end: a thread that waits for others to end counts as stopped, and so does one that
     // gets no CPU time. It then has no lane until it has received twice.
     server.wait_lanes(4, |_| {
-        requests += Load::SHORT.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
+        requests += Load::WARM_UP.request_all(sandbox, addr, |n| frame(n, "version\r\n")).len();
     });
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
@@ -45,7 +45,7 @@ fn serve(sandbox: &Sandbox, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<Repo
     if let Some(report) = &report {
         assert_eq!(report.received(addr), received as u64, "{report:?}");
     }
-    (answers, report)
+    (replies, report)
 }
 
 /// Takes 5 s: the server is started five times, and gets requests until it has its lanes.
@@ -59,7 +59,7 @@ fn loopback_memcached() {
     // With and without delays before sleeps, and with and without prefetches.
     for options in [&[][..], &["--rx-usecs", "0"], &[PREFETCH], &[PREFETCH, "--rx-usecs", "0"]] {
         let (with, report) = serve(&sandbox, Some(options));
-        assert!(without == with, "answers differ: {options:?}");
+        assert!(without == with, "replies differ: {options:?}");
         assert_eq!(report.unwrap().reasons(), [""; 0], "{options:?}");
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct ScriptRun {
     pub(crate) answered: u64,
 }
 
-/// Runs `script` with `interpreter`, alone and under `manylane run`, and compares the answers. The
+/// Runs `script` with `interpreter`, alone and under `manylane run`, and compares the replies. The
 /// script gets the port as its argument.
 pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
     let sandbox = Sandbox::new(test);
@@ -38,9 +38,10 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun 
         assert_eq!(server.answer(&sandbox, addr, &request(7)), answer(7));
         answered = 1;
         let lanes = if test.ends_with("forking") { 4 } else { 0 };
-        server
-            .wait_lanes(lanes, |_| answered += Load::SHORT.request_all(&sandbox, addr, request).len() as u64);
-        assert!(load.request_all(&sandbox, addr, request) == expected, "answers differ");
+        server.wait_lanes(lanes, |_| {
+            answered += Load::WARM_UP.request_all(&sandbox, addr, request).len() as u64;
+        });
+        assert!(load.request_all(&sandbox, addr, request) == expected, "replies differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));

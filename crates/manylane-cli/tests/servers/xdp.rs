@@ -1,5 +1,5 @@
 //! Servers with engine `xdp`: the launcher has the privileges, and leases queues to the server,
-//! which runs as an ordinary user. The answers are the same, none lost and none duplicated, and
+//! which runs as an ordinary user. The replies are the same, none lost and none duplicated, and
 //! really received and sent as frames.
 
 use std::fs;
@@ -102,10 +102,10 @@ impl XdpSetup {
     }
 
     pub(crate) fn request_all(&self) {
-        let answers = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
+        let replies = LOAD.request_all(&self.client, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();
-        assert!(answers == expected, "answers differ");
+        assert!(replies == expected, "replies differ");
     }
 }
 
@@ -317,7 +317,7 @@ fn netns_xdp_memcached() {
             assert_eq!(report.reasons(), [""; 0]);
         }
     }
-    assert!(all[0] == all[1], "answers differ");
+    assert!(all[0] == all[1], "replies differ");
 }
 
 impl Report {

@@ -58,7 +58,7 @@ macro_rules! receiver_counters {
             /// Calls of the program that returned datagrams.
             rx_batches: receive_calls;
             /// Received datagrams that were in the lane of another thread.
-            rx_stolen: stolen;
+            rx_from_other_lanes: received_from_other_lanes;
             /// Received datagrams that passed the kernel's stack by (engine xdp).
             rx_frames: received_by_xdp;
             /// Frames that were dropped because they were malformed or had a wrong checksum (engine
@@ -172,7 +172,7 @@ const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
 const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
-const _: () = assert!(offset_of!(Receiver, rx_stolen) == 64);
+const _: () = assert!(offset_of!(Receiver, rx_from_other_lanes) == 64);
 const _: () = assert!(offset_of!(Receiver, tx_frames) == 112);
 const _: () = assert!(offset_of!(Receiver, inode) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);

@@ -217,12 +217,12 @@ fn observe(setup: &Setup, addr: SocketAddr, length: Duration, stop: &AtomicBool)
     });
     bench::check_stop(stop)?;
     let panicked = || anyhow!("a thread panicked");
-    let (answers, asked) = client.map_err(|_| panicked())??;
+    let (replies, asked) = client.map_err(|_| panicked())??;
     ensure!(asked > 0, "no request was sent");
     Ok(Observations {
         grace_periods: grace.map_err(|_| panicked())??,
         samples: samples.map_err(|_| panicked())?,
-        latencies_ms: answers,
+        latencies_ms: replies,
         requests: asked,
     })
 }
@@ -257,7 +257,7 @@ fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)
     let socket = host.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)))?;
     socket.connect(addr)?;
     socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
-    let (mut answers, mut asked) = (Vec::new(), 0_u64);
+    let (mut replies, mut asked) = (Vec::new(), 0_u64);
     let mut buffer = [0; 64];
     while goes_on() {
         let mut request = [0; PAYLOAD_SIZE];
@@ -268,14 +268,14 @@ fn run_client(host: &Host, addr: SocketAddr, goes_on: &(dyn Fn() -> bool + Sync)
             // A reply that is too late for its own request is ignored.
             while let Ok(len) = socket.recv(&mut buffer) {
                 if buffer[..len] == request {
-                    answers.push(sent.elapsed().as_secs_f64() * 1e3);
+                    replies.push(sent.elapsed().as_secs_f64() * 1e3);
                     break;
                 }
             }
         }
         thread::sleep(REQUEST_INTERVAL);
     }
-    Ok((answers, asked))
+    Ok((replies, asked))
 }
 
 fn result_rows(path: RxPath, flooded: &FloodResult<Observations>, length: Duration) -> Vec<Row> {

@@ -5,7 +5,7 @@ use std::fs;
 use std::str::FromStr;
 
 /// The largest payload of a UDP datagram over IPv4, in bytes.
-pub const MAX_PAYLOAD: usize = 65_507;
+pub const PAYLOAD_LEN_MAX: usize = 65_507;
 
 /// Bytes given by the user: `text:HELLO`, `hex:00ff`, `file:PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +30,9 @@ impl FromStr for Payload {
             Some(("file", path)) => fs::read(path).map_err(|err| format!("cannot read {path}: {err}"))?,
             _ => return Err("expected text:..., hex:... or file:PATH".into()),
         };
-        if bytes.len() > MAX_PAYLOAD {
+        if bytes.len() > PAYLOAD_LEN_MAX {
             return Err(format!(
-                "{} bytes do not fit into a datagram: expected at most {MAX_PAYLOAD}",
+                "{} bytes do not fit into a datagram: expected at most {PAYLOAD_LEN_MAX}",
                 bytes.len()
             ));
         }

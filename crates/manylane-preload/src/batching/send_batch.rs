@@ -316,7 +316,7 @@ fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox
 /// The calling thread is about to receive from another thread's lane: sends that thread's queued
 /// replies first, so that they precede the reply to this datagram.
 #[inline]
-pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
+pub(crate) fn before_recv_from_other_lane(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
         && outbox.has_replies()
     {

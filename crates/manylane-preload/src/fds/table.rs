@@ -7,17 +7,13 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use libc::c_int;
 
 use crate::fds::fast_path;
-use crate::shared::memory::{self, Zeroed};
+use crate::shared::memory;
 use crate::shared::sock::Sock;
 
 const PAGE_ENTRIES: usize = 4096;
 const PAGES: usize = 256;
 
-#[repr(C)]
-struct Page([AtomicU32; PAGE_ENTRIES]);
-
-// SAFETY: an array of atomics.
-unsafe impl Zeroed for Page {}
+type Page = [AtomicU32; PAGE_ENTRIES];
 
 /// The largest number that has been a socket or an epoll instance.
 static TOP: AtomicI32 = AtomicI32::new(-1);
@@ -73,7 +69,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
     let Some(page) = page(fd) else { return Entry::None };
-    Entry::from_word(page.0[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
+    Entry::from_word(page[fd as usize % PAGE_ENTRIES].load(Ordering::Acquire))
 }
 
 /// The UDP socket behind `fd`.
@@ -106,7 +102,7 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     if entry != Entry::None && entry != Entry::Hidden {
         TOP.fetch_max(fd, Ordering::Relaxed);
     }
-    let before = page(fd)?.0[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
+    let before = page(fd)?[number % PAGE_ENTRIES].swap(entry.to_word(), Ordering::AcqRel);
     fast_path::disarm_fd(fd);
     Some(Entry::from_word(before))
 }
@@ -120,7 +116,7 @@ pub(crate) fn fd_end() -> c_int {
 /// one gets true.
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
-    let slot = &page.0[fd as usize % PAGE_ENTRIES];
+    let slot = &page[fd as usize % PAGE_ENTRIES];
     let done =
         slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if done {

@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use libc::c_int;
 use manylane_sys::tick;
 
-use crate::base::settings::{MAX_LANES, WAIT_SLICE_MS};
+use crate::base::settings::{LANES_MAX, WAIT_SLICE_MS};
 use crate::batching::readiness::ready_lanes;
 use crate::batching::{prefetch, send_batch};
 use crate::fds::sock_fds;
@@ -132,13 +132,13 @@ pub(crate) fn poll_other_lanes(sock: &'static Sock, shared: &Shared, fd: c_int, 
         shared.drain_first.fetch_and(!drained, Ordering::AcqRel);
     }
     if shared.mode() == PLAIN {
-        (1..MAX_LANES)
+        (1..LANES_MAX)
             .filter(|lane| retired & mask & !has & 1 << lane != 0)
             .for_each(|lane| sock_fds::mark_lane_empty(sock, shared, fd, lane));
     }
     let found = has & !(1 << watched) != 0;
     if let Some(member) = thread::cached_member(sock, shared) {
-        member.has_stolen.store(u32::from(found), Ordering::Relaxed);
+        member.found_in_other_lanes.store(u32::from(found), Ordering::Relaxed);
         member.polled_at_ms.store(tick::coarse_ms(), Ordering::Relaxed);
     }
     found

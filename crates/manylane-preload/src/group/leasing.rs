@@ -157,13 +157,13 @@ pub(crate) fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &
 /// A lease that is being built where it stays: it is too large for the stack of a small thread or
 /// of a signal handler. Dropping it closes its queues, and frees the memory.
 struct NewLease {
-    at: &'static [Word],
+    at: &'static [AtomicU64],
     is_filled: bool,
 }
 
 impl NewLease {
     fn map() -> Option<Self> {
-        let at = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
+        let at = memory::map::<AtomicU64>(size_of::<Lease>().div_ceil(size_of::<AtomicU64>()), false)?;
         Some(Self { at, is_filled: false })
     }
 
@@ -227,12 +227,6 @@ impl Drop for NewLease {
         }
     }
 }
-
-#[repr(transparent)]
-struct Word(AtomicU64);
-
-// SAFETY: an atomic.
-unsafe impl memory::Zeroed for Word {}
 
 /// Requests queues for a socket and maps them. Returns the lease and then its connection: a lease
 /// that is dropped closes its queues before the lessor sees the connection end and has them again.

@@ -125,7 +125,7 @@ pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helpe
     add(&slot.rx_bytes, bytes);
     add(&slot.rx_batches, u64::from(!held));
     if helped {
-        add(&slot.rx_stolen, datagrams);
+        add(&slot.rx_from_other_lanes, datagrams);
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) fn is_poll_overdue(shared: &Shared, member: Option<&Member>, datagram
 pub(crate) fn is_poll_due(sock: &'static Sock, shared: &Shared, member: Option<&Member>) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.drain_first.load(Ordering::Acquire) != 0
         || queues::has_leftovers(sock, shared)
-        || member.is_some_and(|member| member.has_stolen.load(Ordering::Relaxed) != 0)
+        || member.is_some_and(|member| member.found_in_other_lanes.load(Ordering::Relaxed) != 0)
 }
 
 /// End of a wait, which may be unbounded.

@@ -38,7 +38,7 @@ use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::{UdpFrame, ip_udp_len};
 
 use crate::base::recv_bufs::{DatagramRef, RecvBufs};
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::base::{quiesce, real};
 use crate::shared::lease::{CLOSED, DRAINING, Lease, OPEN};
 use crate::shared::sock::{MULTI_LANE, Member, Shared, Sock};
@@ -98,7 +98,7 @@ fn lane_queues<'a>(
 }
 
 fn lane_of_queue(shared: &Shared, number: usize) -> usize {
-    shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES
+    shared.queue_lane[number].load(Ordering::Relaxed) as usize % LANES_MAX
 }
 
 /// A bit for each lane of `mask` that has a queue with a frame.
@@ -189,8 +189,8 @@ fn recv_from(
     while done < most && (done == 0 || !into.is_invalid(done, flags)) {
         let Some((peer, payload)) = peek(queue, &mut guard) else { break };
         let name = SockAddr::from(in_socket_family(peer, lease.is_v6));
-        let parcel = DatagramRef { name: name.as_bytes(), payload: [payload, &[]], control: &[] };
-        answer = into.write(done, &parcel, flags);
+        let datagram = DatagramRef { name: name.as_bytes(), payload: [payload, &[]], control: &[] };
+        answer = into.write(done, &datagram, flags);
         if peeks {
             failpoint::hit("peeked");
         } else {
@@ -393,9 +393,9 @@ pub(crate) fn distribute(shared: &Shared) {
         return;
     }
     let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
-    let lanes = if shared.mode() == MULTI_LANE { (0..MAX_LANES).filter(owned).count() } else { 0 };
+    let lanes = if shared.mode() == MULTI_LANE { (0..LANES_MAX).filter(owned).count() } else { 0 };
     for number in 0..count {
-        let lane = if lanes == 0 { 0 } else { (0..MAX_LANES).filter(owned).nth(number % lanes).unwrap_or(0) };
+        let lane = if lanes == 0 { 0 } else { (0..LANES_MAX).filter(owned).nth(number % lanes).unwrap_or(0) };
         shared.queue_lane[number].store(lane as u32, Ordering::Release);
     }
 }

@@ -63,7 +63,7 @@ fn loopback_death_during_fallback_is_recovered() {
 }
 
 #[test]
-fn loopback_a_fork_during_a_change_leaves_no_copy_of_the_socket_in_the_child() {
+fn loopback_a_child_forked_during_a_change_has_no_copy_of_the_socket() {
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_TEST_END_AT", "fallback begun")];
     let with = run_preloaded(&build("fork_during_change"), &[], &vars);
     assert_eq!(with.output, "1\n");

@@ -3,7 +3,7 @@
 use crate::support::{build, run_native, run_preloaded};
 
 #[test]
-fn loopback_a_child_that_closes_a_socket_leaves_the_instances_of_its_parent_as_they_are() {
+fn loopback_a_child_that_closes_a_socket_keeps_the_epolls_of_its_parent() {
     let program = build("fork_closes");
     assert_eq!(run_native(&program, &[]).output, "lanes: 0, changed: 0\n");
     let with = run_preloaded(&program, &[], &[("MANYLANE_LANES", "2")]);

@@ -136,19 +136,24 @@ impl Outcome {
     }
 
     /// Number of datagrams that receivers took from other lanes than their own.
-    pub(crate) fn stolen(&self) -> u64 {
+    pub(crate) fn received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed)).sum()
     }
 
     /// The same, of the main thread only.
-    pub(crate) fn stolen_by_main(&self) -> u64 {
+    pub(crate) fn main_received_from_other_lanes(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         let is_main = |slot: &&Receiver| {
             slot.state.load(Ordering::Relaxed) != FREE
                 && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
         };
-        report.receivers.iter().filter(is_main).map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
+        report
+            .receivers
+            .iter()
+            .filter(is_main)
+            .map(|slot| slot.rx_from_other_lanes.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Number of datagrams that each receiver got from its own lane.
@@ -156,7 +161,7 @@ impl Outcome {
         let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
         let own = |slot: &Receiver| {
-            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_stolen.load(Ordering::Relaxed)
+            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_from_other_lanes.load(Ordering::Relaxed)
         };
         taken.map(own).collect()
     }

@@ -11,7 +11,7 @@ fn assert_reported(call: &str) {
         let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
         assert_eq!(with.output, "20 of 20\n", "{args:?}");
         assert_eq!((with.lanes(), with.reasons()), (3, vec![]), "{args:?}");
-        assert_eq!(with.stolen_by_main(), 20, "{args:?}");
+        assert_eq!(with.main_received_from_other_lanes(), 20, "{args:?}");
     }
 }
 
@@ -50,7 +50,7 @@ fn loopback_socket_beyond_the_epoll_table_keeps_its_events() {
         assert_eq!(run_native(&program, &[sockets]).output, all, "{sockets}");
         let with = run_preloaded(&program, &[sockets], &[("MANYLANE_LANES", "8")]);
         assert_eq!((with.output.as_str(), with.reasons()), (all, reasons), "{sockets}");
-        assert_eq!(with.stolen_by_main(), helped, "{sockets}");
+        assert_eq!(with.main_received_from_other_lanes(), helped, "{sockets}");
     }
 }
 

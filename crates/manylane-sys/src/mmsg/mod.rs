@@ -9,4 +9,4 @@ mod send;
 #[cfg(any(test, feature = "bench"))]
 pub use recv::EchoControls;
 pub use recv::{Message, RecvOptions, RecvRing, Totals, Wait};
-pub use send::{SendBatch, SendOptions, SendRing, fits};
+pub use send::{SEGMENTS_MAX, SendBatch, SendOptions, SendRing, fits};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use manylane_ipc::capture as rings;
 use manylane_ipc::capture::messages::{self, Description, Reply, Request};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::sock;
 use manylane_sys::unix_socket::{self, PeerCred};
 

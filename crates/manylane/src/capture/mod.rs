@@ -39,7 +39,7 @@ use manylane_bpf::abi;
 use manylane_ipc::capture::messages::{self, Description, Reply, Request};
 use manylane_ipc::capture::{self as rings, Consumer};
 pub use manylane_ipc::capture::{Direction, SNAPLEN_MAX};
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::unix_socket::{self, Peeked};
 
 use crate::connection::Connection;

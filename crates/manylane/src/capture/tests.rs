@@ -103,7 +103,7 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
 }
 
 #[test]
-fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
+fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
     let name = format!("manylane.test.capture.{}", std::process::id());
     let address = description(3).address;
     let listener = listen_with_fds(&name);

@@ -139,7 +139,7 @@ fn loopback_a_refusal_is_received_before_the_close() {
 }
 
 #[test]
-fn loopback_a_descriptor_that_blocks_delays_neither_an_answer_nor_the_end() {
+fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
     let pid = std::process::id();
     let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
     let page = Box::new(|| "here".to_owned());

@@ -58,8 +58,8 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::EPERM;
-use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
 use super::batch::{Batch, Origin};
@@ -67,7 +67,7 @@ use super::kernel_socket::needs_ancillary;
 use super::messages::Messages;
 use super::mmsg::MmsgIo;
 use super::orphaned_sockets::OrphanedSockets;
-use super::socket_queue::TakeMessages;
+use super::socket_queue::RecvMessages;
 use super::{Capabilities, Io, LaneIo, NewLane, Parts, RecvSummary, SocketEngine};
 use crate::config::Config;
 use crate::counters::{Cells, Count};
@@ -279,7 +279,7 @@ impl LaneIo for UringIo {
             let lane = &self.socket.queue.lane;
             ring.recv.stop();
             // Ends when the ring is empty; an error means that it was.
-            while let Ok(summary) = ring.take(lane, None)
+            while let Ok(summary) = ring.recv_batch(lane, None)
                 && summary.messages > 0
             {
                 lane.cells.add(Count::Discarded, summary.datagrams as u64);
@@ -292,10 +292,10 @@ impl LaneIo for UringIo {
     }
 }
 
-impl TakeMessages for UringRing {
+impl RecvMessages for UringRing {
     /// Receives a batch, and parses its ancillary data.
     #[inline]
-    fn take(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
+    fn recv_batch(&mut self, lane: &LaneShared, wait: Option<Duration>) -> io::Result<RecvSummary> {
         self.is_current = false;
         let messages = self.recv.recv(lane.fd.as_fd(), wait)?;
         if self.recv.buffer_shortages() != self.buffer_shortages

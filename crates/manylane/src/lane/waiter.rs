@@ -4,8 +4,8 @@ use std::hint;
 use std::time::{Duration, Instant};
 
 use manylane_sys::cpu;
-use manylane_sys::measure::reduce_timer_slack;
 use manylane_sys::rx_coalesce::RxCoalesce;
+use manylane_sys::tick::reduce_timer_slack;
 
 use crate::counters::Count;
 use crate::error::Result;

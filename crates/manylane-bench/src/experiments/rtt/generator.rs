@@ -305,8 +305,8 @@ mod tests {
             let (mut buffer, mut requests) = ([0; 64], Vec::new());
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
                 requests.push(buffer[..len].to_vec());
-                let (answers, to) = answer(requests.len() as u64 - 1);
-                for _ in 0..answers {
+                let (replies, to) = answer(requests.len() as u64 - 1);
+                for _ in 0..replies {
                     socket.send_to(&requests[to as usize], peer).unwrap();
                 }
             }

@@ -223,12 +223,12 @@ fn libc_recvfrom() -> i64 {
 #[test]
 fn sockets_and_their_owners_are_found() {
     let root = sockets_of();
-    let look = |asked| {
+    let facts_of = |asked| {
         let mut facts = Facts::default();
         sockets::collect(&root.files(), asked, &mut facts);
         facts
     };
-    let facts = look(Scope::default());
+    let facts = facts_of(Scope::default());
     assert_eq!(
         facts.sockets.iter().map(|socket| (socket.inode, socket.drops)).collect::<Vec<_>>(),
         [(501, 17), (502, 0), (503, 4)]
@@ -241,19 +241,19 @@ fn sockets_and_their_owners_are_found() {
     assert!(successor.on_lanes && successor.waiting.is_empty() && successor.beyond.is_some());
     assert!(!facts.gaps.contains_key("processes"));
 
-    let facts = look(Scope { pid: Some(20), port: None });
+    let facts = facts_of(Scope { pid: Some(20), port: None });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [501, 502]);
     assert_eq!(facts.programs[0].sockets, [501, 502]);
-    let facts = look(Scope { pid: Some(20), port: Some(0x45) });
+    let facts = facts_of(Scope { pid: Some(20), port: Some(0x45) });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [502]);
-    let facts = look(Scope { pid: None, port: Some(7) });
+    let facts = facts_of(Scope { pid: None, port: Some(7) });
     assert!(facts.asked && facts.sockets.is_empty() && facts.programs.is_empty());
     // A process that has ended, and one that cannot be read.
-    let facts = look(Scope { pid: Some(77), port: None });
+    let facts = facts_of(Scope { pid: Some(77), port: None });
     assert!(facts.sockets.is_empty());
     assert_eq!(facts.gaps["processes"], "there is no process 77");
     root.write(&[("proc/60/fd", "no folder")]);
-    let facts = look(Scope { pid: Some(60), port: None });
+    let facts = facts_of(Scope { pid: Some(60), port: None });
     assert!(facts.gaps["processes"].starts_with("cannot see its open files: "), "{:?}", facts.gaps);
     // Advice is for those who can follow it.
     for (uid, why) in [

@@ -26,13 +26,13 @@ use libc::c_int;
 use manylane_ipc::report::Reason;
 
 pub(crate) use self::state::*;
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::shared::lease::Lease;
 use crate::shared::leftovers::LeftoverQueue;
 use crate::shared::memory::{self, PerLane, Zeroed};
 
 /// Max UDP sockets of a process that the library tracks.
-const MAX_SOCKS: usize = 4096;
+const SOCKS_MAX: usize = 4096;
 
 /// This process's view of a socket.
 #[repr(C)]
@@ -70,7 +70,7 @@ pub(crate) struct Sock {
     leftovers: AtomicPtr<LeftoverQueue>,
     /// Descriptors of the lanes, plus 1; 0 if none. Lane 0 is the program's own descriptor,
     /// whichever it uses.
-    lane_fd: [AtomicI32; MAX_LANES],
+    lane_fd: [AtomicI32; LANES_MAX],
 }
 
 // SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
@@ -84,7 +84,7 @@ static SOCKS: AtomicPtr<Sock> = AtomicPtr::new(ptr::null_mut());
 impl Sock {
     /// Maps the slots; once, at start.
     pub(crate) fn start() -> bool {
-        let Some(socks) = memory::map::<Sock>(MAX_SOCKS, false) else { return false };
+        let Some(socks) = memory::map::<Sock>(SOCKS_MAX, false) else { return false };
         SOCKS.store(socks.as_ptr().cast_mut(), Ordering::Release);
         true
     }
@@ -93,13 +93,13 @@ impl Sock {
         let at = SOCKS.load(Ordering::Acquire);
         // SAFETY: the array that start() mapped, never unmapped; calls are handled only after it
         // (state::is_ready).
-        unsafe { std::slice::from_raw_parts(at, MAX_SOCKS) }
+        unsafe { std::slice::from_raw_parts(at, SOCKS_MAX) }
     }
 
     /// The slot `index`, which came from the table.
     #[inline]
     pub(crate) fn at(index: u32) -> &'static Sock {
-        &Self::all()[index as usize % MAX_SOCKS]
+        &Self::all()[index as usize % SOCKS_MAX]
     }
 
     /// The sockets in use.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use libc::c_int;
 use manylane_ipc::lease::QUEUES_MAX;
 
-use crate::base::settings::MAX_LANES;
+use crate::base::settings::LANES_MAX;
 use crate::shared::memory::Zeroed;
 
 /// Max threads that receive on one socket.
-pub(crate) const MAX_MEMBERS: usize = 128;
+pub(crate) const MEMBERS_MAX: usize = 128;
 /// Receives after which a thread is known to come back.
 pub(crate) const PROVEN_RECEIVES_MIN: u32 = 2;
 
@@ -52,7 +52,7 @@ pub(crate) struct Member {
     /// Slot in the report plus 1; 0 if none.
     pub(crate) slot: AtomicU32,
     /// Its last poll of other lanes found a datagram, so there may be more.
-    pub(crate) has_stolen: AtomicU32,
+    pub(crate) found_in_other_lanes: AtomicU32,
     /// Its process, as that sees itself; 0 if it is not known yet.
     pub(crate) pid: AtomicU32,
     /// Liveness token of its thread (`liveness.rs`); 0 if it has none.
@@ -73,7 +73,7 @@ impl Member {
     /// The member's lane, if it has one.
     #[inline]
     pub(crate) fn own_lane(&self) -> Option<usize> {
-        usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < MAX_LANES)
+        usize::try_from(self.lane.load(Ordering::Acquire)).ok().filter(|lane| *lane < LANES_MAX)
     }
 
     /// Counts one heartbeat of the calling thread, whose member this is.
@@ -145,15 +145,15 @@ pub(crate) struct Shared {
     /// The lane of each queue.
     pub(crate) queue_lane: [AtomicU32; QUEUES_MAX],
     /// Member that owns each lane, plus 1; 0 if none.
-    pub(crate) owner: [AtomicU32; MAX_LANES],
+    pub(crate) owner: [AtomicU32; LANES_MAX],
     /// The owner's heartbeat at the last check, the number of checks since it changed, and the
     /// time of the last counted check (milliseconds).
-    pub(crate) seen_heartbeat: [AtomicU32; MAX_LANES],
-    pub(crate) stalled_polls: [AtomicU32; MAX_LANES],
-    pub(crate) polled_at_ms: [AtomicU32; MAX_LANES],
+    pub(crate) seen_heartbeat: [AtomicU32; LANES_MAX],
+    pub(crate) stalled_polls: [AtomicU32; LANES_MAX],
+    pub(crate) polled_at_ms: [AtomicU32; LANES_MAX],
     /// Inodes of the kernel sockets, for the report; 0 if not known.
-    pub(crate) inode: [AtomicU64; MAX_LANES],
-    pub(crate) members: [Member; MAX_MEMBERS],
+    pub(crate) inode: [AtomicU64; LANES_MAX],
+    pub(crate) members: [Member; MEMBERS_MAX],
 }
 
 // SAFETY: atomics, and arrays of them; zeroes are a socket in mode UNBOUND.
@@ -168,13 +168,13 @@ impl Shared {
     /// The slots of members that were ever used.
     #[inline]
     pub(crate) fn joined_members(&self) -> &[Member] {
-        &self.members[..(self.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS)]
+        &self.members[..(self.joined.load(Ordering::Acquire) as usize).min(MEMBERS_MAX)]
     }
 
     /// Kernel sockets of the group.
     #[inline]
     pub(crate) fn lane_count(&self) -> usize {
-        (self.lanes.load(Ordering::Acquire) as usize).min(MAX_LANES)
+        (self.lanes.load(Ordering::Acquire) as usize).min(LANES_MAX)
     }
 
     /// Inode of a lane's kernel socket; of the program's own for a member without a lane.
@@ -251,7 +251,7 @@ mod tests {
         let shared = &memory::map::<Shared>(1, true).unwrap()[0];
         // SAFETY: a mapping of its own; atomics, of which all bytes are values.
         unsafe { ptr::from_ref(shared).cast_mut().cast::<u8>().write_bytes(0x7f, size_of::<Shared>()) };
-        assert_eq!((shared.joined_members().len(), shared.lane_count()), (MAX_MEMBERS, MAX_LANES));
+        assert_eq!((shared.joined_members().len(), shared.lane_count()), (MEMBERS_MAX, LANES_MAX));
         assert_eq!(shared.members[0].own_lane(), None);
         assert!(shared.owner_of(0).is_none() && shared.owner_of(usize::MAX).is_none());
     }

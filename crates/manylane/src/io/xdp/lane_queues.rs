@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use manylane_sys::busy_poll;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_wire::datagram::Datagram;
 
 use super::control::XdpControl;

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use manylane_sys::measure::EpollHandle;
+use manylane_sys::epoll::EpollHandle;
 
 use super::lane_queue::{LaneQueue, QueueId};
 

@@ -62,11 +62,11 @@ pub(super) struct Offer {
 }
 
 impl Lessor {
-    /// Finds queues that can be leased to a socket. For a caller that `waits`, the error
+    /// Finds queues that can be leased to a socket. For a client that `waits`, the error
     /// `WouldBlock` means that more will be available in a moment.
     pub(super) fn offer(
         &mut self,
-        caller: &Client,
+        client: &Client,
         socket: RequestedSocket,
         waits: bool,
     ) -> io::Result<Offer> {
@@ -96,7 +96,7 @@ impl Lessor {
                 if queues.len() == lease::QUEUES_MAX {
                     break;
                 }
-                match leased.prepare(queue, &caller.process) {
+                match leased.prepare(queue, &client.process) {
                     Availability::Available => queues.push((place, queue)),
                     Availability::Unavailable => {}
                     Availability::Pending => is_late = true,
@@ -119,12 +119,12 @@ impl Lessor {
     }
 
     /// Starts a lease with an offer, and sends it.
-    pub(super) fn start(&mut self, caller: Client, offer: Offer) {
+    pub(super) fn start(&mut self, client: Client, offer: Offer) {
         let Offer { addr, cookie, only_v6, queues, next_hops: hops } = offer;
         let (numbers, members) = (Vec::new(), Vec::new());
         let mut lease = Lease {
             number: self.alloc_number(),
-            client: caller,
+            client,
             addr,
             cookie,
             only_v6,

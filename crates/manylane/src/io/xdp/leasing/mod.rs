@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::lease::LeaseToken;
 use manylane_sys::bound_sockets::BoundSockets;
-use manylane_sys::measure::Epoll;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::netns;
 
 use self::clients::PendingClient;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use manylane_ipc::next_hops::RouteKey;
+use manylane_sys::epoll::Epoll;
 use manylane_sys::errno::ENOBUFS;
-use manylane_sys::measure::Epoll;
 
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * Counts the answers that come back to a host whose requests were made by
+ * Counts the replies that come back to a host whose requests were made by
  * generator.bpf.c, and drops them: no socket is waiting for them, and the kernel
  * would tell the server so by ICMP. Everything else, such as ARP, is the
  * kernel's.
@@ -24,7 +24,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u64);
-} ml_answers SEC(".maps");
+} ml_replies SEC(".maps");
 
 /* The UDP header, if it follows that of IP at once; else a null pointer. */
 static __always_inline struct udphdr *find_udp(struct ethhdr *eth, void *end)
@@ -43,8 +43,8 @@ static __always_inline struct udphdr *find_udp(struct ethhdr *eth, void *end)
 	return ip6->nexthdr == IPPROTO_UDP ? (void *)(ip6 + 1) : NULL;
 }
 
-/* Counts what is an answer, and says whether it is one. */
-static __always_inline int is_answer(void *data, void *end)
+/* Counts the frame if it is a reply. Returns 1 if so. */
+static __always_inline int is_reply(void *data, void *end)
 {
 	struct udphdr *udp;
 	const __u32 zero = 0;
@@ -56,7 +56,7 @@ static __always_inline int is_answer(void *data, void *end)
 	if (!udp || (void *)(udp + 1) > end ||
 	    udp->source != bpf_htons(ml_port))
 		return 0;
-	count = bpf_map_lookup_elem(&ml_answers, &zero);
+	count = bpf_map_lookup_elem(&ml_replies, &zero);
 	if (count)
 		(*count)++;
 	return 1;
@@ -64,9 +64,9 @@ static __always_inline int is_answer(void *data, void *end)
 
 /* In the driver. */
 SEC("xdp")
-int ml_count_answers(struct xdp_md *ctx)
+int ml_count_replies(struct xdp_md *ctx)
 {
-	return is_answer((void *)(long)ctx->data, (void *)(long)ctx->data_end) ?
+	return is_reply((void *)(long)ctx->data, (void *)(long)ctx->data_end) ?
 		       XDP_DROP :
 		       XDP_PASS;
 }
@@ -78,7 +78,7 @@ int ml_count_answers(struct xdp_md *ctx)
 SEC("classifier")
 int ml_count_in_stack(struct __sk_buff *skb)
 {
-	return is_answer((void *)(long)skb->data, (void *)(long)skb->data_end) ?
+	return is_reply((void *)(long)skb->data, (void *)(long)skb->data_end) ?
 		       TC_ACT_SHOT :
 		       TC_ACT_OK;
 }

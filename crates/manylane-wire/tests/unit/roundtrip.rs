@@ -1,7 +1,5 @@
 //! What is written is what is read, and nothing that arrives makes a parser panic.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
-
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use manylane_wire::checksum::{Sum, checksum};

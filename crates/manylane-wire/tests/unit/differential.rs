@@ -1,13 +1,11 @@
 //! Our parser and builder against etherparse.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
-
-mod agree;
-
 use etherparse::PacketBuilder;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 use proptest::prelude::*;
+
+use crate::agree::check;
 
 fn theirs(ipv6: bool, ports: (u16, u16), ttl: u8, payload: &[u8]) -> Vec<u8> {
     let ethernet = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
@@ -72,7 +70,7 @@ proptest! {
         } else {
             frame.truncate(cut.index(frame.len()));
         }
-        agree::check(&frame);
+        check(&frame);
     }
 
     #[test]
@@ -87,6 +85,6 @@ proptest! {
                 bytes[14] = 0x60;
             }
         }
-        agree::check(&bytes);
+        check(&bytes);
     }
 }

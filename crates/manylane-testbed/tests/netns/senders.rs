@@ -1,7 +1,5 @@
 //! The two senders: what they say they sent is what arrives.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
-
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;

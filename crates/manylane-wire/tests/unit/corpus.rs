@@ -1,14 +1,12 @@
 //! The corpus of the fuzz target `frame`: written here, and checked in every test run.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
-
-mod agree;
-
 use std::fs;
 use std::path::PathBuf;
 
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, UdpFrame};
+
+use crate::agree::check;
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/frame")
@@ -78,7 +76,7 @@ fn write_the_corpus() {
 fn every_file_of_the_corpus_holds() {
     let mut count = 0;
     for file in fs::read_dir(folder()).unwrap() {
-        agree::check(&fs::read(file.unwrap().path()).unwrap());
+        check(&fs::read(file.unwrap().path()).unwrap());
         count += 1;
     }
     assert!(count >= seeds().len());

@@ -1,7 +1,5 @@
 //! The testbed itself: hosts that reach each other, and nothing left over.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
-
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -203,7 +201,7 @@ fn netns_killing_a_process_leaves_nothing() {
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "helper_hold_a_testbed", "--nocapture"])
+        .args(["--ignored", "--exact", "hosts::helper_hold_a_testbed", "--nocapture"])
         .env("MANYLANE_HOLD", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
