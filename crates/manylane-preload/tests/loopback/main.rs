@@ -21,6 +21,7 @@ mod reply_batching;
 mod rlimit_nofile;
 mod rx_coalesce;
 mod seccomp;
+mod secure_execution;
 mod server_patterns;
 mod signal_race;
 mod socket_semantics;
