@@ -5,6 +5,7 @@
 mod support;
 
 mod active_set;
+mod close_range;
 mod crash_recovery;
 mod fallback_reasons;
 mod fallback_wakeup;
