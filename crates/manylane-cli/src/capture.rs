@@ -18,8 +18,6 @@ use crate::signals;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Number of frames after which signals and limits are checked.
 const POLL_BUDGET: u64 = 4096;
-/// Maximum number of frames that are written after the end.
-const DRAIN_FRAMES_MAX: u64 = 1 << 24;
 
 const WRITE_ERROR: &str = "cannot write the capture";
 /// Of each interface.
@@ -142,12 +140,15 @@ impl Recorder {
         let mut left = args.count.unwrap_or(u64::MAX);
         let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
         loop {
-            // Check first, and then write all frames from before the check.
+            // Check first, and then write all frames from before the check. A process that goes on
+            // writing cannot prolong that.
             let is_last = stop.load(Ordering::Relaxed)
                 || until.is_some_and(|until| Instant::now() >= until)
                 || self.capture.is_finished();
-            let took =
-                self.write_frames(left.min(if is_last { DRAIN_FRAMES_MAX } else { POLL_BUDGET }), is_last)?;
+            if is_last {
+                self.capture.stop();
+            }
+            let took = self.write_frames(left.min(if is_last { u64::MAX } else { POLL_BUDGET }))?;
             left -= took;
             if left == 0 || is_last {
                 return Ok(());
@@ -160,16 +161,11 @@ impl Recorder {
         }
     }
 
-    /// Writes the frames that are in the rings, at most `most`, and returns their number. The last
-    /// call writes those that were there when it began.
-    fn write_frames(&mut self, most: u64, is_last: bool) -> Result<u64> {
-        let began = now();
+    /// Writes the frames that are in the rings, at most `most`, and returns their number.
+    fn write_frames(&mut self, most: u64) -> Result<u64> {
         let mut took = 0;
         while took < most {
             let Some(frame) = self.capture.next_frame() else { break };
-            if is_last && frame.time > began {
-                break;
-            }
             if frame.device == self.written.len() {
                 self.writer.write_interface(frame.device_name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;
                 self.written.push((0, 0));

@@ -277,6 +277,8 @@ pub struct Consumer<D, M> {
     header: usize,
     capacity: u64,
     consumed: u64,
+    /// The producer's counter at the stop: nothing after it is read.
+    end: Option<u64>,
     /// The next record, read and checked, and the number of bytes kept.
     next: Option<(RecordHeader, usize)>,
 }
@@ -307,6 +309,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
                     header,
                     capacity,
                     consumed: 0,
+                    end: None,
                     next: None,
                 })
             }
@@ -323,6 +326,12 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         self.load(self.header + word_index(at, self.capacity))
     }
 
+    /// Ends the ring after the frames announced so far. Later ones are not read, so that a producer
+    /// that never stops cannot keep the consumer busy.
+    pub fn stop(&mut self) {
+        self.end = Some(self.load(PRODUCED_OFFSET));
+    }
+
     /// The next frame; none if there is none yet.
     ///
     /// # Errors
@@ -331,7 +340,7 @@ impl<D: Words, M: AsRef<[AtomicU64]>> Consumer<D, M> {
         if let Some((head, _)) = self.next {
             return Ok(Some(head));
         }
-        let put = self.load(PRODUCED_OFFSET);
+        let put = self.end.unwrap_or_else(|| self.load(PRODUCED_OFFSET));
         // With the counter, what it announces is visible (1).
         fence(Ordering::Acquire);
         let there = put.wrapping_sub(self.consumed);

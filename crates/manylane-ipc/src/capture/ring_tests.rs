@@ -92,6 +92,22 @@ mod plain {
     }
 
     #[test]
+    fn a_stopped_ring_ends_after_the_frames_announced_before() {
+        let (mut producer, mut consumer) = ring(16);
+        let mut bytes = Vec::new();
+        (1..4).for_each(|time| producer.record(&record_header(time, 8), b"in time."));
+        assert_eq!(consumer.pop(&mut bytes), Ok(Some(record_header(1, 8))));
+        consumer.stop();
+        for time in 2..4 {
+            producer.record(&record_header(9, 8), b"too late");
+            assert_eq!(consumer.pop(&mut bytes), Ok(Some(record_header(time, 8))));
+        }
+        assert_eq!(consumer.pop(&mut bytes), Ok(None));
+        drop(producer);
+        assert_eq!(consumer.is_finished(), Ok(true));
+    }
+
+    #[test]
     fn ring_full_drops_are_counted_by_device_and_direction() {
         // Room for four records of four words.
         let (mut producer, mut consumer) = ring(16);

@@ -59,8 +59,8 @@ macro_rules! functions {
     safe fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
     safe fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
     safe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
-        => descriptors::close_range [short] | detached::close_range;
-    safe fn closefrom(first: c_int) -> (), None => descriptors::closefrom [short] | detached::closefrom;
+        => close_range::close_range [short] | detached::close_range;
+    safe fn closefrom(first: c_int) -> (), None => close_range::closefrom [short] | detached::closefrom;
     unsafe fn fclose(file: *mut FILE) -> c_int, None => descriptors::fclose | detached::fclose;
     safe fn dup(fd: c_int) -> c_int, Some(SYS_dup) => descriptors::dup [short];
     safe fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | detached::dup2;

@@ -10,7 +10,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libc::{FILE, c_int, c_uint, c_ulong, sockaddr, socklen_t};
+use libc::{FILE, c_int, c_ulong, sockaddr, socklen_t};
 use manylane_ipc::report::Reason;
 
 use crate::base::quiesce;
@@ -142,7 +142,7 @@ fn before_close(fd: c_int) -> bool {
 }
 
 /// Removes the entry of a program's descriptor that is about to be closed.
-fn unregister(fd: c_int) {
+pub(super) fn unregister(fd: c_int) {
     let guard = lock_entry(fd);
     let before = table::set(fd, Entry::None);
     drop(guard);
@@ -156,50 +156,6 @@ pub(crate) unsafe fn fclose(file: *mut FILE) -> c_int {
     real::set_errno(errno);
     // SAFETY: program arguments.
     close_with(fd, || unsafe { call::fclose(file) })
-}
-
-pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    quiesce::run_inside(|| close_range_tracked(first, last, flags))
-        .unwrap_or_else(|| detached::close_range(first, last, flags))
-}
-
-fn close_range_tracked(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const UNSHARE: c_int = 1 << 1;
-    const CLOEXEC: c_int = 1 << 2;
-    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !thread::is_own_process() {
-        return call::close_range(first, last, flags);
-    }
-    send_batch::flush();
-    // Skip hidden descriptors: lanes close with their sockets.
-    let mut from = first;
-    for (fd, entry) in table::tracked(first, last) {
-        let fd = fd as c_uint;
-        match entry {
-            Entry::Hidden => {
-                if fd > from && call::close_range(from, fd - 1, flags) < 0 {
-                    return -1;
-                }
-                from = fd + 1;
-            }
-            _ if flags & CLOEXEC == 0 => unregister(fd as c_int),
-            _ => {}
-        }
-    }
-    if from > last { 0 } else { call::close_range(from, last, flags) }
-}
-
-pub(crate) fn closefrom(first: c_int) {
-    let first = first.max(0) as c_uint;
-    if close_range(first, c_uint::MAX, 0) == 0 {
-        return;
-    }
-    // A kernel before 5.9: close the tracked descriptors here. The C library closes the rest,
-    // unless a hidden descriptor is among them.
-    let known = || table::tracked(first, c_uint::MAX);
-    known().filter(|(_, entry)| *entry != Entry::Hidden).for_each(|(fd, _)| _ = close(fd));
-    if known().next().is_none() {
-        call::closefrom(first as c_int);
-    }
 }
 
 pub(crate) fn dup(fd: c_int) -> c_int {

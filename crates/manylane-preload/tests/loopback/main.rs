@@ -5,6 +5,7 @@
 mod support;
 
 mod active_set;
+mod close_range;
 mod crash_recovery;
 mod fallback_reasons;
 mod fallback_wakeup;
@@ -21,6 +22,7 @@ mod reply_batching;
 mod rlimit_nofile;
 mod rx_coalesce;
 mod seccomp;
+mod secure_execution;
 mod server_patterns;
 mod signal_race;
 mod socket_semantics;

@@ -386,6 +386,13 @@ impl Capture {
         })
     }
 
+    /// Ends the capture: from now on, [`next_frame`](Self::next_frame) returns only frames that are
+    /// in the rings now. Call it last: rings that a later [`wait`](Self::wait) adds have no end.
+    pub fn stop(&mut self) {
+        let lanes = self.sources.iter_mut().flat_map(|source| &mut source.lanes);
+        lanes.for_each(|(_, ring)| ring.stop());
+    }
+
     /// Waits for `timeout`, or until a lane or a process is added or ends. Frames do not end the
     /// wait, because lanes wake no other process.
     ///

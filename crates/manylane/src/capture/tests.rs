@@ -1,4 +1,5 @@
 use std::os::fd::BorrowedFd;
+use std::sync::mpsc;
 use std::thread;
 
 use manylane_sys::sock;
@@ -100,6 +101,29 @@ fn loopback_a_process_may_send_as_many_rings_as_a_socket_has_lanes() {
     assert_eq!(capture.sources[0].lanes.len(), RINGS_MAX);
     let err = start_with("more-rings", rings(RINGS_MAX + 1)).unwrap_err();
     assert!(err.chain().contains("more rings"), "{}", err.chain());
+}
+
+/// Each frame that is read makes room for the next one, of the same time.
+#[test]
+fn loopback_a_process_that_goes_on_writing_does_not_prolong_a_capture() {
+    let (give, given) = mpsc::channel();
+    let one_ring = move |to: &OwnedFd| {
+        let (producer, files) = rings::create(&[3], listener::clamp_buffer_size(0)).unwrap();
+        send(to, &Reply::Ring(1), &[files[0].as_fd(), files[1].as_fd()]);
+        send(to, &Reply::Started, &[]);
+        give.send(producer).unwrap();
+    };
+    let mut capture = start_with("stop", one_ring).unwrap();
+    let mut producer = given.recv().unwrap();
+    let head = rings::RecordHeader { time: 7, ifindex: 3, queue: 0, direction: Direction::In, len: 60 };
+    (0..3).for_each(|_| producer.record(&head, &[0; 60]));
+    capture.stop();
+    let mut count = 0;
+    while count < 100 && capture.next_frame().is_some() {
+        count += 1;
+        producer.record(&head, &[0; 60]);
+    }
+    assert_eq!(count, 3);
 }
 
 #[test]
