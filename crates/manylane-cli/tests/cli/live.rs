@@ -423,7 +423,9 @@ fn netns_xdp_unlisted_devices_are_not_attached() {
         b.set_sysctl(&format!("net.ipv4.conf.{conf}.rp_filter"), "0").unwrap();
     }
     b.ip_batch("route add default dev card0\n").unwrap();
-    refused("card0: an XDP program may take the link down for a moment, and the default route uses it");
+    refused(
+        "card0: attaching an XDP program may take the link down for a moment, and the default route uses it",
+    );
     b.ip_batch("route del default dev card0\n").unwrap();
     refused("card0: its driver accepts no XDP program");
 }

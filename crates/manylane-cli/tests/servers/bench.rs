@@ -192,5 +192,5 @@ fn loopback_bench_knows_all_servers_and_their_packages() {
     assert_eq!(String::from_utf8(stdout).unwrap().trim(), names);
     assert!(!status.success());
     let said = String::from_utf8(stderr).unwrap();
-    assert_eq!(said.trim(), "bench-run: there is no no-such-server: apt-get install its-package");
+    assert_eq!(said.trim(), "bench-run: no-such-server is missing: apt-get install its-package");
 }

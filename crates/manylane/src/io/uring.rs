@@ -393,7 +393,8 @@ mod tests {
         }
         for set in ["1\n", "2\n"] {
             let text = forbidden_by(set);
-            assert!(text.contains("kernel.io_uring_disabled") && text.ends_with(set.trim()), "{text}");
+            let value = format!("kernel.io_uring_disabled ({})", set.trim());
+            assert!(text.ends_with(&value), "{text}");
         }
     }
 }
