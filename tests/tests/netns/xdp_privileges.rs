@@ -100,7 +100,7 @@ fn child_serves_xdp_as_nobody() {
     report("followed");
     // The device is removed.
     wait_for("the device to be gone", || handle.xdp_queues(), Vec::is_empty);
-    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: link0 is gone");
+    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: device link0 was removed");
     let of_first = total().delivered_by_xdp;
     report("gone");
     // It is added again, and its datagrams arrive through the kernel only.
