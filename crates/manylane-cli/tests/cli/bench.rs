@@ -66,8 +66,10 @@ fn loopback_bench_rx_writes_one_document_and_a_report() {
     let rows = document["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 5 * 2 * 2);
     for row in rows {
-        assert_eq!(row["samples"].as_array().unwrap().len(), 2);
-        assert!(row["delivered_pps"].as_f64().unwrap() > 0.0, "{row}");
+        let samples = row["samples"].as_array().unwrap();
+        assert_eq!(samples.len(), 2);
+        // A receiver without CPU delivers all of them after the time that `delivered_pps` is about.
+        assert!(samples.iter().all(|sample| sample["delivered"].as_u64().unwrap() > 0), "{row}");
         assert!(row["rx_cpu_ns"].as_f64().unwrap() > 0.0, "{row}");
     }
     let kept = fs::read_to_string(out.join("bench-rx.json")).unwrap();
