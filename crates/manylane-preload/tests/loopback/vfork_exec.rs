@@ -13,3 +13,12 @@ fn loopback_exec_in_a_child_of_vfork_makes_the_socket_plain() {
         assert_eq!(with.reasons(), ["exec"], "{what}");
     });
 }
+
+#[test]
+fn loopback_a_child_of_vfork_leaves_the_identity_of_its_parent_alone() {
+    let with = run_preloaded(&build("vfork_exec"), &["fresh"], &[("MANYLANE_LANES", "8")]);
+    let (tid, rest) = with.output.split_once('\n').unwrap();
+    assert_eq!(rest, "status: 0, missing: 0\n", "{:?}", with.reasons());
+    let tids = with.tids();
+    assert!(tids.contains(&tid.parse().unwrap()), "{tid} is none of {tids:?}");
+}

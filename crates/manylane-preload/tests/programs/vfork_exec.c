@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- *	vfork_exec keep|close|copies|move|spawn
+ *	vfork_exec keep|close|copies|move|spawn|fresh
  *
  * Two threads receive on a socket. A third one starts another program, which
  * gets the socket, by vfork. The child
@@ -11,6 +11,8 @@
  * move: has a socket that is closed on exec, and gives the program a copy as
  *	its standard input.
  * spawn: the same by posix_spawn.
+ * fresh: as "keep". It is the first call of that thread that the library sees.
+ *	Then it receives on a socket of its own, and prints its thread id.
  *
  * Prints how many datagrams that are sent after that are not received.
  */
@@ -110,6 +112,22 @@ static __attribute__((noinline)) int start(const char *what)
 	return status;
 }
 
+static void *fresh_thread(void *status)
+{
+	struct sockaddr_in to;
+	char byte;
+	int own;
+
+	*(int *)status = start("keep");
+	own = loopback_server(SOCK_CLOEXEC, &to);
+	for (int i = 0; i < WARM_UP_DATAGRAMS; i++) {
+		sendto(own, "x", 1, 0, (void *)&to, sizeof(to));
+		recv(own, &byte, 1, 0);
+	}
+	printf("%d\n", gettid());
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	int is_closed_on_exec;
@@ -134,7 +152,12 @@ int main(int argc, char **argv)
 			return 1;
 		}
 	}
-	status = start(argv[1]);
+	if (!strcmp(argv[1], "fresh")) {
+		pthread_create(&thread, NULL, fresh_thread, &status);
+		pthread_join(thread, NULL);
+	} else {
+		status = start(argv[1]);
+	}
 	for (int i = 0; i < ROUNDS; i++) {
 		send_round();
 		sent += FLOWS;
