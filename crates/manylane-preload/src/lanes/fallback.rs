@@ -53,11 +53,11 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     sock.mark_plain(reason);
     let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
     if let Some(shared) = sock.shared().filter(may_fall) {
+        let generation = sock.generation.load(Ordering::Acquire);
         if !thread::is_own_process() {
-            record_fallback(shared, reason);
+            record_fallback(sock, shared, generation, reason);
             return real::set_errno(errno);
         }
-        let generation = sock.generation.load(Ordering::Acquire);
         // The descriptor may belong to another thread, which may close it meanwhile.
         match dup_preferring(sock, fd) {
             Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
@@ -75,11 +75,12 @@ fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
 /// which it may have closed lanes, or have files of its own at their numbers. So the change is only
 /// recorded: the next thread of the parent that receives finishes it (`recovery.rs`).
 #[cold]
-fn record_fallback(shared: &Shared, reason: Reason) {
+fn record_fallback(sock: &Sock, shared: &Shared, generation: u32, reason: Reason) {
     if let Some(guard) = lock::lock(&shared.lock, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
+        && sock.generation.load(Ordering::Acquire) == generation
     {
-        std::mem::forget(change::start_change(shared, change::fallback_change(reason), &guard));
+        change::record_fallback(shared, reason, &guard);
     }
 }
 
