@@ -22,3 +22,16 @@ fn loopback_a_child_of_vfork_leaves_the_identity_of_its_parent_alone() {
     let tids = with.tids();
     assert!(tids.contains(&tid.parse().unwrap()), "{tid} is none of {tids:?}");
 }
+
+/// The thread that finishes the fallback moves no entries of other threads' instances.
+#[test]
+fn loopback_a_fallback_in_a_child_of_vfork_reaches_epolls() {
+    let program = build("vfork_epoll");
+    for_each_at_once(&["seccomp", "nested"], |what| {
+        let expected = "before: 0, after: 2\n";
+        assert_eq!(run_native(&program, &[what]).output, expected, "{what}");
+        let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, expected, "{what}, {:?}", with.reasons());
+        assert_eq!(with.reasons(), ["exec"], "{what}");
+    });
+}
