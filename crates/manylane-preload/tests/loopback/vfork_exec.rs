@@ -6,7 +6,7 @@ use crate::support::{build, for_each_at_once, run_native, run_preloaded};
 #[test]
 fn loopback_exec_in_a_child_of_vfork_makes_the_socket_plain() {
     let program = build("vfork_exec");
-    for_each_at_once(&["keep", "close", "copies", "move", "spawn"], |what| {
+    for_each_at_once(&["keep", "close", "copies", "move", "cloexec", "spawn"], |what| {
         assert_eq!(run_native(&program, &[what]).output, "status: 0, missing: 0\n", "{what}");
         let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
         assert_eq!(with.output, "status: 0, missing: 0\n", "{what}, {:?}", with.reasons());
