@@ -215,7 +215,13 @@ pub(crate) fn before_receive(sock: &Sock) {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    quiesce::run_inside(|| flush_pending(pending));
+    // The child of a vfork has its parent's replies, but not its descriptors: the parent sends
+    // them.
+    quiesce::run_inside(|| {
+        if thread::is_own_process() {
+            flush_pending(pending);
+        }
+    });
 }
 
 fn flush_pending(pending: &Pending) {

@@ -1,5 +1,6 @@
 //! Calls that close all descriptors of a range, but for hidden ones.
 
+use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _};
 
 use libc::{SYS_close, c_int, c_long, c_uint};
@@ -13,6 +14,10 @@ use crate::fds::hidden_fds;
 use crate::fds::table::{self, Entry};
 use crate::shared::thread;
 use crate::transfer::detached;
+
+/// Numbers to try, at least, if descriptors cannot be listed: the kernel's default maximum of the
+/// limit of open files (`fs.nr_open`).
+const NUMBERS_MIN: u64 = 1 << 20;
 
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     quiesce::run_inside(|| close_range_tracked(first, last, flags))
@@ -76,13 +81,14 @@ fn close_listed(first: c_int) -> bool {
     let close =
         |fd: c_int| close_with(fd, || unsafe { real::syscall(SYS_close, &[c_long::from(fd)]) } as c_int);
     let is_own = |fd: &c_int| table::entry(*fd) != Entry::Hidden;
-    let limit = c_int::try_from(hidden_fds::fd_limit()).unwrap_or(c_int::MAX);
-    let mut by_number = (first..limit).filter(is_own);
+    // Also above the limit, which may have been lowered below numbers in use.
+    let end = c_int::try_from(hidden_fds::fd_limit().max(NUMBERS_MIN)).unwrap_or(c_int::MAX);
+    let mut by_number = (first..end).filter(is_own);
     let list = loop {
         match fd::open_list() {
             Ok(list) => break list,
-            Err(err) if err.raw_os_error() != Some(libc::EMFILE) => return false,
-            // There is room for the list once a descriptor is closed.
+            Err(err) if !is_shortage(&err) => return false,
+            // There may be room for the list once a descriptor is closed.
             Err(_) if by_number.any(|fd| close(fd) == 0) => {}
             Err(_) => return true,
         }
@@ -96,4 +102,9 @@ fn close_listed(first: c_int) -> bool {
     let listed = fd::for_each_open(list.as_fd(), others);
     close(list.into_raw_fd());
     listed.is_ok()
+}
+
+/// True if closing descriptors helps against the error.
+fn is_shortage(err: &io::Error) -> bool {
+    matches!(err.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

@@ -63,8 +63,9 @@ fn share(fd: c_int, copy: c_int) -> Entry {
 fn add_dup(fd: c_int, new: c_int) {
     if thread::is_own_process() {
         register(new, share(fd, new));
-    } else if real::is_inherited_on_exec(new) {
-        // In the child of a vfork: for the program that it is about to execute.
+    } else {
+        // In the child of a vfork: for the program that it is about to execute. The parent's table
+        // does not show copies, so one that closes on exec counts, too: a copy of it may not.
         fallback::before_exec_with_copy(fd, new);
     }
 }

@@ -63,12 +63,13 @@ pub(crate) extern "C" fn in_child() {
     if quiesce::is_detaching() {
         return;
     }
+    let interrupted = quiesce::is_inside();
     quiesce::in_child();
     processes::in_child();
     thread::start();
     Epoll::in_child();
     Sock::in_child();
-    hidden_fds::in_child();
+    hidden_fds::in_child(interrupted);
     fast_path::disarm_all();
     report::count_process();
 }

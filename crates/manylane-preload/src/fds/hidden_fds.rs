@@ -30,10 +30,11 @@ pub(crate) fn lock() -> Option<Guard<'static>> {
 
 /// In the child of a fork: a lock held by a thread of the parent is a copy that no thread will
 /// release. So are the [`HiddenFd`]s that such threads have: left open, they would keep sockets
-/// open, and their ports in use.
-pub(crate) fn in_child() {
+/// open, and their ports in use. But if the fork `interrupted` the library, in a signal handler,
+/// the thread may go on with its own ones.
+pub(crate) fn in_child(interrupted: bool) {
     FD_LOCK.store(0, Ordering::Relaxed);
-    if OWNED_COUNT.swap(0, Ordering::Relaxed) != 0 {
+    if !interrupted && OWNED_COUNT.swap(0, Ordering::Relaxed) != 0 {
         let hidden = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden);
         hidden.filter(|(fd, _)| !is_in_use(*fd)).for_each(|(fd, _)| close_locked(fd));
     }
@@ -96,9 +97,9 @@ pub(crate) fn close(fd: c_int) {
 
 /// [`close`]. Requires the lock.
 pub(crate) fn close_locked(fd: c_int) {
-    if table::entry(fd) == Entry::Hidden {
+    // In this order: once it is closed, the number may be another file's.
+    if table::replace(fd, Entry::Hidden, Entry::None) {
         call::close(fd);
-        table::replace(fd, Entry::Hidden, Entry::None);
     }
 }
 
@@ -147,25 +148,29 @@ pub(crate) struct HiddenFd(c_int);
 impl HiddenFd {
     /// As [`hide`].
     pub(crate) fn open(open: impl FnOnce() -> c_int) -> Option<Self> {
-        Self::new(hide(open))
+        Self::count(|| hide(open))
     }
 
-    fn new(fd: c_int) -> Option<Self> {
-        (fd >= 0).then(|| {
-            OWNED_COUNT.fetch_add(1, Ordering::Relaxed);
-            Self(fd)
-        })
+    fn count(open: impl FnOnce() -> c_int) -> Option<Self> {
+        // Before it is open: the child of a fork closes only what is counted.
+        OWNED_COUNT.fetch_add(1, Ordering::Relaxed);
+        let fd = open();
+        if fd < 0 {
+            Self::discount();
+            return None;
+        }
+        Some(Self(fd))
     }
 
     /// Passes ownership to the caller.
     pub(crate) fn into_fd(self) -> c_int {
         let fd = self.0;
-        self.release();
+        Self::discount();
         std::mem::forget(self);
         fd
     }
 
-    fn release(&self) {
+    fn discount() {
         // In the child of a fork it is none already.
         _ = OWNED_COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
     }
@@ -177,11 +182,13 @@ impl HiddenFd {
 
     pub(crate) fn dup(fd: c_int) -> Option<Self> {
         let _numbers = lock();
-        let copy = dup_high(fd);
-        if copy >= 0 {
-            table::set(copy, Entry::Hidden);
-        }
-        Self::new(copy)
+        Self::count(|| {
+            let copy = dup_high(fd);
+            if copy >= 0 {
+                table::set(copy, Entry::Hidden);
+            }
+            copy
+        })
     }
 
     pub(crate) fn fd(&self) -> c_int {
@@ -192,7 +199,7 @@ impl HiddenFd {
 impl Drop for HiddenFd {
     fn drop(&mut self) {
         close(self.0);
-        self.release();
+        Self::discount();
     }
 }
 

@@ -51,35 +51,45 @@ pub(crate) fn fall_back_fd(fd: c_int, reason: Reason) {
 fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     sock.mark_plain(reason);
-    let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
-    if let Some(shared) = sock.shared().filter(may_fall) {
-        if !thread::is_own_process() {
-            record_fallback(shared, reason);
-            return real::set_errno(errno);
+    if let Some(shared) = sock.shared() {
+        if !matches!(shared.mode(), UNBOUND | PLAIN) {
+            fall_back_shared(sock, shared, fd, reason);
         }
-        let generation = sock.generation.load(Ordering::Acquire);
-        // The descriptor may belong to another thread, which may close it meanwhile.
-        match dup_preferring(sock, fd) {
-            Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
-            // No descriptor is free for a duplicate.
-            None => match any_fd_preferring(sock, fd) {
-                Some(fd) => fall_back_locked(sock, shared, fd, generation, reason),
-                None => _ = entries::revalidate_all(sock),
-            },
+        // Also if another thread has made it plain, or recovery, which leaves each entry to the
+        // next wait on its instance.
+        if shared.mode() == PLAIN && sock.lane_fds().next().is_some() && thread::is_own_process() {
+            epoll_set::handle_fallback(sock);
         }
     }
     real::set_errno(errno);
 }
 
+fn fall_back_shared(sock: &'static Sock, shared: &Shared, fd: c_int, reason: Reason) {
+    let generation = sock.generation.load(Ordering::Acquire);
+    if !thread::is_own_process() {
+        return record_fallback(sock, shared, generation, reason);
+    }
+    // The descriptor may belong to another thread, which may close it meanwhile.
+    match dup_preferring(sock, fd) {
+        Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
+        // No descriptor is free for a duplicate.
+        None => match any_fd_preferring(sock, fd) {
+            Some(fd) => fall_back_locked(sock, shared, fd, generation, reason),
+            None => _ = entries::revalidate_all(sock),
+        },
+    }
+}
+
 /// The child of a vfork has the memory of its parent, and a table of descriptors of its own, in
 /// which it may have closed lanes, or have files of its own at their numbers. So the change is only
-/// recorded: the next thread of the parent that receives finishes it (`recovery.rs`).
+/// recorded: the next thread of the parent that polls its lanes finishes it (`recovery.rs`).
 #[cold]
-fn record_fallback(shared: &Shared, reason: Reason) {
+fn record_fallback(sock: &Sock, shared: &Shared, generation: u32, reason: Reason) {
     if let Some(guard) = lock::lock(&shared.lock, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
+        && sock.generation.load(Ordering::Acquire) == generation
     {
-        std::mem::forget(change::start_change(shared, change::fallback_change(reason), &guard));
+        change::record_fallback(shared, reason, &guard);
     }
 }
 
@@ -98,14 +108,11 @@ fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation:
         && !matches!(shared.mode(), UNBOUND | PLAIN)
         && sock.generation.load(Ordering::Acquire) == generation
     {
-        let change = change::start_change(shared, change::fallback_change(reason), &guard);
+        let _change = change::start_change(shared, change::fallback_change(reason), &guard);
         failpoint::hit("fallback begun");
         report::count_reason(reason, lane_socket::local_addr(fd));
         change::mark_counted(shared, &guard);
         plain::make_plain(sock, shared, fd, &guard);
-        drop(change);
-        drop(guard);
-        epoll_set::handle_fallback(sock);
     }
 }
 

@@ -18,3 +18,11 @@ fn loopback_closefrom_without_close_range_keeps_lanes() {
         }
     }
 }
+
+#[test]
+fn loopback_closefrom_without_close_range_closes_above_a_lowered_limit() {
+    let program = build("close_range_refused");
+    let with = run_preloaded(&program, &["1", "lowered"], &[("MANYLANE_LANES", "8")]);
+    assert_eq!(with.output, "close_range: -1, EPERM\nfull: 1\nafter closefrom: 0\n");
+    assert_eq!((with.lanes(), with.reasons()), (2, vec!["seccomp"]));
+}

@@ -166,6 +166,13 @@ impl Outcome {
         taken.map(own).collect()
     }
 
+    /// The thread ids of all receivers.
+    pub(crate) fn tids(&self) -> Vec<u32> {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
+        taken.map(|slot| slot.tid.load(Ordering::Relaxed)).collect()
+    }
+
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
         let report = self.report.as_ref().expect("a run with the library").report();
         report

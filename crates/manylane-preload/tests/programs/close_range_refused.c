@@ -3,12 +3,14 @@
  * A server that is started with a filter that refuses close_range(2), as some
  * container runtimes do.
  *
- *	close_range_refused ERRNO some|full
+ *	close_range_refused ERRNO some|full|lowered
  *
  * Two threads receive on a socket until it has lanes, if there are any. Then
  * close_range(2) fails with ERRNO and closes nothing, and closefrom(3) closes
  * all from FIRST on: some files, or all that the process may have open. Prints
- * what both did; the same with the library as without.
+ * what both did; the same with the library as without. With "lowered", the
+ * process may have fewer files open than it has, and as many as FIRST remain:
+ * the C library alone would end it.
  */
 #define _GNU_SOURCE
 #include "warm_up.h"
@@ -53,12 +55,12 @@ static void refuse(int error)
 		exit(2);
 }
 
-static void limit_files(void)
+static void limit_files(rlim_t max)
 {
 	struct rlimit files;
 
 	getrlimit(RLIMIT_NOFILE, &files);
-	files.rlim_cur = FILES_MAX;
+	files.rlim_cur = max;
 	if (setrlimit(RLIMIT_NOFILE, &files))
 		exit(3);
 }
@@ -94,18 +96,20 @@ int main(int argc, char **argv)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
 	if (argc == 3) {
-		limit_files();
+		limit_files(FILES_MAX);
 		refuse(atoi(argv[1]));
 		execl(argv[0], argv[0], argv[1], argv[2], "filtered", NULL);
 	}
 	if (argc != 4)
 		return 1;
-	full = !strcmp(argv[2], "full");
+	full = strcmp(argv[2], "some") != 0;
 	server = loopback_server(0, &address);
 	open_clients();
 	start_and_warm_up();
 
 	open_files(full);
+	if (!strcmp(argv[2], "lowered"))
+		limit_files(FIRST);
 	result = close_range(3, ~0U, 0);
 	printf("close_range: %d, %s\n", result, strerrorname_np(errno));
 	if (full)

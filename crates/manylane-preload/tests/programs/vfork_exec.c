@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- *	vfork_exec keep|close|copies|move|spawn
+ *	vfork_exec keep|close|copies|move|cloexec|spawn|fresh
  *
  * Two threads receive on a socket. A third one starts another program, which
  * gets the socket, by vfork. The child
@@ -10,13 +10,17 @@
  * copies: as "close", and has copies of the socket on all numbers up to 600.
  * move: has a socket that is closed on exec, and gives the program a copy as
  *	its standard input.
- * spawn: the same by posix_spawn.
+ * cloexec: the same, by way of another copy that is closed on exec.
+ * spawn: as "move", by posix_spawn.
+ * fresh: as "keep". It is the first call of that thread that the library sees.
+ *	Then it receives on a socket of its own, and prints its thread id.
  *
  * Prints how many datagrams that are sent after that are not received.
  */
 #define _GNU_SOURCE
 #include "loopback.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -85,6 +89,10 @@ static __attribute__((noinline)) void child(const char *what)
 			dup2(server, ++last);
 	if (!strcmp(what, "move"))
 		dup2(server, 0);
+	if (!strcmp(what, "cloexec")) {
+		dup3(server, LAST_COPY, O_CLOEXEC);
+		dup2(LAST_COPY, 0);
+	}
 	execve(args[0], args, env);
 	_exit(127);
 }
@@ -110,6 +118,22 @@ static __attribute__((noinline)) int start(const char *what)
 	return status;
 }
 
+static void *fresh_thread(void *status)
+{
+	struct sockaddr_in to;
+	char byte;
+	int own;
+
+	*(int *)status = start("keep");
+	own = loopback_server(SOCK_CLOEXEC, &to);
+	for (int i = 0; i < WARM_UP_DATAGRAMS; i++) {
+		sendto(own, "x", 1, 0, (void *)&to, sizeof(to));
+		recv(own, &byte, 1, 0);
+	}
+	printf("%d\n", gettid());
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	int is_closed_on_exec;
@@ -119,8 +143,9 @@ int main(int argc, char **argv)
 
 	if (argc < 2)
 		return 2;
-	is_closed_on_exec =
-		!strcmp(argv[1], "move") || !strcmp(argv[1], "spawn");
+	is_closed_on_exec = !strcmp(argv[1], "move") ||
+			    !strcmp(argv[1], "cloexec") ||
+			    !strcmp(argv[1], "spawn");
 	server =
 		loopback_server(is_closed_on_exec ? SOCK_CLOEXEC : 0, &address);
 	for (unsigned long i = 0; i < WORKERS; i++)
@@ -134,7 +159,12 @@ int main(int argc, char **argv)
 			return 1;
 		}
 	}
-	status = start(argv[1]);
+	if (!strcmp(argv[1], "fresh")) {
+		pthread_create(&thread, NULL, fresh_thread, &status);
+		pthread_join(thread, NULL);
+	} else {
+		status = start(argv[1]);
+	}
 	for (int i = 0; i < ROUNDS; i++) {
 		send_round();
 		sent += FLOWS;
