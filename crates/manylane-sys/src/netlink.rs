@@ -186,12 +186,17 @@ impl NetlinkSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
         net::bind(&fd, &SocketAddrNetlink::new(0, 0))?;
-        // Optional: texts of errors (Linux 4.12), and strict checks of requests (Linux 4.20).
-        for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_GET_STRICT_CHK] {
-            let _ = sock::set(fd.as_fd(), libc::SOL_NETLINK, option, 1);
-        }
+        // Optional: strict checks of requests (Linux 4.20).
+        let _ = sock::set(fd.as_fd(), libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 1);
         let buffer = vec![0; DATAGRAM_SIZE_MAX];
         Ok(Self { fd, sequence: 0, requests: Vec::new(), buffer, datagrams_max: DATAGRAMS_MAX })
+    }
+
+    /// Asks for the texts of errors (Linux 4.12), for users to read: an [`io::Error`] with a text
+    /// has no error number.
+    pub fn enable_error_texts(&self) {
+        // Without them, errors have numbers alone.
+        let _ = sock::set(self.as_fd(), libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, 1);
     }
 
     /// Subscribes to the events of a group.
@@ -255,8 +260,8 @@ impl NetlinkSocket {
     /// be inconsistent.
     ///
     /// # Errors
-    /// The kernel's answer to the request, with its text if it sent one; errors of sending and
-    /// receiving; an error if the reply has no end.
+    /// The kernel's answer to the request; errors of sending and receiving; an error if the reply
+    /// has no end.
     pub fn request(
         &mut self,
         kind: u16,
@@ -297,7 +302,7 @@ impl AsFd for NetlinkSocket {
     }
 }
 
-/// The result at the end of a reply: an error number, and a text if the kernel sent one.
+/// The result at the end of a reply: an error number, and a text if one was asked for.
 fn parse_end(message: &Message<'_>) -> io::Result<()> {
     const TEXT: u16 = 1;
     let (body, flags) = (message.payload, c_int::from(message.flags));
@@ -384,5 +389,22 @@ mod tests {
             let err = end(libc::NLMSG_ERROR, flags, &body).unwrap_err();
             assert!(err.to_string().ends_with(": no such thing"), "{err}");
         }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn errors_of_the_kernel_keep_their_numbers() {
+        const GET_LINK: u16 = 18;
+        // `struct ifinfomsg` with the index of no device, and a type, which is an error with a text
+        // since Linux 4.20.
+        let mut body = [0; 16];
+        body[2] = 1;
+        body[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
+        let mut socket = NetlinkSocket::open(NETLINK_ROUTE).unwrap();
+        let err = socket.request(GET_LINK, 0, &body, |_, _| {}).unwrap_err();
+        assert!(matches!(err.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)), "{err}");
+        socket.datagrams_max = 0;
+        let err = socket.request(GET_LINK, 0, &body, |_, _| {}).unwrap_err();
+        assert!(err.to_string().ends_with("has more than 0 datagrams"), "{err}");
     }
 }
