@@ -1,13 +1,16 @@
 //! Output: results to standard output, everything else to standard error. A closed pipe is not an
 //! error.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use manylane_sys::fd::open_at;
 use manylane_sys::unix_socket::effective_uid;
 use serde::Serialize;
 
@@ -41,30 +44,56 @@ pub(crate) fn create(path: &Path) -> Result<Box<dyn Write>> {
 
 /// Creates a file in the folder that was checked, whatever its path leads to by then.
 fn create_as_root(path: &Path) -> io::Result<File> {
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let (folder, name) = split_path(path)?;
     let folder = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(folder)?;
     let about = folder.metadata()?;
-    let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
-    let path = Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
     let is_shared = about.uid() != 0 || about.mode() & 0o022 != 0;
-    if is_shared { create_in(&about, &path) } else { File::create(path) }
+    if is_shared {
+        return create_in(&folder, name);
+    }
+    open_at(folder.as_fd(), name, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC).map(File::from)
+}
+
+/// The folder and the name of a file. [`Path::file_name`] ignores a trailing slash.
+fn split_path(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let bytes = path.as_os_str().as_bytes();
+    let start = bytes.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let (folder, name) = bytes.split_at(start);
+    if [&b""[..], b".", b".."].contains(&name) {
+        return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder: name a file"));
+    }
+    let folder = if folder.is_empty() { &b"."[..] } else { folder };
+    Ok((Path::new(OsStr::from_bytes(folder)), OsStr::from_bytes(name)))
 }
 
 /// Creates a file in a folder that others may write to.
-fn create_in(folder: &Metadata, path: &Path) -> io::Result<File> {
-    match File::create_new(path) {
+fn create_in(folder: &File, name: &OsStr) -> io::Result<File> {
+    let open = |flags| open_at(folder.as_fd(), name, flags).map(File::from);
+    match open(libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL) {
         Err(err) if err.kind() == ErrorKind::AlreadyExists => {}
         created => return created,
     }
     // Without opening it, which blocks for a FIFO.
-    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
-    let about = found.metadata()?;
-    let is_foreign = ![folder.uid(), effective_uid()].contains(&about.uid());
-    if about.is_symlink() || about.nlink() > 1 || is_foreign {
+    let found = open(libc::O_PATH | libc::O_NOFOLLOW)?.metadata()?;
+    let is_foreign = ![folder.metadata()?.uid(), effective_uid()].contains(&found.uid());
+    let refused = || {
         let why = "it is a link or belongs to another user, in a folder that other users can write to: name another file";
-        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        io::Error::new(ErrorKind::PermissionDenied, why)
+    };
+    if found.is_symlink() || found.nlink() > 1 || is_foreign {
+        return Err(refused());
     }
-    File::create(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    // A FIFO that has replaced a regular file since then does not block it.
+    let nonblocking = if found.is_file() { libc::O_NONBLOCK } else { 0 };
+    let file = open(libc::O_WRONLY | libc::O_NOFOLLOW | nonblocking)?;
+    let opened = file.metadata()?;
+    if (opened.dev(), opened.ino()) != (found.dev(), found.ino()) {
+        return Err(refused());
+    }
+    if opened.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
 }
 
 /// Creates the folder of a report (`--out`).
@@ -139,7 +168,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("manylane-output-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let file = |name: &str| folder.join(name);
-        let create = |name: &str| create_in(&folder.metadata().unwrap(), &file(name));
+        let create = |name: &str| create_in(&File::open(&folder).unwrap(), OsStr::new(name));
         create("new").unwrap().write_all(b"longer").unwrap();
         create("new").unwrap().write_all(b"short").unwrap();
         assert_eq!(fs::read(file("new")).unwrap(), b"short");
@@ -166,8 +195,25 @@ mod tests {
             chown(&folder, Some(0), None).unwrap();
             fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
             super::create(&file("link")).unwrap();
+            assert_eq!(fs::read(file("new")).unwrap(), b"");
+            let said = format!("{:#}", super::create(&file("new/")).err().unwrap());
+            assert!(said.ends_with("new/: it is a folder: name a file"), "{said}");
         }
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_path_is_split_as_the_kernel_resolves_it() {
+        let split =
+            |path| split_path(Path::new(path)).map(|(folder, name)| (folder.to_owned(), name.to_owned()));
+        for (path, folder, name) in
+            [("a", ".", "a"), ("/a", "/", "a"), ("a//b", "a//", "b"), ("../a", "../", "a")]
+        {
+            assert_eq!(split(path).unwrap(), (folder.into(), name.into()), "{path}");
+        }
+        for path in ["", "/", "a/", "a/.", ".."] {
+            assert_eq!(split(path).unwrap_err().kind(), ErrorKind::IsADirectory, "{path}");
+        }
     }
 
     #[test]

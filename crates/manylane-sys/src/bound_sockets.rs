@@ -30,6 +30,8 @@ pub struct BoundSocket {
     pub is_connected: bool,
     /// User that opened it.
     pub uid: u32,
+    /// Its inode, as in `/proc/PID/fd` ([`sock::inode`](crate::sock::inode)).
+    pub inode: u64,
 }
 
 impl BoundSocket {
@@ -124,6 +126,7 @@ fn parse(message: &[u8]) -> Option<BoundSocket> {
         device: u32_at(bytes, 40)?,
         is_connected,
         uid: u32_at(bytes, 64)?,
+        inode: u32_at(bytes, 68)?.into(),
     })
 }
 
@@ -137,7 +140,15 @@ mod tests {
     use crate::sock;
 
     fn bound(ip: &str, only_v6: bool) -> BoundSocket {
-        BoundSocket { cookie: 1, ip: ip.parse().unwrap(), only_v6, device: 0, is_connected: false, uid: 0 }
+        BoundSocket {
+            cookie: 1,
+            ip: ip.parse().unwrap(),
+            only_v6,
+            device: 0,
+            is_connected: false,
+            uid: 0,
+            inode: 0,
+        }
     }
 
     #[test]
@@ -182,6 +193,7 @@ mod tests {
             let found = find().unwrap();
             assert_eq!((found.ip, found.device, found.is_connected), (addr.ip(), 0, false));
             assert_eq!(found.uid, crate::unix_socket::effective_uid());
+            assert_eq!(found.inode, sock::inode(socket.as_fd()).unwrap());
             socket.connect((addr.ip(), 9)).unwrap();
             assert!(find().unwrap().is_connected);
             drop(socket);

@@ -1,5 +1,6 @@
-//! Duplicates of descriptors, and a list of those of this process.
+//! Duplicates of descriptors, a list of those of this process, and files in an open folder.
 
+use std::ffi::OsStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
@@ -50,6 +51,17 @@ pub fn for_each_open(list: BorrowedFd<'_>, mut each: impl FnMut(RawFd)) -> io::R
         number.into_iter().for_each(&mut each);
     }
     Ok(())
+}
+
+/// Opens a file of a folder, with flags of `open(2)`; one that `O_CREAT` creates has the mode 0666.
+/// It is closed on exec.
+///
+/// # Errors
+/// Those of `openat(2)` except `EINTR`.
+pub fn open_at(folder: BorrowedFd<'_>, name: &OsStr, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let flags = OFlags::from_bits_retain(flags as _) | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o666);
+    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat(folder, name, flags, mode))?)
 }
 
 fn dup_number(number: RawFd, command: libc::c_int, min: RawFd) -> io::Result<OwnedFd> {

@@ -15,7 +15,7 @@
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`errno`] | error numbers, for crates that tell them apart |
-//! | [`fd`] | duplicates of descriptors |
+//! | [`fd`] | duplicates of descriptors, files in an open folder |
 //! | [`flock`] | locks on files |
 //! | [`epoll`] | readiness of many sockets |
 //! | [`map`] | mappings, and words shared with eBPF programs or other processes |

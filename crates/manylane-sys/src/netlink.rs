@@ -2,7 +2,7 @@
 //!
 //! Nothing here waits or needs a privilege: the kernel answers a request within the call that sends
 //! it, and continues a dump within each receive. No length or number in a message is trusted: a
-//! truncated message or attribute ends the iteration.
+//! malformed message is an error, and a malformed attribute ends the iteration.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use libc::{NETLINK_GENERIC, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NLM_F_DUMP};
 use libc::{NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_REQUEST, c_int};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -38,15 +38,30 @@ pub struct Message<'a> {
     pub payload: &'a [u8],
 }
 
-/// The messages of a datagram. Ends at the first invalid one.
+/// The messages of a datagram. Ends at the first malformed one.
 pub fn messages(mut rest: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
-        let len = u32_at(rest, 0)? as usize;
-        let (kind, flags, sequence) = (u16_at(rest, 4)?, u16_at(rest, 6)?, u32_at(rest, 8)?);
-        let payload = rest.get(HEADER_LEN..len)?;
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind, flags, sequence, payload })
+        let (message, behind) = split_message(rest)?;
+        rest = behind;
+        Some(message)
     })
+}
+
+/// True if a datagram consists of messages alone.
+fn is_well_formed(mut rest: &[u8]) -> bool {
+    while let Some((_, behind)) = split_message(rest) {
+        rest = behind;
+    }
+    rest.is_empty()
+}
+
+/// The first message, and the bytes behind it; none if it is malformed.
+fn split_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let len = u32_at(bytes, 0)? as usize;
+    let (kind, flags, sequence) = (u16_at(bytes, 4)?, u16_at(bytes, 6)?, u32_at(bytes, 8)?);
+    let payload = bytes.get(HEADER_LEN..len)?;
+    let behind = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((Message { kind, flags, sequence, payload }, behind))
 }
 
 /// Attributes to send, one after the other.
@@ -171,12 +186,17 @@ impl NetlinkSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
         net::bind(&fd, &SocketAddrNetlink::new(0, 0))?;
-        // Optional: texts of errors (Linux 4.12), and strict checks of requests (Linux 4.20).
-        for option in [libc::NETLINK_EXT_ACK, libc::NETLINK_GET_STRICT_CHK] {
-            let _ = sock::set(fd.as_fd(), libc::SOL_NETLINK, option, 1);
-        }
+        // Optional: strict checks of requests (Linux 4.20).
+        let _ = sock::set(fd.as_fd(), libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 1);
         let buffer = vec![0; DATAGRAM_SIZE_MAX];
         Ok(Self { fd, sequence: 0, requests: Vec::new(), buffer, datagrams_max: DATAGRAMS_MAX })
+    }
+
+    /// Asks for the texts of errors (Linux 4.12), for users to read: an [`io::Error`] with a text
+    /// has no error number.
+    pub fn enable_error_texts(&self) {
+        // Without them, errors have numbers alone.
+        let _ = sock::set(self.as_fd(), libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, 1);
     }
 
     /// Subscribes to the events of a group.
@@ -213,9 +233,12 @@ impl NetlinkSocket {
     /// The messages of the next datagram from the kernel; none if there is none.
     ///
     /// # Errors
-    /// Those of `recv(2)`; `ENOBUFS` if messages were lost.
+    /// Those of `recv(2)` except `EINTR`; `ENOBUFS` if messages were lost, `EBADMSG` if one is
+    /// malformed.
     pub fn receive(&mut self) -> io::Result<Option<impl Iterator<Item = Message<'_>>>> {
-        let (len, whole, from) = match net::recvfrom(&self.fd, &mut self.buffer[..], RecvFlags::TRUNC) {
+        // A receive that continues a dump may be interrupted. The next one then continues it.
+        let receive = || net::recvfrom(&self.fd, &mut self.buffer[..], RecvFlags::TRUNC);
+        let (len, whole, from) = match retry_on_intr(receive) {
             Err(Errno::AGAIN) => return Ok(None),
             received => received?,
         };
@@ -225,7 +248,11 @@ impl NetlinkSocket {
         // Processes with CAP_NET_ADMIN can write to this socket, too: ignore them.
         let sender = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
         let is_kernel = sender.is_some_and(|sender| sender.pid() == 0);
-        Ok(Some(messages(&self.buffer[..if is_kernel { len } else { 0 }])))
+        let datagram = &self.buffer[..if is_kernel { len } else { 0 }];
+        if !is_well_formed(datagram) {
+            return Err(Errno::BADMSG.into());
+        }
+        Ok(Some(messages(datagram)))
     }
 
     /// Sends one request, and passes the type and payload of each reply to `each`. With
@@ -233,8 +260,8 @@ impl NetlinkSocket {
     /// be inconsistent.
     ///
     /// # Errors
-    /// The kernel's answer to the request, with its text if it sent one; errors of sending and
-    /// receiving; an error if the reply has no end.
+    /// The kernel's answer to the request; errors of sending and receiving; an error if the reply
+    /// has no end.
     pub fn request(
         &mut self,
         kind: u16,
@@ -252,7 +279,9 @@ impl NetlinkSocket {
         self.send()?;
         let mut is_consistent = true;
         for _ in 0..self.datagrams_max {
-            let Some(messages) = self.receive()? else { break };
+            let Some(messages) = self.receive()? else {
+                return Err(io::Error::other("the netlink reply does not end"));
+            };
             for message in messages.filter(|message| message.sequence == sequence) {
                 is_consistent &= c_int::from(message.flags) & NLM_F_DUMP_INTR == 0;
                 match c_int::from(message.kind) {
@@ -263,7 +292,7 @@ impl NetlinkSocket {
                 }
             }
         }
-        Err(io::Error::other("incomplete netlink reply"))
+        Err(io::Error::other(format!("the netlink reply has more than {} datagrams", self.datagrams_max)))
     }
 }
 
@@ -273,7 +302,7 @@ impl AsFd for NetlinkSocket {
     }
 }
 
-/// The result at the end of a reply: an error number, and a text if the kernel sent one.
+/// The result at the end of a reply: an error number, and a text if one was asked for.
 fn parse_end(message: &Message<'_>) -> io::Result<()> {
     const TEXT: u16 = 1;
     let (body, flags) = (message.payload, c_int::from(message.flags));
@@ -328,6 +357,7 @@ mod tests {
         assert_eq!(found, [(20, &[7; 8][..]), (21, &[8; 4])]);
         for len in 0..whole.len() {
             assert_eq!(messages(&whole[..len]).count(), usize::from(len >= 24), "{len}");
+            assert_eq!(is_well_formed(&whole[..len]), [0, 24].contains(&len), "{len}");
         }
         // Wrong lengths: shorter than their content, or zero, which would loop for ever.
         for lie in 0..whole.len() as u32 {
@@ -336,7 +366,9 @@ mod tests {
             assert!(messages(&bytes).count() <= 2);
             assert!(AttrReader::new(&bytes).all().count() <= whole.len() / 4);
         }
+        assert!(is_well_formed(&whole) && is_well_formed(&message(20, &[7; 5])), "with and without padding");
         for bytes in [[0; 32], [255; 32]] {
+            assert!(!is_well_formed(&bytes));
             assert_eq!((messages(&bytes).count(), AttrReader::new(&bytes).all().count()), (0, 0));
         }
     }
@@ -357,5 +389,22 @@ mod tests {
             let err = end(libc::NLMSG_ERROR, flags, &body).unwrap_err();
             assert!(err.to_string().ends_with(": no such thing"), "{err}");
         }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn errors_of_the_kernel_keep_their_numbers() {
+        const GET_LINK: u16 = 18;
+        // `struct ifinfomsg` with the index of no device, and a type, which is an error with a text
+        // since Linux 4.20.
+        let mut body = [0; 16];
+        body[2] = 1;
+        body[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
+        let mut socket = NetlinkSocket::open(NETLINK_ROUTE).unwrap();
+        let err = socket.request(GET_LINK, 0, &body, |_, _| {}).unwrap_err();
+        assert!(matches!(err.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)), "{err}");
+        socket.datagrams_max = 0;
+        let err = socket.request(GET_LINK, 0, &body, |_, _| {}).unwrap_err();
+        assert!(err.to_string().ends_with("has more than 0 datagrams"), "{err}");
     }
 }

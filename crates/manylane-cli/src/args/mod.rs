@@ -190,6 +190,27 @@ mod tests {
     }
 
     #[test]
+    fn each_option_of_echo_and_run_has_a_heading_of_its_own() {
+        let headings = |name: &str| -> Vec<(String, Option<String>)> {
+            let mut cli = Cli::command();
+            let command = cli.find_subcommand_mut(name).unwrap();
+            let options = command.get_opts().filter(|option| !option.is_global_set());
+            let heading =
+                |option: &clap::Arg| (option.get_id().to_string(), option.get_help_heading().map(Into::into));
+            options.map(heading).collect()
+        };
+        for name in ["echo", "run"] {
+            let found = headings(name);
+            assert!(found.iter().all(|(_, heading)| heading.is_some()), "{name}: {found:?}");
+            // Those of flattened structs do not pass on to the options that follow.
+            for (option, expected) in [("limit", "Engine xdp"), ("metrics", "Output"), ("lanes", "Lanes")] {
+                assert!(found.contains(&(option.into(), Some(expected.into()))), "{name}: {found:?}");
+            }
+        }
+        assert!(headings("limit").iter().all(|(_, heading)| heading.is_none()));
+    }
+
+    #[test]
     fn every_command_has_an_example() {
         fn check(command: &clap::Command) {
             let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

@@ -19,6 +19,8 @@ impl Family {
         const FAMILY_ID: u16 = 1;
         const FAMILY_NAME: u16 = 2;
         let mut family = Self { socket: NetlinkSocket::open(NETLINK_GENERIC)?, id: CONTROL };
+        // Drivers explain in a text what they refuse.
+        family.socket.enable_error_texts();
         let mut id = None;
         family.request(GET_FAMILY, &Attrs::default().text(FAMILY_NAME, name), 0, |attrs| {
             id = attrs.find(FAMILY_ID).and_then(|value| u16_at(value, 0));

@@ -2,6 +2,7 @@
 //! the state of the CPUs.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ pub(super) struct Snapshot {
     pub(super) silent: Vec<Silent>,
 }
 
-/// A process that did not answer on its control socket.
+/// A process that did not answer on its control socket, or has too many rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Silent {
     pub(super) pid: u32,
@@ -123,44 +124,71 @@ impl Snapshot {
     /// Adds the metrics page of a process.
     pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
         let rows = self.row_count();
+        let mut is_whole = true;
         for sample in parse_samples(page) {
-            if self.row_count() - rows >= ROWS_MAX {
-                return;
-            }
-            if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
-                if sample.label("lane") != "closed" {
-                    self.add_to_lane(pid, program, name, &sample);
-                }
+            // The rows that are there get all their values.
+            let has_room = self.row_count() - rows < ROWS_MAX;
+            let added = if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
+                sample.label("lane") == "closed" || self.add_to_lane(pid, program, name, &sample, has_room)
             } else if sample.name == "manylane_filter_dropped_total"
                 || sample.name == "manylane_run_filter_dropped_total"
             {
-                let socket = self.sockets.entry((pid, sample.label("socket").into())).or_default();
-                match sample.label("reason") {
-                    "denied" => socket.denied = sample.value,
-                    "limited" => socket.limited = sample.value,
-                    _ => {}
-                }
+                self.add_to_socket(pid, &sample, has_room)
             } else if let Some(name) = sample.name.strip_prefix("manylane_run_ring_") {
-                let key = (pid, sample.label("socket").into(), sample.label("device").into());
-                let ring = self.rings.entry((key, sample.label("queue").parse().unwrap_or(0))).or_default();
-                match name {
-                    "frames" => ring.frames = sample.value,
-                    "entries" => ring.entries = sample.value,
-                    "dropped_total" => ring.dropped = sample.value,
-                    _ => {}
-                }
+                self.add_to_ring(pid, name, &sample, has_room)
             } else if let Some(name) = sample.name.strip_prefix("manylane_run_") {
-                self.add_to_receiver(program, name, &sample);
-            }
+                self.add_to_receiver(program, name, &sample, has_room)
+            } else {
+                true
+            };
+            is_whole &= added;
+        }
+        if !is_whole {
+            let why = format!("process {pid} has too many lanes and sockets: {ROWS_MAX} of them are shown");
+            self.silent.push(Silent { pid, why });
         }
     }
 
-    /// A lane of the library.
-    fn add_to_lane(&mut self, pid: u32, program: &str, name: &str, sample: &Sample<'_>) {
+    /// The filter of a socket. False if there is no room for it.
+    fn add_to_socket(&mut self, pid: u32, sample: &Sample<'_>, has_room: bool) -> bool {
+        let Some(socket) = row(&mut self.sockets, (pid, sample.label("socket").into()), has_room) else {
+            return false;
+        };
+        match sample.label("reason") {
+            "denied" => socket.denied = sample.value,
+            "limited" => socket.limited = sample.value,
+            _ => {}
+        }
+        true
+    }
+
+    /// A leased ring. False if there is no room for it.
+    fn add_to_ring(&mut self, pid: u32, name: &str, sample: &Sample<'_>, has_room: bool) -> bool {
+        let of = (pid, sample.label("socket").into(), sample.label("device").into());
+        let key = (of, sample.label("queue").parse().unwrap_or(0));
+        let Some(ring) = row(&mut self.rings, key, has_room) else { return false };
+        match name {
+            "frames" => ring.frames = sample.value,
+            "entries" => ring.entries = sample.value,
+            "dropped_total" => ring.dropped = sample.value,
+            _ => {}
+        }
+        true
+    }
+
+    /// A lane of the library. False if there is no room for it.
+    fn add_to_lane(
+        &mut self,
+        pid: u32,
+        program: &str,
+        name: &str,
+        sample: &Sample<'_>,
+        has_room: bool,
+    ) -> bool {
         let lane = sample.label("lane");
         let number = lane.parse().unwrap_or(u64::MAX);
         let key = Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None };
-        let seen = self.lanes.entry(key).or_default();
+        let Some(seen) = row(&mut self.lanes, key, has_room) else { return false };
         seen.program = program.into();
         seen.engine = sample.label("engine").into();
         let counter = name.strip_suffix("_total").unwrap_or(name);
@@ -177,12 +205,13 @@ impl Snapshot {
             }
             _ => {}
         }
+        true
     }
 
-    /// A receiving thread of a program under `manylane run`.
-    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>) {
+    /// A receiving thread of a program under `manylane run`. False if there is no room for it.
+    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>, has_room: bool) -> bool {
         let number = |label| sample.label(label).parse::<u32>().ok();
-        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return };
+        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return true };
         let lane = number("lane");
         let key = Key {
             pid,
@@ -192,7 +221,7 @@ impl Snapshot {
             thread: Some(tid),
         };
         let is_new = !self.lanes.contains_key(&key);
-        let seen = self.lanes.entry(key).or_default();
+        let Some(seen) = row(&mut self.lanes, key, has_room) else { return false };
         if is_new {
             let own = process_name(pid);
             seen.program = if own.is_empty() { program.into() } else { own };
@@ -209,6 +238,15 @@ impl Snapshot {
             }
             _ => {}
         }
+        true
+    }
+}
+
+/// The row of a key; none if it would be a new one without room for it.
+fn row<K: Ord, V: Default>(rows: &mut BTreeMap<K, V>, key: K, has_room: bool) -> Option<&mut V> {
+    match rows.entry(key) {
+        Entry::Vacant(_) if !has_room => None,
+        entry => Some(entry.or_default()),
     }
 }
 
@@ -293,11 +331,19 @@ mod tests {
         let socket = "x".repeat(1000);
         let line = |lane| format!("manylane_lane_sent_total{{socket=\"{socket}\",lane=\"{lane}\"}} 1\n");
         let page: String = (0..2 * ROWS_MAX).map(line).collect();
-        snapshot.add(7, "hostile", &page);
-        assert_eq!(snapshot.row_count(), ROWS_MAX);
+        // Families that follow add no rows either, but values of those that are there.
+        let late = page.replace("_sent_", "_delivered_")
+            + "manylane_filter_dropped_total{socket=\"a\",reason=\"limited\"} 8\n\
+               manylane_run_ring_frames{socket=\"a\",device=\"eth0\",queue=\"1\"} 6\n\
+               manylane_run_received_total{socket=\"a\",lane=\"\",pid=\"7\",tid=\"9\"} 1\n";
+        snapshot.add(7, "hostile", &(page + &late));
+        assert_eq!((snapshot.row_count(), snapshot.lanes.len()), (ROWS_MAX, ROWS_MAX));
+        assert!(snapshot.lanes.values().all(|lane| (lane.sent, lane.received) == (1, 1)));
         assert!(snapshot.lanes.keys().all(|key| key.socket.len() <= 128));
+        let notes: Vec<u32> = snapshot.silent.iter().map(|note| note.pid).collect();
+        assert_eq!(notes, [7], "once");
         snapshot.add(8, "another", &line(0));
-        assert_eq!(snapshot.row_count(), ROWS_MAX + 1);
+        assert_eq!((snapshot.row_count(), snapshot.silent.len()), (ROWS_MAX + 1, 1));
     }
 
     #[test]

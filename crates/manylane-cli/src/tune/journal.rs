@@ -170,11 +170,12 @@ fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Res
     // A link has no permissions of its own.
     let others = !of.is_symlink() && of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
     let (path, uid) = (path.display(), of.uid());
+    // The path may be a home or /tmp, whose owner and mode are right for others.
     ensure!(
         [0, unix_socket::effective_uid()].contains(&uid),
-        "{path} belongs to user {uid}, who could change it: chown root {path}"
+        "{path} belongs to user {uid}, who could change it: name another file with --state"
     );
-    ensure!(!others, "other users may write to {path}: chmod go-w {path}");
+    ensure!(!others, "other users may write to {path}: name another file with --state");
     Ok(())
 }
 

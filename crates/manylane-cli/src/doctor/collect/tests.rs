@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::FileTree;
 use super::{Scope, collect_files, lanes, sockets};
+use crate::top::prometheus::ROWS_MAX;
 
 /// A root, deleted with this value.
 struct Root(TempDir);
@@ -320,4 +321,11 @@ fn report_lanes_are_those_with_threads_and_their_wait_policy() {
         lanes::lanes(&root.files(), 8, of_launcher),
         [lane(90, 91, "0.0.0.0:9", "1", None, &[0, 1, 2, 3])]
     );
+    // Rows of one family leave room for those of the other.
+    let waiting = |at| format!("manylane_waiting{{socket=\"{at}\",policy=\"sleep\"}} 1\n");
+    let thread = |at| format!("manylane_lane_thread{{socket=\"{at}\",lane=\"0\"}} 71\n");
+    let page: String = (0..2 * ROWS_MAX).map(waiting).chain((0..2 * ROWS_MAX).map(thread)).collect();
+    let found = lanes::lanes(&root.files(), 7, &page);
+    assert_eq!(found.len(), ROWS_MAX);
+    assert!(found.iter().all(|lane| lane.wait.is_some()));
 }

@@ -20,7 +20,7 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
-use manylane_sys::errno::{EBUSY, EEXIST, ENOSPC, ENXIO, EOPNOTSUPP};
+use manylane_sys::errno::{EBUSY, EEXIST, ENOPROTOOPT, ENOSPC, ENXIO, EOPNOTSUPP};
 use manylane_sys::netns;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
@@ -35,10 +35,35 @@ use crate::port_owner;
 use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
 
-/// Devices that are or were open in this process: namespace, index, device. A device that got the
-/// index of an earlier one in its namespace is taken for that one: opening it may wait for a queue
-/// that another process has open.
-static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
+/// Devices that are open in this process, and those that were open in the namespaces used last:
+/// namespace, index, device. A device that got the index of an earlier one in its namespace is
+/// taken for that one: opening it may wait for a queue that another process has open.
+static OPEN_DEVICES: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
+
+type OpenDevice = (Namespace, u32, Weak<Device>);
+
+/// The identity of a network namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Namespace {
+    Cookie(u64),
+    /// Before Linux 5.14. It is reused.
+    Inode(u64),
+}
+
+impl Namespace {
+    /// That of the calling thread.
+    fn current() -> io::Result<Self> {
+        let inode = || Ok(std::fs::metadata("/proc/thread-self/ns/net")?.ino());
+        Self::from_cookie(netns::cookie(), inode)
+    }
+
+    fn from_cookie(cookie: io::Result<u64>, inode: impl Fn() -> io::Result<u64>) -> io::Result<Self> {
+        match cookie {
+            Err(err) if err.raw_os_error() == Some(ENOPROTOOPT) => inode().map(Self::Inode),
+            cookie => cookie.map(Self::Cookie),
+        }
+    }
+}
 
 /// A device with the XDP program, until the last socket that uses it is gone.
 pub(crate) struct Device {
@@ -115,10 +140,8 @@ impl Device {
         sources: u32,
         waits: bool,
     ) -> Result<Arc<Self>> {
-        // Before Linux 5.14 there is only the inode, which is reused.
-        let namespace = netns::cookie()
-            .or_else(|_| std::fs::metadata("/proc/thread-self/ns/net").map(|namespace| namespace.ino()))
-            .map_err(|err| Error::system("reading the network namespace (/proc)", err))?;
+        let namespace =
+            Namespace::current().map_err(|err| Error::system("identifying the network namespace", err))?;
         let mut open = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
         let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
@@ -133,7 +156,7 @@ impl Device {
         let device = Arc::new(device);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
-            None => open.push((namespace, index, Arc::downgrade(&device))),
+            None => remember(&mut open, (namespace, index, Arc::downgrade(&device))),
         }
         Ok(device)
     }
@@ -547,6 +570,12 @@ fn describe_program(index: u32) -> String {
     }
 }
 
+/// Adds a device, and forgets the closed ones of other namespaces, which may be gone.
+fn remember(open: &mut Vec<OpenDevice>, new: OpenDevice) {
+    open.retain(|(namespace, _, device)| *namespace == new.0 || device.strong_count() > 0);
+    open.push(new);
+}
+
 fn addr_key(ip: IpAddr) -> abi::AddrKey {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -559,4 +588,30 @@ fn port_key(ip: IpAddr, port: u16) -> abi::PortKey {
     key[..16].copy_from_slice(&addr_key(ip));
     key[16..18].copy_from_slice(&port.to_be_bytes());
     key
+}
+
+#[cfg(test)]
+mod tests {
+    use manylane_sys::errno::EMFILE;
+
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_without_cookies_has_namespaces_with_inodes() {
+        let failed = |errno| Err(io::Error::from_raw_os_error(errno));
+        let inode = || Ok(7);
+        assert_eq!(Namespace::from_cookie(Ok(7), inode).unwrap(), Namespace::Cookie(7));
+        assert_eq!(Namespace::from_cookie(failed(ENOPROTOOPT), inode).unwrap(), Namespace::Inode(7));
+        let err = Namespace::from_cookie(failed(EMFILE), inode).unwrap_err();
+        assert_eq!(err.raw_os_error(), Some(EMFILE));
+    }
+
+    #[test]
+    fn closed_devices_of_other_namespaces_are_forgotten() {
+        let device = |namespace, index| (Namespace::Cookie(namespace), index, Weak::new());
+        let mut open = vec![device(1, 1), device(2, 1), device(3, 1)];
+        remember(&mut open, device(2, 2));
+        let left: Vec<_> = open.iter().map(|(namespace, index, _)| (*namespace, *index)).collect();
+        assert_eq!(left, [(Namespace::Cookie(2), 1), (Namespace::Cookie(2), 2)]);
+    }
 }

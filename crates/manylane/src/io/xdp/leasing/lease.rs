@@ -373,7 +373,7 @@ mod tests {
 
     fn bound(cookie: u64, ip: &str) -> BoundSocket {
         let ip = ip.parse().unwrap();
-        BoundSocket { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7 }
+        BoundSocket { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7, inode: 0 }
     }
 
     #[test]

@@ -67,8 +67,8 @@ impl EventSocket {
         Ok(Self(socket))
     }
 
-    /// Reads at most `most` datagrams of events; true if there may be more. `ENOBUFS`: events were
-    /// lost.
+    /// Reads at most `most` datagrams of events; true if there may be more. `ENOBUFS` and
+    /// `EBADMSG`: events were lost.
     pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         for _ in 0..most {
             let Some(messages) = self.0.receive()? else { return Ok(false) };

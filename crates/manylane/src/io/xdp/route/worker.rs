@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::next_hops::RouteKey;
 use manylane_sys::epoll::Epoll;
-use manylane_sys::errno::ENOBUFS;
+use manylane_sys::errno::{EBADMSG, ENOBUFS};
 
 use super::kernel_tables::{Effects, KernelTables};
 use super::netlink::{EventSocket, QUERIES_MAX, QuerySocket, RouteQuery};
@@ -160,7 +160,7 @@ impl Worker {
         });
         let more = match heard {
             Ok(more) => more,
-            Err(err) if err.raw_os_error() == Some(ENOBUFS) => {
+            Err(err) if matches!(err.raw_os_error(), Some(ENOBUFS | EBADMSG)) => {
                 effects.flush = true;
                 self.reload_at.get_or_insert(self.last_reload + RELOAD_INTERVAL);
                 true
