@@ -126,9 +126,7 @@ fn untrusted_journals_are_rejected() {
     let open = || Journal::open(&path).map(drop).map_err(|err| format!("{err:#}"));
     let refused = |why: &str| {
         let said = open().unwrap_err();
-        assert!(said.contains(why) && said.contains("name another file with --state"), "{said}");
-        // The owner and the mode of a folder on the way may be right for others.
-        assert!(!said.contains("chown") && !said.contains("chmod"), "{said}");
+        assert!(said.contains(why), "{said}");
     };
     open().unwrap();
     // Links that other users created before.
@@ -148,7 +146,7 @@ fn untrusted_journals_are_rejected() {
         [(&deep, 0o775, 0o755), (&deep, 0o1777, 0o755), (&folder, 0o757, 0o755), (&path, 0o666, 0o644)];
     for (what, wrong, right) in modes {
         fs::set_permissions(what, Permissions::from_mode(wrong)).unwrap();
-        refused("other users may write to");
+        refused(&format!("other users may write to {}: name another file with --state", what.display()));
         assert!(what != &path || Journal::open_read_only(&path).is_err());
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
@@ -166,7 +164,7 @@ fn untrusted_journals_are_rejected() {
     assert!(folder.join("new/tune.json.lock").exists());
     // Only root can change the owner.
     if chown(&path, Some(65533), None).is_ok() {
-        refused("belongs to user 65533");
+        refused("belongs to user 65533, who could change it: name another file with --state");
     }
 }
 
