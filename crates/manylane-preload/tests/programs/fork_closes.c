@@ -9,34 +9,10 @@
  * how many have changed.
  */
 #define _GNU_SOURCE
-#include "warm_up.h"
+#include "parked_epolls.h"
 
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/wait.h>
-
-static int instances[WORKERS];
-static _Atomic unsigned parked, hold;
-
-static void *worker(void *arg)
-{
-	unsigned nth = (unsigned)(unsigned long)arg;
-	struct epoll_event event;
-	char byte;
-
-	for (;;) {
-		if (epoll_wait(instances[nth], &event, 1, -1) != 1)
-			continue;
-		while (recv(server, &byte, 1, MSG_DONTWAIT) == 1)
-			count_received(nth);
-		if (!hold)
-			continue;
-		parked++;
-		for (;;)
-			pause();
-	}
-	return NULL;
-}
 
 /* The descriptor that an instance watches. */
 static int watched(int instance)
@@ -55,22 +31,10 @@ static int watched(int instance)
 
 int main(void)
 {
-	struct epoll_event event = { .events = EPOLLIN };
 	int before[WORKERS], lanes = 0, changed = 0;
 	pid_t child;
 
-	server = loopback_server(SOCK_NONBLOCK, &address);
-	open_clients();
-	for (int i = 0; i < WORKERS; i++) {
-		instances[i] = epoll_create1(0);
-		epoll_ctl(instances[i], EPOLL_CTL_ADD, server, &event);
-	}
-	start_and_warm_up();
-	hold = 1;
-	while (parked < WORKERS) {
-		send_all('x');
-		usleep(50);
-	}
+	warm_up_and_park();
 	for (int i = 0; i < WORKERS; i++) {
 		before[i] = watched(instances[i]);
 		lanes += before[i] != server;

@@ -6,31 +6,18 @@
  * Prints how many descriptors of the socket the child has.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
 #include <dirent.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#define WORKERS 2
-#define FLOWS 64
-#define WARM_UP_DATAGRAMS 100
 /* Longer than the library needs until the third thread is in the middle. */
 #define CHANGE_USECS 300000
 
-static int server;
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS];
-
-static void *worker(void *arg)
+static void *worker(void *nth)
 {
-	unsigned nth = (unsigned)(unsigned long)arg;
-	char byte;
-
-	while (recv(server, &byte, 1, 0) == 1)
-		received[nth]++;
+	receive_all((unsigned)(unsigned long)nth);
 	return NULL;
 }
 
@@ -70,27 +57,12 @@ static int count_descriptors(void)
 
 int main(void)
 {
-	unsigned sent = 0;
 	pthread_t thread;
 	pid_t child;
 
 	server = loopback_server(0, &address);
-	for (unsigned long i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker, (void *)i);
-	while (received[0] < WARM_UP_DATAGRAMS ||
-	       received[1] < WARM_UP_DATAGRAMS) {
-		for (int i = 0; i < FLOWS; i++) {
-			static int clients[FLOWS];
-
-			if (!clients[i])
-				clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-			sendto(clients[i], "x", 1, 0, (void *)&address,
-			       sizeof(address));
-		}
-		sent += FLOWS;
-		while (received[0] + received[1] < sent)
-			usleep(50);
-	}
+	open_clients();
+	start_and_warm_up();
 	pthread_create(&thread, NULL, changer, NULL);
 	usleep(CHANGE_USECS);
 	child = fork();

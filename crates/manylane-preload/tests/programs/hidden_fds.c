@@ -28,13 +28,9 @@
 
 #define HIDDEN_MAX 256
 
-static void *worker(void *arg)
+static void *worker(void *nth)
 {
-	unsigned nth = (unsigned)(unsigned long)arg;
-	char byte;
-
-	while (recv(server, &byte, 1, 0) == 1 && byte != 'e')
-		count_received(nth);
+	receive_all((unsigned)(unsigned long)nth);
 	return NULL;
 }
 

@@ -12,46 +12,14 @@
  * Prints how many instances are readable before and after datagrams are sent.
  */
 #define _GNU_SOURCE
-#include "warm_up.h"
+#include "parked_epolls.h"
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-
-static int instances[WORKERS];
-static _Atomic unsigned parked, hold;
-
-/* A sleep that the library does not see. */
-static void raw_sleep(void)
-{
-	struct timespec time = { 0, 200000 };
-
-	syscall(SYS_nanosleep, &time, NULL);
-}
-
-static void *worker(void *arg)
-{
-	unsigned nth = (unsigned)(unsigned long)arg;
-	struct epoll_event event;
-	char byte;
-
-	for (;;) {
-		if (epoll_wait(instances[nth], &event, 1, -1) != 1)
-			continue;
-		while (recv(server, &byte, 1, MSG_DONTWAIT) == 1)
-			count_received(nth);
-		if (!hold)
-			continue;
-		parked++;
-		for (;;)
-			raw_sleep();
-	}
-	return NULL;
-}
 
 static __attribute__((noinline)) void start_program(void)
 {
@@ -102,24 +70,12 @@ static int count_readable(int is_nested, int timeout)
 
 int main(int argc, char **argv)
 {
-	struct epoll_event event = { .events = EPOLLIN };
 	int is_nested, before;
 
 	if (argc != 2)
 		return 2;
 	is_nested = !strcmp(argv[1], "nested");
-	server = loopback_server(SOCK_NONBLOCK, &address);
-	open_clients();
-	for (int i = 0; i < WORKERS; i++) {
-		instances[i] = epoll_create1(EPOLL_CLOEXEC);
-		epoll_ctl(instances[i], EPOLL_CTL_ADD, server, &event);
-	}
-	start_and_warm_up();
-	hold = 1;
-	while (parked < WORKERS) {
-		send_all('x');
-		usleep(50);
-	}
+	warm_up_and_park();
 	wait_for_delivery();
 	start_program();
 	if (!is_nested)

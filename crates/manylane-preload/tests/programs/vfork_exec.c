@@ -18,60 +18,22 @@
  * Prints how many datagrams that are sent after that are not received.
  */
 #define _GNU_SOURCE
-#include "loopback.h"
+#include "warm_up.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <spawn.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#define WORKERS 2
-#define FLOWS 64
-#define WARM_UP_DATAGRAMS 100
 #define LAST_COPY 600
 /* In total longer than a thread waits without a look at the library's state. */
 #define ROUNDS 25
 #define ROUND_USECS 20000
 
-static int server;
-static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS];
-
-static void *worker(void *arg)
+static void *worker(void *nth)
 {
-	unsigned nth = (unsigned)(unsigned long)arg;
-	char byte;
-
-	while (recv(server, &byte, 1, 0) == 1)
-		received[nth]++;
-	perror("recv");
-	exit(1);
-}
-
-static void send_round(void)
-{
-	static int clients[FLOWS];
-
-	for (int i = 0; i < FLOWS; i++) {
-		if (!clients[i])
-			clients[i] =
-				socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-		sendto(clients[i], "x", 1, 0, (void *)&address,
-		       sizeof(address));
-	}
-}
-
-/* True when `want` datagrams have been received, within a second. */
-static int wait_for(unsigned want)
-{
-	for (int i = 0; i < 10000; i++) {
-		if (received[0] + received[1] >= want)
-			return 1;
-		usleep(100);
-	}
-	return 0;
+	receive_all((unsigned)(unsigned long)nth);
+	return NULL;
 }
 
 static char *args[] = { "/bin/true", NULL }, *env[] = { NULL };
@@ -137,8 +99,8 @@ static void *fresh_thread(void *status)
 int main(int argc, char **argv)
 {
 	int is_closed_on_exec;
-	unsigned sent = 0;
 	pthread_t thread;
+	unsigned sent;
 	int status;
 
 	if (argc < 2)
@@ -148,30 +110,24 @@ int main(int argc, char **argv)
 			    !strcmp(argv[1], "spawn");
 	server =
 		loopback_server(is_closed_on_exec ? SOCK_CLOEXEC : 0, &address);
-	for (unsigned long i = 0; i < WORKERS; i++)
-		pthread_create(&thread, NULL, worker, (void *)i);
-	while (received[0] < WARM_UP_DATAGRAMS ||
-	       received[1] < WARM_UP_DATAGRAMS) {
-		send_round();
-		sent += FLOWS;
-		if (!wait_for(sent)) {
-			printf("nothing arrives\n");
-			return 1;
-		}
-	}
+	open_clients();
+	for (int i = 0; i < FLOWS; i++)
+		fcntl(clients[i], F_SETFD, FD_CLOEXEC);
+	start_and_warm_up();
 	if (!strcmp(argv[1], "fresh")) {
 		pthread_create(&thread, NULL, fresh_thread, &status);
 		pthread_join(thread, NULL);
 	} else {
 		status = start(argv[1]);
 	}
+	sent = total;
 	for (int i = 0; i < ROUNDS; i++) {
-		send_round();
+		send_all('x');
 		sent += FLOWS;
 		usleep(ROUND_USECS);
 	}
-	wait_for(sent);
-	printf("status: %d, missing: %u\n", status,
-	       sent - received[0] - received[1]);
+	for (int i = 0; i < 10000 && total < sent; i++)
+		usleep(100);
+	printf("status: %d, missing: %u\n", status, sent - total);
 	return 0;
 }

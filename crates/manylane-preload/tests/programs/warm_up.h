@@ -31,6 +31,15 @@ static inline void count_received(unsigned nth)
 	total++;
 }
 
+/* A worker's receives: until the socket ends, or "e" arrives. */
+static inline void receive_all(unsigned nth)
+{
+	char byte;
+
+	while (recv(server, &byte, 1, 0) == 1 && byte != 'e')
+		count_received(nth);
+}
+
 static inline void open_clients(void)
 {
 	for (int i = 0; i < FLOWS; i++)
