@@ -70,17 +70,25 @@ void test_invalid_commands(void)
 	printf("ended\n");
 }
 
+/* Opens a lease of a socket of its own, and returns the socket. */
+static int open_lease(struct lease *lease)
+{
+	int fd = open_udp(ip, 0);
+
+	request_lease(lease, "before", fd);
+	send_command(lease, "open", MLL_OPEN);
+	marker = "while it is open";
+	printf("frames: %s\n", yes_or_no(send_until(arrived, lease, marker)));
+	return fd;
+}
+
 /* A port belongs to its socket, not to the lease. */
 void test_closed_socket(void)
 {
 	struct lease lease;
 	struct mll_message message;
-	int fd = open_udp(ip, 0);
+	int fd = open_lease(&lease);
 
-	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", MLL_OPEN);
-	marker = "while it is open";
-	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	close(fd);
 	serves("the next socket", open_udp(ip, 0));
 	print_message("the lease", receive_message(lease.end, &message, NULL),
@@ -92,12 +100,8 @@ void test_stopped_child(void)
 {
 	struct lease lease;
 	struct mll_message message;
-	int fd = open_udp(ip, 0);
+	int fd = open_lease(&lease);
 
-	request_lease(&lease, "before", fd);
-	send_command(&lease, "open", MLL_OPEN);
-	marker = "while it is open";
-	printf("frames: %s\n", yes_or_no(send_until(arrived, &lease, marker)));
 	fflush(stdout);
 	kill(server, SIGTSTP);
 	usleep(300000);
