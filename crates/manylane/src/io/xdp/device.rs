@@ -5,65 +5,33 @@
 //! of this process. When the process ends in any way, the kernel detaches the program, and the
 //! next frame goes to the kernel's own stack.
 
+mod attach;
+mod registry;
+
 use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
-use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
-use manylane_sys::errno::{EBUSY, EEXIST, ENOPROTOOPT, ENOSPC, ENXIO, EOPNOTSUPP};
-use manylane_sys::netns;
+use manylane_sys::errno::ENXIO;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 use super::checks;
 pub(crate) use super::checks::AttachMode;
-use super::route::{self, LocalState};
-use crate::error::{Error, ErrorKind, Result, errno_of};
+use super::route::LocalState;
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::bpf_error::bpf_error;
 use crate::io::filter::maps::FilterMaps;
 use crate::io::filter::{SharedFilterMaps, SocketIndex};
 use crate::port_owner;
-use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
-
-/// Devices that are open in this process, and those that were open in the namespaces used last:
-/// namespace, index, device. A device that got the index of an earlier one in its namespace is
-/// taken for that one: opening it may wait for a queue that another process has open.
-static OPEN_DEVICES: Mutex<Vec<OpenDevice>> = Mutex::new(Vec::new());
-
-type OpenDevice = (Namespace, u32, Weak<Device>);
-
-/// The identity of a network namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Namespace {
-    Cookie(u64),
-    /// Before Linux 5.14. It is reused.
-    Inode(u64),
-}
-
-impl Namespace {
-    /// That of the calling thread.
-    fn current() -> io::Result<Self> {
-        let inode = || Ok(std::fs::metadata("/proc/thread-self/ns/net")?.ino());
-        Self::from_cookie(netns::cookie(), inode)
-    }
-
-    fn from_cookie(cookie: io::Result<u64>, inode: impl Fn() -> io::Result<u64>) -> io::Result<Self> {
-        match cookie {
-            Err(err) if err.raw_os_error() == Some(ENOPROTOOPT) => inode().map(Self::Inode),
-            cookie => cookie.map(Self::Cookie),
-        }
-    }
-}
 
 /// A device with the XDP program, until the last socket that uses it is gone.
 pub(crate) struct Device {
@@ -140,25 +108,14 @@ impl Device {
         sources: u32,
         waits: bool,
     ) -> Result<Arc<Self>> {
-        let namespace =
-            Namespace::current().map_err(|err| Error::system("identifying the network namespace", err))?;
-        let mut open = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
-        let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
-        if let Some(device) = there.filter(|device| !device.is_gone()) {
-            return Ok(device);
-        }
-        // A child process between fork and exec has a copy of the link's descriptor.
-        let timeout = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
-        checks::check_device(index, attach, locals)?;
-        let mut device = Self::load(index, attach, longest, sources, timeout)?;
-        device.was_open_before = known.is_some();
-        let device = Arc::new(device);
-        match known {
-            Some((_, _, known)) => *known = Arc::downgrade(&device),
-            None => remember(&mut open, (namespace, index, Arc::downgrade(&device))),
-        }
-        Ok(device)
+        registry::find_or_open(index, |was_open_before| {
+            // A child process between fork and exec has a copy of the link's descriptor.
+            let timeout =
+                if waits && was_open_before { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
+            checks::check_device(index, attach, locals)?;
+            let device = Self::load(index, attach, longest, sources, timeout)?;
+            Ok(Self { was_open_before, ..device })
+        })
     }
 
     fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, timeout: Duration) -> Result<Self> {
@@ -180,7 +137,7 @@ impl Device {
             .map_err(|err| {
                 bpf_error(&name, "cannot create the eBPF maps for XDP (needs CAP_BPF and CAP_NET_ADMIN)", err)
             })?;
-        attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
+        attach::attach_program(&mut program, index, (&name, &driver), attach, timeout)?;
         // virtio_net adds queues for XDP, which receive as any other.
         let now = sys::queues(&name).map_err(asking)?;
         let reserved = now.send.saturating_sub(before.send);
@@ -494,88 +451,6 @@ fn mac_to_u64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
-fn attach_program(
-    program: &mut Ebpf,
-    index: u32,
-    (name, driver): (&str, &str),
-    attach: AttachMode,
-    timeout: Duration,
-) -> Result<()> {
-    let start = Instant::now();
-    let mode = match attach {
-        AttachMode::Native => XdpMode::Driver,
-        AttachMode::Generic => XdpMode::Skb,
-    };
-    let mut last = None;
-    // The first entry supports frames in several buffers, which jumbo MTUs need. Kernels before
-    // Linux 5.18 do not know it.
-    for entry in ["ml_take_pieces", "ml_take"] {
-        let missing =
-            || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no program {entry}"));
-        let program: &mut Xdp = program
-            .program_mut(entry)
-            .ok_or_else(missing)?
-            .try_into()
-            .map_err(|err| bpf_error(name, "unexpected type of the eBPF program for XDP", err))?;
-        let mut tried =
-            load_with_retry(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
-        while start.elapsed() < timeout
-            && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
-        {
-            thread::sleep(Duration::from_millis(2));
-            tried = program.attach_to_if_index(index, mode);
-        }
-        match tried {
-            Ok(_) => return Ok(()),
-            Err(err) => {
-                if matches!(errno_of(&err), Some(EBUSY | EEXIST)) {
-                    let message = format!(
-                        "{name}: {} is already attached (to see it: 'ip link show dev {name}'; to detach it, unless a process holds it: 'ip link set dev {name} xdp off')",
-                        describe_program(index)
-                    );
-                    return Err(Error::with(ErrorKind::InUse, message, err));
-                }
-                last = Some(err);
-            }
-        }
-    }
-    let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
-        // Reported by the driver of a veth pair.
-        (AttachMode::Native, Some(ENOSPC)) => {
-            "the other end of this veth pair has more send queues than this end has receive queues: add queues here, or remove some there ('ethtool -L')"
-        }
-        (AttachMode::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
-            "the host passes frames with unfinished checksums and segments, which this machine cannot turn off: on the host, enable ctrl_guest_offloads for the network device, or disable its guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo"
-        }
-        (AttachMode::Native, _) => {
-            "its driver accepts no XDP program (xdp_generic(true) works on any device), or CAP_BPF or CAP_NET_ADMIN is missing"
-        }
-        (AttachMode::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
-    };
-    match last {
-        Some(err) => Err(bpf_error(name, advice, err)),
-        None => Err(Error::new(ErrorKind::Unsupported, format!("{name}: {advice}"))),
-    }
-}
-
-/// Describes the program on a device, as far as visible: its name needs `CAP_SYS_ADMIN`.
-fn describe_program(index: u32) -> String {
-    let Some(number) = route::xdp_program_id(index) else { return "another XDP program".into() };
-    let program =
-        loaded_programs().filter_map(std::result::Result::ok).find(|program| program.id() == number);
-    let name = program.as_ref().and_then(|program| program.name_as_str()).filter(|name| !name.is_empty());
-    match name {
-        Some(name) => format!("the XDP program {name} (number {number})"),
-        None => format!("another XDP program (number {number})"),
-    }
-}
-
-/// Adds a device, and forgets the closed ones of other namespaces, which may be gone.
-fn remember(open: &mut Vec<OpenDevice>, new: OpenDevice) {
-    open.retain(|(namespace, _, device)| *namespace == new.0 || device.strong_count() > 0);
-    open.push(new);
-}
-
 fn addr_key(ip: IpAddr) -> abi::AddrKey {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -588,30 +463,4 @@ fn port_key(ip: IpAddr, port: u16) -> abi::PortKey {
     key[..16].copy_from_slice(&addr_key(ip));
     key[16..18].copy_from_slice(&port.to_be_bytes());
     key
-}
-
-#[cfg(test)]
-mod tests {
-    use manylane_sys::errno::EMFILE;
-
-    use super::*;
-
-    #[test]
-    fn only_a_kernel_without_cookies_has_namespaces_with_inodes() {
-        let failed = |errno| Err(io::Error::from_raw_os_error(errno));
-        let inode = || Ok(7);
-        assert_eq!(Namespace::from_cookie(Ok(7), inode).unwrap(), Namespace::Cookie(7));
-        assert_eq!(Namespace::from_cookie(failed(ENOPROTOOPT), inode).unwrap(), Namespace::Inode(7));
-        let err = Namespace::from_cookie(failed(EMFILE), inode).unwrap_err();
-        assert_eq!(err.raw_os_error(), Some(EMFILE));
-    }
-
-    #[test]
-    fn closed_devices_of_other_namespaces_are_forgotten() {
-        let device = |namespace, index| (Namespace::Cookie(namespace), index, Weak::new());
-        let mut open = vec![device(1, 1), device(2, 1), device(3, 1)];
-        remember(&mut open, device(2, 2));
-        let left: Vec<_> = open.iter().map(|(namespace, index, _)| (*namespace, *index)).collect();
-        assert_eq!(left, [(Namespace::Cookie(2), 1), (Namespace::Cookie(2), 2)]);
-    }
 }
