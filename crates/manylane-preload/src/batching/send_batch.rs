@@ -215,13 +215,17 @@ pub(crate) fn before_receive(sock: &Sock) {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    // The child of a vfork has its parent's replies, but not its descriptors: the parent sends
-    // them.
-    quiesce::run_inside(|| {
-        if thread::is_own_process() {
-            flush_pending(pending);
-        }
-    });
+    quiesce::run_inside(|| flush_pending(pending));
+}
+
+/// [`flush`], for calls that the child of a vfork makes before it executes a program. It has its
+/// parent's replies, but not its descriptors: the parent sends them. Not in [`flush`], because
+/// waits need no system call that says which process this is.
+pub(crate) fn flush_unless_vforked() {
+    let has_replies = || PENDING.with(|pending| pending.sock.get() != 0);
+    if state::is_send_batching() && has_replies() && thread::is_own_process() {
+        flush();
+    }
 }
 
 fn flush_pending(pending: &Pending) {

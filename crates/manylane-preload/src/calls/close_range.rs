@@ -30,7 +30,7 @@ fn close_range_tracked(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !thread::is_own_process() {
         return call::close_range(first, last, flags);
     }
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     let mut tracked = table::tracked(first, last).peekable();
     // If the call is refused, the program keeps its descriptors: learn that by a range without any.
     if tracked.peek().is_some() && call::close_range(c_uint::MAX, c_uint::MAX, 0) < 0 {

@@ -93,14 +93,14 @@ pub(crate) unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c
 }
 
 pub(crate) unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     fallback::fall_back_fd(fd, Reason::Connect);
     // SAFETY: program arguments.
     unsafe { call::connect(hidden_fds::kernel_fd(fd), addr, len) }
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     fallback::fall_back_fd(fd, Reason::Shutdown);
     call::shutdown(hidden_fds::kernel_fd(fd), how)
 }
@@ -132,7 +132,7 @@ pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
 
 /// The program is about to close `fd`. False if it does not have this descriptor.
 fn before_close(fd: c_int) -> bool {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     match table::entry(fd) {
         Entry::None => {}
         _ if !thread::is_own_process() => {}
@@ -177,7 +177,7 @@ pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// The program duplicates `fd` to a number of its choice, with the call `by`.
 fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
-    send_batch::flush();
+    send_batch::flush_unless_vforked();
     let seen = hidden_fds::kernel_fd(fd);
     if seen != fd {
         return by(seen, if fd == to { seen } else { to });
