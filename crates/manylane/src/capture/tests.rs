@@ -6,7 +6,7 @@ use manylane_sys::sock;
 
 use super::listener::CaptureListener;
 use super::*;
-use crate::connection::tests::{listen_with_fds, send_lingering};
+use crate::connection::tests::{listen_with_fds, run_alone, send_lingering};
 use crate::service::EXIT_TIMEOUT;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -128,17 +128,19 @@ fn loopback_a_process_that_goes_on_writing_does_not_prolong_a_capture() {
 
 #[test]
 fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
-    let name = format!("manylane.test.capture.{}", std::process::id());
-    let address = description(3).address;
-    let listener = listen_with_fds(&name);
-    let sent = send_lingering(&name);
-    let captures = CaptureListener::serve(listener, address, Vec::new()).unwrap();
-    let start = Instant::now();
-    let connection = Connection::connect(&name, TIMEOUT).unwrap();
-    send_describe(&connection).unwrap();
-    let (reply, _) = recv_reply(&connection, false).unwrap();
-    assert!(matches!(reply, Reply::Description(about) if about.address == address));
-    drop(captures);
-    assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
-    drop(sent);
+    run_alone("capture::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+        let name = format!("manylane.test.capture.{}", std::process::id());
+        let address = description(3).address;
+        let listener = listen_with_fds(&name);
+        let sent = send_lingering(&name);
+        let captures = CaptureListener::serve(listener, address, Vec::new()).unwrap();
+        let start = Instant::now();
+        let connection = Connection::connect(&name, TIMEOUT).unwrap();
+        send_describe(&connection).unwrap();
+        let (reply, _) = recv_reply(&connection, false).unwrap();
+        assert!(matches!(reply, Reply::Description(about) if about.address == address));
+        drop(captures);
+        assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
+        drop(sent);
+    });
 }

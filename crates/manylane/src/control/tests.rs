@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use super::*;
-use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, send_lingering};
+use crate::connection::tests::{BLOCKED, listen_with_fds, queue_lingering, run_alone, send_lingering};
 use crate::service::EXIT_TIMEOUT;
 
 fn own_sockets() -> Vec<ControlClient> {
@@ -140,34 +140,38 @@ fn loopback_a_refusal_is_received_before_the_close() {
 
 #[test]
 fn loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end() {
-    let pid = std::process::id();
-    let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
-    let page = Box::new(|| "here".to_owned());
-    let listener = listen_with_fds(&client.name);
-    let sent = send_lingering(&client.name);
-    let control = ControlSocket::serve(listener, page, None).unwrap();
-    let start = Instant::now();
-    assert_eq!(client.metrics().unwrap(), "here");
-    drop(control);
-    assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
-    drop(sent);
+    run_alone("control::tests::loopback_a_blocking_descriptor_delays_neither_a_reply_nor_the_end", || {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.lingering.{pid}"), pid };
+        let page = Box::new(|| "here".to_owned());
+        let listener = listen_with_fds(&client.name);
+        let sent = send_lingering(&client.name);
+        let control = ControlSocket::serve(listener, page, None).unwrap();
+        let start = Instant::now();
+        assert_eq!(client.metrics().unwrap(), "here");
+        drop(control);
+        assert!(start.elapsed() < EXIT_TIMEOUT, "{:?}", start.elapsed());
+        drop(sent);
+    });
 }
 
 #[test]
 fn loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor() {
-    let pid = std::process::id();
-    let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
-    let listener = unix_socket::listen(&client.name).unwrap();
-    let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
-    // As before Linux 6.16.
-    _ = unix_socket::accept_fds(connection.as_fd(), true);
-    let theirs = unix_socket::accept(listener.as_fd()).unwrap();
-    let other = queue_lingering(theirs.as_fd());
-    let start = Instant::now();
-    assert!(client.receive(&connection, start + REPLY_TIMEOUT).is_err());
-    drop(connection);
-    assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
-    drop(other);
+    run_alone("control::tests::loopback_a_forged_control_socket_blocks_no_client_with_a_descriptor", || {
+        let pid = std::process::id();
+        let client = ControlClient { name: format!("manylane.test.false.{pid}"), pid };
+        let listener = unix_socket::listen(&client.name).unwrap();
+        let connection = Connection::connect(&client.name, IO_TIMEOUT).unwrap();
+        // As before Linux 6.16.
+        _ = unix_socket::accept_fds(connection.as_fd(), true);
+        let theirs = unix_socket::accept(listener.as_fd()).unwrap();
+        let other = queue_lingering(theirs.as_fd());
+        let start = Instant::now();
+        assert!(client.receive(&connection, start + REPLY_TIMEOUT).is_err());
+        drop(connection);
+        assert!(start.elapsed() < BLOCKED, "{:?}", start.elapsed());
+        drop(other);
+    });
 }
 
 #[test]
