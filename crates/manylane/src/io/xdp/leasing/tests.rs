@@ -1,8 +1,9 @@
 //! Tests of the lessor, message by message, with the test in place of a program.
 
 use std::fmt::Write as _;
-use std::net::UdpSocket;
+use std::net::{Shutdown, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use manylane_ipc::lease::{Fds, Message};
@@ -135,7 +136,8 @@ fn netns_a_lease_whose_client_gave_up_is_not_opened() {
         assert_eq!(Message::receive(end.as_fd(), &mut Fds::default()).unwrap(), None);
         let (end, _other) = request_lease(&mut lessor, 7002);
         Message::Open.send(end.as_fd(), &[]).unwrap();
-        drop(end);
+        // Not dropped: a program that another test starts has a copy until it executes.
+        UnixStream::from(end).shutdown(Shutdown::Both).unwrap();
         lessor.handle_request(0);
         assert!(lessor.leases.is_empty());
     });
