@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use manylane_sys::test_support::kill_on_parent_exit;
+use manylane_test_support::kill_on_parent_exit;
 use serde_json::Value;
 
 /// Long enough for every kind of call, and for some pauses of the senders.

@@ -58,7 +58,7 @@ pub const RET_K: u16 = 0x06;
 pub const TAX: u16 = 0x07;
 
 // Negative offsets of linux/filter.h.
-pub(crate) const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
+const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
 /// Type of the packet, as set by its device or the loopback (`PACKET_HOST` is 0).
 pub const AD_PKTTYPE: u32 = SKF_AD_OFF + 4;
 /// Number of the CPU that the program runs on.
@@ -182,8 +182,9 @@ pub struct Branch(usize);
 
 #[cfg(test)]
 mod tests {
+    use manylane_test_support::interpret;
+
     use super::*;
-    use crate::test_support::interpret;
 
     #[test]
     fn branches_reach_their_labels() {

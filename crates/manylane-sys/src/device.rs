@@ -65,22 +65,13 @@ pub fn is_up(name: &str) -> io::Result<bool> {
 /// `struct ethtool_channels` of linux/ethtool.h.
 #[repr(C)]
 #[derive(Default)]
-pub(crate) struct Channels {
+struct Channels {
     cmd: u32,
     max: [u32; 4],
-    pub(crate) rx: u32,
-    pub(crate) tx: u32,
+    rx: u32,
+    tx: u32,
     other: u32,
     combined: u32,
-}
-
-impl Channels {
-    pub(crate) const GET: u32 = 0x3c;
-
-    pub(crate) fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
-        self.cmd = cmd;
-        ethtool(name, self)
-    }
 }
 
 /// Numbers of queues in use.
@@ -98,8 +89,9 @@ pub struct Queues {
 /// # Errors
 /// `ENODEV` if there is no such device.
 pub fn queues(name: &str) -> io::Result<Queues> {
-    let mut channels = Channels::default();
-    match channels.ethtool_ioctl(name, Channels::GET) {
+    const ETHTOOL_GCHANNELS: u32 = 0x3c;
+    let mut channels = Channels { cmd: ETHTOOL_GCHANNELS, ..Channels::default() };
+    match ethtool(name, &mut channels) {
         Err(err) if err.raw_os_error() != Some(libc::EOPNOTSUPP) => Err(err),
         _ => {
             let Channels { rx, tx, combined, .. } = channels;

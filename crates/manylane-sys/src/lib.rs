@@ -1,9 +1,10 @@
 //! System calls of Manylane behind safe types.
 //!
-//! All `unsafe` code of the project is in this crate, except that of the preload library. Memory
-//! that the kernel reads or writes becomes a checked view once, at the edge; only slices,
-//! addresses and numbers leave the crate. It makes no decisions, except in [`rx_coalesce`], which
-//! two libraries share: policy, counters and fallbacks are theirs.
+//! All `unsafe` code of the project is in this crate, except that of the preload library and of
+//! helpers for tests (`manylane-test-support`). Memory that the kernel reads or writes becomes a
+//! checked view once, at the edge; only slices, addresses and numbers leave the crate. It makes no
+//! decisions, except in [`rx_coalesce`], which two libraries share: policy, counters and fallbacks
+//! are theirs.
 //!
 //! | module | holds |
 //! |---|---|
@@ -33,7 +34,6 @@
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |
 //! | `measure`, `numa`, `packet`, `recvfrom`, `signal` | with the feature `bench`, which only benches and testbeds switch on: CPU time of other threads, NUMA nodes of memory, sending whole frames, one datagram per call, interrupting a thread in a system call |
-//! | `test_support` | for tests only, with the feature of this name: forbidding system calls, detaching eBPF programs |
 
 pub mod addr;
 pub mod barrier;
@@ -66,8 +66,6 @@ pub mod shared;
 #[cfg(any(test, feature = "bench"))]
 pub mod signal;
 pub mod sock;
-#[cfg(any(test, feature = "test-support"))]
-pub mod test_support;
 pub mod tick;
 pub mod udp_table;
 pub mod unix_socket;
@@ -77,17 +75,4 @@ pub mod xsk;
 /// The result of a system call that returns -1 and sets `errno` on failure.
 pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
     if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
-}
-
-/// Reports that a test cannot run here, bypassing the harness, and in the list of skips.
-#[cfg(test)]
-pub(crate) fn skip(name: &str, why: &dyn std::fmt::Display) {
-    use std::io::Write as _;
-    let line = format!("SKIP {name}: {why}\n");
-    // A skip that cannot be reported is not worth a failure.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    }
 }

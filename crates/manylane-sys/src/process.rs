@@ -2,7 +2,7 @@
 //! the child, and ends as the child ended.
 
 #[cfg(any(test, feature = "bench"))]
-pub(crate) mod isolated;
+mod isolated;
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -332,8 +332,9 @@ mod tests {
     use std::process::Stdio;
     use std::thread;
 
+    use manylane_test_support::wait_for;
+
     use super::*;
-    use crate::test_support::wait_for;
 
     /// Waits for the next state change of a child.
     fn next_status(signals: &Signals, pid: i32) -> WaitStatus {

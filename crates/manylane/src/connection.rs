@@ -131,7 +131,7 @@ pub(crate) mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::time::Instant;
 
-    use manylane_sys::test_support::set_linger;
+    use rustix::net::sockopt::set_socket_linger;
 
     use super::*;
 
@@ -143,7 +143,7 @@ pub(crate) mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        set_linger(&stream, 3600).unwrap();
+        set_socket_linger(&stream, Some(Duration::from_secs(3600))).unwrap();
         stream.set_nonblocking(true).unwrap();
         while stream.write(&[0; 1 << 16]).is_ok() {}
         (stream, other)

@@ -8,14 +8,14 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::process::{Child as Process, ExitStatus};
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use manylane_sys::test_support::{IsolatedChild, StdinGuard, spawn_isolated};
+use manylane_test_support::{IsolatedChild, StdinGuard, spawn_isolated};
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
@@ -110,7 +110,8 @@ impl Child {
     fn start_at(host: Option<&Host>, name: &str, user: Option<u32>) -> Self {
         let args = [name, "--ignored", "--nocapture", "--test-threads=1"];
         let user = user.filter(|_| is_root());
-        let apart = spawn_isolated(host.map(Host::namespace), SELF_EXE, &args, &[(ROLE_VAR, name)], user);
+        let namespace = host.map(|host| host.namespace().as_fd());
+        let apart = spawn_isolated(namespace, SELF_EXE, &args, &[(ROLE_VAR, name)], user);
         let IsolatedChild { process, lines, stdin_guard: keep } = apart.unwrap();
         Self { process, lines, stdin_guard: Some(keep) }
     }

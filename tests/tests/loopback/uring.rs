@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use manylane::{Builder, Engine, Lane, Socket};
 use manylane_sys::epoll::Epoll;
-use manylane_sys::test_support::seccomp::{self, Syscall};
+use manylane_test_support::seccomp::{self, Syscall};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring};
 
 fn builder() -> Builder {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use manylane::{Builder, Engine, Handle, Lane, WaitPolicy};
 use manylane_sys::cpu;
 use manylane_sys::errno::EINVAL;
-use manylane_sys::test_support::seccomp::{self, Syscall};
+use manylane_test_support::seccomp::{self, Syscall};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, Variant, need_uring, on_every_engine, record_counters};
 
 const MILLISECOND: Duration = Duration::from_millis(1);

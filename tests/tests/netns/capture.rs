@@ -12,7 +12,7 @@ use crate::netns_support::{client, echo, open, wait_for_arrived, wait_until, wai
 use manylane::capture::{Capture, Direction, SNAPLEN_MAX, Target, Targets, find_targets};
 use manylane::{Builder, Engine, ErrorKind, LaneId};
 use manylane_sys::packet::PacketSocket;
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};

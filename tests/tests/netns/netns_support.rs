@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane::{Builder, Handle, Socket};
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::Host;
 use manylane_tests::{Client, LaneDriver, Serving};
 

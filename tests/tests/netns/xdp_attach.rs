@@ -13,7 +13,7 @@ use crate::netns_support::{RECV_BUFFER_BYTES, lane_driver, wait_until, wait_with
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 use aya::programs::loaded_links;
 use manylane_sys::sock;
-use manylane_sys::test_support::{bpf_link, wait_for};
+use manylane_test_support::{bpf_link, wait_for};
 use manylane_testbed::Host;
 use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
 

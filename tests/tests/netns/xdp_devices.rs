@@ -8,7 +8,7 @@ use crate::xdp_support::{
 };
 use manylane::{Builder, Engine, ErrorKind, Handle};
 use manylane_measure::{Traffic, Until};
-use manylane_sys::test_support::set_queues;
+use manylane_test_support::set_queues;
 use manylane_testbed::generator::LiveSender;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, skip};

@@ -10,7 +10,7 @@ use crate::netns_support::{client, echo, lane_driver, open, wait_for_arrived, wa
 use crate::xdp_support::{PORT, programs, two_queues, xdp_builder};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::Mac;

@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::netns_support::{client, echo};
 use crate::xdp_support::{PORT, testbed, xdp, xdp_count};
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Layout};
 use manylane_tests::{TEST_TIMEOUT, pattern, retry_eintr};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::netns_support::{client, echo, open, wait_until, wait_within};
 use crate::xdp_support::xdp_count;
 use manylane::{Batch, Engine, Outbox};
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
 

@@ -14,7 +14,7 @@ use aya::EbpfLoader;
 use aya::programs::{Xdp, XdpMode};
 use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
 use manylane_sys::errno::ENOTTY;
-use manylane_sys::test_support::seccomp::{self, Syscall};
+use manylane_test_support::seccomp::{self, Syscall};
 use manylane_testbed::Host;
 use manylane_tests::TEST_TIMEOUT;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};

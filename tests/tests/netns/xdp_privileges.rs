@@ -13,7 +13,7 @@ use crate::netns_support::{client, wait_until};
 use crate::xdp_support::{PORT, ipv4_layout, programs, testbed, xdp_count};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use manylane::{Builder, Engine};
-use manylane_sys::test_support::{self, wait_for};
+use manylane_test_support::{become_user, wait_for};
 use manylane_tests::{Serving, TEST_TIMEOUT};
 
 /// An address that is added to the child's host when the child has dropped its privileges.
@@ -87,7 +87,7 @@ fn child_serves_xdp_as_nobody() {
     // All threads run by now, with all privileges.
     report("open");
     wait_for("a datagram", total, |total| total.delivered > 0);
-    test_support::become_user(NOBODY).unwrap();
+    become_user(NOBODY).unwrap();
     assert_nobody();
     // Only the user that owns a port may join it.
     let err = handle.add_lane().unwrap_err();

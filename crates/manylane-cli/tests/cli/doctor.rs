@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process::{BlockedOn, parse_blocked_on};
-use manylane_sys::test_support::{set_queues, wait_for};
 use manylane_sys::{cpu, device, sock};
+use manylane_test_support::{set_queues, wait_for};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use manylane::control::ControlSocket;
 use manylane::{Builder, Engine, probe};
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;

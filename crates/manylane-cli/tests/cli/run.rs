@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 
 use manylane_sys::process;
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use manylane_testbed::skip;
 use serde_json::Value;
 

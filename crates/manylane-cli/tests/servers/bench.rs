@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use manylane_ipc::report::{NO_LANE, OPEN, ReportFile};
 use manylane_sys::process;
-use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
+use manylane_test_support::{kill_on_parent_exit, wait_for};
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use manylane_ipc::report::ReportFile;
 use manylane_sys::process;
-use manylane_sys::test_support::{kill_on_parent_exit, wait_for};
+use manylane_test_support::{kill_on_parent_exit, wait_for};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Layout, Testbed};
 

@@ -143,7 +143,7 @@ pub(crate) static FIRST_SOCKET: [Insn; 1] = DROP_ALL;
 
 #[cfg(test)]
 mod tests {
-    use manylane_sys::test_support::interpret;
+    use manylane_test_support::interpret;
 
     use super::*;
 

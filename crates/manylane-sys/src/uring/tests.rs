@@ -9,12 +9,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use manylane_test_support::seccomp::{self, Syscall};
+
 use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
 use crate::epoll::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
 use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};
-use crate::test_support::seccomp::{self, Syscall};
 
 /// Longer than any test takes.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -333,7 +333,7 @@ fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_
 
 #[cfg(test)]
 mod tests {
-    use manylane_sys::test_support::wait_for;
+    use manylane_test_support::wait_for;
 
     use super::super::{Capture, SNAPLEN_MAX, find_targets};
     use super::*;

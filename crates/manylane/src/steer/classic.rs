@@ -146,7 +146,7 @@ fn key_hash(to: &mut Assembler<'_>, offset: u32, len: u32) {
 
 #[cfg(test)]
 mod tests {
-    use manylane_sys::test_support::interpret;
+    use manylane_test_support::interpret;
 
     use super::*;
 

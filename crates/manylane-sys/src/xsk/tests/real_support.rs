@@ -7,11 +7,13 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use manylane_test_support::skip;
+
+use crate::check;
 use crate::netns::{NetNs, device_index, is_device_running};
 use crate::xsk::open::OpenError;
 use crate::xsk::queue::Queue;
 use crate::xsk::{Mode, QueueOptions};
-use crate::{check, skip};
 
 /// Runs `test` on a thread in a namespace of its own, whose loopback device is up.
 pub(super) fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {

@@ -7,9 +7,10 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use manylane_test_support::skip;
+
 use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
 use crate::packet::PacketSocket;
-use crate::skip;
 use crate::xsk::open::Step;
 use crate::xsk::queue::Queue;
 use crate::xsk::{QueueOptions, owners};

@@ -9,8 +9,8 @@ use std::time::Duration;
 use manylane_ipc::lease::{Fds, Message};
 use manylane_sys::errno::ENODEV;
 use manylane_sys::netns::{NetNs, device_index};
-use manylane_sys::test_support::wait_for;
 use manylane_sys::unix_socket;
+use manylane_test_support::wait_for;
 
 use super::Lessor;
 use crate::config::LIMIT_SOURCES_DEFAULT;

@@ -9,7 +9,7 @@ use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
 use manylane_sys::process::run_isolated;
-use manylane_sys::test_support::wait_for;
+use manylane_test_support::wait_for;
 
 use super::*;
 use crate::skip;

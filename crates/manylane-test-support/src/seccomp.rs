@@ -1,7 +1,9 @@
-//! Forbids system calls to the calling thread, as a container would, for tests.
+//! Forbids system calls to the calling thread, as a container would.
 
 use std::io;
 use std::os::fd::RawFd;
+
+use crate::check;
 
 /// A system call to forbid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +72,9 @@ pub fn forbid_with_errno(call: Syscall, code: i32) -> io::Result<()> {
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: takes no pointer.
-    crate::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     let mode = libc::SECCOMP_MODE_FILTER as libc::c_ulong;
     // SAFETY: the kernel copies the filter and its program, which live across the call.
-    crate::check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter) })?;
+    check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter) })?;
     Ok(())
 }

@@ -1,0 +1,27 @@
+//! Helpers for tests: of all crates, so that this one depends on none of them. It is a
+//! dev-dependency only, and thus in no program.
+//!
+//! It has `unsafe` code, which the crates of most tests forbid: what a test does to its own
+//! process, thread or child (a filter of system calls, another user, a table of descriptors), and
+//! requests to the kernel that no crate of the product makes.
+
+pub mod bpf_link;
+mod interpret;
+mod process;
+mod queues;
+pub mod seccomp;
+mod skip;
+mod spawn;
+mod wait;
+
+pub use interpret::interpret;
+pub use process::{become_user, kill_on_parent_exit};
+pub use queues::set_queues;
+pub use skip::skip;
+pub use spawn::{IsolatedChild, StdinGuard, spawn_isolated};
+pub use wait::wait_for;
+
+/// The result of a system call that returns -1 and sets `errno` on failure.
+fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
+    if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
+}
