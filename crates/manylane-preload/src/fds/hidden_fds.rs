@@ -188,11 +188,7 @@ fn masked_fd(fd: c_int) -> c_int {
 /// [`kernel_fd`].
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
-    match table::entry(fd) {
-        Entry::Sock(index) => Ok(Sock::at(index)),
-        Entry::Hidden => Err(masked_fd(fd)),
-        _ => Err(fd),
-    }
+    table::sock(fd).ok_or_else(|| kernel_fd(fd))
 }
 
 /// The process's limit of open files.

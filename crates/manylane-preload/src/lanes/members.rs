@@ -8,7 +8,7 @@ use manylane_ipc::report::Reason;
 use crate::base::signals::SignalMask;
 use crate::base::{pollfds, quiesce};
 use crate::batching::send_batch;
-use crate::fds::{fast_path, lane_socket, sock_fds};
+use crate::fds::{lane_socket, sock_fds};
 use crate::group::recovery;
 use crate::lanes::entries;
 use crate::lanes::fallback;
@@ -28,11 +28,6 @@ pub(crate) fn start() {
     if unsafe { libc::pthread_key_create(&raw mut key, Some(on_thread_exit)) } == 0 {
         KEY.store(key + 1, Ordering::Relaxed);
     }
-}
-
-/// True if the library is called when a thread ends.
-pub(crate) fn has_exit_hook() -> bool {
-    KEY.load(Ordering::Relaxed) != 0
 }
 
 /// The calling thread's member in `sock`; it joins if it has none. None if all slots are taken
@@ -80,7 +75,6 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         // set.
         if !shared.is_single_receiver(&shared.members[at]) && shared.mode() == SINGLE {
             sock_fds::set_wait_bound(shared, fd);
-            fast_path::disarm_sync(sock);
             _ = shared.mode.compare_exchange(SINGLE, OBSERVING, Ordering::SeqCst, Ordering::Relaxed);
         }
         let key = KEY.load(Ordering::Relaxed);
@@ -104,7 +98,6 @@ fn leave_all() {
     queues::flush();
     send_batch::flush();
     pollfds::free_cached();
-    fast_path::disarm_own();
     let thread_id = id();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
@@ -114,6 +107,4 @@ fn leave_all() {
             }
         }
     }
-    // A signal handler that received meanwhile may have installed one.
-    fast_path::disarm_own();
 }

@@ -55,6 +55,7 @@ pub(crate) fn count_process() {
 }
 
 /// True if there is a report.
+#[inline]
 pub(crate) fn is_open() -> bool {
     report().is_some()
 }
@@ -156,9 +157,10 @@ pub(crate) fn record_sent_frame(member: &Member) {
 /// Counts datagrams that a call of the program sent.
 #[inline]
 pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
-    if let Some(slot) = slot_of(member) {
-        count_sent(slot, datagrams, bytes);
-    }
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.tx_datagrams, datagrams);
+    add(&slot.tx_bytes, bytes);
+    add(&slot.tx_batches, 1);
 }
 
 /// Counts a datagram of the program that was queued, or sent with queued ones.
@@ -174,20 +176,6 @@ pub(crate) fn record_send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
         add(&slot.tx_batches, calls);
     }
-}
-
-#[inline]
-pub(crate) fn count_received(slot: &Receiver, datagrams: u64, bytes: u64) {
-    add(&slot.rx_datagrams, datagrams);
-    add(&slot.rx_bytes, bytes);
-    add(&slot.rx_batches, 1);
-}
-
-#[inline]
-pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
-    add(&slot.tx_datagrams, datagrams);
-    add(&slot.tx_bytes, bytes);
-    add(&slot.tx_batches, 1);
 }
 
 /// Records that a member got or lost a lane; `inode` is that of its present kernel socket.

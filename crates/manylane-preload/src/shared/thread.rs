@@ -24,8 +24,8 @@ struct ThreadState {
     /// Liveness token, by which others know that the thread is alive; 0 if not acquired yet,
     /// [`NO_LIVENESS`] if none is available.
     liveness: Cell<u64>,
-    /// Index of the socket plus 1, its generation, the member.
-    member_cache: [Cell<(u32, u32, u32)>; MEMBER_CACHE_SIZE],
+    /// Address of the socket's slot, its generation, the member.
+    member_cache: [Cell<(usize, u32, u32)>; MEMBER_CACHE_SIZE],
     /// A lane that the thread peeked at or asked the size of, and its socket's index plus 1: the
     /// next receive takes from it.
     peeked: Cell<(u32, u32)>,
@@ -128,14 +128,23 @@ pub(crate) fn acquired_liveness() -> liveness::Token {
     })
 }
 
+/// Address of the socket's slot, and the place of its member in the cache. Sockets with consecutive
+/// slots have different places.
+#[inline]
+fn cache_place(sock: &Sock) -> (usize, usize) {
+    const { assert!(size_of::<Sock>() / align_of::<Sock>() % 2 == 1) };
+    let at = std::ptr::from_ref(sock) as usize;
+    (at, at / align_of::<Sock>() % MEMBER_CACHE_SIZE)
+}
+
 /// The calling thread's member in `sock`, if it is cached.
 #[inline]
 pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
-    let index = sock.index();
+    let (own, place) = cache_place(sock);
     // One access to the thread-local state: in a shared library each costs a call.
     let (id, (at, generation, member)) =
-        THREAD.with(|thread| (thread.id(), thread.member_cache[index as usize % MEMBER_CACHE_SIZE].get()));
-    if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
+        THREAD.with(|thread| (thread.id(), thread.member_cache[place].get()));
+    if at != own || generation != sock.generation.load(Ordering::Relaxed) {
         return None;
     }
     shared.members.get(member as usize).filter(|member| member.thread_id.load(Ordering::Relaxed) == id)
@@ -143,10 +152,9 @@ pub(crate) fn cached_member<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a M
 
 /// Remembers the calling thread's member in `sock`.
 pub(crate) fn cache_member(sock: &Sock, member: usize) {
-    let (index, generation) = (sock.index(), sock.generation.load(Ordering::Relaxed));
-    THREAD.with(|thread| {
-        thread.member_cache[index as usize % MEMBER_CACHE_SIZE].set((index + 1, generation, member as u32))
-    });
+    let (own, place) = cache_place(sock);
+    let generation = sock.generation.load(Ordering::Relaxed);
+    THREAD.with(|thread| thread.member_cache[place].set((own, generation, member as u32)));
 }
 
 /// Records that the calling thread peeked at a datagram in `lane`.
